@@ -7,27 +7,30 @@ LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models train-demo hierarchy notebook paper test figures soak lint lock clean
+.PHONY: install demo demo-models train-demo hierarchy notebook paper test test-rest test-all figures soak lint lock clean
 
 install: .venv/.installed
 
 # The stamp file is written last, so that an interrupted installation is repeated.
 .venv/.installed: $(LOCK)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is required; choose one with: make PYTHON=python3.12 ..."; exit 2; }
-	test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r $(LOCK)
-	touch $@
+	@echo "Installing the packages of $(LOCK) into .venv: 8 GB, one to ten minutes"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@echo "Installing and compiling the packages ..."
+	@$(BIN)/uv pip install --quiet --compile-bytecode --python $(BIN)/python --require-hashes -r $(LOCK)
+	@test ! -e pyproject.toml || $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps --no-build-isolation --editable .
+	@touch $@
 
 demo: install
+	@echo "Running a job on 240 generated rows: one to three minutes on two cores"
 	$(BIN)/python -m demo.run
 
-# Trains the miniature CLIP and GLIP from scratch, trains them further on the wide world, and evaluates them on unseen
-# scenes. Takes about two hours on two cores.
+# Trains the miniature CLIP on both worlds, then the miniature GLIP, further on the wide world, and evaluates them on
+# unseen scenes. Takes about two hours on two cores.
 demo-models: install
-	$(BIN)/python -m demo.train_clip --out out/models/clip
-	$(BIN)/python -m demo.train_glip --steps 1200 --out out/models/glip --init-clip out/models/clip/model.safetensors
-	$(BIN)/python -m demo.train_clip --init out/models/clip --steps 520 --processes 1 --lr 1e-3
+	$(BIN)/python -m demo.train_clip --keep demo/weights/clip
+	$(BIN)/python -m demo.train_glip --steps 1200 --out out/models/glip --init-clip demo/weights/clip/model.safetensors
 	$(BIN)/python -m demo.train_glip --init out/models/glip --steps 1100 --processes 1 --lr 1.2e-3 --out demo/weights/glip
 	$(BIN)/python -m demo.eval
 
@@ -51,7 +54,7 @@ SIZE ?= small
 paper: install
 	$(BIN)/python -m demo.paper --size $(SIZE) $(ARGS)
 
-# Draws the pictures of README.md and docs/ from the demo, its training and the page in docs/paper/. Needs Chromium.
+# Draws the pictures of README.md and docs/ from the demo and its training. Needs Chromium.
 figures: install
 	$(BIN)/python -m docs.figures $(NAMES)
 
@@ -60,8 +63,14 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# The checks of every change. Exhaustive variants and long journeys have the marker `rest`.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not rest"
+
+test-rest: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m rest
+
+test-all: test test-rest
 
 # Runs the long tests. Tests that have already passed at this commit are skipped, unless ARGS=--fresh. Example:
 # SOAK_SEED=1 make soak ARGS=--fresh

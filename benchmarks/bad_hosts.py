@@ -76,35 +76,11 @@ def make_urls(
 
 def run_ours(urls: list[str], timeout_s: float, folder: Path) -> list[bool]:
     """Download with our stage and write a tar; return which rows are kept."""
-    from yarl import URL
+    from benchmarks.downloaders import our_shard
+    from pipeline.stages.download.config import DownloadConfig
 
-    from pipeline.download.config import DownloadConfig
-    from pipeline.download.stage import Download
-    from pipeline.write.tar import TarWriter
-    from schemas.rows import READ
-
-    download = Download(
-        DownloadConfig(
-            concurrency=CONNECTIONS,
-            concurrency_per_host=CONNECTIONS,
-            connect_timeout_s=timeout_s,
-            timeout_s=timeout_s,
-            allowed_private_hosts=tuple({URL(url).raw_host or "" for url in urls}),
-        )
-    )
-    rows = [
-        {"key": f"{i:09d}", "source": "", "source_row": i, "url": url, "caption_original": f"{i}", "status": "kept"}
-        for i, url in enumerate(urls)
-    ]
-    found = download(pa.Table.from_pylist(rows, schema=READ)).to_pylist()
-    with (folder / "ours.tar").open("wb") as file, TarWriter(file) as tar:
-        for row in found:
-            if row["status"] == "kept":
-                image, caption = row.pop("image"), row["caption_original"].encode()
-                meta = json.dumps(row, sort_keys=True).encode()
-                tar.add_sample(row["key"], (("jpg", image), ("txt", caption), ("json", meta)))
-    download.close()
-    return [row["status"] == "kept" for row in found]
+    config = DownloadConfig(concurrency=CONNECTIONS, timeout_s=timeout_s)
+    return our_shard(urls, folder, config)()
 
 
 def run_img2dataset(urls: list[str], timeout_s: float, folder: Path) -> list[bool]:

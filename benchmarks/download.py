@@ -33,7 +33,7 @@ import PIL.Image
 
 from benchmarks.downloaders import SIZE, build_bare, build_img2dataset, build_ours
 from benchmarks.jpeg_server import N_IMAGES, make_jpeg
-from common.images import decode
+from hypergrit_common.images import decode
 
 ROUNDS: Final = 3
 BUILDERS: Final = {"img2dataset": build_img2dataset, "bare": build_bare, "ours": build_ours}

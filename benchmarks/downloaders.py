@@ -11,6 +11,7 @@ import os
 import ssl
 import tarfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -18,11 +19,12 @@ import aiohttp
 import cv2
 import numpy as np
 import pyarrow as pa
+from yarl import URL
 
-from pipeline.download.config import DownloadConfig
-from pipeline.download.stage import Download
 from pipeline.images import ResizeConfig
-from pipeline.write.tar import TarWriter
+from pipeline.output.write.tar import TarWriter
+from pipeline.stages.download.config import DownloadConfig
+from pipeline.stages.download.stage import Download
 from schemas.rows import READ
 
 CONCURRENCY: Final = 32
@@ -30,31 +32,34 @@ SIZE: Final = 256
 """Shorter side of the stored images, in pixels."""
 
 
-def build_ours(urls: list[str], folder: Path, is_resized: bool) -> Callable[[], int]:
-    """Build our download stage and tar writer; without resizing, images are verified and keep their bytes."""
+def our_shard(urls: list[str], folder: Path, config: DownloadConfig) -> Callable[[], list[bool]]:
+    """Build our download stage and tar writer, for local servers; the function returns which rows are kept."""
     rows = [
         {"key": f"{i:012d}", "source": "", "source_row": i, "url": url, "caption_original": f"{i}", "status": "kept"}
         for i, url in enumerate(urls)
     ]
     table = pa.Table.from_pylist(rows, schema=READ)
-    config = DownloadConfig(
-        concurrency=CONCURRENCY,
-        concurrency_per_host=CONCURRENCY,
-        allowed_private_hosts=("127.0.0.1",),
-        resize=ResizeConfig(mode="keep_ratio" if is_resized else "none", size=SIZE),
-    )
-    download = Download(config)
+    hosts = tuple({URL(url).raw_host or "" for url in urls})
+    download = Download(replace(config, concurrency_per_host=config.concurrency, allowed_private_hosts=hosts))
 
-    def run() -> int:
-        kept = [row for row in download(table).to_pylist() if row["status"] == "kept"]
+    def run() -> list[bool]:
+        found = download(table).to_pylist()
         with (folder / "ours.tar").open("wb") as file, TarWriter(file) as tar:
-            for row in kept:
-                image, caption = row.pop("image"), row["caption_original"].encode()
-                meta = json.dumps(row, sort_keys=True).encode()
-                tar.add_sample(row["key"], (("jpg", image), ("txt", caption), ("json", meta)))
-        return len(kept)
+            for row in found:
+                if row["status"] == "kept":
+                    image, caption = row.pop("image"), row["caption_original"].encode()
+                    meta = json.dumps(row, sort_keys=True).encode()
+                    tar.add_sample(row["key"], (("jpg", image), ("txt", caption), ("json", meta)))
+        return [row["status"] == "kept" for row in found]
 
     return run
+
+
+def build_ours(urls: list[str], folder: Path, is_resized: bool) -> Callable[[], int]:
+    """Build our shard; without resizing, images are verified and keep their bytes."""
+    resize = ResizeConfig(mode="keep_ratio" if is_resized else "none", size=SIZE)
+    run = our_shard(urls, folder, DownloadConfig(concurrency=CONCURRENCY, resize=resize))
+    return lambda: sum(run())
 
 
 def img2dataset_shard(

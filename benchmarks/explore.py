@@ -27,11 +27,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from common.config import RESOLVED_FILE
-from pipeline.derive.source import Source, read_table
+from hypergrit_common.config import RESOLVED_FILE
+from pipeline.config import WriteConfig
+from pipeline.output.source import Source, read_table
+from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
-from pipeline.write.config import WriteConfig
-from pipeline.write.stage import write_shard
 from schemas.table import set_column
 
 SHARD_ROWS: Final = 5000

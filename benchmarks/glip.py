@@ -5,8 +5,6 @@
    convolution. The authors' code took 9 to 14 CPU seconds on another machine.
 2. The share of CPU time outside the network (word pieces, positive maps, boxes, NMS), for the miniature GLIP. Its
    network is the smallest, so this share is an upper bound for other models.
-
-`benchmarks.glip_throughput` measures throughput and memory.
 """
 
 import argparse
@@ -24,11 +22,11 @@ from torch import Tensor
 from torchvision.ops import deform_conv2d
 
 from demo.world.scenes import TEST_SEEDS, make_scene
-from pipeline.ground.boxes import select
-from pipeline.ground.glip import dyconv
-from pipeline.ground.glip.config import CONFIGS
-from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.predict import load_glip_grounder
+from pipeline.stages.ground.glip import fuse as dyconv
+from pipeline.stages.ground.glip.config import CONFIGS
+from pipeline.stages.ground.glip.model import Glip
+from pipeline.stages.ground.glip.predict import load_glip_grounder
+from pipeline.stages.ground.stage import select
 
 WEIGHTS = Path(__file__).parents[1] / "demo" / "weights" / "glip"
 N_WORD_PIECES = 12  # "person. traffic light. dog. red remote control"

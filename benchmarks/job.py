@@ -24,16 +24,16 @@ from typing import Any, NamedTuple
 import cv2
 import torch
 
-from common.processes import descendants, stat_fields
 from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
+from hypergrit_common.processes import descendants, stat_fields
 from pipeline.config import PipelineConfig, load_config
-from pipeline.on_ray.run import compute_on_ray
-from pipeline.provenance import make_provenance
+from pipeline.output.write.tar import TarWriter
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
-from pipeline.run import Steps
-from pipeline.write.tar import TarWriter
+from pipeline.run.provenance import make_provenance
+from pipeline.run.ray import compute_on_ray
+from pipeline.run.steps import Recipe, Steps
 
 ROWS_PER_SHARD = 48
 WORKERS = 2
@@ -108,7 +108,7 @@ def main() -> None:
         plans = plan_shards(config.input, config.rows_per_shard, None, config.read)
         alone_s, alone_cpu_s = measure_alone(plans, config)
         steps_cpu_s = measure_steps(plans, dataclasses.replace(config, output=str(folder / "steps")))
-        results = compute_on_ray(plans, config, partial(Steps, config, make_provenance(config)))
+        results = compute_on_ray(plans, config.ray, Recipe(partial(Steps, config, make_provenance(config)), config))
         ends = [ShardEnd(time.monotonic(), cpu_seconds()) for _ in results]
         job_s, job_cpu_s = per_row(ends, WARM_SHARDS)
         timings = [json.loads(path.read_text()) for path in sorted((folder / "out" / "_timings").glob("0*.json"))]

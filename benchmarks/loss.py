@@ -1,72 +1,73 @@
 """Benchmark: time and memory of the losses, from features to gradients, compared with the plain formulas.
 
     python -m benchmarks.loss [--models meru hycoclip phyclip] [--sizes 768 4096 16384] [--threads 1] [--rounds 3]
-                               [--device cpu|cuda]
 
 Embeddings have width 512, in PHyCLIP 64 factors of width 8. "ours" is the chunked loss, "plain" the formula as printed
 in the paper, with the full similarity matrix. Each measurement runs in a new process, and the implementations take
 turns. Memory is the peak of the process minus its peak before the measurement. If the plain implementation does not fit
 into memory, its columns and the ratios show "-".
 
-`ratio` compares CPU time, which other load affects least; `ratio_wall` compares wall-clock time. With --device cuda,
-the Triton kernels are measured too, memory is that of the GPU, and all ratios compare wall-clock time.
+`ratio` compares CPU time, which other load affects least; `ratio_wall` compares wall-clock time. `benchmarks.gpu.losses`
+measures the losses on a GPU.
 
 For comparison, the authors' code with 768 rows and one thread on a machine with two cores: MERU 0.071 s, HyCoCLIP
 0.15 s, PHyCLIP 8.8 s and 3.3 GB.
 """
 
 import argparse
-import dataclasses
 import json
 import os
 import resource
 import statistics
+import subprocess
+import sys
 import time
 from typing import Any
-
-from benchmarks.fresh_process import measure_in_process
 
 SIZES = [768, 4096, 16384]
 # float32 numbers that the plain loss holds at its peak, for each entry of one similarity matrix
 PLAIN_NUMBERS = {"meru": 30, "hycoclip": 55, "phyclip": 28 * 64}
+COLUMNS = f"{'model':<10}{'batch':>7}{'ours s':>9}{'plain s':>9}{'ratio':>7}{'ours MB':>9}{'plain MB':>10}{'ratio':>7}"
 LONG_S = 5.0  # steps longer than this are timed once
 
 
-def measure(name: str, batch: int, side: str, threads: int, device: str) -> dict[str, float]:
+def measure(name: str, batch: int, side: str, threads: int) -> dict[str, float]:
     """Return the median time of a step and the peak memory, measured in this process."""
     import torch
 
-    from benchmarks.plain_losses import build
+    from benchmarks.plain import build
     from trainer.batch import Pairs
 
     torch.set_num_threads(threads)
-    model = build(name, plain=side == "plain", full=False).to(device)
-    if side == "triton":
-        model.config = dataclasses.replace(model.config, loss_kernel="triton")
+    model = build(name, plain=side == "plain", full=False)
     parts = ("image", "text", "box_image", "box_text") if name != "meru" else ("image", "text")
     # The features of a pair are correlated, so that matching pairs are closer than others, as in training.
-    common = torch.randn(batch, 512, device=device)
+    common = torch.randn(batch, 512)
     features: dict[str, Any] = {part: (common + torch.randn_like(common)).requires_grad_() for part in parts}
     model.losses(Pairs(**{part: value[:8] for part, value in features.items()})).loss.backward()
-    before = peak_mb(device)
+    before = peak_mb()
     times: list[tuple[float, float]] = []
     while len(times) < 4 and not (times and times[0][0] > LONG_S):
         start, start_cpu = time.perf_counter(), time.process_time()
         model.losses(Pairs(**features)).loss.backward()
-        if device == "cuda":
-            torch.cuda.synchronize()
         times.append((time.perf_counter() - start, time.process_time() - start_cpu))
     measured = times[1:] or times  # the first step is a warm-up
     wall_s, cpu_s = (statistics.median(column) for column in zip(*measured, strict=True))
-    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_mb": peak_mb(device) - before}
+    return {"wall_s": wall_s, "cpu_s": cpu_s, "peak_mb": peak_mb() - before}
 
 
-def peak_mb(device: str) -> float:
-    """Return the peak memory of this process on the device, in MB."""
-    if device == "cuda":
-        import torch
+def measure_in_process(name: str, batch: int, side: str, threads: int) -> dict[str, Any]:
+    """Return what `measure` returns in a process of its own: no memory and no cache of another one."""
+    arguments = map(str, (name, batch, side, threads))
+    command = [sys.executable, "-m", "benchmarks.loss", "--measure", *arguments]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    result: dict[str, Any] = json.loads(output.splitlines()[-1])
+    return result
 
-        return torch.cuda.max_memory_allocated() / 2**20
+
+def peak_mb() -> float:
+    """Return the peak memory of this process, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
@@ -80,44 +81,30 @@ def plain_fits(name: str, batch: int, device: str) -> bool:
     return PLAIN_NUMBERS[name] * batch**2 * 4 < 0.8 * free
 
 
-def compare(name: str, batch: int, threads: int, rounds: int, device: str) -> dict[str, Any]:
+def compare(name: str, batch: int, threads: int, rounds: int) -> dict[str, Any]:
     """Return the medians of time and memory of all implementations, and their ratios."""
-    sides = ["ours", *(["triton"] if device == "cuda" else []), *(["plain"] if plain_fits(name, batch, device) else [])]
+    sides = ["ours", *(["plain"] if plain_fits(name, batch, "cpu") else [])]
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, results in runs.items():
             if not results or results[0]["wall_s"] <= LONG_S * rounds:
-                results.append(measure_in_process("loss", name, batch, side, threads, device, threads=threads))
+                results.append(measure_in_process(name, batch, side, threads))
     row: dict[str, Any] = {"model": name, "batch": batch}
     for side, results in runs.items():
         for key in ("wall_s", "cpu_s", "peak_mb"):
             row[f"{side}_{key}"] = round(statistics.median(result[key] for result in results), 4)
-    time_key = "wall_s" if device == "cuda" else "cpu_s"
-    if "triton" in runs:
-        row["ratio_triton"] = round(row["ours_wall_s"] / row["triton_wall_s"], 2)
     if "plain" in runs:
-        row["ratio"] = round(row[f"plain_{time_key}"] / row[f"ours_{time_key}"], 2)
+        row["ratio"] = round(row["plain_cpu_s"] / row["ours_cpu_s"], 2)
         row["ratio_wall"] = round(row["plain_wall_s"] / row["ours_wall_s"], 2)
         row["ratio_memory"] = round(row["plain_peak_mb"] / max(row["ours_peak_mb"], 1), 1)
     return row
 
 
-def print_header(device: str) -> None:
-    columns = (
-        f"{'model':<10}{'batch':>7}{'ours s':>9}{'plain s':>9}{'ratio':>7}{'ours MB':>9}{'plain MB':>10}{'ratio':>7}"
-    )
-    print(columns + (f"{'triton s':>10}{'faster':>7}{'triton MB':>10}" if device == "cuda" else ""))
-
-
-def print_row(row: dict[str, Any], device: str) -> None:
-    time_key = "wall_s" if device == "cuda" else "cpu_s"
-    keys = (f"ours_{time_key}", f"plain_{time_key}", "ratio", "ours_peak_mb", "plain_peak_mb", "ratio_memory")
+def print_row(row: dict[str, Any]) -> None:
+    keys = ("ours_cpu_s", "plain_cpu_s", "ratio", "ours_peak_mb", "plain_peak_mb", "ratio_memory")
     ours_s, plain_s, ratio, ours_mb, plain_mb, ratio_memory = (row.get(key, "-") for key in keys)
     line = f"{row['model']:<10}{row['batch']:>7}{ours_s:>9}{plain_s:>9}{ratio:>7}"
-    line += f"{ours_mb:>9.0f}{plain_mb:>10}{ratio_memory:>7}"
-    if device == "cuda":
-        line += f"{row['triton_wall_s']:>10}{row['ratio_triton']:>7}{row['triton_peak_mb']:>10.0f}"
-    print(line, flush=True)
+    print(f"{line}{ours_mb:>9.0f}{plain_mb:>10}{ratio_memory:>7}", flush=True)
 
 
 def main() -> None:
@@ -129,30 +116,23 @@ def main() -> None:
     parser.add_argument(
         "--rounds", type=int, default=3, help="measurements of each implementation; the median is reported"
     )
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="device of the losses")
-    parser.add_argument("--measure", nargs=5, help=argparse.SUPPRESS)
+    parser.add_argument("--measure", nargs=4, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.measure:
-        name, batch, side, threads, device = arguments.measure
-        print(json.dumps(measure(name, int(batch), side, int(threads), device)))
+        name, batch, side, threads = arguments.measure
+        print(json.dumps(measure(name, int(batch), side, int(threads))))
         return
-    rows, device = [], arguments.device
-    if device == "cuda":
-        import torch
-
-        if not torch.cuda.is_available():
-            parser.error("--device cuda: torch found no CUDA device; use --device cpu")
-    print_header(device)
+    rows = []
+    print(COLUMNS)
     for batch in arguments.sizes:
         for name in arguments.models:
-            rows.append(compare(name, batch, arguments.threads, arguments.rounds, device))
-            print_row(rows[-1], device)
+            rows.append(compare(name, batch, arguments.threads, arguments.rounds))
+            print_row(rows[-1])
     ratios = [row["ratio"] for row in rows if "ratio" in row]
     result = {
         "name": "loss",
         "ratio": ratios[-1] if ratios else None,
         "threads": arguments.threads,
-        "device": device,
         "cases": rows,
     }
     print(json.dumps(result))

@@ -26,10 +26,9 @@ import spacy
 
 from benchmarks.phrases import CAPTIONS, RULES, without
 from demo.world.scenes import corpus
-from pipeline.parse.config import ParseConfig
-from pipeline.parse.package import spacy_package
-from pipeline.parse.parser import CaptionParser
-from pipeline.parse.stage import Parse
+from pipeline.stages.parse.config import ParseConfig, spacy_package
+from pipeline.stages.parse.parser import CaptionParser
+from pipeline.stages.parse.stage import Parse
 from schemas.rows import CAPTIONED
 
 BATCH = 256
@@ -94,7 +93,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def agreement(nlp: spacy.Language, captions: Sequence[str]) -> float:
     """Return the share of captions with the same tokens, tree, labels, lemmas and noun chunks in GRIT's form."""
-    parser = CaptionParser(without(ParseConfig(), *RULES))
+    parser = CaptionParser(ParseConfig(), without(*RULES))
     ours = [(parse.tokens, [chunk[:3] for chunk in parse.chunks]) for parse in parser.parse(captions)]
     return sum(a == b for a, b in zip(ours, nlp_pipe(nlp, captions), strict=True)) / len(captions)
 

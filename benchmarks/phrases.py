@@ -2,8 +2,8 @@
 
     python -m benchmarks.phrases [--split dev|held-out|all] [--captions FILE] [--ablation] [--errors]
 
-The captions (tests/pipeline/parse/captions.jsonl) were written for this project and labelled before the program saw
-them. Intervals are 95 % bootstrap intervals over captions. `--ablation` repeats the measurement without each rule, and
+The captions (tests/pipeline/stages/parse/captions.jsonl) were written for this project and labelled before the program
+saw them. Intervals are 95 % bootstrap intervals over captions. `--ablation` repeats the measurement without each rule, and
 in GRIT's form. The last line is one JSON object; its `ratio` is the smallest quotient of figure and aim over the aims. A
 share of nothing is null.
 """
@@ -15,34 +15,33 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Final
+from random import Random
+from typing import Any, Final, TypeVar
 
 import regex
 
-from benchmarks.bootstrap import intervals
-from benchmarks.labelled import read_labelled
-from common.cli import command
-from common.errors import UserError
-from pipeline.parse.config import ParseConfig
-from pipeline.parse.parser import CaptionParser
-from pipeline.parse.types import CaptionParse
+from hypergrit_common.cli import command
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.text import one_line
+from pipeline.stages.parse.config import ParseConfig, Rules
+from pipeline.stages.parse.parser import CaptionParser
+from pipeline.stages.parse.types import CaptionParse
 
-CAPTIONS: Final = Path(__file__).resolve().parents[1] / "tests" / "pipeline" / "parse" / "captions.jsonl"
-RULES: Final = (
-    "merge_collectives",
-    "inner_conjuncts",
-    "split_at_separators",
-    "lower_titles",
-    "repair_heads",
-    "filter_by_context",
-)
-"""Options of the parse stage that GRIT's form switches off."""
+CAPTIONS: Final = Path(__file__).resolve().parents[1] / "tests" / "pipeline" / "stages" / "parse" / "captions.jsonl"
+RULES: Final = tuple(item.name for item in fields(Rules))
+"""Rules that GRIT's form lacks."""
 SEPARATOR: Final = re.compile(r"\||--| - |–|—|: ")
 LETTER: Final = regex.compile(r"\p{L}")
+KINDS: Final = ("photo", "alt", "title", "product", "credit")
+FORM: Final = '{"caption": "a red dog", "phrases": [{"start": 0, "end": 9, "head": [6, 9]}]}'
+ROUNDS: Final = 1000
+"""Bootstrap samples."""
 
 Span = tuple[int, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,20 +140,20 @@ def shares(counts: Iterable[Counter[str]]) -> dict[str, float]:
     return {name: total[m.part] / total[m.total] if total[m.total] else math.nan for name, m in MEASURES.items()}
 
 
-def without(config: ParseConfig, *rules: str) -> ParseConfig:
-    """Return `config` with the `rules` switched off."""
-    return replace(config, **dict.fromkeys(rules, False))  # type: ignore[arg-type]
+def without(*rules: str) -> Rules:
+    """Return the rules without some of them."""
+    return Rules(**dict.fromkeys(rules, False))
 
 
-def measure(rows: Sequence[Mapping[str, Any]], config: ParseConfig) -> list[Counter[str]]:
+def measure(rows: Sequence[Mapping[str, Any]], rules: Rules | None = None) -> list[Counter[str]]:
     """Return the counts of each caption."""
-    parses = CaptionParser(config).parse([row["caption"] for row in rows])
+    parses = CaptionParser(ParseConfig(), rules).parse([row["caption"] for row in rows])
     return [count(row, parse) for row, parse in zip(rows, parses, strict=True)]
 
 
-def print_errors(rows: Sequence[Mapping[str, Any]], config: ParseConfig) -> None:
+def print_errors(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print each caption whose phrases differ from the marked ones: missed (-), extra (+), removed (~)."""
-    parses = CaptionParser(config).parse([row["caption"] for row in rows])
+    parses = CaptionParser(ParseConfig()).parse([row["caption"] for row in rows])
     for row, parse in zip(rows, parses, strict=True):
         caption = row["caption"]
         marked = {(p["start"], p["end"]): tuple(p["expression"] or ()) for p in row["phrases"]}
@@ -173,6 +172,16 @@ def print_errors(rows: Sequence[Mapping[str, Any]], config: ParseConfig) -> None
         ]
         if lines:
             print(f"[{row['kind']}] {caption}", *lines, sep="\n")
+
+
+def intervals(
+    figures: Callable[[Sequence[T]], Mapping[str, float]], items: Sequence[T], rounds: int = ROUNDS
+) -> dict[str, tuple[float, float]]:
+    """Return the 95 % bootstrap interval of each figure over `items`. All figures use the same samples."""
+    rng = Random(0)
+    samples = [figures(rng.choices(items, k=len(items))) for _ in range(rounds)]
+    ordered = {name: sorted(sample[name] for sample in samples) for name in samples[0]}
+    return {name: (values[int(0.025 * rounds)], values[int(0.975 * rounds)]) for name, values in ordered.items()}
 
 
 def print_table(title: str, counts: Sequence[Counter[str]]) -> dict[str, float]:
@@ -213,6 +222,60 @@ def aims(values: Mapping[str, float], names: Sequence[str]) -> list[float]:
     return quotients
 
 
+def read_labelled(path: Path, split: str) -> list[dict[str, Any]]:
+    """Return the labelled captions of a split; "all" for all of them. A caption without a split is in each of them.
+
+    A caption without `kind` is a photo caption, a phrase without `expression` has none. Raises UserError with file,
+    line and fix.
+    """
+    try:
+        check_file(path)
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}; give a JSONL file of labelled captions") from error
+    rows = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            rows.append(labelled(json.loads(line)))
+        except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+            raise UserError(f"{path}, line {number}: {problem(error)}; a line has the form {FORM}") from error
+    chosen = [row for row in rows if split == "all" or row["split"] in (split, None)]
+    if not chosen:
+        raise UserError(f"{path} has no caption of the split {split!r}; label some, one per line: {FORM}")
+    return chosen
+
+
+def labelled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a labelled caption with all its fields. Raises ValueError, KeyError or TypeError if it is malformed."""
+    caption, kind = row["caption"], row.get("kind", "photo")
+    if not isinstance(caption, str) or kind not in KINDS:
+        raise ValueError(f"the caption is no text, or its kind is not one of {', '.join(KINDS)}")
+    phrases = []
+    for phrase in row["phrases"]:
+        start, end = span((phrase["start"], phrase["end"]), caption)
+        head = span(phrase["head"], caption)
+        expression = phrase.get("expression")
+        if expression:
+            expression = list(span(expression, caption))
+        phrases.append({"start": start, "end": end, "head": list(head), "expression": expression or None})
+    return {"caption": caption, "kind": kind, "split": row.get("split"), "phrases": phrases}
+
+
+def span(bounds: Any, caption: str) -> tuple[int, int]:
+    """Return a span [start, end) of characters. Raises ValueError or TypeError if it is not in the caption."""
+    start, end = bounds
+    if type(start) is not int or type(end) is not int or not 0 <= start < end <= len(caption):
+        raise ValueError(f"the span from {start!r} to {end!r} is not in the caption")
+    return start, end
+
+
+def problem(error: Exception) -> str:
+    """Return what is wrong with a line."""
+    return f"{one_line(error)} is missing" if isinstance(error, KeyError) else one_line(error)
+
+
 @command()
 def main() -> int:
     """Run the command line and return its exit code."""
@@ -225,17 +288,16 @@ def main() -> int:
     parser.add_argument("--errors", action="store_true", help="print the captions with differences")
     arguments = parser.parse_args()
     rows = read_labelled(arguments.captions, arguments.split)
-    config = ParseConfig()
     if arguments.errors:
-        print_errors(rows, config)
+        print_errors(rows)
     is_photo: Callable[[Mapping[str, Any]], bool] = lambda row: row["kind"] == "photo"  # noqa: E731
     photo, web = [row for row in rows if is_photo(row)], [row for row in rows if not is_photo(row)]
-    results = {"photo": print_table("photo captions", measure(photo, config))}
-    results["web"] = print_table("web texts", measure(web, config))
+    results = {"photo": print_table("photo captions", measure(photo))}
+    results["web"] = print_table("web texts", measure(web))
     table: dict[str, Any] = {}
     if arguments.ablation:
-        forms = {"all rules": config, **{f"without {rule}": without(config, rule) for rule in RULES}}
-        forms["GRIT's form"] = without(config, *RULES)
+        forms = {"all rules": Rules(), **{f"without {rule}": without(rule) for rule in RULES}}
+        forms["GRIT's form"] = without(*RULES)
         names = ("recall", "precision", "head_recall", "wrong_removals", "expressions", "cut", "separator")
         print(f"\n{'':32}" + "".join(f"{name:>15}" for name in names))
         for title, form in forms.items():

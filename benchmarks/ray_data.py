@@ -10,16 +10,18 @@ discusses the result.
 
 import argparse
 import json
-import pickle
 import time
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import ray
 
-from pipeline.config import PipelineConfig, RayConfig, repository_root
-from pipeline.on_ray.driver import Driver
+from hypergrit_common.paths import repository_root
+from pipeline.config import PipelineConfig, RayConfig
 from pipeline.read.types import ShardPlan
+from pipeline.run.ray_driver import Driver
+from pipeline.run.steps import Done, Notes, Recipe
 
 PREPARE_S, MODEL_S, WRITE_S, SHARD_BYTES = 0.1, 0.3, 0.1, 20_000_000
 WORKERS = 2
@@ -32,39 +34,40 @@ def prepare() -> np.ndarray:
     return np.zeros(SHARD_BYTES, np.uint8)
 
 
+@dataclass(frozen=True)
+class Marks(Notes):
+    """The notes on a shard, with the times of its steps."""
+
+    times: Times = field(default_factory=dict)
+
+
 class SleepingSteps:
-    """Replaces pipeline.run.Steps and records the times of the steps."""
+    """Replaces pipeline.run.steps.Steps and records the times of the steps."""
 
     def load(self, step: str) -> None:
         """Load nothing."""
 
-    def prepare(self, plan: ShardPlan) -> tuple[np.ndarray, Times]:
+    def prepare(self, plan: ShardPlan) -> tuple[np.ndarray, Marks]:
         """Run the first step."""
-        return prepare(), {"prepared": time.time()}
+        return prepare(), Marks({}, times={"prepared": time.time()})
 
-    def infer_without_images(self, plan: ShardPlan, table: np.ndarray, times: Times) -> tuple[np.ndarray, Times]:
+    def infer(self, plan: ShardPlan, table: np.ndarray, marks: Marks) -> tuple[np.ndarray, Marks]:
         """Run the second step."""
         started = time.time()
         time.sleep(MODEL_S)
-        return table[:0], {**times, "started": started, "ended": time.time()}
+        return table, Marks({}, times={**marks.times, "started": started, "ended": time.time()})
 
-    def add_images(self, table: np.ndarray, prepared: np.ndarray, times: Times) -> tuple[np.ndarray, Times]:
-        """Return the prepared array."""
-        return prepared, times
-
-    def write(self, plan: ShardPlan, table: np.ndarray, times: Times) -> Any:
+    def write(self, plan: ShardPlan, table: np.ndarray, marks: Marks) -> Done:
         """Run the third step."""
-        from pipeline.run import Done
-
         time.sleep(WRITE_S)
-        return Done({**times, "written": time.time()}, ())  # type: ignore[typeddict-item]
+        return Done({**marks.times, "written": time.time()}, ())  # type: ignore[typeddict-item]
 
 
 def with_driver(n: int) -> list[Times]:
     """Run the pipeline's driver with the steps above. Returns the times of each shard."""
     config = PipelineConfig(input="in", output="out", ray=RayConfig(model_workers=WORKERS))
     plans = [ShardPlan(i, i, 1, ()) for i in range(n)]
-    results: Any = Driver(plans, config, pickle.dumps(SleepingSteps)).run()
+    results: Any = Driver(plans, config.ray, Recipe(SleepingSteps, config)).run()
     return [result.manifest for result in results]
 
 

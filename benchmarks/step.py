@@ -8,8 +8,6 @@ and timm, with one pass for images and one for boxes. (The licence of the author
 measured in alternating rounds.
 
 - ratio: CPU time of the plain model over that of ours; ratio_wall: the same for wall-clock time.
-- ratio_authors: CPU time of the authors' code over that of ours. The authors' code was measured once, on an idle
-  machine with two cores.
 - share_of_products: our FLOP/s over the FLOP/s of float32 matrix products with the image tower's shapes, measured in
   the same rounds. It bounds the possible speed-up: at 1, only a lower precision would be faster.
 """
@@ -24,15 +22,10 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.plain_losses import build
-from benchmarks.plain_towers import plain_model
+from benchmarks.plain import PLAIN, build, plain_model
 from trainer.batch import Batch
 
 PRODUCT_ROUNDS = 30  # takes about as long as a step
-AUTHORS_CPU_S = {  # by number of threads and model, for 16 pairs
-    1: {"meru": 6.55, "hycoclip": 12.64, "phyclip": 12.42},
-    2: {"meru": 6.92, "hycoclip": 12.90, "phyclip": 12.74},
-}
 
 
 def token_ids(batch: int, length: int) -> torch.Tensor:
@@ -65,7 +58,7 @@ def products(n: int) -> tuple[Callable[[], None], float]:
     return multiply, PRODUCT_ROUNDS * sum(2.0 * tokens * a * b for a, b in shapes)
 
 
-def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
+def compare(name: str, n: int, rounds: int) -> dict[str, object]:
     """Return the median times of a step with n pairs, and their ratios."""
     boxes: dict[str, Any] = (
         {} if name == "meru" else {"box_images": torch.rand(n, 3, 224, 224), "box_token_ids": token_ids(n, 5)}
@@ -98,15 +91,13 @@ def compare(name: str, n: int, threads: int, rounds: int) -> dict[str, object]:
     rate = counter.get_total_flops() / wall_s["ours"]
     row["gflop_per_s"] = round(rate / 1e9)
     row["share_of_products"] = round(rate / (product_flops / wall_s["products"]), 2)
-    if n == 16 and threads in AUTHORS_CPU_S:
-        row["ratio_authors"] = round(AUTHORS_CPU_S[threads][name] / cpu_s["ours"], 2)
     return row
 
 
 def main() -> None:
     """Run the command line. The last line that it prints is one JSON object with all results."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="+", default=list(AUTHORS_CPU_S[1]), choices=list(AUTHORS_CPU_S[1]))
+    parser.add_argument("--models", nargs="+", default=list(PLAIN), choices=list(PLAIN))
     parser.add_argument("--threads", type=int, default=1, help="CPU threads of torch")
     parser.add_argument("--rounds", type=int, default=3, help="measured steps of each model; the median is reported")
     parser.add_argument("--batch", type=int, default=16, help="pairs per step")
@@ -114,7 +105,7 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     rows = []
     for name in arguments.models:
-        rows.append(compare(name, arguments.batch, arguments.threads, arguments.rounds))
+        rows.append(compare(name, arguments.batch, arguments.rounds))
         print(rows[-1], flush=True)
     print(json.dumps({"name": "step", "ratio": rows[-1]["ratio"], "threads": arguments.threads, "cases": rows}))
 

@@ -1,4 +1,4 @@
-"""Benchmark: the tar writer of the pipeline (pipeline/write/tar.py) compared with webdataset.TarWriter on one core.
+"""Benchmark: the tar writer of the pipeline (pipeline/output/write/tar.py) compared with webdataset.TarWriter on one core.
 
     python -m benchmarks.write [n_samples]
 
@@ -21,9 +21,9 @@ from typing import Any
 
 import webdataset
 
-from pipeline.write.samples import to_json
-from pipeline.write.staging import HashedFile
-from pipeline.write.tar import TarWriter
+from pipeline.output.commit import HashedFile
+from pipeline.output.write.samples import to_json
+from pipeline.output.write.tar import TarWriter
 
 ROUNDS = 7
 Sample = dict[str, Any]

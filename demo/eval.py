@@ -13,21 +13,23 @@ from typing import Any
 
 import pyarrow as pa
 
-from common.cli import EXIT_CODES, command
 from demo.calibration import OperatingPoint, ScoredImage, choose_thresholds, grid, grid_table
-from demo.eval_tables import caption_table, filter_boxes, prompt_table, read_predictions
 from demo.make_input import canvas_scene
 from demo.world.scenes import TEST_SEEDS, Scene, list_prompt
 from demo.world.sprites import HELD_OUT_STYLE, STYLES, TRAIN_STYLES, Style
-from demo.world.truth import Prediction, Truth, average_precision, iou, matches, recall_at, truth_of
+from demo.world.truth import Prediction, Truth, average_precision, iou, matches, prediction_of, recall_at, truth_of
 from demo.world.wide.scenes import make_wide_scene
-from pipeline.ground.config import GroundConfig
-from pipeline.ground.stage import Ground
-from pipeline.parse.config import ParseConfig
-from pipeline.parse.stage import Parse
-from pipeline.score.config import CLIP_SCORE_WEIGHT, ScoreConfig
-from pipeline.score.stage import Score
-from pipeline.score.thresholds import resolve_thresholds
+from hypergrit_common.cli import EXIT_CODES, command
+from pipeline.images import encode_jpeg
+from pipeline.stages.ground.load import GroundConfig
+from pipeline.stages.ground.stage import Ground
+from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.parse.stage import Parse
+from pipeline.stages.score.filters import CLIP_SCORE_WEIGHT, ScoreConfig, resolve_thresholds
+from pipeline.stages.score.stage import Score
+from schemas.rows import CAPTIONED, PARSED
+from schemas.status import KEPT
+from schemas.table import set_column
 
 WEIGHTS = Path(__file__).parent / "weights"
 CARD = WEIGHTS / "MODEL_CARD.md"
@@ -214,6 +216,51 @@ def write_card(path: Path, lines: Sequence[str]) -> None:
         raise ValueError(f"{path}: the marker lines {BEGIN!r} and {END!r} that enclose the figures are missing")
     figures = "\n".join(lines)
     path.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}", encoding="utf-8")
+
+
+def caption_table(scenes: Sequence[Scene]) -> pa.Table:
+    """Return scenes as a table in the schema after the captions stage."""
+    return pa.Table.from_pylist([caption_row(index, scene) for index, scene in enumerate(scenes)], CAPTIONED)
+
+
+def prompt_table(scenes: Sequence[Scene]) -> pa.Table:
+    """Return scenes with list prompts as a table in the schema after the parse stage; phrases become noun chunks."""
+    rows = []
+    for index, scene in enumerate(scenes):
+        chunks = [{"start": p.start, "end": p.end, "root": -1, "removed": None} for p in scene.phrases]
+        rows.append({**caption_row(index, scene), "tokens": [], "noun_chunks": chunks, "ref_exps": []})
+    return pa.Table.from_pylist(rows, PARSED)
+
+
+def caption_row(index: int, scene: Scene) -> dict[str, Any]:
+    """Return a scene as a row of `CAPTIONED`."""
+    height, width = scene.image.shape[:2]
+    return {
+        "key": f"{index:012d}",
+        "source": "demo.world",
+        "source_row": scene.seed,
+        "caption_original": scene.caption,
+        "caption": scene.caption,
+        "image": encode_jpeg(scene.image),
+        "width": width,
+        "height": height,
+        "original_width": width,
+        "original_height": height,
+        "original_format": "jpeg",
+        "status": KEPT,
+    }
+
+
+def read_predictions(table: pa.Table) -> list[list[Prediction]]:
+    """Return the boxes of each row with the spans of their phrases; an empty list for a dropped row."""
+    rows = table.select(["noun_chunks", "boxes"]).to_pylist()
+    return [[prediction_of(row["noun_chunks"][box["phrase"]], box) for box in row["boxes"] or []] for row in rows]
+
+
+def filter_boxes(table: pa.Table, floor: float) -> pa.Table:
+    """Remove the boxes that score below `floor`, as the grounder does with its own floor."""
+    boxes = [[box for box in row or [] if box["score"] >= floor] for row in table["boxes"].to_pylist()]
+    return set_column(table, "boxes", pa.array(boxes, table.schema.field("boxes").type))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import cv2
 import numpy as np
 from PIL import Image
 
-from common.images import Image as Pixels
+from hypergrit_common.images import Image as Pixels
 
 EXIF_ORIENTATION = 0x0112
 ROTATE_90_CW = 6  # EXIF orientation: rotate 90 degrees clockwise for display

@@ -22,12 +22,12 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet as pq
 
-from common.cli import EXIT_CODES, command
 from demo.serve import HOST, PORT
 from demo.world.layout import WorldConfig
 from demo.world.scenes import DEMO_SEEDS, Scene, make_scene
 from demo.world.sprites import HELD_OUT_STYLE, TRAIN_STYLES, Style
 from demo.world.truth import TruePhrase, Truth, truth_of
+from hypergrit_common.cli import EXIT_CODES, command
 
 INPUT = Path("out/demo_input")
 N_ROWS = 240

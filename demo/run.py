@@ -15,19 +15,18 @@ import time
 from pathlib import Path
 from typing import Final
 
-from common.cli import BUG, EXIT_CODES, command
-from common.config_help import print_text
-from common.text import message_lines
-from demo.local_ray import local_ray, submit
-from demo.local_web import server, usable_port
+from demo.local import local_ray, server, submit, usable_port
 from demo.make_input import N_ROWS, write_input
 from demo.serve import HOST
 from demo.truth_report import format_table, read_rows, read_truth, truth_metrics, unexpected_drops
+from hypergrit_common.cli import BUG, EXIT_CODES, command
+from hypergrit_common.config_help import print_text
+from hypergrit_common.text import message_lines
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 
-EXPLORE: Final = ".venv/bin/python -m pipeline.explore"
+EXPLORE: Final = ".venv/bin/hypergrit explore"
 ROOT = Path(__file__).resolve().parent.parent
 
 

@@ -20,11 +20,11 @@ from typing import get_args
 
 from aiohttp import web
 
-from common.cli import EXIT_CODES, command
 from demo.hostile import BROKEN_FILES, IMAGE_VARIANTS, OVERSIZED_BYTES
 from demo.world.layout import WorldConfig
 from demo.world.scenes import make_scene
 from demo.world.sprites import Style
+from hypergrit_common.cli import EXIT_CODES, command
 
 HOST = "127.0.0.1"
 PORT = 8931

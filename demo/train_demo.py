@@ -10,14 +10,16 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from common.cli import BUG, EXIT_CODES, command
-from common.config_help import print_text
-from common.text import message_lines
-from common.version import hypergrit_version
 from demo.train_demo_data import ROOT, DataConfig, make_data
+from hypergrit_common.cli import BUG, EXIT_CODES, command
+from hypergrit_common.config_help import print_text
+from hypergrit_common.text import message_lines
+from hypergrit_common.version import hypergrit_version
+from trainer.analyses import RELATION_NAMES as RELATIONS
 from trainer.metrics.curves import write_curves
 from trainer.models.registry import DEFAULT, MODELS
 
@@ -56,7 +58,9 @@ def main() -> int:
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
         if options.keep:
-            keep(options.model, folder, options.keep)
+            keep(
+                output, options.keep, f"python -m demo.train_demo --model {options.model} --keep {options.keep}", OUTPUT
+            )
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
@@ -66,14 +70,19 @@ def main() -> int:
 
 
 def train(model: str, folder: Path, overrides: list[str]) -> None:
-    """Run the trainer on the model's job files in a subprocess. Raises RuntimeError if it fails."""
+    """Train a model on the shards in `folder`. Raises RuntimeError if it fails."""
     paths = [
         f"output={folder / model}",
         f"data.shards={folder / 'shards' / 'train'}",
         f"evaluation.shards={folder / 'shards' / 'held_out'}",
         f"evaluation.image_folders=[{folder / 'concepts'}]",
     ]
-    command = [sys.executable, "-m", "trainer.train", *job_files(model), f"model_name={model}", *paths, *overrides]
+    run_trainer([*job_files(model), f"model_name={model}", *paths, *overrides])
+
+
+def run_trainer(arguments: Sequence[str]) -> None:
+    """Run the trainer in a subprocess. Raises RuntimeError if it fails."""
+    command = [sys.executable, "-m", "trainer.train", *arguments]
     print_status(f"python {' '.join(command[1:])}")
     if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
         raise RuntimeError("training failed; see its message above")
@@ -91,22 +100,22 @@ def job_files(model: str) -> list[str]:
     return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else []), *alone]
 
 
-def keep(model: str, folder: Path, target: Path) -> None:
-    """Save the trained model in half precision, with a card that names this command and paths of the repository.
+def keep(run: Path, target: Path, command: str, default: Path) -> None:
+    """Save the trained model in half precision, with a card that names its command and paths of the repository.
 
-    The paths are those of a run in the default folder, wherever the run in `folder` was.
+    The paths are those of a run in the default folder, wherever this run was.
     """
-    from trainer.inference import load_model
+    from trainer.inference.model import load_model
 
     def relative(value: Any) -> Any:
         if isinstance(value, dict):
             return {key: relative(item) for key, item in value.items()}
         if isinstance(value, list):
             return [relative(item) for item in value]
-        return value.replace(str(folder), str(OUTPUT.relative_to(ROOT))) if isinstance(value, str) else value
+        return value.replace(str(run.parent), str(default.relative_to(ROOT))) if isinstance(value, str) else value
 
-    found = load_model(folder / model, device="cpu")
-    facts = {"command": f"python -m demo.train_demo --model {model} --keep {target}", "version": hypergrit_version()}
+    found = load_model(run, device="cpu")
+    facts = {"command": command, "version": hypergrit_version()}
     found.record = facts | relative(found.record)
     found.save_pretrained(target, license=LICENSE, half=True)
 
@@ -115,17 +124,6 @@ CHANCE = {"accuracy": "chance", "order": "chance", "auc": "chance", "ap": "chanc
     f"recall@{k}": f"chance@{k}" for k in (1, 5, 10)
 }
 """The name of a metric -> the name of its chance level."""
-
-ENTAILMENT_METRICS = {"order": "nearer the root", "auc": "area under the ROC curve", "ap": "average precision"}
-
-ENTAILMENTS = {
-    "text_image": "caption entails its image",
-    "box_text_image": "phrase entails its box",
-    "cross_image": "box entails its image",
-    "cross_text": "phrase entails its caption",
-    "syntax_edge": "word entails its head",
-    "syntax_word": "isolated word entails the word in its caption",
-}
 
 
 def format_table(model: str, metrics: dict[str, float]) -> str:
@@ -147,13 +145,10 @@ def format_table(model: str, metrics: dict[str, float]) -> str:
 
 def describe(task: str, part: str, metric: str) -> str:
     """Return the description of a metric for the table."""
-    match task:
-        case "zero_shot":
-            return "zero-shot accuracy, pictures of one object"
-        case "retrieval":
-            return f"{part.replace('_', ' ')}, {metric}"
-        case _:
-            return f"{ENTAILMENTS.get(part, part)}: {ENTAILMENT_METRICS.get(metric, metric)}"
+    if task == "zero_shot":
+        return "zero-shot accuracy, pictures of one object"
+    words = RELATIONS.get(part, part.replace("_", " "))
+    return f"{words}: {'nearer the root' if metric == 'order' else metric}"
 
 
 def print_status(text: str) -> None:

@@ -21,10 +21,10 @@ from typing import Any
 
 import cv2
 
-from common.images import Image
 from demo.world.scenes import HELD_OUT_SEEDS, SHARD_SEEDS, Scene, scene_stream
 from demo.world.sprites import Style
 from demo.world.vocabulary import CONCEPTS
+from hypergrit_common.images import Image
 from pipeline.images import border_square, crop_box, encode_jpeg
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -16,30 +16,26 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
-from typing import get_args
 
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from common.cli import EXIT_CODES, command
-from common.errors import UserError
-from common.weights import read_tensors
 from demo.world.scenes import TRAIN_SEEDS, Curriculum, Scene, corpus, scene_stream
 from demo.world.sprites import TRAIN_STYLES, Style
 from demo.world.vocabulary import CONCEPTS
-from demo.world.wide.scenes import wide_caption
-from demo.world.wide.stream import mixed_stream
-from pipeline.ground.glip.backbone import ConvBackbone
-from pipeline.ground.glip.config import MINIATURE, TextConfig
-from pipeline.ground.glip.load import load_glip
-from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.text import Prompter
-from pipeline.ground.glip.training.checkpoint import next_step
-from pipeline.ground.glip.training.config import GlipTrainConfig, OptimConfig
-from pipeline.ground.glip.training.examples import Example, LabelledPhrase, batches
-from pipeline.ground.glip.training.loop import train
-from pipeline.ground.glip.training.vocabulary import write_vocabulary
+from demo.world.wide.scenes import mixed_stream, wide_caption
+from hypergrit_common.cli import EXIT_CODES, command
+from hypergrit_common.errors import UserError
+from hypergrit_common.weights import read_tensors
+from pipeline.stages.ground.glip.config import MINIATURE, TextConfig
+from pipeline.stages.ground.glip.load import load_glip
+from pipeline.stages.ground.glip.model import ConvBackbone, Glip
+from pipeline.stages.ground.glip.text import Prompter
+from pipeline.stages.ground.glip.training.checkpoint import next_step
+from pipeline.stages.ground.glip.training.config import GlipTrainConfig, OptimConfig
+from pipeline.stages.ground.glip.training.loop import train
+from pipeline.stages.ground.glip.training.shards import Example, LabelledPhrase, batches, write_vocabulary
 
 logger = logging.getLogger(__name__)
 
@@ -56,9 +52,6 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--out", type=Path, required=True, help="output folder of weights, log and checkpoint")
     parser.add_argument("--steps", type=int, default=OptimConfig.steps, help="number of steps per process")
-    parser.add_argument(
-        "--batch-size", type=int, default=GlipTrainConfig.batch_size, help="images per step and process"
-    )
     parser.add_argument("--processes", type=int, default=2, help="number of processes, each with one thread")
     parser.add_argument("--lr", type=float, default=2e-3, help="peak learning rate")
     parser.add_argument("--init", type=Path, help="folder of a miniature GLIP to train further, on the wide world too")
@@ -66,10 +59,6 @@ def main() -> int:
         "--wide-share", type=float, default=0.7, help="share of wide scenes among those that are no grids, with --init"
     )
     parser.add_argument("--init-clip", type=Path, help="weights of a miniature CLIP that initialise the image tower")
-    parser.add_argument(
-        "--styles", nargs="+", choices=get_args(Style), default=TRAIN_STYLES, help="styles of the scenes"
-    )
-    parser.add_argument("--plain", action="store_true", help="use plain instead of deformable convolutions")
     parser.add_argument("--resume", action="store_true", help="resume from the checkpoint in --out")
     options = parser.parse_args()
     if options.init and options.init.resolve() == options.out.resolve():
@@ -77,7 +66,6 @@ def main() -> int:
     config = GlipTrainConfig(
         shards="scenes of the demo's world",
         output=str(options.out),
-        batch_size=options.batch_size,
         optim=OptimConfig(steps=options.steps, lr=options.lr, language_lr_ratio=1.0, max_gradient_norm=5.0),
     )
     options.out.mkdir(parents=True, exist_ok=True)
@@ -108,7 +96,7 @@ def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: 
         model = load_glip(options.init)
         extend_embeddings(model, Prompter(options.init / vocab.name, model.config.text), vocab)
     else:
-        model = Glip(replace(MINIATURE, head=replace(MINIATURE.head, deformable=not options.plain)))
+        model = Glip(MINIATURE)
     if options.init_clip:
         n_copied = copy_image_tower(model, options.init_clip)
         logger.info("copied %d tensors of the image tower from %s", n_copied, options.init_clip)
@@ -121,13 +109,13 @@ def run(rank: int, options: argparse.Namespace, config: GlipTrainConfig, vocab: 
         seed = WIDE_SEEDS.start + n_seen + rank
         scenes = mixed_stream(
             seed,
-            tuple(options.styles),
+            TRAIN_STYLES,
             step=options.processes,
             curriculum=remaining(curriculum, n_seen + rank),
             wide_share=options.wide_share,
         )
     else:
-        scenes = stream(n_seen + rank, options.processes, n_scenes, tuple(options.styles))
+        scenes = stream(n_seen + rank, options.processes, n_scenes, TRAIN_STYLES)
     data = batches(map(example, scenes), Prompter(vocab, model.config.text), model.config, config.batch_size)
     if dist.is_initialized():
         dist.barrier()  # no process may overwrite the checkpoint before all have read its step

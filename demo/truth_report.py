@@ -10,10 +10,10 @@ from typing import Any
 
 import pyarrow as pa
 
-from common.cli import EXIT_CODES, command
 from demo.make_input import EARLY_STAGES, INPUT
 from demo.world.sprites import HELD_OUT_STYLE
 from demo.world.truth import Prediction, Tally, Truth, prediction_of, tally
+from hypergrit_common.cli import EXIT_CODES, command
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS
 

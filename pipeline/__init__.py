@@ -11,58 +11,56 @@ The names are imported at first use, so that `import pipeline` and `--help` need
 
 from typing import TYPE_CHECKING, Final
 
-from common.lazy import lazy_exports
+from hypergrit_common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from pipeline.captions.config import CaptionsConfig
-    from pipeline.captions.stage import clean_captions
-    from pipeline.config import PipelineConfig, load_config
-    from pipeline.download.config import DownloadConfig
-    from pipeline.download.stage import Download
-    from pipeline.ground.config import GroundConfig
-    from pipeline.ground.stage import Ground
-    from pipeline.local import run_local
-    from pipeline.parse.config import ParseConfig
-    from pipeline.parse.stage import Parse
-    from pipeline.provenance import make_provenance
+    from pipeline.config import PipelineConfig, ReportConfig, WriteConfig, load_config
+    from pipeline.output.write.stage import write_shard
     from pipeline.read.config import ReadConfig
     from pipeline.read.plan import plan_shards
-    from pipeline.read.stage import read_shard
+    from pipeline.read.source import read_shard
     from pipeline.read.types import ShardPlan
-    from pipeline.report.config import ReportConfig
     from pipeline.report.html import write_report
     from pipeline.report.stats import build_stats
-    from pipeline.score.config import ScoreConfig
-    from pipeline.score.stage import Score
-    from pipeline.score.thresholds import resolve_thresholds
-    from pipeline.write.config import WriteConfig
-    from pipeline.write.stage import write_shard
+    from pipeline.run.local import run_local
+    from pipeline.run.provenance import make_provenance
+    from pipeline.stages.captions import CaptionsConfig, clean_captions
+    from pipeline.stages.download.config import DownloadConfig
+    from pipeline.stages.download.stage import Download
+    from pipeline.stages.ground.load import GroundConfig
+    from pipeline.stages.ground.stage import Ground
+    from pipeline.stages.parse.config import ParseConfig
+    from pipeline.stages.parse.stage import Parse
+    from pipeline.stages.score.filters import ScoreConfig, resolve_thresholds
+    from pipeline.stages.score.stage import Score
+    from pipeline.stages.stage import Stage
 
 EXPORTS: Final = {
-    "CaptionsConfig": "pipeline.captions.config",
-    "Download": "pipeline.download.stage",
-    "DownloadConfig": "pipeline.download.config",
-    "Ground": "pipeline.ground.stage",
-    "GroundConfig": "pipeline.ground.config",
-    "Parse": "pipeline.parse.stage",
-    "ParseConfig": "pipeline.parse.config",
+    "CaptionsConfig": "pipeline.stages.captions",
+    "Download": "pipeline.stages.download.stage",
+    "DownloadConfig": "pipeline.stages.download.config",
+    "Ground": "pipeline.stages.ground.stage",
+    "GroundConfig": "pipeline.stages.ground.load",
+    "Parse": "pipeline.stages.parse.stage",
+    "ParseConfig": "pipeline.stages.parse.config",
     "PipelineConfig": "pipeline.config",
     "ReadConfig": "pipeline.read.config",
-    "ReportConfig": "pipeline.report.config",
-    "Score": "pipeline.score.stage",
-    "ScoreConfig": "pipeline.score.config",
+    "ReportConfig": "pipeline.config",
+    "Score": "pipeline.stages.score.stage",
+    "ScoreConfig": "pipeline.stages.score.filters",
     "ShardPlan": "pipeline.read.types",
-    "WriteConfig": "pipeline.write.config",
+    "Stage": "pipeline.stages.stage",
+    "WriteConfig": "pipeline.config",
     "build_stats": "pipeline.report.stats",
-    "clean_captions": "pipeline.captions.stage",
+    "clean_captions": "pipeline.stages.captions",
     "load_config": "pipeline.config",
-    "make_provenance": "pipeline.provenance",
+    "make_provenance": "pipeline.run.provenance",
     "plan_shards": "pipeline.read.plan",
-    "read_shard": "pipeline.read.stage",
-    "resolve_thresholds": "pipeline.score.thresholds",
-    "run_local": "pipeline.local",
+    "read_shard": "pipeline.read.source",
+    "resolve_thresholds": "pipeline.stages.score.filters",
+    "run_local": "pipeline.run.local",
     "write_report": "pipeline.report.html",
-    "write_shard": "pipeline.write.stage",
+    "write_shard": "pipeline.output.write.stage",
 }
 
 __all__ = [
@@ -79,6 +77,7 @@ __all__ = [
     "Score",
     "ScoreConfig",
     "ShardPlan",
+    "Stage",
     "WriteConfig",
     "build_stats",
     "clean_captions",

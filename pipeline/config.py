@@ -5,35 +5,115 @@ import hashlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Final, Literal
+from functools import cache
+from typing import Any, ClassVar, Final, Literal
 
-from common.config import Keys, check_positive, check_range, merge, read_layers, runtime, split_runtime
-from common.errors import UserError
-from pipeline.captions.config import CaptionsConfig
-from pipeline.download.config import DownloadConfig
-from pipeline.ground.config import GroundConfig
-from pipeline.log_config import LogConfig
-from pipeline.parse.config import ParseConfig
+from hypergrit_common.config import (
+    Keys,
+    Layer,
+    check_plugins,
+    check_positive,
+    check_range,
+    from_plain,
+    last_value,
+    merge,
+    read_layers,
+    runtime,
+    saved_layers,
+    split_runtime,
+)
+from hypergrit_common.errors import UserError
+from hypergrit_common.lazy import load_plugin
+from pipeline.models import NO_MODEL
 from pipeline.read.config import ReadConfig
-from pipeline.report.config import ReportConfig
-from pipeline.score.config import ScoreConfig
-from pipeline.write.config import WriteConfig
+from pipeline.read.listing import use_format
+from pipeline.stages.captions import CaptionsConfig
+from pipeline.stages.download.config import DownloadConfig
+from pipeline.stages.ground.load import GroundConfig
+from pipeline.stages.order import with_further
+from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.score.filters import ScoreConfig
+from pipeline.stages.stage import Stage
+from schemas.files import FILES
+
+# Settings of the log.
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """The lines on the standard error."""
+
+    # text; or json: one object a line, with the fields time, level, message, and progress in the lines on the progress
+    format: Literal["text", "json"] = "text"
+
+    interval_s: ClassVar[float] = 60.0
+    """Seconds between two lines on the progress where there is no terminal; the first ones come sooner."""
+
+
+# Settings of the report.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportConfig:
+    """The amount of detail in report.html; stats.json always covers all rows."""
+
+    # number of dropped rows shown for each reason; 0: no thumbnails of dropped rows are stored
+    examples: int = 3
+    # print the statistics in the terminal when the job ends
+    summary: bool = True
+
+    pictures: ClassVar[int] = 24
+    """Sample images, shown with their boxes: about 250 kB of the page."""
+    trees: ClassVar[int] = 4
+    """Dependency trees, of those sample images whose caption is short enough to draw."""
+    thumbnail_px: ClassVar[int] = 320
+    """Longest side of a sample image: about 10 kB each."""
+    seed: ClassVar[int] = 0
+    """Random seed of the choice of sample images."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "examples", least=0)
+
+
+# Settings of the write stage.
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteConfig:
+    """The output formats: train/ (for training), grit/ (the layout of img2dataset), arrow/ (every input row)."""
+
+    # formats to write: one or more of train, grit and arrow
+    formats: tuple[str, ...] = ("train", "grit", "arrow")
+    # also store the images in arrow/; grit/ always contains them
+    image_bytes: bool = False
+    # referring expressions in train/ and grit/: all (as in the GRIT release); maximal (only those that are not part of
+    # another one); or disjoint (no two overlap: the one with the most boxes first)
+    ref_exps: Literal["all", "maximal", "disjoint"] = "all"
+    # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/ and
+    # arrow/ always hold all
+    train_columns: tuple[str, ...] = ()
+    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets. An input= with
+    # a query is refused
+    strip_url_queries: bool = False
+
+    jpeg_quality: ClassVar[int] = 95
+    """JPEG quality of the 224-pixel images in train/, that of HyCoCLIP."""
+
+    def __post_init__(self) -> None:
+        wrong = sorted(set(self.formats) - set(FILES))
+        if wrong or not self.formats:
+            raise UserError(f"formats is {list(self.formats)}; give one or more of {sorted(FILES)}")
+
 
 KEYS: Final = Keys(
     short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
-    renamed={"ground.compiled": "ground.compile"},
-    renamed_values={
-        "ground.device": {None: "auto"},
-        "ground.precision": {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"},
-        "score.device": {None: "auto"},
-    },
     secret=("download.headers", "download.proxy"),
+    plugins=("stages", "read.format", "ground.grounder", "score.scorer"),
 )
-"""Key names of the pipeline; `renamed` and `renamed_values` refer to version 0.1."""
+"""Key names of the pipeline."""
 
 NOT_RECORDED: Final = (
-    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "dry_run_seed", "quiet", "report", "log", "ray"
+    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "quiet", "report", "log", "ray"
 )  # fmt: skip
 """Runtime settings that say nothing about the content of a shard, so that manifests do not record them."""
 
@@ -92,10 +172,11 @@ class PipelineConfig:
     dry_run: bool = runtime(False)
     # rows in the sample of a dry run, spread over the input
     dry_run_rows: int = runtime(200)
-    # random seed of the sample of a dry run
-    dry_run_seed: int = runtime(0)
     # print only warnings and errors: no progress, no summary
     quiet: bool = runtime(False)
+    # stages of your own, module:Class, such as [my_package.colours:FewColours]; their settings are in groups with their
+    # names (docs/extending.md)
+    stages: tuple[str, ...] = ()
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
@@ -106,29 +187,100 @@ class PipelineConfig:
     report: ReportConfig = runtime(factory=ReportConfig)
     log: LogConfig = runtime(factory=LogConfig)
     ray: RayConfig = runtime(factory=RayConfig)
+    further: ClassVar[tuple[type[Stage], ...]] = ()
+    """The classes of `stages`; empty in a configuration that is read from an output, whose code is not loaded."""
 
     def __post_init__(self) -> None:
         check_range(self, "rows_per_shard", "limit", "dry_run_rows", least=1)
         check_range(self, "max_internal_errors", least=0)
+        if self.parse.model == NO_MODEL and self.ground.grounder != NO_MODEL:
+            raise UserError("parse.model=none leaves no phrases to ground; give grounder=none too, or a parser")
         for key in ("input", "output"):
             if not getattr(self, key):
                 raise UserError(f"{key} is not set; put it in the YAML or give {key}=... on the command line")
 
 
+@cache
+def config_class(further: tuple[type[Stage], ...] = (), unloaded: tuple[str, ...] = ()) -> type[PipelineConfig]:
+    """Return PipelineConfig with the settings of further stages, and groups of any values of stages not loaded."""
+    groups: list[Any] = [(stage.name, stage.Config, field(default_factory=stage.Config)) for stage in further]
+    groups += [(name, dict[str, Any], field(default_factory=dict)) for name in unloaded]
+    if not groups:
+        return PipelineConfig
+    namespace = {"further": further, "__reduce__": _reduce, "__module__": __name__}
+    return dataclasses.make_dataclass(
+        PipelineConfig.__name__, groups, bases=(PipelineConfig,), namespace=namespace, frozen=True, kw_only=True
+    )
+
+
+def _reduce(config: PipelineConfig) -> tuple[Any, ...]:
+    """Pickle the names of the further stages, and plain values of their settings: `restore` explains what it lacks."""
+    values = {item.name: getattr(config, item.name) for item in dataclasses.fields(config)}
+    groups = {name: values.pop(name) for name in values.keys() - PipelineConfig.__dataclass_fields__.keys()}
+    plain = {name: value if isinstance(value, dict) else dataclasses.asdict(value) for name, value in groups.items()}
+    return restore, (bool(config.further), values, plain)
+
+
+def restore(is_loaded: bool, values: dict[str, Any], groups: dict[str, Any]) -> PipelineConfig:
+    """Build a configuration with further stages in a worker. Raises UserError if it cannot import one."""
+    if not is_loaded:
+        return config_class((), tuple(sorted(groups)))(**values, **groups)
+    further = load_stages(values["stages"])
+    settings = {stage.name: from_plain(stage.Config, groups[stage.name], stage.name) for stage in further}
+    return config_class(further)(**values, **settings)
+
+
+def load_stages(names: Sequence[str]) -> tuple[type[Stage], ...]:
+    """Import the stages of the setting `stages`. Raises UserError for one that is missing, no stage, or misnamed."""
+    further = tuple(load_plugin(name, Stage, "stages") for name in names)
+    with_further(further)
+    taken = {*PipelineConfig.__dataclass_fields__, *KEYS.short}
+    for stage in further:
+        if stage.name in taken:
+            raise UserError(f"stages: a key of the job is called {stage.name!r}; give {stage.__name__} another name")
+    return further
+
+
 def load_config(arguments: Sequence[str]) -> PipelineConfig:
     """Load the configuration of a command line: the defaults, then YAML files, then `key=value` arguments.
 
-    Raises UserError naming the file or argument, the key and the fix.
+    Imports the classes of the user that they name. Raises UserError naming the file or argument, the key and the fix.
 
     >>> from pipeline import load_config
     >>> config = load_config(["jobs/demo.yaml", "output=out/mine", "formats=[train]"])
     >>> config.rows_per_shard, config.output, config.write.formats
     (48, 'out/mine', ('train',))
     """
-    config = merge(PipelineConfig, read_layers(arguments, KEYS))
-    assert isinstance(config, PipelineConfig)
+    saved, given = saved_layers(read_layers(arguments, KEYS), arguments)
+    config = make_config(saved, given)
     if config.read.selection is not None:
         config.read.selection.check_use()
+    config.download.check_use()
+    return config
+
+
+def config_kind(layers: Sequence[Layer]) -> type[PipelineConfig]:
+    """Return the class of the configuration with the stages that the layers name, which are imported."""
+    return config_class(load_stages(last_value(layers, "stages") or ()))
+
+
+def make_config(saved: Sequence[Layer], given: Sequence[Layer], *, loads: bool = True) -> PipelineConfig:
+    """Build the configuration of layers `saved` in outputs, and `given` by the user, which override them.
+
+    `loads`: the stages run, so that their classes are imported; else the settings of further stages are plain values.
+    Raises UserError for an unknown key or a wrong value, and if `saved` names code that `given` does not.
+    """
+    layers = [*saved, *given]
+    if loads:
+        check_plugins(saved, given, KEYS)
+        kind = config_kind(layers)
+    else:
+        names = {str(name) for layer, _ in layers if last_value(layers, "stages") for name in layer}
+        kind = config_class((), tuple(sorted(names - PipelineConfig.__dataclass_fields__.keys())))
+    config = merge(kind, layers)
+    assert isinstance(config, PipelineConfig)
+    if loads:
+        use_format(config.read.format)
     return config
 
 
@@ -153,8 +305,3 @@ def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
 def with_formats(config: PipelineConfig, formats: Sequence[str]) -> PipelineConfig:
     """Return the configuration with other output formats."""
     return dataclasses.replace(config, write=dataclasses.replace(config.write, formats=tuple(formats)))
-
-
-def repository_root() -> Path:
-    """The folder that contains `pipeline/`."""
-    return Path(__file__).resolve().parent.parent

@@ -1,6 +1,7 @@
+#!/usr/bin/env python3
 """Command line of the main job: image-text pairs to grounded training shards and a report.
 
-`python pipeline/grit.py --help` lists all keys.
+`hypergrit run --help` lists the most used keys, `--help all` all of them.
 """
 
 import logging
@@ -13,22 +14,23 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # when started as a file from another folder
     sys.path.insert(0, str(ROOT))
 
-from common.cli import EXIT_CODES, FAILED_SHARDS, NOTHING_KEPT, command, set_up_logging  # noqa: E402
-from common.config import command_line  # noqa: E402
-from common.config_help import describe, print_text  # noqa: E402
-from pipeline.config import KEYS, PipelineConfig, load_config  # noqa: E402
+from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, NOTHING_KEPT, command, set_up_logging  # noqa: E402
+from hypergrit_common.config import command_line, read_layers  # noqa: E402
+from hypergrit_common.config_help import describe, list_keys, print_text  # noqa: E402
+from pipeline.config import KEYS, config_kind, load_config  # noqa: E402
 
 USAGE: Final = f"""\
-usage: python pipeline/grit.py [CONFIG.yaml ...] [key=value ...]
+usage: hypergrit run [CONFIG.yaml ...] [key=value ...]
 
 Turns image-text pairs into grounded training shards: downloads the images, parses the captions, grounds their phrases
 to boxes, filters the boxes, and writes shards and a report. Finished shards are skipped: to resume a job that was
 stopped, run the same command again.
 
-  python pipeline/grit.py input=pairs.parquet output=out/mine limit=1000 \\
+  hypergrit run input=pairs.parquet output=out/mine limit=1000 \\
       grounder=models/glip_t scorer=openai/clip-vit-base-patch32
-  python pipeline/grit.py jobs/pipeline/coyo.yaml input=pairs.parquet output=out/mine dry_run=true
-  ray job submit --working-dir . -- python pipeline/grit.py jobs/pipeline/coyo.yaml input=/data/coyo output=/data/shards
+  hypergrit run jobs/pipeline/coyo.yaml input=pairs.parquet output=out/mine dry_run=true
+  hypergrit run retry=true output=out/mine         try rows again whose download failed for a while (retry=true --help)
+  ray job submit --working-dir . -- pipeline/grit.py jobs/pipeline/coyo.yaml input=/data/coyo output=/data/shards
 
 The default models are miniatures that know only the drawn scenes of the demo; docs/models.md lists models for photographs.
 
@@ -38,27 +40,44 @@ The default models are miniatures that know only the drawn scenes of the demo; d
 """
 
 
-def help_text() -> str:
-    """The complete text of `--help`."""
-    return describe(USAGE, PipelineConfig, KEYS.short)
+MAIN: Final = (
+    "input", "output", "rows_per_shard", "limit", "ground.grounder", "score.scorer", "write.formats", "dry_run", "overwrite",
+    "stages", "read.caption_column", "read.where", "download.concurrency", "download.resize.size", "parse.style",
+    "score.min_score", "score.min_clip_score", "ray.runner", "ray.address", "ray.gpus_per_model_worker",
+)  # fmt: skip
+"""The keys that `--help` lists."""
+
+
+def help_text(arguments: Sequence[str] = ()) -> str:
+    """The text of `--help`, `--help all` or `--help KEY`, with the settings of the stages that the arguments name."""
+    named = [item for item in arguments if item.startswith("stages=")]
+    kind = config_kind(read_layers(named, KEYS))
+    main = (*MAIN, *(key.name for stage in kind.further for key in list_keys(stage.Config, f"{stage.name}.")))
+    topics = [item for item in arguments if item not in ("-h", "--help") and "=" not in item]
+    return describe(USAGE, kind, KEYS.short, main=main, topic=topics[0] if topics else "")
 
 
 @command("finished shards are kept; run the same command again to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the job with these command-line arguments; return the exit code, which `USAGE` explains."""
+    if "retry=true" in arguments:
+        set_up_logging(logging.WARNING if "quiet=true" in arguments else logging.INFO)
+        from pipeline.commands.retry import main as retry
+
+        return retry(arguments)
     if "-h" in arguments or "--help" in arguments:
-        print_text(help_text())
+        print_text(help_text(arguments))
         return 0
-    config = load_config(arguments)
+    config = load_config([item for item in arguments if item != "retry=false"])
     set_up_logging(logging.WARNING if config.quiet else logging.INFO, is_json=config.log.format == "json")
     # What follows imports torch and spaCy, which takes seconds; --help and wrong keys do not need them.
     if config.dry_run:
-        from pipeline.dry_run.run import dry_run
+        from pipeline.commands.dry_run import dry_run
 
         return FAILED_SHARDS if dry_run(config) else 0
-    from pipeline.job import run_job
+    from pipeline.run.job import run_job
 
-    result = run_job(config, command_line("python pipeline/grit.py", arguments, KEYS))
+    result = run_job(config, command_line("hypergrit run", arguments, KEYS))
     return FAILED_SHARDS if result.n_failures else 0 if result.n_kept else NOTHING_KEPT
 
 

@@ -1,14 +1,15 @@
 """Resizing, cropping and encoding of decoded images. An image is uint8 RGB [h, w, 3]."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal
+from statistics import median
+from typing import Any, ClassVar, Final, Literal
 
 import cv2
 import numpy as np
 
-from common.config import check_range
-from common.images import Image
+from hypergrit_common.config import check_range
+from hypergrit_common.images import STORED_IMAGE_LIMITS, Image, decode
 
 ResizeMode = Literal["keep_ratio", "border", "none"]
 
@@ -20,17 +21,16 @@ MAX_SIDE_PX: Final = 65_500
 class ResizeConfig:
     """The size at which an image is stored."""
 
-    # keep_ratio: the shorter side becomes `size`; border: fit into a white square of side `size`; none: keep the size
+    # keep_ratio: the shorter side becomes `size`, and smaller images stay as they are; border: fit into a white square of
+    # side `size`; none: keep the size
     mode: ResizeMode = "keep_ratio"
     # shorter side of the stored image, or side of the square, in pixels
     size: int = 256
-    # let keep_ratio also enlarge images whose shorter side is below `size`
-    enlarge: bool = False
-    # JPEG quality of the stored image, 1 to 100
-    jpeg_quality: int = 95
+
+    jpeg_quality: ClassVar[int] = 95
+    """JPEG quality of the stored image, that of img2dataset."""
 
     def __post_init__(self) -> None:
-        check_range(self, "jpeg_quality", least=1, most=100)
         check_range(self, "size", least=1, most=MAX_SIDE_PX)
 
 
@@ -70,8 +70,7 @@ def keeps_size(width: int, height: int, config: ResizeConfig) -> bool:
         case "border":
             return width == height == config.size
         case "keep_ratio":
-            short = min(width, height)
-            return short == config.size or (short < config.size and not config.enlarge)
+            return min(width, height) <= config.size
 
 
 def encode_jpeg(image: Image, quality: int = 95) -> bytes:
@@ -114,3 +113,90 @@ def border_square(image: Image, size: int = 224) -> Image:
     top, left = (size - height) // 2, (size - width) // 2
     square[top : top + height, left : left + width] = image
     return square
+
+
+# Tell photographs from the drawn scenes on which the miniature models were trained, by the steps between pixels.
+#
+# A drawing has areas of one colour with sharp borders; in a photograph, colours change in small steps almost everywhere.
+
+SIDE_PX: Final = 128
+"""Shorter side at which images are compared, so that noise and JPEG artefacts average out."""
+SMALL_STEP, LARGE_STEP = 8, 40
+"""A step between neighbouring pixels within these limits, in levels of 255, is soft: neither an area nor a border."""
+MAX_SOFT_SHARE: Final = 0.15
+"""Median share of soft steps above which the images of a job are unlike drawn scenes.
+
+Of 240 scenes of the demo, 14 % are above the limit (median 0.06), and 95 % of 160 crops of 16 photographs (median 0.32);
+of 2,000 random samples of 24 images, none was judged wrongly. Photographs of objects on a plain background pass as
+drawings, and drawings full of texture as photographs.
+"""
+MIN_IMAGES: Final = 8
+MINIATURE: Final = "miniature"
+UNLIKE_DRAWINGS: Final = (
+    "{settings}: the miniature models know only drawn scenes, and these images look like photographs; choose real models: "
+    "grounder=models/glip_t scorer=openai/clip-vit-base-patch32 (docs/models.md)"
+)
+"""Warning; `settings` are those that name a miniature."""
+
+
+def soft_share(image: Image) -> float:
+    """Return the share of the pixels of an RGB image [h w 3] that differ softly from a neighbour.
+
+    >>> import numpy as np
+    >>> soft_share(np.full((64, 64, 3), 200, np.uint8))
+    0.0
+    >>> soft_share(np.tile(np.arange(0, 250, 10, np.uint8)[:, None, None], (1, 25, 3)))
+    1.0
+    """
+    height, width = image.shape[:2]
+    scale = min(1.0, SIDE_PX / min(height, width))
+    size = max(2, round(width * scale)), max(2, round(height * scale))
+    pixels = cv2.resize(image, size, interpolation=cv2.INTER_AREA).astype(np.int16)
+    down = np.abs(np.diff(pixels, axis=0))[:, :-1].max(axis=-1)
+    right = np.abs(np.diff(pixels, axis=1))[:-1].max(axis=-1)
+    step = np.maximum(down, right)
+    return float(((step > SMALL_STEP) & (step < LARGE_STEP)).mean())
+
+
+def are_unlike_drawings(images: Iterable[Image]) -> bool:
+    """Return True if at least MIN_IMAGES images are given, and their median share of soft steps is that of photographs."""
+    shares = [soft_share(image) for image in images]
+    return len(shares) >= MIN_IMAGES and median(shares) > MAX_SOFT_SHARE
+
+
+def miniature_models(grounder: str, scorer: str) -> list[str]:
+    """Return the settings among `grounder` and `scorer` whose model is a miniature.
+
+    >>> miniature_models("models/glip_t", "miniature")
+    ['scorer']
+    """
+    return [name for name, model in (("grounder", grounder), ("scorer", scorer)) if model == MINIATURE]
+
+
+# A cache of decoded images for the stages of one process.
+
+
+class StoredImages:
+    """Decode stored images and cache up to `max_bytes` of pixels.
+
+    `ground` and `score` decode the same images. When the cache is full, further images are decoded at every call.
+    """
+
+    def __init__(self, max_bytes: int = 256_000_000) -> None:
+        self.max_bytes = max_bytes
+        self._cache: dict[bytes, Image] = {}
+        self._free_bytes = max_bytes
+
+    def __call__(self, data: bytes) -> Image:
+        pixels = self._cache.get(data)
+        if pixels is None:
+            pixels = decode(data, STORED_IMAGE_LIMITS)
+            if pixels.nbytes <= self._free_bytes:
+                self._cache[data] = pixels
+                self._free_bytes -= pixels.nbytes
+        return pixels
+
+    def clear(self) -> None:
+        """Empty the cache at the end of a shard."""
+        self._cache.clear()
+        self._free_bytes = self.max_bytes

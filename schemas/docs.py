@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, Literal, NotRequired, get_args, get_or
 
 import pyarrow as pa
 
-from schemas.attempts import RETRY_STEP
+from schemas import rows
 from schemas.files import (
     COMMAND_FILE,
     DROPPED_FILE,
@@ -18,29 +18,29 @@ from schemas.files import (
     INDEX_FILE,
     INDEX_MEMBER,
     JOB_FILE,
+    JOURNAL_FILE,
     LAYOUT_FILE,
     LEASE_FILE,
     MANIFEST_FILE,
-    RETRY_FILE,
     ROLLUP_FILE,
     ROLLUP_TIMINGS_FILE,
     RUN_TIMINGS_FILE,
     SHARDS_PER_ROLLUP,
     STATS_FILE,
     SUMMARY_FILE,
-    TAKEDOWN_RUN_FILE,
+    TAKEDOWNS_FILE,
     THUMBNAIL,
     TIMINGS_FILE,
     TRAIN_MEMBERS,
     TrainAnnotations,
     grit_schema,
 )
-from schemas.job import CommandRecord, JobRecord, Lease, RetryState, TakedownRun
+from schemas.job import CommandRecord, JobRecord, Lease, Takedowns
 from schemas.layout import FLAT, FOLDERS, MAX_FLAT, LayoutRecord
-from schemas.manifest import FailedShard, Manifest, StageTiming
-from schemas.rows import BOUNDARIES, BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
+from schemas.manifest import FailedShard, Journal, Manifest, StageTiming
+from schemas.rows import BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
+from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
 
 TARGET: Final = Path(__file__).resolve().parent.parent / "docs" / "schemas.md"
 STRUCTS: Final = {
@@ -55,10 +55,10 @@ STRUCTS: Final = {
 JSON_FILES: Final[tuple[type, ...]] = (
     TrainAnnotations,
     Manifest,
+    Journal,
     JobRecord,
     LayoutRecord,
     CommandRecord,
-    RetryState,
     Lease,
     Statistics,
 )
@@ -75,10 +75,8 @@ removes a row. If a stage drops a row, it sets `status` to `dropped`, fills `sta
 Unicode code points in `caption`, half-open [start, end). Boxes are xyxy, as fractions of the stored
 image in [0, 1].
 """
-FILES_NOTE: Final = f"""\
-Paths are relative to the output folder; 00000 is the index of the shard. Attempt a of
-`pipeline.retry` at rows of shard i has the index a × {RETRY_STEP:,} + i; a row counts with its result
-in the last attempt whose `arrow/` has its key.
+FILES_NOTE: Final = """\
+Paths are relative to the output folder; 00000 is the index of the shard.
 """
 TRAIN_NOTE: Final = """\
 One sample for each kept row, in the layout of HyCoCLIP. Members, each named `<key>.<member>`, in
@@ -98,20 +96,19 @@ INDEX_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with the place of every sample in the tars of the shard.
 Its metadata has `subreddits: true` if a kept row has a subreddit, which the JSON of its sample in
 `train/` names.
-Outputs of version 0.3 and earlier have none.
 """
 DROPPED_NOTE: Final = """\
 An Arrow IPC file with thumbnails for the report: of the first `report.examples` rows that each stage
 after the download dropped for each reason. It is written after the manifest, which does not name it.
 """
 SUMMARY_NOTE: Final = f"""\
-Statistics for the report that can be added up, as JSON compressed with zstd: of a shard with all
-attempts at its rows, under the index of the last one, and of {SHARDS_PER_ROLLUP:,} shards. `manifests`
-names the manifests that were counted by index: in a summary by their SHA-256, in a rollup by their
-sizes in bytes; `version` is that of this format. The rest mirrors `stats.json`: counts, histograms
-with bins for percentiles, sketches of texts with an `error`, and hashes of images. Summaries that are
-missing or do not fit are computed again from `arrow/`; none of these files is needed. The time of the
-stages of {SHARDS_PER_ROLLUP:,} shards is in `{ROLLUP_TIMINGS_FILE.format(0)}`.
+Statistics for the report that can be added up, as JSON compressed with zstd: of a shard, and of
+{SHARDS_PER_ROLLUP:,} shards. `manifests` names the manifests that were counted by index: in a summary by
+their SHA-256, in a rollup by their sizes in bytes; `version` is that of this format. The rest mirrors
+`stats.json`: counts, histograms with bins for percentiles, sketches of texts with an `error`, and hashes
+of images. Summaries that are missing or do not fit are computed again from `arrow/`; none of these files
+is needed. The time of the stages of {SHARDS_PER_ROLLUP:,} shards is in
+`{ROLLUP_TIMINGS_FILE.format(0)}`.
 """
 TIMINGS_NOTE: Final = """\
 The time of each stage of a shard, as {stage: [StageTiming](#stagetiming)}, and of the last run, as
@@ -209,11 +206,14 @@ def nested_types(hint: Any) -> Iterator[type]:
         yield from nested_types(argument)
 
 
+SCHEMAS: Final = (rows.READ, rows.DOWNLOADED, rows.CAPTIONED, rows.PARSED, rows.GROUNDED, rows.SCORED)
+
+
 def render() -> str:
     """Return the complete document."""
     parts = [INTRO, "## A row after each stage\n"]
     before: set[str] = set()
-    for stage, schema in BOUNDARIES.items():
+    for stage, schema in zip(STAGES, SCHEMAS, strict=False):
         parts += [f"### {stage}\n", field_table(item for item in schema if item.name not in before)]
         before = set(schema.names)
     parts.append("## Nested types\n")
@@ -278,12 +278,12 @@ def files() -> list[str]:
         f"### outputs of commands: `{COMMAND_FILE}`\n",
         f"{CommandRecord.__doc__}\n",
         json_table(CommandRecord),
-        f"### attempts of pipeline.retry: `{RETRY_FILE}`\n",
-        f"{RetryState.__doc__}\n",
-        json_table(RetryState),
-        f"### takedown: `{TAKEDOWN_RUN_FILE}`\n",
-        f"{TakedownRun.__doc__}\n",
-        json_table(TakedownRun),
+        f"### replaced shards: `{FLAT.path(JOURNAL_FILE, 0)}`\n",
+        f"{Journal.__doc__}\n",
+        json_table(Journal),
+        f"### takedowns: `{TAKEDOWNS_FILE}`\n",
+        f"{Takedowns.__doc__}\n",
+        json_table(Takedowns),
         f"### lease: `{LEASE_FILE}`\n",
         "Exists while a job writes to the output.\n",
         json_table(Lease),

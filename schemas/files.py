@@ -9,7 +9,6 @@ from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
 
 import pyarrow as pa
 
-from schemas.attempts import shard_of
 from schemas.layout import Layout, ShardFile
 from schemas.rows import field
 
@@ -38,21 +37,20 @@ ROLLUP_FOLDER: Final = "_rollup"
 ROLLUP_FILE: Final = f"{ROLLUP_FOLDER}/{{:05d}}.json.zst"
 ROLLUP_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/rollup-{{:05d}}.json"
 SHARDS_PER_ROLLUP: Final = 1000
-"""Shards of the job whose summaries are in a rollup, with those of all attempts at their rows."""
-TAKEDOWN_FOLDER: Final = "_takedown"
-TAKEDOWN_FILE: Final = ShardFile(TAKEDOWN_FOLDER, ".json")
-TAKEDOWN_RUN_FILE: Final = "_takedown.json"
+"""Shards whose summaries are in a rollup."""
+JOURNAL_FOLDER: Final = "_replace"
+JOURNAL_FILE: Final = ShardFile(JOURNAL_FOLDER, ".json")
+TAKEDOWNS_FILE: Final = "_takedowns.json"
 LAYOUT_FILE: Final = "_layout.json"
 JOB_FILE: Final = "_job.json"
 COMMAND_FILE: Final = "_command.json"
-RETRY_FILE: Final = "_retry.json"
 LEASE_FILE: Final = "_lease.json"
 DEDUPE_FOLDER: Final = "_dedupe"
 FACTS_FILE: Final = ShardFile(DEDUPE_FOLDER, ".facts.arrow")
 DROPS_FILE: Final = ShardFile(DEDUPE_FOLDER, ".drops.arrow")
-"""Files of pipeline.dedupe while it runs: what it compares, and the rows that it drops, of each shard."""
+"""Files of `hypergrit rewrite` while it runs: what it compares, and the rows that it drops, of each shard of its sources."""
 OUTPUT_FOLDERS: Final = (
-    *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, TAKEDOWN_FOLDER, DROPPED_FOLDER,
+    *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, JOURNAL_FOLDER, DROPPED_FOLDER,
     SUMMARY_FOLDER, DEDUPE_FOLDER,
 )  # fmt: skip
 """All folders with files of shards, relative to the output."""
@@ -215,4 +213,4 @@ def shard_files(layout: Layout, index: int) -> list[str]:
 
 def rollup_of(index: int) -> int:
     """Return the number of the rollup that a shard belongs to."""
-    return shard_of(index) // SHARDS_PER_ROLLUP
+    return index // SHARDS_PER_ROLLUP

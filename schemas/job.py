@@ -1,4 +1,4 @@
-"""The JSON files of a job: the record of its inputs and settings, the state of pipeline.retry, and the lease.
+"""The JSON files of a job: the record of its inputs and settings, what was taken down, and the lease.
 
 The second argument of each `Annotated` is the description of the field in docs/schemas.md.
 """
@@ -52,6 +52,9 @@ class JobRecord(TypedDict):
     schema: Annotated[str, "version of the schemas"]
     settings: Annotated[dict[str, Any], "the settings that decide the content, by key"]
     provenance: Annotated[Provenance, "versions, models, thresholds and configuration"]
+    secrets: NotRequired[
+        Annotated[list[str], "the proxy and the origins with headers, without their values; a later run needs them too"]
+    ]
     batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
 
 
@@ -67,7 +70,7 @@ class CommandRecord(TypedDict):
     """`_command.json`: the command that made the shards from finished shards. It tells whether all are there."""
 
     schema: Annotated[str, "version of the schemas"]
-    command: Annotated[str, "name of the command, such as reshard"]
+    command: Annotated[str, "name of the command, such as rewrite"]
     shards: Annotated[list[int], "indices of all its shards, finished or not"]
     left_out: NotRequired[
         Annotated[
@@ -76,18 +79,13 @@ class CommandRecord(TypedDict):
     ]
 
 
-class RetryState(TypedDict):
-    """`_retry.json`: the last attempt of pipeline.retry. One that has not finished is continued by the next run."""
+class Takedowns(TypedDict):
+    """`_takedowns.json`: what was taken down from the output and its sources. Nothing that it names is written again."""
 
-    attempt: Annotated[int, "its number, from 1"]
-    reasons: Annotated[list[str], "drop reasons and HTTP statuses of the rows that it tries again"]
-    finished: Annotated[bool, "all shards with such rows have been tried"]
-
-
-class TakedownRun(TypedDict):
-    """`_takedown.json`: a run of pipeline.takedown that has not finished. Until it has, other commands refuse the output."""
-
-    entries: Annotated[list[str], "first 16 hex digits of the SHA-256 of each entry of its list, in its normal form"]
+    urls: Annotated[list[str], "hex SHA-256 of each URL, in its normal form (hypergrit_common.near_duplicates)"]
+    without_queries: Annotated[list[str], "the same of these URLs without their queries"]
+    hosts: Annotated[list[str], "hex SHA-256 of each host name, which stands for its subdomains too"]
+    images: Annotated[list[str], "hex SHA-256 of each hash of an image, which is 64 hex digits"]
 
 
 class Lease(TypedDict):

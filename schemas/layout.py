@@ -71,6 +71,8 @@ class Layout(NamedTuple):
 
 FLAT: Final = Layout()
 FOLDERS: Final = Layout(digits=7, per_folder=1000)
+MAX_SHARDS: Final = 10_000_000
+"""Shards that an output may have."""
 MAX_FLAT: Final = 10_000
 """Planned shards up to which a new output has no folders."""
 

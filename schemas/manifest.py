@@ -44,10 +44,6 @@ class Counts(TypedDict):
     kept: Annotated[int, "rows kept"]
     dropped: Annotated[dict[str, dict[str, int]], "rows dropped: {stage: {reason: n}}"]
     unfinished: NotRequired[Annotated[int, "rows of failed shards; stats.json only, a manifest has none"]]
-    retried: NotRequired[
-        Annotated[int, "rows tried again by pipeline.retry, once for each attempt; stats.json only, absent without any"]
-    ]
-    recovered: NotRequired[Annotated[int, "rows of these that were kept; stats.json only"]]
 
 
 class Removed(TypedDict):
@@ -88,6 +84,17 @@ class ThresholdValues(TypedDict):
     size_rule: Annotated[Literal["area", "side", "released"], "measure that min_side_px applies to"]
     min_score: Annotated[float, "lowest grounding score"]
     min_clip_score: Annotated[float, "lowest CLIPScore"]
+    min_image_similarity: NotRequired[Annotated[float, "lowest cosine of image and caption; absent without one"]]
+
+
+class Plugin(TypedDict):
+    """A class from a package of the user that took part in a shard. Reading an output never imports it."""
+
+    name: Annotated[str, "module:Class"]
+    sha256: Annotated[str, "hash of the file with the module"]
+    stage: NotRequired[Annotated[str, "of a stage: its name"]]
+    after: NotRequired[Annotated[str, "of a stage: the one before it"]]
+    reasons: NotRequired[Annotated[dict[str, str], "of a stage: its drop reasons and their meanings"]]
 
 
 class Provenance(TypedDict):
@@ -99,6 +106,7 @@ class Provenance(TypedDict):
     packages: Annotated[dict[str, str], "versions of the installed packages that the content depends on"]
     models: Annotated[Models, "the models"]
     thresholds: Annotated[ThresholdValues, "the thresholds"]
+    plugins: NotRequired[Annotated[list[Plugin], "classes of the user, stages in their order; absent without any"]]
 
 
 class SourceShard(TypedDict):
@@ -112,21 +120,9 @@ class SourceShard(TypedDict):
 class Origin(TypedDict):
     """The command that made a shard from finished shards, without running the job."""
 
-    command: Annotated[str, "name of the command, such as refilter"]
+    command: Annotated[str, "name of the command, such as rewrite"]
     sources: Annotated[list[SourceShard], "the shards whose rows it holds"]
     settings: Annotated[dict[str, Any], "settings of the command that decide the content"]
-
-
-class Retry(TypedDict):
-    """The attempt of pipeline.retry that made a shard. A row counts with its result in the last attempt that has it."""
-
-    attempt: Annotated[int, "number of the attempt, from 1; 0 is the job"]
-    shard: Annotated[int, "index of the job's shard whose rows were tried again"]
-    replaced: Annotated[
-        dict[str, dict[str, int]],
-        "drops of earlier attempts that do not count any more, one for each row of this shard: {stage: {reason: n}}",
-    ]
-    before: Annotated[dict[str, int], "the same drops by the attempt whose shard has them: {attempt: n}"]
 
 
 class Manifest(TypedDict):
@@ -140,6 +136,7 @@ class Manifest(TypedDict):
     counts: Annotated[Counts, "rows read, kept and dropped"]
     boxes: Annotated[int, "kept boxes of the kept rows"]
     phrases: Annotated[int, "noun chunks of the kept rows that have at least one kept box"]
+    pairs: NotRequired[Annotated[int, "kept rows without a box; absent if there are none"]]
     asked: Annotated[
         int, "noun chunks that were not removed, over all rows: passed to the grounder, or with boxes from the input"
     ]
@@ -151,14 +148,20 @@ class Manifest(TypedDict):
     origin: NotRequired[
         Annotated[Origin, "finished shards from which a command made this one; absent in a job's shards"]
     ]
-    retry: NotRequired[Annotated[Retry, "attempt of pipeline.retry; absent in a job's shards"]]
 
 
-class PendingTakedown(TypedDict):
-    """`_takedown/NNNNN.json`: a shard of which pipeline.takedown is removing rows, until its new manifest is written."""
+class StagedFile(FileFacts):
+    """A new file of a shard that is being replaced."""
 
-    manifest: Annotated[Manifest, "its manifest with the new counts; the sizes of the files are those before"]
-    rows: Annotated[dict[str, str], "keys of the rows, each with what the list names: url, host or sha256"]
+    draft: Annotated[str, "its temporary name, relative to the output folder"]
+
+
+class Journal(TypedDict):
+    """`_replace/NNNNN.json`: a finished shard that is being replaced. After a kill, the next command finishes it."""
+
+    manifest: Annotated[Manifest, "its new manifest"]
+    files: Annotated[dict[str, StagedFile], "its new files, by their names"]
+    unused: Annotated[list[str], "files that it has no more"]
 
 
 class FailedShard(TypedDict):

@@ -168,14 +168,5 @@ SCORED: Final = extend(
     field("clip_similarity", pa.float32(), "cosine of the full image and the full caption in [-1, 1]", True),
 )
 
-BOUNDARIES: Final = {
-    "read": READ,
-    "download": DOWNLOADED,
-    "captions": CAPTIONED,
-    "parse": PARSED,
-    "ground": GROUNDED,
-    "score": SCORED,
-}
-"""Stage -> schema of its output table."""
 HEAVY: Final = ("image",)
 """Columns that become null when a row is dropped."""

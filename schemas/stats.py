@@ -120,11 +120,10 @@ class Statistics(RowStatistics):
 
     schema: Annotated[str, "version of the schemas (VERSION)"]
     shards: Annotated[list[int], "indices of the finished shards"]
-    planned: NotRequired[
-        Annotated[int, "number of shards of the job or command, without those of pipeline.retry; absent if unknown"]
-    ]
+    planned: NotRequired[Annotated[int, "number of shards of the job or command; absent if unknown"]]
     without_rows: Annotated[int, "number of shards without a file in arrow/; only their manifests are counted"]
     rows: Annotated[Counts, "rows read, kept and dropped"]
+    pairs: NotRequired[Annotated[int, "rows kept without a box; absent if there are none"]]
     stages: Annotated[dict[str, StageSpeed], "stage -> time"]
     run: Annotated[RunTimings, "time of the last run; empty if unknown"]
     provenance: Annotated[Provenance, "provenance of the first shard"]

@@ -3,8 +3,9 @@
 The names contain no numbers, so that rows can be counted by reason; numbers and messages are in the column `detail`.
 """
 
+from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Final, Literal, get_args
+from typing import Any, Final, Literal, get_args
 
 Stage = Literal["read", "download", "captions", "parse", "ground", "score", "write"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
@@ -25,7 +26,7 @@ REASONS: Final = MappingProxyType(
             "not_selected": "the row does not meet the condition `read.where`",
             "image_refused": "the image is a file or an object that `read.image_roots` does not allow to read",
             "image_not_found": "the image is a file or an object that does not exist or may not be read",
-            "taken_down": "`read.takedown` or pipeline.takedown names the URL or its host; nothing but the key is kept",
+            "taken_down": "`read.takedown` or hypergrit takedown names the URL or its host; nothing but the key is kept",
         },
         "download": {
             **_INTERNAL,
@@ -45,8 +46,8 @@ REASONS: Final = MappingProxyType(
             "too_costly": "decoding takes far more time or memory than the size explains: scans, tiles, fill bytes",
             "too_small": "the shorter side of the image is below the limit",
             "extreme_aspect_ratio": "the ratio of the longer to the shorter side exceeds the limit",
-            "taken_down": "`read.takedown` or pipeline.takedown names the SHA-256 of the image; only the key is kept",
-            "in_evaluation_set": "the image is in a set that pipeline.decontaminate compared with",
+            "taken_down": "`read.takedown` or hypergrit takedown names the SHA-256 of the image; only the key is kept",
+            "in_evaluation_set": "the image is in a set of `hypergrit rewrite against=SET`",
             "duplicate": "an earlier row of the same shard has the same image and the same caption",
         },
         "captions": {
@@ -69,17 +70,34 @@ REASONS: Final = MappingProxyType(
             "box_too_small": "the last remaining boxes were below the size limit",
             "low_score": "the last remaining boxes had a grounding score below the threshold",
             "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
+            "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
         },
         "write": {
             **_INTERNAL,
-            "same_url": "pipeline.dedupe: a row that stays has the same URL; `detail` is its key",
-            "same_bytes": "pipeline.dedupe: a row that stays has the same image bytes (`sha256`); `detail` is its key",
-            "same_picture": "pipeline.dedupe: the perceptual hash of a row that stays is within the radius; `detail` is "
-            "its key",
+            "same_url": "a row that stays has the same URL; `detail` is its key",
+            "same_bytes": "a row that stays has the same image bytes (`sha256`); `detail` is its key",
+            "same_picture": "the perceptual hash of a row that stays is within the radius; `detail` is its key",
         },
     }
 )
 """Stage -> drop reason -> its meaning."""
+
+
+def further_reasons(provenance: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
+    """Return the drop reasons of the stages of the user that a provenance records: stage -> drop reason -> meaning."""
+    plugins = provenance.get("plugins", ())
+    return {plugin["stage"]: {**plugin["reasons"], **_INTERNAL} for plugin in plugins if "stage" in plugin}
+
+
+def all_reasons(provenance: Mapping[str, Any], dropped: Iterable[str] = ()) -> dict[str, Mapping[str, str]]:
+    """Return REASONS with those of a provenance, in the order of its stages; others that have `dropped` rows come last."""
+    further, names = further_reasons(provenance), list(REASONS)
+    for plugin in provenance.get("plugins", ()):
+        if "stage" in plugin:
+            names.insert(names.index(plugin["after"]) + 1, plugin["stage"])
+    names += [name for name in dropped if name not in names]
+    return {name: {**REASONS.get(name, {}), **further.get(name, {})} for name in names}
+
 
 KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture"})
 """Drop reasons whose `detail` is the key of another row."""
@@ -87,7 +105,7 @@ KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_pic
 PASSING: Final = ("timeout", "dns_error", "connection_error", "408", "425", "429", "5xx")
 """Failures of a download that can pass: drop reasons, and HTTP statuses, which are the detail of `http_error`."""
 LASTING: Final = frozenset({"duplicate", "taken_down", "in_evaluation_set"})
-"""Drop reasons of `download` that no other attempt changes."""
+"""Drop reasons of `download` that do not pass."""
 
 PHRASE_REMOVALS: Final = MappingProxyType(
     {
@@ -114,9 +132,8 @@ BOX_REMOVALS: Final = MappingProxyType(
 """Reasons to remove a box, in the order in which the filters are applied."""
 
 
-def check_reason(stage: str, reason: str) -> None:
-    """Raise ValueError unless `reason` is a drop reason of `stage`."""
-    if reason not in REASONS.get(stage, {}):
-        raise ValueError(
-            f"{reason!r} is not a drop reason of stage {stage!r}; use one of {sorted(REASONS.get(stage, {}))}"
-        )
+def check_reason(stage: str, reason: str, further: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:
+    """Raise ValueError unless `reason` is a drop reason of `stage`; `further` are the reasons of other stages by name."""
+    known = sorted({*REASONS.get(stage, {}), *further.get(stage, ())})
+    if reason not in known:
+        raise ValueError(f"{reason!r} is not a drop reason of stage {stage!r}; use one of {known}")

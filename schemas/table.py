@@ -1,7 +1,8 @@
 """Functions with which stages add columns and drop rows. A dropped row is marked and stays in the table."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -30,15 +31,21 @@ def set_column(table: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -
     return table.set_column(index, table.schema.field(index), values)
 
 
-def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop], heavy: Sequence[str] = HEAVY) -> pa.Table:
+def drop_rows(
+    table: pa.Table,
+    stage: str,
+    drops: Mapping[int, Drop],
+    heavy: Sequence[str] = HEAVY,
+    further: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> pa.Table:
     """Mark rows (position -> Drop) as dropped by `stage` and set their columns `heavy` to null.
 
-    Raises ValueError for a reason that is not a drop reason of the stage.
+    Raises ValueError for a reason that is not a drop reason of the stage; `further` as in `check_reason`.
     """
     if not drops:
         return table
     for drop in drops.values():
-        check_reason(stage, drop.reason)
+        check_reason(stage, drop.reason, further)
     columns = {name: table[name].to_pylist() for name in ("status", "stage", "reason", "detail")}
     for i, drop in drops.items():
         columns["status"][i], columns["stage"][i] = DROPPED, stage
@@ -49,25 +56,6 @@ def drop_rows(table: pa.Table, stage: str, drops: Mapping[int, Drop], heavy: Seq
     for name in heavy:
         column = table[name]
         table = set_column(table, name, pc.if_else(lost, pa.scalar(None, column.type), column))
-    return table
-
-
-def without_images(table: pa.Table) -> pa.Table:
-    """Return a copy of a table that shares no memory with it, with empty values in the columns HEAVY."""
-    for name in HEAVY:
-        values = pc.if_else(pc.is_valid(table[name]), pa.scalar(b"", table[name].type), None)
-        table = set_column(table, name, values.cast(table[name].type))
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
-    return pa.ipc.open_stream(sink.getvalue()).read_all()
-
-
-def with_images(table: pa.Table, source: pa.Table) -> pa.Table:
-    """Return a table `without_images` with the values of `source` where it has empty ones."""
-    for name in HEAVY:
-        column = source[name]
-        table = set_column(table, name, pc.if_else(pc.is_valid(table[name]), column, pa.scalar(None, column.type)))
     return table
 
 

@@ -6,10 +6,10 @@ name is imported at its first use, so `import trainer` and `--help` do not impor
 
 from typing import TYPE_CHECKING
 
-from common.lazy import lazy_exports
+from hypergrit_common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from trainer.inference import Model, load_model
+    from trainer.inference.model import Model, load_model
     from trainer.models.registry import MODELS, build_model
 
 __all__ = ["MODELS", "Model", "build_model", "load_model"]
@@ -18,8 +18,8 @@ __getattr__, __dir__ = lazy_exports(
     __name__,
     {
         "MODELS": "trainer.models.registry",
-        "Model": "trainer.inference",
+        "Model": "trainer.inference.model",
         "build_model": "trainer.models.registry",
-        "load_model": "trainer.inference",
+        "load_model": "trainer.inference.model",
     },
 )

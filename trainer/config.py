@@ -5,66 +5,50 @@ The keys of the group `model` depend on the model that `model_name` selects.
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from omegaconf import OmegaConf
 
-from common.config import (
+from hypergrit_common.config import (
     Keys,
     Layer,
+    check_plugins,
     check_positive,
     check_range,
     merge,
     read_layers,
     runtime,
     runtime_keys,
+    saved_layers,
 )
-from common.config_help import describe
-from common.devices import Precision, check_device
-from common.errors import UserError
-from common.urls import clean
-from trainer.checkpoints.config import SaveConfig
-from trainer.data.config import AugmentConfig, DataConfig
+from hypergrit_common.config_help import describe
+from hypergrit_common.devices import Precision, check_device
+from hypergrit_common.errors import UserError
+from hypergrit_common.urls import clean
+from trainer.data.config import SYNTHETIC, DataConfig
 from trainer.distributed.config import ParallelConfig
 from trainer.encoders.sizes import tower_sizes
-from trainer.evaluation.config import EvaluationConfig
+from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
-from trainer.models.registry import DEFAULT, MODELS
+from trainer.models.registry import DEFAULT, MODELS, use_model
 from trainer.optim.config import LoRAConfig, OptimConfig
 
-KEYS: Final = Keys(
-    short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
-    renamed={"batch": "batch_size", "micro_batch": "micro_batch_size"},
-)
-"""Short names of keys, and the names of version 0.1 with their replacements."""
+KEYS: Final = Keys(short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}, plugins=("model_name",))
 
-ADDED: Final[dict[str, Any]] = {
-    "init_skip": [],
-    "model.logits": "distance",
-    "model.contrast_terms": {},
-    "model.entail_terms": {},
-    "model.alpha_init": "released",
-    "model.order": "entropy",
-    "data.box_order": "first",
-    "model.image.patch_dropout": 0.0,
-    "model.text.stretch_after": None,
-    "model.text.pooling": "mean",
-    "model.text.pad_id": 0,
-    "model.text.kwargs": {},
-    "data.weights": [],
-    "data.augment": asdict(AugmentConfig()),
-    "optim.max_gradient_norm": None,
-    "optim.lr_ratios": {},
-    "optim.frozen_until": {},
-    "optim.ema": None,
-    "optim.schedule": "cosine",
-    "optim.decay_steps": 50_000,
-    "optim.final_lr_ratio": 0.0,
-    "lora": asdict(LoRAConfig()),
-}
-"""Keys added since version 0.3 that may not change on resume, with their value in runs saved without them."""
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    """Checkpoints of the run, in OUTPUT/checkpoints."""
+
+    # steps between two checkpoints; the run also saves one at its end and when it receives SIGTERM or SIGINT
+    every: int = 1000
+    # number of checkpoints to keep; older ones are deleted
+    keep: int = 3
+
+    def __post_init__(self) -> None:
+        check_range(self, "every", "keep", least=1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +73,7 @@ class RayConfig:
 class TrainConfig:
     """The configuration of a training run."""
 
-    # model to train; --help model_name=NAME lists the settings of that model
+    # model to train, or module:Class of your own (docs/extending.md); --help model_name=NAME lists its settings
     model_name: str = DEFAULT
     # folder or URL (s3://...) of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json,
     # config.yaml
@@ -108,21 +92,23 @@ class TrainConfig:
     # number of images or texts that a tower processes at once; smaller values need less memory and give the same
     # gradient; null: all images or texts of a step
     micro_batch_size: int | None = runtime(None)
-    # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: bf16 on GPUs that compute in it,
-    # else fp32; losses are always computed in fp32
+    # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: on a GPU bf16 if it computes in it,
+    # else fp16 (with fsdp fp32); on a CPU fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # random seed of the initial weights and of random numbers in the model, such as dropout; see also data.seed
     seed: int = 0
-    # behaviour if the output folder holds checkpoints. auto: resume from the newest; never: stop with an error;
-    # anyway: resume even if settings differ, provided that the tensors fit
-    resume: Literal["auto", "never", "anyway"] = runtime("auto")
+    # behaviour if the output folder holds checkpoints. auto: resume from the newest; never: stop with an error; new_lr:
+    # resume even if optim.lr differs; anyway: resume even if settings differ, provided that the tensors fit
+    resume: Literal["auto", "never", "new_lr", "anyway"] = runtime("auto")
     # compile the blocks of the towers with torch.compile; the first steps take longer. auto: on a GPU, if the machine
     # has a C compiler and the Python headers
     compile: Literal["auto", True, False] = runtime("auto")
     # keep only the inputs of the towers' blocks and recompute the rest in the backward pass: less memory, more time
     checkpoint_activations: bool = runtime(False)
+    # stop before the first step if the estimated memory does not fit this machine
+    check_memory: bool = runtime(True)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -138,6 +124,8 @@ class TrainConfig:
             raise UserError("output is not set; put it in the YAML or give output=FOLDER on the command line")
         if not self.data.shards:
             raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
+        if self.data.shards == SYNTHETIC and "://" in self.output:
+            raise UserError("data=synthetic writes its samples to the output, which must be a folder, not a URL")
         if self.init_skip and not self.init:
             raise UserError(
                 "init_skip is set without init; give init=PATH of the weights that the other parts start from"
@@ -161,6 +149,10 @@ def load_config(arguments: Sequence[str]) -> TrainConfig:
     Raises UserError naming the file or argument, the key and the fix.
     """
     layers = read_layers(arguments, KEYS)
+    check_plugins(*saved_layers(layers, arguments), KEYS)
+    for layer, _ in layers:
+        if layer.get("data") == SYNTHETIC:  # in place of the group
+            OmegaConf.update(layer, "data", {"shards": SYNTHETIC})
     config = merge(TrainConfig, [*tower_sizes(layers), *layers], {"model": model_config_class(layers)})
     assert isinstance(config, TrainConfig)
     return config
@@ -174,6 +166,7 @@ def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
             raise UserError(f"{where}: `model` is a group of keys; select a model with model_name={layer.model}")
         if "model_name" in layer:
             name, source = str(layer.model_name), where
+    use_model(name)
     if name not in MODELS:
         raise UserError(f"{source}: unknown model_name {name!r}; choose one of {', '.join(MODELS)}")
     return MODELS[name].config
@@ -205,11 +198,10 @@ def as_dict(config: TrainConfig) -> dict[str, Any]:
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
     """Describe each setting that differs from the configuration of a checkpoint and may not change on resume.
 
-    `saved` is the configuration of the checkpoint, which an earlier version may have written. The shards are not
-    compared here, but by the loader.
+    `saved` is the configuration of the checkpoint. The shards are not compared here, but by the loader.
     """
     free = runtime_keys(TrainConfig, {"model": type(config.model)})
-    return _differences(KEYS.translate(saved), as_dict(config), free)
+    return _differences(saved, as_dict(config), free)
 
 
 def _differences(saved: dict[str, Any], config: dict[str, Any], free: set[str], prefix: str = "") -> list[str]:
@@ -217,7 +209,7 @@ def _differences(saved: dict[str, Any], config: dict[str, Any], free: set[str], 
     # Compare plain values before groups: if model_name differs, the keys of the group `model` differ too.
     for key in sorted(saved.keys() | config.keys(), key=lambda key: (isinstance(saved.get(key), dict), key)):
         name = prefix + key
-        before, after = saved.get(key, ADDED.get(name)), config.get(key)
+        before, after = saved.get(key), config.get(key)
         if name in free or before == after:
             continue
         if isinstance(before, dict) and isinstance(after, dict):

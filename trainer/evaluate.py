@@ -1,4 +1,4 @@
-"""Evaluate trained models: `python -m trainer.evaluate model=[MODEL] data=FOLDER ...`. `--help` explains both forms."""
+"""Evaluate trained models: `hypergrit evaluate model=[MODEL] data=FOLDER ...`. `--help` explains both forms."""
 
 import os
 import sys
@@ -6,27 +6,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common.cli import EXIT_CODES, command, set_up_logging
-from common.config import Keys, merge, read_layers
-from common.config_help import describe, print_text
-from common.devices import check_device, pick_device
-from common.errors import UserError
-from common.json_file import write_object
-from trainer.evaluation.config import BenchmarkConfig, HeldOutConfig
-from trainer.evaluation.tasks.registry import describe_tasks
+from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.config import Keys, merge, read_layers
+from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.devices import check_device, pick_device
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import write_object
+from trainer.evaluation.catalog import describe_tasks
+from trainer.evaluation.held_out.config import HeldOutConfig
+from trainer.evaluation.run.config import BenchmarkConfig
 
 USAGE = """\
-usage: python -m trainer.evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TASK,...]] [key=value ...]
-       python -m trainer.evaluate MODEL [CONFIG.yaml ...] [key=value ...]
+usage: hypergrit evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TASK,...]] [key=value ...]
+       hypergrit evaluate MODEL [CONFIG.yaml ...] [key=value ...]
 
 The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is the
 folder of a finished run, its folder model/, or NAME:FILE.pth, a released file with the name of its model. The second
 form evaluates one model without benchmark files: zero-shot classification of image folders, retrieval and entailment on
 held-out shards. YAML files may hold the keys of either form. Later files and arguments override earlier ones.
 
-  python -m trainer.evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
+  hypergrit evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
       "tasks=[retrieval,sugarcrepe]" output=out/eval
-  python -m trainer.evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
+  hypergrit evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
       "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
 
 Files that the first form writes to the output folder:
@@ -99,15 +100,27 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     set_up_logging()
     if is_benchmark(arguments):
-        from trainer.benchmark import run_benchmarks  # imports torch, which --help does not need
+        from trainer.evaluation.run.benchmarks import run_benchmarks  # imports torch, which --help does not need
 
         return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
     model, config = parse(arguments)
     results = run(model, config)
-    print_text("\n".join(f"{name:48}{100 * value:7.2f} %" for name, value in results.items()))
+    print_text(table(results))
     if config.output:
         write(results, Path(config.output))
     return 0
+
+
+def table(results: dict[str, float]) -> str:
+    """Return the results as lines of a metric, its value and its chance level, in percent."""
+    lines = [f"{'metric':48}{'value':>9}{'chance':>9}"]
+    for name, value in results.items():
+        group, _, metric = name.rpartition("/")
+        if metric.startswith("chance"):
+            continue
+        chance = results.get(f"{group}/chance{metric[metric.find('@') :] if '@' in metric else ''}")
+        lines.append(f"{name:48}{100 * value:7.2f} %" + ("" if chance is None else f"{100 * chance:7.2f} %"))
+    return "\n".join(lines)
 
 
 def help_text() -> str:
@@ -145,7 +158,7 @@ def run(model: str, config: EvaluateConfig) -> dict[str, float]:
     if not config.shards and not config.image_folders:
         raise UserError("there is nothing to evaluate on; give shards=FOLDER, image_folders=[FOLDER], or both")
     from trainer.checkpoints.model import load_model  # both import torch, which --help does not need
-    from trainer.evaluation.evaluate import Evaluation
+    from trainer.evaluation.held_out.evaluate import Evaluation
 
     try:
         loaded = load_model(model, config.model_name)

@@ -1,20 +1,21 @@
-"""Export models to open_clip's layout, and back: `python -m trainer.export MODEL OUT`. `--help` explains both."""
+"""Export models to open_clip's layout, and back: `hypergrit export MODEL OUT`. `--help` explains both."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from common.cli import EXIT_CODES, command, set_up_logging
-from common.config_help import print_text
-from common.errors import UserError
-from common.text import printable
+from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.config_help import print_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.text import printable
 
 USAGE = f"""\
-usage: python -m trainer.export MODEL OUT
+usage: hypergrit export MODEL OUT
 
 Write the towers of MODEL, the folder of a finished run or its folder model/, to the folder OUT in open_clip's layout:
 
-  model = open_clip.create_model("local-dir:OUT")
+  hypergrit export out/hycoclip out/open_clip
+  model = open_clip.create_model("local-dir:out/open_clip")
 
 encode_image and encode_text of that model return the features before the lift into the model's space; normalised, they
 are CLIP's points. OUT also keeps what open_clip does not know, such as curvatures. If MODEL is a folder written by this
@@ -46,10 +47,10 @@ def convert(source: Path, out: Path) -> None:
 
     Raises UserError for a model that cannot be read or exported, and if `out` holds files or cannot be written.
     """
-    from trainer.card import write_card  # torch is not needed for --help
     from trainer.checkpoints.model import load_model, save_model
     from trainer.checkpoints.open_clip import CONFIG_FILE
     from trainer.checkpoints.open_clip_layout import export_model, import_model
+    from trainer.inference.hub import write_card  # torch is not needed for --help
 
     try:
         if out.exists() and any(out.iterdir()):

@@ -8,13 +8,13 @@ from typing import Any
 
 import ray
 from ray.train import FailureConfig, RunConfig, ScalingConfig
-from ray.train.torch import TorchConfig, TorchTrainer
+from ray.train.torch import TorchConfig, TorchTrainer, get_device
 from ray.train.v2.api.exceptions import TrainingFailedError
 
-from common.cli import set_up_logging
-from common.errors import UserError
-from common.local_ray import init_ray, python_path
-from common.paths import absolute, chdir_hook, check_output_is_absolute
+from hypergrit_common.cli import set_up_logging
+from hypergrit_common.errors import UserError
+from hypergrit_common.local_ray import init_ray, python_path
+from hypergrit_common.paths import absolute, chdir_hook, check_output_is_absolute
 from trainer.config import TrainConfig
 from trainer.distributed.process import LostProcessError
 
@@ -61,12 +61,15 @@ def train_worker(loop_config: dict[str, Any]) -> str:
 
     An error that is raised would restart the run, which only helps after a lost process.
     """
-    from trainer.loop import train
+    from trainer.training.loop import train
 
     set_up_logging()
     chdir_hook(loop_config["folder"])()  # Ray Train starts each worker in another folder
+    config, device = loop_config["config"], get_device()
+    if device.type == "cuda":  # the workers of a machine see all its GPUs, of which this one is reserved
+        config = dataclasses.replace(config, device=str(device))
     try:
-        train(loop_config["config"])
+        train(config)
     except LostProcessError:
         raise
     except UserError as error:

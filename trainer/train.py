@@ -1,28 +1,28 @@
-"""Train a model: `python -m trainer.train jobs/train/hycoclip.yaml key=value`. `--help` explains every key."""
+"""Train a model: `hypergrit train jobs/train/hycoclip.yaml key=value`. `--help` explains every key."""
 
 import logging
 import os
 import sys
 from collections.abc import Sequence
 
-from common.cli import EXIT_CODES, command, set_up_logging
-from common.config_help import print_text
-from common.text import message
+from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.config_help import print_text
+from hypergrit_common.text import message
 from trainer.config import help_text, load_config
-from trainer.distributed.slurm import use_slurm
+from trainer.distributed.config import use_slurm
 
 USAGE = f"""\
-usage: python -m trainer.train [CONFIG.yaml ...] [key=value ...]
+usage: hypergrit train [CONFIG.yaml ...] [key=value ...]
 
 Train a model of images and texts on shards: those of this project's pipeline, those of HyCoCLIP, raw GRIT, or tars of
 image-text pairs. Later files and arguments override earlier ones. Repeat the command to resume a run that was stopped:
 it continues from its last checkpoint.
 
-  python -m trainer.train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
+  hypergrit train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
   torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml shards=... output=...
   srun python -m trainer.train jobs/train/hycoclip.yaml shards=... output=...    (jobs/train/slurm.sh)
   ray job submit --working-dir . -- \\
-      python -m trainer.train jobs/train/hycoclip.yaml ray.workers=8 shards=... output=/data/...
+      hypergrit train jobs/train/hycoclip.yaml ray.workers=8 shards=... output=/data/...
 
 --help model_name=NAME lists the settings of that model.
 
@@ -55,9 +55,12 @@ def run(arguments: Sequence[str]) -> int:
         train_on_ray(with_absolute_output(config))
         return 0
     use_slurm(os.environ)
+    # Lengths of texts and numbers of boxes change in each step: fixed segments of a full GPU would fragment.
+    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
     if int(os.environ.get("RANK", "0")):
         logging.getLogger().setLevel(logging.WARNING)  # only the main process logs progress
-    from trainer.loop import StoppedError, train
+    from trainer.training.loop import train
+    from trainer.training.results import StoppedError
 
     try:
         train(config)

@@ -15,9 +15,9 @@ import cv2
 import numpy as np
 import pyarrow as pa
 
-from common.images import Image
+from hypergrit_common.images import Image
 from pipeline.images import encode_jpeg
-from pipeline.write.tar import TarWriter
+from pipeline.output.write.tar import TarWriter
 from schemas.files import TRAIN_BOX_IMAGE, TRAIN_BOX_PHRASE, TRAIN_CAPTION, TRAIN_IMAGE, TRAIN_N_PARENTS
 from schemas.rows import PARSED
 

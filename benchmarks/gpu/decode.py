@@ -14,13 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu import plots
 from benchmarks.gpu.data import n_cores
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.trainer_step import config_of, drawn_shards
-from trainer.build import build_tokenizer
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
+from trainer.training.build import build_tokenizer
 
 SECONDS, TINY_SECONDS = 20.0, 0.5
 BATCH, TINY_BATCH = 768, 8
@@ -34,7 +33,7 @@ def main() -> None:
     parser.add_argument("--shards", help="folder of training shards")
     options = parser.parse_args()
     options.compile = "false"
-    run("decode", options, measure, draw)
+    run("decode", options, measure)
 
 
 def measure(session: Session) -> None:
@@ -81,13 +80,6 @@ def compare(path: Path, rate: float) -> dict[str, Any]:
     rows = json.loads(path.read_text(encoding="utf-8"))["cases"] if path.is_file() else []
     steps = [row["pairs_per_s"] for row in rows if row.get("side") == "ours" and "pairs_per_s" in row]
     return {"decoded_over_computed": rate / max(steps)} if steps else {"decoded_over_computed": None}
-
-
-def draw(session: Session) -> None:
-    """Plot the rate by number of processes."""
-    points = [(row["workers"], row["pairs_per_s"]) for row in session.rows if "workers" in row and "error" not in row]
-    labels = ("loader processes", "pairs/s")
-    plots.lines(session.path("pairs_per_s.png"), "The trainer's loader", {"image and box, 224 px": points}, labels)
 
 
 if __name__ == "__main__":

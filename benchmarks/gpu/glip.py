@@ -16,18 +16,17 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.glip_throughput import SMALL_SWIN, deform_flops
-from benchmarks.gpu import plots
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.timing import ceilings, peak_gib, reset_peak, time_calls, utilisation
 from benchmarks.gpu.tracing import trace
-from pipeline.ground.glip.config import CONFIGS, MINIATURE
-from pipeline.ground.glip.images import padded_size
-from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.predict import compile_image_tower
+from pipeline.stages.ground.glip.config import CONFIGS, MINIATURE, SwinConfig
+from pipeline.stages.ground.glip.model import Glip
+from pipeline.stages.ground.glip.predict import padded_size
 
+MAX_COMPILED_SIZES = 128  # more than the number of padded sizes of images from 800 x 800 to 800 x 1333
 SIZE, TINY_SIZE = (800, 1333), (64, 96)
 N_PIECES = 24
+SMALL_SWIN = SwinConfig(embed_dim=16, depths=(2, 2, 2, 2), heads=(1, 2, 2, 4), window=4, drop_path=0.0)
 PROFILED = 8  # images of the profiled batch
 
 
@@ -36,7 +35,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--batches", type=int, nargs="+", help="batch sizes; default: 8 16 1 4 32 64")
     parser.add_argument("--compile", choices=["both", "yes", "no"], default="both", help="compile the image tower")
-    run("glip", parser.parse_args(), measure, draw)
+    run("glip", parser.parse_args(), measure)
 
 
 def measure(session: Session) -> None:
@@ -57,6 +56,16 @@ def measure(session: Session) -> None:
                     measure_batch(session, model, row, product)
                 if "memory" in session.rows[-1].get("error", ""):
                     too_large = batch
+
+
+def compile_image_tower(model: Glip) -> None:
+    """Compile the backbone with torch.compile, once for each padded size and batch size.
+
+    The head is not compiled: its shapes also depend on the prompt's length, and tracing it with symbolic shapes takes
+    minutes.
+    """
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_SIZES)
+    model.backbone.compile(dynamic=False)  # in place: a wrapper would change the state-dict keys and lose the hooks
 
 
 def wanted(options: argparse.Namespace, device: torch.device) -> list[bool]:
@@ -108,15 +117,10 @@ def count_flops(call: Callable[[], object]) -> float:
     return float(counter.get_total_flops())
 
 
-def draw(session: Session) -> None:
-    """Plot throughput, utilisation and memory by batch size."""
-    for key, label in (("images_per_s", "images/s"), ("mfu", "model FLOP utilisation"), ("peak_gib", "GiB")):
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in session.rows:
-            if row.get(key) is not None:
-                name = "compiled image tower" if row["compiled"] else "not compiled"
-                series.setdefault(name, []).append((row["batch"], row[key]))
-        plots.lines(session.path(f"{key}.png"), f"GLIP-T at 800 px: {label}", series, ("batch size", label))
+def deform_flops(x: Any, weight: Any, offset: Any, *_: Any, **__: Any) -> int:
+    """Return the FLOPs of a deformable convolution's matrix product from its shapes: 2 b o c kh kw h w."""
+    (o, c, kh, kw), (b, _, height, width) = weight, offset
+    return 2 * b * o * c * kh * kw * height * width
 
 
 if __name__ == "__main__":

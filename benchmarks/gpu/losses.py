@@ -2,27 +2,27 @@
 
     python -m benchmarks.gpu.losses [--models meru hycoclip phyclip] [--batches 768 16384]
 
-`chunked` and `triton` are the trainer's, `plain` is the formula as printed in the paper. Features have width 512, in
-PHyCLIP 64 factors of width 8. Times are those of the losses and of all gradients, from features in float32.
+`chunked` is the trainer's, `triton` has the kernels of `benchmarks.gpu.fused`, `plain` is the formula as printed in the
+paper. Features have width 512, in PHyCLIP 64 factors of width 8. Times are those of the losses and of all gradients, from
+features in float32.
 
 `loss_error` and `gradient_error` compare with float64, relative to the reference: of the loss, and of the gradients of
 all features (norm of the difference over the norm). The reference is the plain formula, or the chunked loss in float64
 where the plain formula does not fit into memory.
 """
 
-import dataclasses
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu import plots
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.timing import peak_gib, reset_peak, synchronize, time_calls
 from benchmarks.gpu.tracing import trace
 from benchmarks.loss import PLAIN_NUMBERS, plain_fits
-from benchmarks.plain_losses import build
+from benchmarks.plain import build
 from trainer.batch import Pairs
 from trainer.models.meru import MERU
 
@@ -35,7 +35,7 @@ def main() -> None:
     parser = parser_of(__doc__)
     parser.add_argument("--models", nargs="+", choices=list(PLAIN_NUMBERS), default=["phyclip", "hycoclip", "meru"])
     parser.add_argument("--batches", nargs="+", type=int, help="numbers of pairs; default: 768 16384")
-    run("losses", parser.parse_args(), measure, draw)
+    run("losses", parser.parse_args(), measure)
 
 
 def measure(session: Session) -> None:
@@ -95,10 +95,16 @@ def measure_side(
     session: Session, name: str, side: str, features: dict[str, Tensor], reference: list[Tensor]
 ) -> dict[str, Any]:
     """Measure one implementation."""
-    device, is_tiny = session.device, session.options.tiny
-    model = build(name, plain=side == "plain", full=False).to(device)
-    if side == "triton":
-        model.config = dataclasses.replace(model.config, loss_kernel="triton")
+    model = build(name, plain=side == "plain", full=False).to(session.device)
+    with kernels() if side == "triton" else nullcontext():
+        return measure_model(session, model, (name, side), features, reference)
+
+
+def measure_model(
+    session: Session, model: MERU, names: tuple[str, str], features: dict[str, Tensor], reference: list[Tensor]
+) -> dict[str, Any]:
+    """Measure the losses of a model; `names` are its name and that of the implementation."""
+    (name, side), device, is_tiny = names, session.device, session.options.tiny
     found: dict[str, Any] = {}
     result = loss_and_gradients(model, features)  # also compiles the kernels
     if reference:
@@ -120,18 +126,17 @@ def measure_side(
     return found
 
 
+def kernels() -> AbstractContextManager[None]:
+    """Replace the contrastive losses by the Triton kernels, which are imported here: not every platform has Triton."""
+    from benchmarks.gpu.fused import in_losses
+
+    return in_losses()
+
+
 def relative_error(found: list[Tensor], reference: list[Tensor]) -> float:
     """Return the norm of the difference over the norm of the reference."""
     difference = sum((a.double() - b).square().sum() for a, b in zip(found, reference, strict=True))
     return float((difference / sum(b.square().sum() for b in reference)) ** 0.5)
-
-
-def draw(session: Session) -> None:
-    """Plot times and errors."""
-    rows = [row for row in session.rows if "ms" in row]
-    for key, unit in (("ms", "ms"), ("gradient_error", "relative error against float64"), ("peak_gib", "GiB")):
-        values = {f"{row['model']} {row['batch']} {row['side']}": row[key] for row in rows if key in row}
-        plots.bars(session.path(f"{key}.png"), f"Losses: {key}", values, unit)
 
 
 if __name__ == "__main__":

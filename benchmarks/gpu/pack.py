@@ -1,10 +1,10 @@
 """Pack what the scripts need on a machine without the internet: wheels, and training shards.
 
-    python -m benchmarks.gpu.pack [--shards FOLDER] [--samples 256] [--out out/gpu_pack]
+    python -m benchmarks.gpu.pack [--samples 256] [--out out/gpu_pack]
 
 The wheels are those of `PACKED`, pure Python, in the versions of requirements.lock; pip checks their hashes. The shards
-are the first ones of `--shards`, such as out/train_demo/shards/train or your own data, or else are drawn. Together with
-the files of the repository, the pack has at most 60 MiB. `install.sh` in it installs the wheels to a folder:
+are drawn. Together with the files of the repository, the pack has at most 60 MiB. `install.sh` in it installs the wheels
+to a folder:
 
     source out/gpu_pack/install.sh
 """
@@ -20,7 +20,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.gpu.data import training_shards
-from common.shards import list_shards
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out" / "gpu_pack"
@@ -38,7 +37,6 @@ export PYTHONPATH="$target${PYTHONPATH:+:$PYTHONPATH}"
 def main() -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shards", help="folder of training shards to take along")
     parser.add_argument("--samples", type=int, default=256, help="samples of drawn shards; 0: none")
     parser.add_argument("--out", type=Path, default=OUT, help="folder of the pack, which is replaced")
     options = parser.parse_args()
@@ -46,10 +44,7 @@ def main() -> int:
     options.out.mkdir(parents=True)
     download(locked(PACKED, (ROOT / "requirements.lock").read_text(encoding="utf-8")), options.out / "wheels")
     (options.out / "install.sh").write_text(INSTALL, encoding="utf-8")
-    room = LIMIT - size_of_repository() - size(options.out)
-    if options.shards:
-        copy_shards(list_shards(options.shards), options.out / "shards", room)
-    elif options.samples:
+    if options.samples:
         training_shards(options.out / "shards", options.samples, n_shards=4)
     total = size_of_repository() + size(options.out)
     files = [path.relative_to(options.out).as_posix() for path in sorted(options.out.rglob("*")) if path.is_file()]
@@ -74,18 +69,6 @@ def download(requirements: str, folder: Path) -> None:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
         command += ["--only-binary=:all:", "--implementation", "py", "--abi", "none", "--platform", "any"]
         subprocess.run([*command, "--dest", str(folder), "-r", file.name], check=True)
-
-
-def copy_shards(shards: Sequence[str], folder: Path, room: int) -> None:
-    """Copy as many of the first shards as fit. Raises ValueError if none does."""
-    folder.mkdir(parents=True)
-    for shard in shards:
-        room -= Path(shard).stat().st_size
-        if room < 0:
-            break
-        shutil.copy(shard, folder)
-    if not list(folder.iterdir()):
-        raise ValueError(f"{shards[0]} does not fit; give smaller shards, which python -m pipeline.reshard writes")
 
 
 def size(folder: Path) -> int:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.timing import gpu_name
-from common.devices import pick_device
+from hypergrit_common.devices import pick_device
 
 OUT = Path("out/gpu")
 MINUTES = 9.0
@@ -116,10 +116,8 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
-def run(
-    name: str, options: argparse.Namespace, measure: Callable[[Session], None], draw: Callable[[Session], None]
-) -> None:
-    """Run `measure` until it ends or the time is over, then `draw` the plots, and print a summary as one JSON line.
+def run(name: str, options: argparse.Namespace, measure: Callable[[Session], None]) -> None:
+    """Run `measure` until it ends or the time is over, and print a summary as one JSON line.
 
     Rows and summary are printed without their tables, which are in `OUT/NAME.json`.
     """
@@ -141,8 +139,4 @@ def run(
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *timer_before)
     session.save()
-    try:
-        draw(session)
-    except Exception as error:  # the figures are worth more than their plots
-        print(f"no plots: {error}")
     print(json.dumps({name: value for name, value in session.results().items() if name != "cases"}))

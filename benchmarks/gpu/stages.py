@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.stages [--rows 512] [--stored-px 512] [--batch 8 16 32] [--compile]
 
 GLIP-T at 800 px and a CLIP with a ViT-B/16, both with random weights: the grounder's lowest score is chosen so that an
-image has about 8 boxes. Images have aspect ratios as on the web. `ground` and `score` are the stages alone, `both` one
-after the other, and `shared` the way of the Ray workers, in which rows of several shards share batches.
+image has about 8 boxes. Images have aspect ratios as on the web. `ground` and `score` are the stages alone, and `both`
+one after the other, as a worker runs them on a shard.
 
 `busy` is the share of the wall-clock time in which a kernel or a copy runs on the GPU, from a trace of some of the rows.
 Aim: 0.9. `profile` has the gaps. `profile_with_host`, of the first batch size, says what the host did meanwhile, but is
@@ -20,25 +20,21 @@ from pathlib import Path
 import pyarrow as pa
 import torch
 
-from benchmarks.glip_throughput import WEIGHTS
-from benchmarks.gpu import plots
 from benchmarks.gpu.data import stored_table
+from benchmarks.gpu.glip import compile_image_tower
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.timing import peak_gib, reset_peak, synchronize
 from benchmarks.gpu.tracing import trace
-from pipeline.batches.shards import SharedBatches
-from pipeline.ground.config import GroundConfig
-from pipeline.ground.glip.config import CONFIGS
-from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.predict import GlipGrounder, compile_image_tower, load_glip_grounder
-from pipeline.ground.glip.text import Prompter
-from pipeline.ground.stage import Ground, kept_rows, spans_of
-from pipeline.score.config import ScoreConfig
-from pipeline.score.paths import MINIATURE
-from pipeline.score.scorers import load_scorer
-from pipeline.score.stage import Score
-from pipeline.score.thresholds import Thresholds
-from pipeline.stored_images import StoredImages
+from pipeline.images import StoredImages
+from pipeline.stages.ground.glip.config import CONFIGS
+from pipeline.stages.ground.glip.model import Glip
+from pipeline.stages.ground.glip.predict import GlipGrounder, load_glip_grounder
+from pipeline.stages.ground.glip.text import Prompter
+from pipeline.stages.ground.load import GroundConfig
+from pipeline.stages.ground.stage import Ground, kept_rows, spans_of
+from pipeline.stages.score.filters import MINIATURE, ScoreConfig, Thresholds
+from pipeline.stages.score.scorers import load_scorer
+from pipeline.stages.score.stage import Score
 from trainer.checkpoints.model import save_model
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import ImageConfig
@@ -46,9 +42,9 @@ from trainer.models.config import ModelConfig
 from trainer.models.registry import build_model
 from trainer.text.tokenizer import openai_tokenizer
 
+WEIGHTS = Path(__file__).parents[2] / "demo" / "weights" / "glip"
 BOXES_PER_IMAGE = 8
 SAMPLE = 8  # images from which the lowest score is chosen
-SHARDS = 4  # whose rows share batches
 TRACED = 64  # rows of a trace
 WITH_HOST = ("ground", "score")  # stages that are traced again with the operations of the host
 KEEP_ALL = Thresholds(min_side_px=0, size_rule="area", min_score=0.0, min_clip_score=0.0)
@@ -61,28 +57,25 @@ def main() -> None:
     parser.add_argument("--stored-px", type=int, default=512, help="shorter side of the stored images")
     parser.add_argument("--batch", type=int, nargs="+", help="ground.batch_size; default: 8 16 32")
     parser.add_argument("--compile", action="store_true", help="compile GLIP's image tower; takes minutes")
-    run("stages", parser.parse_args(), measure, draw)
+    run("stages", parser.parse_args(), measure)
 
 
 def measure(session: Session) -> None:
     """Measure the stages with each batch size."""
     options = session.options
     n_rows = options.rows or (6 if options.tiny else 512)
-    tables = [
-        stored_table(first, n_rows // SHARDS or 1, 48 if options.tiny else options.stored_px)
-        for first in range(0, n_rows, n_rows // SHARDS or 1)
-    ]
+    table = stored_table(0, n_rows, 48 if options.tiny else options.stored_px)
     with tempfile.TemporaryDirectory() as folder:
         grounder = make_grounder(session)
         scorer = load_scorer(
             scorer_folder(session, Path(folder, "clip")), str(session.device), 4 if options.tiny else 64
         )
-        grounder.floor = floor_for(grounder, tables[0])
+        grounder.floor = floor_for(grounder, table)
         images = StoredImages()
         score = Score(ScoreConfig(), KEEP_ALL, scorer, decode=images)
         for batch in options.batch or ([2] if options.tiny else [8, 16, 32]):
             ground = Ground(GroundConfig(batch_size=batch, floor=grounder.floor), grounder, decode=images)
-            measure_stages(session, ground, score, tables)
+            measure_stages(session, ground, score, table)
 
 
 def make_grounder(session: Session) -> GlipGrounder:
@@ -120,15 +113,14 @@ def floor_for(grounder: GlipGrounder, table: pa.Table) -> float:
     return low
 
 
-def measure_stages(session: Session, ground: Ground, score: Score, tables: list[pa.Table]) -> None:
-    """Measure the stages alone, together, and with shared batches."""
-    whole, part = pa.concat_tables(tables), tables[0].slice(0, TRACED)
+def measure_stages(session: Session, ground: Ground, score: Score, whole: pa.Table) -> None:
+    """Measure the stages alone and together."""
+    part = whole.slice(0, TRACED)
     grounded, grounded_part = ground(whole), ground(part)  # also the warm-up
     passes: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
         "ground": (lambda: ground(whole), lambda: ground(part)),
         "score": (lambda: score(grounded), lambda: score(grounded_part)),
         "both": (lambda: score(ground(whole)), lambda: score(ground(part))),
-        "shared": (lambda: shared(ground, score, tables), lambda: shared(ground, score, [part])),
     }
     for name, (call, traced) in passes.items():
         with session.measure(stage=name, batch=ground.config.batch_size, compiled=session.options.compile) as row:
@@ -151,27 +143,9 @@ def measure_stages(session: Session, ground: Ground, score: Score, tables: list[
                 row["profile_with_host"] = trace(traced, 1, session.device, path)
 
 
-def shared(ground: Ground, score: Score, tables: list[pa.Table]) -> int:
-    """Run tables through both stages, with batches in common; return the number of rows."""
-    batches, n_rows = SharedBatches(ground, score), 0
-    try:
-        for number, table in enumerate(tables):
-            n_rows += sum(done.table.num_rows for done in batches.add(number, table))
-        return n_rows + sum(done.table.num_rows for done in batches.finish())
-    finally:
-        batches.close()
-
-
 def mean_boxes(grounded: pa.Table) -> float:
     """Return the number of boxes per image."""
     return sum(len(boxes or []) for boxes in grounded["boxes"].to_pylist()) / grounded.num_rows
-
-
-def draw(session: Session) -> None:
-    """Plot throughput and busy share."""
-    for key, unit in (("images_per_s", "images/s"), ("busy", "share of the time in which the GPU works")):
-        values = {f"{row['stage']}, batch {row['batch']}": row[key] for row in session.rows if key in row}
-        plots.bars(session.path(f"{key}.png"), f"Ground and score: {unit}", values, unit)
 
 
 if __name__ == "__main__":

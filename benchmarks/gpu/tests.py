@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
-from benchmarks.gpu import plots
 from benchmarks.gpu.session import Session, parser_of, run
 
 ROOT = Path(__file__).parents[2]
@@ -33,7 +32,7 @@ def main() -> None:
     """Run the command line."""
     parser = parser_of(__doc__)
     parser.add_argument("paths", nargs="*", help="test files; default: all with tests for GPUs")
-    run("tests", parser.parse_args(), measure, draw)
+    run("tests", parser.parse_args(), measure)
 
 
 def measure(session: Session) -> None:
@@ -115,12 +114,6 @@ def outcome(case: ElementTree.Element) -> tuple[str, str]:
 def name_of(case: ElementTree.Element) -> str:
     """Return the module and the name of a test."""
     return f"{case.get('classname')}::{case.get('name')}"
-
-
-def draw(session: Session) -> None:
-    """Plot the slowest tests."""
-    slowest = session.rows[0].get("slowest", {}) if session.rows else {}
-    plots.bars(session.path("slowest.png"), "Slowest tests", slowest, "s")
 
 
 if __name__ == "__main__":

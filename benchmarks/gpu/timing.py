@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from common.devices import torch_dtype
+from hypergrit_common.devices import torch_dtype
+from trainer.training.profile import peak_flop_s
 
-DENSE_BF16 = {"H200": 989e12, "H100": 989e12, "A100": 312e12, "L40S": 362e12, "A6000": 155e12}  # data sheets, FLOP/s
 WARM_UP = 3
 MOST_CALLS = 200
 PRODUCT, TINY_PRODUCT = 8192, 256  # rows and columns of a large matrix product
@@ -81,11 +81,6 @@ def peak_gib(device: torch.device) -> float:
 def gpu_name(device: torch.device) -> str:
     """Return the GPU's name, or "cpu"."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-
-
-def peak_flop_s(device: torch.device) -> float | None:
-    """Return the bfloat16 peak of the GPU according to its data sheet, in FLOP/s; None if it is not listed."""
-    return next((rate for name, rate in DENSE_BF16.items() if name in gpu_name(device)), None)
 
 
 def large_product(device: torch.device, dtype: torch.dtype, n: int) -> tuple[Callable[[], object], float]:

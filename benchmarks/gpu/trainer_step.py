@@ -4,7 +4,7 @@
                                           [--sides ours plain plain_compiled] [--shards FOLDER]
 
 The papers' models with a ViT-B/16, in bfloat16 on a GPU. `ours` is the trainer with compiled blocks and its loader; `plain` has
-towers of standard modules (benchmarks/plain_towers.py), the losses as printed and torch's AdamW, on one batch that
+towers of standard modules (benchmarks/plain.py), the losses as printed and torch's AdamW, on one batch that
 stays on the device; `plain_compiled` the same with compiled blocks. `largest` is the batch that is predicted to fill
 the memory, from the peaks of the others. Without --shards, shards are drawn (benchmarks/gpu/data.py).
 
@@ -31,24 +31,23 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu import plots
 from benchmarks.gpu.data import n_cores, training_shards
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.timing import Timing, ceilings, peak_gib, reset_peak, synchronize, time_calls, utilisation
 from benchmarks.gpu.tracing import trace
-from benchmarks.plain_towers import plain_model
-from benchmarks.train_throughput import backward, features, job_config, with_loader
-from trainer.accumulate import tower_blocks
+from benchmarks.plain import plain_model
 from trainer.batch import Batch, Losses, Pairs
-from trainer.build import Run, build, build_tokenizer
-from trainer.config import TrainConfig
-from trainer.copies import BatchCopies
+from trainer.config import TrainConfig, load_config
 from trainer.data.loader import Loader
 from trainer.distributed.process import Process
-from trainer.step import PendingStep, start_step, update
+from trainer.metrics.writers import Meter
+from trainer.training.accumulate import tower_blocks
+from trainer.training.build import Run, build, build_tokenizer
+from trainer.training.step import BatchCopies, PendingStep, autocast, start_step, update
 
 Speed = Callable[[float, Timing], dict[str, Any]]
 """The figures of a step, from its FLOPs and its time."""
+JOBS = Path(__file__).parents[2] / "jobs" / "train"
 LARGEST = "largest"
 SIDES = ("ours", "plain", "plain_compiled")
 SPARE = 0.94  # share of the memory that the predicted largest batch may take
@@ -78,7 +77,7 @@ def main() -> None:
     parser.add_argument("--shards", help="folder of training shards")
     parser.add_argument("--workers", type=int, default=max(1, n_cores() - 2), help="loader processes")
     parser.add_argument("--compile", choices=["auto", "true", "false"], default="auto", help="compile the blocks")
-    run("trainer_step", parser.parse_args(), measure, draw)
+    run("trainer_step", parser.parse_args(), measure)
 
 
 def measure(session: Session) -> None:
@@ -136,7 +135,45 @@ def config_of(session: Session, model: str, batch: int, shards: str, output: Pat
         merges = output.with_name("merges.txt")
         merges.write_text("#version: 0.2\n", encoding="utf-8")
         overrides += [*TINY, f"tokenizer={merges}", "data.workers=1"]
-    return job_config(model, "b", overrides)
+    jobs = [str(JOBS / f"{name}.yaml") for name in (model, "vit_b")]
+    return load_config([*jobs, *overrides])
+
+
+def features(run: Run, batch: Batch) -> Pairs:
+    """Run the towers' forward pass."""
+    with autocast(run):
+        return run.model.features(batch)
+
+
+def backward(pairs: Pairs) -> None:
+    """Run the towers' backward pass, with ones as the gradients of their outputs."""
+    outputs = [value for value in vars(pairs).values() if isinstance(value, Tensor) and value.requires_grad]
+    torch.autograd.backward(outputs, [torch.ones_like(value) for value in outputs])
+
+
+def with_loader(run: Run, steps: int, warm_up: int) -> dict[str, float]:
+    """Measure the throughput of steps with the loader, and the share of time spent waiting for data."""
+    meter, copies = Meter(), BatchCopies(run.loader, run.process.device)
+    waiting: PendingStep | None = None
+    for index in range(warm_up + steps):
+        if index == warm_up:
+            meter.restart()
+        with meter.waiting():
+            batch = copies.take()
+        step = start_step(run, batch)
+        with meter.waiting():
+            copies.start()
+        if waiting:
+            waiting.read()
+        waiting = step
+        meter.samples += run.config.batch_size
+    if waiting:
+        waiting.read()
+    read = meter.read()
+    return {
+        "pairs_per_s_with_loader": round(read["samples_per_s"], 1),
+        "data_wait_share": round(read["data_wait_share"], 3),
+    }
 
 
 def largest_batch(session: Session, model: str) -> int:
@@ -261,22 +298,6 @@ def count_flops(run_towers: Callable[[Batch], Pairs], batch: Batch) -> float:
         backward(run_towers(part))
     synchronize(batch.images.device)
     return float(counter.get_total_flops()) * n / counted
-
-
-def draw(session: Session) -> None:
-    """Plot throughput and utilisation by batch size, and the kinds of kernels."""
-    rows = [row for row in session.rows if "pairs_per_s" in row]
-    for key, label in (("pairs_per_s", "pairs/s"), ("mfu", "model FLOP utilisation"), ("peak_gib", "GiB")):
-        series: dict[str, list[tuple[float, float]]] = {}
-        for row in rows:
-            if row.get(key) is not None:
-                series.setdefault(f"{row['model']} {row['side']}", []).append((row["batch"], row[key]))
-        plots.lines(session.path(f"{key}.png"), f"Training, ViT-B/16: {label}", series, ("batch size", label))
-    profiled = [row for row in rows if row.get("profile", {}).get("kinds")]
-    if profiled:
-        last = profiled[0]
-        title = f"Kernels of {last['model']} at {last['batch']}"
-        plots.bars(session.path("kernels.png"), title, last["profile"]["kinds"], "share of the kernels' time")
 
 
 if __name__ == "__main__":

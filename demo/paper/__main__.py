@@ -4,12 +4,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from common.cli import BUG, EXIT_CODES, argument_parser, command
-from common.config_help import print_text
-from common.text import message_lines
 from demo.paper.sizes import SIZES
 from demo.paper.variants import VARIANTS
 from demo.train_demo_data import ROOT
+from hypergrit_common.cli import BUG, EXIT_CODES, argument_parser, command
+from hypergrit_common.config_help import print_text
+from hypergrit_common.text import message_lines
 
 EPILOG = f"""\
 sizes:

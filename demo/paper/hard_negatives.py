@@ -13,8 +13,7 @@ from typing import Final, NamedTuple
 
 from demo.world.captions import article
 from demo.world.grammar import LARGE, RELATIONS, SMALL
-from demo.world.layout import Slot, WorldConfig
-from demo.world.relations import relations
+from demo.world.layout import Slot, WorldConfig, relations
 from demo.world.vocabulary import COLOURS, CONCEPTS, Concept
 
 OPPOSITE: Final = {"left": "right", "right": "left", "above": "below", "below": "above"}
@@ -77,39 +76,26 @@ def joined(first: str, relation: str, second: str) -> str:
     return f"{first} {RELATIONS[relation][0]} {second}"
 
 
-def replace_obj(view: View) -> Captions | None:
-    """An object becomes one that is absent."""
-    if not (found := related(view)):
-        return None
-    first, second, name = found
-    return Captions(
-        joined(mention(first), name, mention(second)), joined(mention(first), name, mention(absent_slot(view, second)))
-    )
+def relational(change: Callable[[View, Slot, str, Slot], str]) -> "Maker":
+    """The maker that says a relation of two objects, and as the false caption what `change` makes of it."""
+
+    def make(view: View) -> Captions | None:
+        if not (found := related(view)):
+            return None
+        first, second, name = found
+        return Captions(joined(mention(first), name, mention(second)), change(view, first, name, second))
+
+    return make
 
 
-def replace_rel(view: View) -> Captions | None:
-    """A relation becomes its opposite."""
-    if not (found := related(view)):
-        return None
-    first, second, name = found
-    return Captions(*(joined(mention(first), part, mention(second)) for part in (name, OPPOSITE[name])))
+def tinted(change: Callable[[View, Slot], Captions]) -> "Maker":
+    """The maker that says something about a tinted object."""
 
+    def make(view: View) -> Captions | None:
+        slots = [slot for slot in view.singles if slot.colour]
+        return change(view, view.rng.choice(slots)) if slots else None
 
-def swap_obj(view: View) -> Captions | None:
-    """Two objects of a relation change places."""
-    if not (found := related(view)):
-        return None
-    first, second, name = found
-    return Captions(joined(mention(first), name, mention(second)), joined(mention(second), name, mention(first)))
-
-
-def replace_att(view: View) -> Captions | None:
-    """A colour becomes another one."""
-    tinted = [slot for slot in view.singles if slot.colour]
-    if not tinted:
-        return None
-    slot = view.rng.choice(tinted)
-    return Captions(mention(slot, slot.colour), mention(slot, other_colour(view, slot)))
+    return make
 
 
 def swap_att(view: View) -> Captions | None:
@@ -131,15 +117,6 @@ def add_obj(view: View) -> Captions | None:
     return Captions(mention(slot), f"{mention(slot)} and {mention(absent_slot(view, slot))}")
 
 
-def add_att(view: View) -> Captions | None:
-    """A colour that the object does not have is added."""
-    tinted = [slot for slot in view.singles if slot.colour]
-    if not tinted:
-        return None
-    slot = view.rng.choice(tinted)
-    return Captions(mention(slot), mention(slot, other_colour(view, slot)))
-
-
 def change_size(view: View) -> Captions | None:
     """A small object becomes a large one, or a large one small."""
     short = min(view.config.width, view.config.height)
@@ -152,21 +129,26 @@ def change_size(view: View) -> Captions | None:
 
 Maker = Callable[[View], Captions | None]
 
+REPLACE_ATT: Final = tinted(
+    lambda view, slot: Captions(mention(slot, slot.colour), mention(slot, other_colour(view, slot)))
+)
+REPLACE_REL: Final = relational(lambda _, a, name, b: joined(mention(a), OPPOSITE[name], mention(b)))
+
 SUGARCREPE: Final[dict[str, Maker]] = {
-    "replace_obj": replace_obj,
-    "replace_att": replace_att,
-    "replace_rel": replace_rel,
-    "swap_obj": swap_obj,
+    "replace_obj": relational(lambda view, a, name, b: joined(mention(a), name, mention(absent_slot(view, b)))),
+    "replace_att": REPLACE_ATT,
+    "replace_rel": REPLACE_REL,
+    "swap_obj": relational(lambda _, a, name, b: joined(mention(b), name, mention(a))),
     "swap_att": swap_att,
     "add_obj": add_obj,
-    "add_att": add_att,
+    "add_att": tinted(lambda view, slot: Captions(mention(slot), mention(slot, other_colour(view, slot)))),
 }
 """Maker of each file of SugarCrepe."""
 
 VL_CHECKLIST: Final[dict[str, Maker]] = {
-    "Attribute/color": replace_att,
+    "Attribute/color": REPLACE_ATT,
     "Attribute/size": change_size,
-    "Relation/spatial": replace_rel,
+    "Relation/spatial": REPLACE_REL,
 }
 """Maker of each column of VL-CheckList that concerns attributes and relations."""
 

@@ -1,16 +1,48 @@
 """Results of the runs by variant, and the verdicts on the claims."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
-from demo.paper.claims import CHANCE, Claim
 from demo.paper.plan import run_name
 from demo.paper.statistics import Interval, above, difference
 from demo.paper.store import Result, read_result
 from demo.paper.variants import Variant
-from trainer.evaluation.items import Items
+from trainer.evaluation.metrics.items import Items
+
+Direction = Literal["above", "below", "not above"]
+CHANCE: Final = 0.5
+FILE: Final = Path(__file__).with_name("claims.csv")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Claim:
+    """A claim of a paper, with its table, figure or equation. `metric` is TASK:METRIC of `trainer.evaluate`."""
+
+    paper: str
+    source: str
+    text: str
+    metric: str
+    first: str
+    second: str | None
+    direction: Direction
+
+    @property
+    def rows(self) -> str:
+        """The rows whose difference is judged."""
+        return f"{self.first} - {self.second or 'chance'}"
+
+
+@cache
+def claims() -> tuple[Claim, ...]:
+    """The claims in the order of the file."""
+    with FILE.open(newline="", encoding="utf-8") as file:
+        rows: list[dict[str, Any]] = [{**row, "second": row["second"] or None} for row in csv.DictReader(file)]
+    return tuple(Claim(**row) for row in rows)
+
 
 Verdict = Literal["shown", "not shown", "contradicted", "not measured"]
 VERDICTS: Final[tuple[Verdict, ...]] = ("shown", "not shown", "contradicted", "not measured")

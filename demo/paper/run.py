@@ -10,16 +10,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common.version import hypergrit_version
-from demo.paper.claims import claims
-from demo.paper.data import data_settings, make_data
 from demo.paper.page import Study, write_pictures, write_study
 from demo.paper.plan import Run, chosen, plan, steps_of
-from demo.paper.results import Row, judge, read_row
+from demo.paper.results import Row, claims, judge, read_row
+from demo.paper.sets import data_settings, make_data
 from demo.paper.sizes import Size
 from demo.paper.steps import Slots, Step, run_steps, seconds_of
 from demo.paper.store import missing_results, write_result
 from demo.paper.tables import DESIGNS, build_table
+from hypergrit_common.version import hypergrit_version
 
 LOADER_CPUS: Final = 8
 """CPUs of a training on a GPU, for its loader."""

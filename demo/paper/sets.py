@@ -19,14 +19,24 @@ from pathlib import Path
 from random import Random
 from typing import Any, Final
 
-from common.json_file import write_object
 from demo.paper.hard_negatives import SUGARCREPE, VL_CHECKLIST, Captions, object_columns, view_of
 from demo.paper.sizes import Size
-from demo.train_demo_data import JPEG_QUALITY, DataConfig, write_pictures
+from demo.train_demo_data import (
+    JOB,
+    JPEG_QUALITY,
+    ROOT,
+    DataConfig,
+    is_current,
+    make_shards,
+    record_settings,
+    write_pairs,
+    write_pictures,
+)
 from demo.world.captions import write_caption
-from demo.world.scenes import DEFAULT, HELD_OUT_SEEDS, compose, make_scene
+from demo.world.scenes import DEFAULT, HELD_OUT_SEEDS, SHARD_SEEDS, compose, make_scene
 from demo.world.sprites import HELD_OUT_STYLE, Style
 from demo.world.vocabulary import CATEGORY_NOUNS, COLOURS, CONCEPTS
+from hypergrit_common.json_file import write_object
 from pipeline.images import encode_jpeg
 from trainer.evaluation.tasks.vlchecklist import COLUMNS
 
@@ -53,7 +63,7 @@ def write_sets(folder: Path, size: Size, shards: Path) -> None:
     for seed in sorted({*captioned, *(seed for found in pairs.values() for seed, _ in found)}):
         (images / image_name(seed)).write_bytes(encode_jpeg(make_scene(seed, STYLE).image, JPEG_QUALITY))
     write_captions(folder / "coco" / "annotations", captioned)
-    write_pairs(folder, pairs)
+    write_negatives(folder, pairs)
     write_walks(folder / "traversal", images, captioned)
     (folder / "held_out").symlink_to(shards.resolve(), target_is_directory=True)
 
@@ -110,7 +120,7 @@ def write_captions(folder: Path, seeds: range) -> None:
     write_object({"images": images, "annotations": annotations}, folder / "captions_val2017.json")
 
 
-def write_pairs(folder: Path, pairs: dict[str, list[tuple[int, Captions]]]) -> None:
+def write_negatives(folder: Path, pairs: dict[str, list[tuple[int, Captions]]]) -> None:
     """Write the files of SugarCrepe and the corpora of VL-CheckList, whose images are those of COCO."""
     for name in ("sugarcrepe", "vl_checklist/data"):
         (folder / name).mkdir(parents=True)
@@ -142,3 +152,45 @@ def write_walks(folder: Path, images: Path, seeds: range) -> None:
     texts["captions"] = [compose(seed)[1] for seed in seeds[:200]]
     texts["nouns"], texts["adjectives"] = list(dict.fromkeys(nouns)), list(COLOURS)
     write_object(dict(texts), folder / "pexels_text.json")
+
+
+FORMATS = "formats=[train,grit,arrow]"
+
+
+def data_settings(size: Size) -> dict[str, Any]:
+    """The settings that all data of a study depend on."""
+    return shard_settings() | {
+        "rows": [size.train_rows, size.held_out_rows],
+        "pictures": size.pictures,
+        "captioned": size.captioned,
+        "pairs": size.pairs,
+    }
+
+
+def shard_settings() -> dict[str, Any]:
+    """The settings that training and held-out shards share."""
+    return {"job": (ROOT / JOB).read_text("utf-8"), "style": STYLE}
+
+
+def make_data(folder: Path, size: Size) -> None:
+    """Write what is missing, and replace what was written with other settings.
+
+    Raises RuntimeError if the pipeline fails.
+    """
+    for name, n_rows, seeds in (
+        ("train", size.train_rows, SHARD_SEEDS),
+        ("held_out", size.held_out_rows, HELD_OUT_SEEDS),
+    ):
+        pairs, shards = folder / "pairs" / f"{name}.tar", folder / "shards" / name
+        settings = shard_settings() | {"rows": n_rows, "seed": seeds[0]}
+        if not is_current(pairs, settings):
+            shutil.rmtree(shards, ignore_errors=True)
+            write_pairs(pairs, n_rows, seeds, (STYLE,))
+            record_settings(pairs, settings)
+        if not is_current(shards, settings):
+            make_shards(pairs, shards, FORMATS, f"ray.runner={size.runner}")
+            record_settings(shards, settings)
+    sets, record = folder / "sets", data_settings(size)
+    if not is_current(sets, record):
+        write_sets(sets, size, folder / "shards" / "held_out")
+        record_settings(sets, record)

@@ -1,6 +1,6 @@
 """Sizes of the miniature study, from a check of the commands to a run on a GPU."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Literal
 
 FP32: Final = ("precision=fp32",)
@@ -45,6 +45,14 @@ class Size:
 
 COMPARED: Final = ("clip-boxes", "meru-boxes", "hycoclip", "hycoclip-no-entailment", "phyclip")
 
+FULL: Final = Size(
+    about="all models and ablations with 6 seeds, about 4 h on 2 cores",
+    train_rows=9600,
+    held_out_rows=400,
+    steps=600,
+    batch_size=48,
+    seeds=6,
+)
 SIZES: Final[dict[str, Size]] = {
     "smoke": Size(
         about="a check of all commands, at most 4 min on 2 cores; no claims",
@@ -62,30 +70,20 @@ SIZES: Final[dict[str, Size]] = {
         has_claims=False,
         runner="local",
     ),
-    "small": Size(
+    "small": replace(
+        FULL,
         about="CLIP and MERU with boxes, HyCoCLIP with and without entailment, PHyCLIP; about 1 h on 2 cores",
-        train_rows=9600,
-        held_out_rows=400,
-        steps=600,
-        batch_size=48,
         seeds=3,
         variants=COMPARED,
     ),
-    "full": Size(
-        about="all models and ablations with 6 seeds, about 4 h on 2 cores",
-        train_rows=9600,
-        held_out_rows=400,
-        steps=600,
-        batch_size=48,
-        seeds=6,
-    ),
-    "gpu": Size(
+    "full": FULL,
+    "gpu": replace(
+        FULL,
         about="full with ten times the rows, for GPUs",
         train_rows=96_000,
         held_out_rows=2000,
         steps=4050,
         batch_size=160,
-        seeds=6,
         captioned=1000,
         pairs=500,
         overrides=("precision=auto",),

@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import norm, t
 
-from common.errors import UserError
-from trainer.evaluation.items import Items
+from hypergrit_common.errors import UserError
+from trainer.evaluation.metrics.items import Items
 
 Array = NDArray[np.float64]
 COVERAGE: Final = 0.95

@@ -16,9 +16,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from common.json_file import read_object, write_object
-from common.processes import end_with_parent
 from demo.train_demo_data import ROOT
+from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.processes import end_with_parent
 
 POLL_S: Final = 0.2
 STOP_S: Final = 60.0

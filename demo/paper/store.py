@@ -1,7 +1,7 @@
 """Results of runs, RESULTS/ROW-SEED.parquet: all that tables and intervals need, without data and trained models.
 
 A file has one row per metric, with its value, its chance level, and the values of the held-out items behind it (see
-`trainer.evaluation.items`). Its metadata say what it depends on, and how long and where it was made. A study made on
+`trainer.evaluation.metrics.items`). Its metadata say what it depends on, and how long and where it was made. A study made on
 several machines, or in several sessions, collects the files of all of them in one folder.
 """
 
@@ -15,11 +15,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from common.disk import atomic_write
-from common.errors import UserError
-from common.json_file import read_object
 from demo.paper.plan import Run, tasks_of
-from trainer.evaluation.items import Items, from_arrays, read_items
+from hypergrit_common.disk import atomic_write
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object
+from trainer.evaluation.metrics.items import Items, from_arrays, read_items
 
 KEY: Final = b"hypergrit"
 """Key of the metadata of a file."""

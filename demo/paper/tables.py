@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from demo.paper.results import Row
 from demo.paper.statistics import Estimate, Interval, difference, estimate
-from trainer.evaluation.tables import heading, published, show, source_of
-from trainer.evaluation.tasks.order import NAMES as RELATION_NAMES
+from trainer.analyses import RELATION_NAMES
+from trainer.evaluation.report.tables import heading, published, show, source_of
 from trainer.evaluation.tasks.sugarcrepe import FILES
 from trainer.models.registry import MODELS
 

@@ -8,7 +8,7 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from common.images import Image
+from hypergrit_common.images import Image
 
 FAMILIES = ("flat", "gradient", "noise", "stripes", "landscape", "blobs")
 

@@ -6,8 +6,7 @@ from random import Random
 from typing import Literal
 
 from demo.world import grammar
-from demo.world.layout import Slot, WorldConfig
-from demo.world.relations import position_of, relations
+from demo.world.layout import Slot, WorldConfig, position_of, relations
 from demo.world.vocabulary import CONCEPTS, category_nouns
 
 Kind = Literal["object", "count", "category", "contrast", "absent", "abstract"]
@@ -26,19 +25,16 @@ class Phrase:
     objects: tuple[int, ...]  # indices into the scene's objects; empty for "absent" and "abstract"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Mention:
     """A reference to one object, to several of one kind, or to one that its colour distinguishes from the others."""
 
     kind: Kind
     objects: tuple[int, ...]
-    determiner: str  # "a", "some", "two", ...
+    determiner: str  # "a", "some", "two", ...; empty for a bare noun
     adjectives: str
     noun: str
-
-    @property
-    def is_plural(self) -> bool:
-        return self.kind == "count" or (self.determiner == "some" and self.noun.endswith("s"))
+    is_plural: bool = False
 
 
 @dataclass
@@ -91,9 +87,7 @@ def count_mention(slots: list[Slot], members: list[int]) -> Mention:
     first = slots[members[0]]
     adjectives = f"{first.colour} " if first.colour else ""
     number = grammar.NUMBERS[len(members)]
-    return Mention(
-        kind="count", objects=tuple(members), determiner=number, adjectives=adjectives, noun=first.concept.plural
-    )
+    return Mention("count", tuple(members), number, adjectives, first.concept.plural, is_plural=True)
 
 
 def single_mention(slots: list[Slot], index: int, is_contrast: bool, rng: Random, config: WorldConfig) -> Mention:
@@ -113,7 +107,8 @@ def single_mention(slots: list[Slot], index: int, is_contrast: bool, rng: Random
         elif share > grammar.LARGE:
             adjectives = f"{rng.choice(grammar.LARGE_WORDS)} {adjectives}"
     determiner = article(adjectives + noun) if slot.concept.is_countable or kind == "category" else "some"
-    return Mention(kind=kind, objects=(index,), determiner=determiner, adjectives=adjectives, noun=noun)
+    is_plural = determiner == "some" and noun.endswith("s")
+    return Mention(kind, (index,), determiner, adjectives, noun, is_plural=is_plural)
 
 
 FIELD = re.compile(r"\{(\w+)\}")

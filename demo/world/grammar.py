@@ -193,33 +193,10 @@ TIME_TAILS = (
 )
 
 ABSTRACT_NOUNS = (
-    "imagination",
-    "freedom",
-    "joy",
-    "hope",
-    "courage",
-    "peace",
-    "harmony",
-    "nostalgia",
-    "wonder",
-    "friendship",
-    "happiness",
-    "curiosity",
-    "creativity",
-    "love",
-    "wisdom",
-    "patience",
-    "innocence",
-    "beauty",
-    "balance",
-    "solitude",
-    "kindness",
-    "progress",
-    "luck",
-    "ambition",
-    "faith",
-    "serenity",
-)
+    "imagination", "freedom", "joy", "hope", "courage", "peace", "harmony", "nostalgia", "wonder", "friendship",
+    "happiness", "curiosity", "creativity", "love", "wisdom", "patience", "innocence", "beauty", "balance",
+    "solitude", "kindness", "progress", "luck", "ambition", "faith", "serenity",
+)  # fmt: skip
 
 # Size adjectives depend on the ratio of the slot's side to the canvas's shorter side.
 SMALL, LARGE = 0.22, 0.46

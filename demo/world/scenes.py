@@ -11,12 +11,12 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
-from common.images import Image
 from demo.world.backgrounds import add_camera_effects, background
 from demo.world.captions import Kind, Phrase, write_caption
 from demo.world.layout import Slot, WorldConfig, draw_grid, draw_layout
 from demo.world.sprites import VISIBLE_ALPHA, Style, draw_sprite
 from demo.world.vocabulary import CONCEPT, CONCEPTS
+from hypergrit_common.images import Image
 
 # Disjoint by construction: training, evaluation and the demo share no scene.
 TRAIN_SEEDS = range(1_000_000_000)

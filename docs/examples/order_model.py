@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.config import check_range
+from hypergrit_common.config import check_range
 from trainer.losses.similarity import LazySimilarity, cosine_similarity
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import PAIRS, DualEncoder, at_least_float32

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from common.cli import BUG, EXIT_CODES, command
-from common.config_help import print_text
 from docs.figures import architecture, overview, pages
 from docs.figures.paths import DEMO, DOCS, ROOT, TRAINING, TRUTH
+from hypergrit_common.cli import BUG, EXIT_CODES, command
+from hypergrit_common.config_help import print_text
 
 MAKE_DEMO: Final = ("-m", "demo.run")
 MAKE_TRAINING: Final = ("-m", "demo.train_demo", "--model", "hycoclip")
@@ -18,7 +18,7 @@ MAKE_TRAINING: Final = ("-m", "demo.train_demo", "--model", "hycoclip")
 
 def calibration(target: Path) -> None:
     """Draw precision over recall of the demo's boxes."""
-    run("-m", "pipeline.calibrate", str(DEMO), "--known", str(TRUTH), "--plot", str(target))
+    run("-m", "hypergrit quality", str(DEMO), "--known", str(TRUTH), "--plot", str(target))
 
 
 def curves(target: Path) -> None:
@@ -42,7 +42,6 @@ FIGURES: Final = {
     "explorer": Figure(pages.explorer, MAKE_DEMO),
     "calibration": Figure(calibration, MAKE_DEMO),
     "curves": Figure(curves, MAKE_TRAINING),
-    "paper": Figure(pages.paper),
 }
 
 
@@ -57,8 +56,7 @@ def main() -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(
         prog="python -m docs.figures",
-        description=f"{__doc__} Runs the demo and its training first, which reuse what is finished. The picture of the "
-        "study shows the page in docs/paper/.",
+        description=f"{__doc__} Runs the demo and its training first, which reuse what is finished.",
         epilog=EXIT_CODES,
     )
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"pictures, by default all: {', '.join(FIGURES)}")

@@ -47,73 +47,101 @@ def arrow(axes: Axes, start: tuple[float, float], end: tuple[float, float], text
         axes.text((start[0] + end[0]) / 2, (start[1] + end[1]) / 2 + 0.12, text, ha="center", fontsize=9.5, color=GREY)
 
 
-def draw(target: Path) -> None:
-    """Draw the diagram."""
-    figure = plt.figure(figsize=(16, 8.6), dpi=110, facecolor="white")
-    axes = figure.add_axes((0, 0, 1, 1))
-    axes.set_xlim(0, 16)
-    axes.set_ylim(0, 8.6)
-    axes.axis("off")
+def head(axes: Axes, x: float, y: float, name: str, folder: str) -> None:
+    """Write one of the nouns, and the folder where its code is."""
+    axes.text(x, y, name, fontsize=14, weight="bold", color=INK, va="bottom")
+    axes.text(x, y - 0.08, folder, fontsize=10, color=GREY, va="top", family="monospace")
 
-    axes.text(0.35, 8.2, "pipeline/", fontsize=15, weight="bold", color=INK)
+
+def draw_pipeline(axes: Axes) -> None:
+    """Draw the way of a row: source, stages, output."""
+    group(axes, 0.3, 4.55, 15.4, 3.95, "")
+    axes.text(0.55, 8.12, "run(source, stages, output)", fontsize=14, weight="bold", color=INK, family="monospace")
     axes.text(
-        2.0,
-        8.2,
-        "each process takes one shard at a time; every stage maps an Arrow table to an Arrow table",
-        fontsize=11,
-        color=GREY,
-    )
-    box(axes, 0.35, 6.0, 1.75, 1.2, "input\nparquet, JSONL,\nCSV, tars", DISK)
-    group(axes, 2.65, 5.65, 6.15, 1.9, "CPU workers")
-    for i, text in enumerate(("read\nrows", "download\nimages", "captions\nclean text", "parse\ntree, phrases")):
-        box(axes, 2.85 + 1.49 * i, 6.0, 1.3, 1.2, text, CPU)
-    group(axes, 9.35, 5.65, 3.15, 1.9, "model workers (GPU)")
-    for i, text in enumerate(("ground\nboxes", "score\nfilters")):
-        box(axes, 9.55 + 1.49 * i, 6.0, 1.3, 1.2, text, MODEL)
-    group(axes, 13.05, 5.65, 1.7, 1.9, "CPU workers")
-    box(axes, 13.25, 6.0, 1.3, 1.2, "write\natomic commit", CPU)
-    arrow(axes, (2.1, 6.6), (2.85, 6.6))
-    for i in range(3):
-        arrow(axes, (4.15 + 1.49 * i, 6.6), (4.34 + 1.49 * i, 6.6))
-    arrow(axes, (8.62, 6.6), (9.55, 6.6))
-    arrow(axes, (10.85, 6.6), (11.04, 6.6))
-    arrow(axes, (12.34, 6.6), (13.25, 6.6))
-
-    axes.text(0.35, 4.32, "files", fontsize=15, weight="bold", color=INK, va="center")
+        4.35, 8.13, "pipeline/run/: the loop over shards, in child processes or on Ray. A shard is a fixed range of rows.",
+        fontsize=11, color=GREY,
+    )  # fmt: skip
+    head(axes, 0.55, 7.35, "Source", "pipeline/read/")
+    box(axes, 0.55, 5.55, 2.0, 1.25, "rows\nparquet, JSON, CSV,\ntars, folders", DISK)
+    head(axes, 3.25, 7.35, "Stages", "pipeline/stages/")
+    stages = (
+        ("download\nimages", CPU), ("captions\nclean text", CPU), ("parse\ntree, phrases", CPU),
+        ("ground\nboxes", MODEL), ("score\nfilters", MODEL),
+    )  # fmt: skip
+    for i, (text, colour) in enumerate(stages):
+        x = 3.25 + 1.72 * i
+        box(axes, x, 5.55, 1.47, 1.25, text, colour)
+        arrow(axes, (x - (0.7 if i == 0 else 0.25), 6.17), (x, 6.17))
+        arrow(axes, (x + 0.73, 5.55), (x + 0.73, 5.05))
+    axes.text(
+        3.25, 4.74, "every stage may drop a row: it stays in the table with stage, reason and detail",
+        fontsize=10, color=GREY,
+    )  # fmt: skip
+    head(axes, 12.3, 7.35, "Output", "pipeline/output/")
     box(
         axes,
-        2.65,
-        3.75,
-        8.7,
-        1.15,
-        "shards\ntrain/  grit/  arrow/ with every dropped row and its reason  _manifests/ (schemas/ declares all of it)",
+        12.3,
+        5.2,
+        3.15,
+        1.75,
+        "shards\ntrain/  grit/  arrow/\narrow/ has all rows, dropped ones too\nmanifest, written last",
         DISK,
     )
-    arrow(axes, (13.5, 5.65), (10.6, 4.9))
-    box(axes, 12.35, 3.75, 2.4, 1.15, "report\nstats.json, report.html", USE)
-    arrow(axes, (11.35, 4.32), (12.35, 4.32))
+    arrow(axes, (11.6, 6.17), (12.3, 6.17))
 
-    axes.text(0.35, 2.02, "trainer/", fontsize=15, weight="bold", color=INK, va="center")
-    axes.text(3.75, 3.0, "one loop for all models; the model declares what it needs", fontsize=11, color=GREY)
-    steps = (
-        ("data\norder by seed", TRAIN), ("encoders\nimage, text", TRAIN), ("lift\nhyperbolic space", TRAIN),
-        ("losses\ncontrast, cones", TRAIN), ("optimizer\ncheckpoints", TRAIN),
-    )  # fmt: skip
-    for i, (text, colour) in enumerate(steps):
-        box(axes, 2.65 + 1.86 * i, 1.45, 1.6, 1.15, text, colour)
-        if i:
-            arrow(axes, (2.65 + 1.86 * i - 0.26, 2.02), (2.65 + 1.86 * i, 2.02))
-    arrow(axes, (3.45, 3.75), (3.45, 2.6))
-    box(axes, 12.35, 1.45, 2.4, 1.15, "model/\nsafetensors, config", DISK)
-    arrow(axes, (11.69, 2.02), (12.35, 2.02))
-    box(axes, 9.4, 0.15, 2.6, 0.85, "evaluation\ntrainer.evaluate", USE, 10.5)
-    box(axes, 12.35, 0.15, 2.4, 0.85, "Python API\nload_model", USE, 10.5)
-    arrow(axes, (12.7, 1.45), (11.3, 1.0))
-    arrow(axes, (13.55, 1.45), (13.55, 1.0))
-    axes.plot([14.75, 15.35, 15.35, 11.69], [2.02, 2.02, 8.0, 8.0], color=INK, lw=1.5, ls=(0, (5, 3)))
-    arrow(axes, (11.69, 8.0), (11.69, 7.2))
-    axes.text(
-        15.45, 5.0, "a trained model can score: scorer=FOLDER", fontsize=9.5, color=GREY, rotation=90, va="center"
+
+def draw_readers(axes: Axes) -> None:
+    """Draw what reads an output: the other verbs, the report and the trainer."""
+    box(axes, 13.0, 3.05, 2.45, 0.95, "report, explorer\nexplore, quality", USE)
+    arrow(axes, (14.2, 5.2), (14.2, 4.0))
+    box(
+        axes,
+        3.25,
+        3.05,
+        7.6,
+        0.95,
+        "verbs on a finished output, through the same loop\nrewrite, takedown, verify, run retry=true",
+        CPU,
     )
+    arrow(axes, (12.3, 5.2), (10.85, 3.8))
+    arrow(axes, (3.25, 3.52), (1.55, 5.55), bend=-0.25)
+    axes.text(0.55, 3.3, "a finished output\nis a source too", fontsize=10, color=GREY)
+    axes.text(0.55, 1.68, "trainer/", fontsize=14, weight="bold", color=INK, va="center")
+    steps = (
+        "data\norder by seed",
+        "encoders\nimage, text",
+        "lift\nhyperbolic space",
+        "losses\ncontrast, cones",
+        "optimizer\ncheckpoints",
+    )
+    for i, text in enumerate(steps):
+        box(axes, 2.3 + 1.8 * i, 1.15, 1.55, 1.1, text, TRAIN)
+        if i:
+            arrow(axes, (2.3 + 1.8 * i - 0.25, 1.7), (2.3 + 1.8 * i, 1.7))
+    axes.plot([12.65, 12.65, 3.07], [5.2, 2.62, 2.62], color=INK, lw=1.5)
+    arrow(axes, (3.07, 2.62), (3.07, 2.25))
+    box(axes, 12.3, 1.15, 3.15, 1.1, "model/\nevaluate, export, load_model", DISK)
+    arrow(axes, (11.05, 1.7), (12.3, 1.7))
+    axes.text(
+        2.3,
+        0.72,
+        "one loop for all models; a model lists its terms and the data that it needs",
+        fontsize=10,
+        color=GREY,
+    )
+
+
+def draw(target: Path) -> None:
+    """Draw the diagram."""
+    figure = plt.figure(figsize=(16, 8.7), dpi=110, facecolor="white")
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, 16)
+    axes.set_ylim(0.4, 9.0)
+    axes.axis("off")
+    draw_pipeline(axes)
+    draw_readers(axes)
+    for x, colour, text in ((0.55, CPU, "CPU workers"), (2.1, MODEL, "model workers (GPU)"), (4.4, DISK, "files")):
+        axes.add_patch(FancyBboxPatch((x, 0.46), 0.22, 0.14, boxstyle="square,pad=0", fc=colour, ec="#9aa5b1"))
+        axes.text(x + 0.32, 0.53, text, fontsize=9.5, color=GREY, va="center")
     figure.savefig(target)
     plt.close(figure)

@@ -10,8 +10,8 @@ import nbformat
 from nbclient import NotebookClient
 from traitlets.config import Config
 
-from common.config_help import print_text
 from docs.figures.paths import DOCS
+from hypergrit_common.config_help import print_text
 
 NOTEBOOK: Final = DOCS / "hierarchy.ipynb"
 SECONDS: Final = 300

@@ -23,7 +23,7 @@ from matplotlib.patches import Arc, Circle, FancyArrowPatch, FancyBboxPatch, Rec
 
 from demo.world.scenes import make_scene
 from pipeline import load_config, plan_shards, run_local
-from pipeline.provenance import make_provenance
+from pipeline.run.provenance import make_provenance
 
 SEED = 9_000_007
 COLOURS = ("#d1495b", "#00798c", "#b8860b", "#5b4b8a")

@@ -1,4 +1,4 @@
-"""Pictures of pages: the demo's report, its explorer, and the paper page. They need Chromium."""
+"""Pictures of pages: the demo's report and its explorer. They need Chromium."""
 
 import io
 import re
@@ -13,12 +13,11 @@ from typing import Any, Final
 
 from PIL import Image
 
-from common.errors import UserError
-from docs.figures.paths import DEMO, PAPER, ROOT
+from docs.figures.paths import DEMO, ROOT
+from hypergrit_common.errors import UserError
 
 REPORT_SIZE: Final = (1240, 800)
 EXPLORER_SIZE: Final = (1280, 960)
-PAPER_SIZE: Final = (1240, 900)
 THRESHOLD: Final = 0.7
 """The grounding score at which the explorer's slider stands, so that boxes are shown on both sides."""
 
@@ -56,14 +55,6 @@ def picture_from(address: str, selector: str, size: tuple[int, int], target: Pat
 def report(target: Path) -> None:
     """Take the sample images of the demo's report."""
     picture_from((DEMO / "report.html").as_uri(), "#samples", REPORT_SIZE, target)
-
-
-def paper(target: Path) -> None:
-    """Take the beginning of the paper page that docs/paper/ keeps. Raises UserError if it is missing."""
-    page = PAPER / "index.html"
-    if not page.exists():
-        raise UserError(f"{page} does not exist; run make paper SIZE=full, and copy its page there")
-    picture_from(page.as_uri(), "h1", PAPER_SIZE, target)
 
 
 def explorer(target: Path) -> None:

@@ -2,6 +2,7 @@
 
 import hmac
 import ipaddress
+import logging
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -9,6 +10,8 @@ from typing import Final
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
+
+logger = logging.getLogger("hypergrit")
 
 TOKEN_BYTES: Final = 16
 HEADERS: Final = {
@@ -64,6 +67,9 @@ def guard(token: str, address: str) -> Middleware:
             response = await checked(request, handler)
         except web.HTTPException as error:
             response = web.Response(status=error.status, text=error.text)
+        except Exception:  # aiohttp's own response would lack the headers
+            logger.exception("%s %s", request.method, request.path)
+            response = web.Response(status=500, text="a bug; the terminal of the explorer has more")
         response.headers.update(HEADERS)
         return response
 

@@ -9,7 +9,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.explore.sides import box_sides
 from pipeline.summary.totals import host_of
 from schemas.manifest import ThresholdValues
 from schemas.status import BOX_REMOVALS
@@ -23,10 +22,11 @@ SOURCE_COLUMNS: Final = (
 WORDS: Final = ("reason", "host", "source", "phrase", "label")
 """Columns of the index that hold the number of a word."""
 URL_START: Final = "[^/?#]*//[^/?#]*"
-RETRIED: Final = "download:retried"
-"""Reason of a row whose result in a later attempt of pipeline.retry counts."""
 REMOVALS: Final = (None, *BOX_REMOVALS)
+NO_CROP: Final = -1
+"""The side of a box whose crop has no pixels: it is removed with every threshold."""
 Ints = npt.NDArray[np.int32]
+Floats = npt.NDArray[np.float64]
 
 
 @dataclass
@@ -56,21 +56,11 @@ class Part:
 
 
 def read_part(
-    batch: pa.RecordBatch,
-    first_row: int,
-    words: Words,
-    thresholds: ThresholdValues,
-    has_image: pa.Array,
-    replaced: pa.ChunkedArray,
+    batch: pa.RecordBatch, first_row: int, words: Words, thresholds: ThresholdValues, has_image: pa.Array
 ) -> Part:
-    """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output.
-
-    `replaced` has the keys of the rows that a later attempt of pipeline.retry holds.
-    """
+    """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output."""
     captions = pc.fill_null(pc.coalesce(batch["caption"], batch["caption_original"]), "")
     reasons = pc.binary_join_element_wise(batch["stage"], batch["reason"], ":")
-    if len(replaced):
-        reasons = pc.if_else(pc.is_in(batch["key"], replaced), RETRIED, reasons)
     rows = {
         "key": batch["key"],
         "reason": words.encode("reason", pc.fill_null(reasons, "kept")),
@@ -123,6 +113,35 @@ def box_columns(
         "removed": removals(measured["removed"]),
     }
     return {name: as_array(values) for name, values in columns.items()}
+
+
+def box_sides(corners: Mapping[str, Floats], width: npt.NDArray[np.int32], height: npt.NDArray[np.int32], rule: str
+              ) -> npt.NDArray[np.int32]:  # fmt: skip
+    """Return the largest `score.min_side_px` with which each box passes the filter by size, as `measure_box` applies it.
+
+    `corners` are fractions of `width` and `height`, those of the stored image in pixels; `rule` is `score.size_rule`.
+    """
+    x = [corners[name] * width for name in ("x_min", "x_max")]
+    y = [corners[name] * height for name in ("y_min", "y_max")]
+    columns, rows = np.trunc(x[1]) - np.trunc(x[0]), np.trunc(y[1]) - np.trunc(y[0])
+    box_width = (corners["x_max"] - corners["x_min"]) * width
+    box_height = (corners["y_max"] - corners["y_min"]) * height
+    match rule:
+        case "area":  # area >= side ** 2
+            side = floor_root(box_width * box_height)
+        case "side":
+            side = np.floor(np.minimum(box_width, box_height))
+        case _:  # released: columns * rows > side ** 2, both integers
+            side = floor_root(columns * rows - 1)
+    return np.where((columns > 0) & (rows > 0), side, NO_CROP).astype(np.int32)
+
+
+def floor_root(values: Floats) -> Floats:
+    """Return the largest integer whose square is at most the value, exactly; -1 for negative values."""
+    root = np.floor(np.sqrt(np.maximum(values, 0.0)))
+    root -= root * root > values
+    root += (root + 1) * (root + 1) <= values
+    return np.where(values < 0, -1.0, root)
 
 
 def labels(tokens: pa.ListArray, row: npt.NDArray[np.int64], root: npt.NDArray[np.int64]) -> pa.Array:

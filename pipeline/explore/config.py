@@ -3,21 +3,27 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from common.config import check_range
-from common.errors import UserError
+from hypergrit_common.config import check_range
+from hypergrit_common.errors import UserError
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExploreOptions:
     """The options of the explorer."""
 
-    # write the page and its files into this new folder, for any file server, instead of serving it
+    # write report.html and stats.json again, from the finished shards
+    report: bool = False
+    # print the whole life of a row: its key, its id or its URL
+    row: str | None = None
+    # compare two outputs: print what differs, and write it to this page, such as compare.html
+    compare: str | None = None
+    # write the explorer and its files into this new folder, for any file server, instead of serving it
     static: str | None = None
     # number of pictures of each output that static= writes: a random sample of the rows with a stored image
     images: int = 2000
     # seed of that sample
     seed: int = 0
-    # CSV for the marks of boxes, which pipeline.audit --marks reads; an existing one is continued
+    # CSV for the marks of boxes, which `hypergrit quality OUT marks=` reads; an existing one is continued
     marks: str = "explore.csv"
     # what two rows of two outputs have in common: key (outputs of the same input) or url
     match: Literal["key", "url"] = "key"

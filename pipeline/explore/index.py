@@ -24,18 +24,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
-from common.errors import UserError
-from common.text import one_line
+from hypergrit_common.errors import UserError
+from hypergrit_common.text import one_line
 from pipeline.config import PipelineConfig
-from pipeline.derive.settings import read_config
 from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
-from pipeline.report.attempts import keys_of
-from pipeline.report.shards import check_finished, read_batches, read_manifests
-from pipeline.write.attempts import later_attempts
-from pipeline.write.manifest import manifest_hash
-from pipeline.write.pending import check_nothing_pending
-from pipeline.write.store import Store
-from pipeline.write.swap import locked
+from pipeline.output.ledger import check_finished, read_batches, read_manifests
+from pipeline.output.lock import locked
+from pipeline.output.manifest import manifest_hash
+from pipeline.output.source import read_config
+from pipeline.output.store import Store
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
@@ -68,7 +65,6 @@ class Meta(TypedDict):
 def open_output(output: str) -> tuple[Store, list[Manifest]]:
     """Return an output and the manifests of its finished shards. Raises UserError if it has none, or no arrow/ files."""
     store = Store(output)
-    check_nothing_pending(store)
     manifests = read_manifests(store)
     check_finished(store, manifests)
     lacking = next((manifest["shard"] for manifest in manifests if "arrow" not in manifest["formats"]), None)
@@ -93,8 +89,8 @@ def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None)
     Of several processes, one builds it and the others wait. Indexes of other shards of the same output that no process
     uses are removed. Raises UserError if a shard is damaged or the cache cannot be written.
     """
-    root = Path(cache) if cache else default_cache()
-    place = root / digest(store.url(""))
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # as in the XDG specification
+    place = (Path(cache) if cache else home / "hypergrit" / "explore") / digest(store.url(""))
     folder = place / digest(str(VERSION), *(manifest_hash(manifest) for manifest in manifests))
     try:
         if index := use_index(folder):
@@ -148,11 +144,6 @@ def remove_unused(place: Path) -> None:
             continue  # in use, or of another user
 
 
-def default_cache() -> Path:
-    """Return the folder for indexes, as the XDG base directory specification names it."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hypergrit" / "explore"
-
-
 def digest(*texts: str) -> str:
     """Return a short name for texts."""
     return hashlib.sha256("\n".join(texts).encode()).hexdigest()[:20]
@@ -161,16 +152,14 @@ def digest(*texts: str) -> str:
 def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> None:
     """Write the index of an output into an empty folder; meta.json is written last."""
     config, words = read_config(store), Words()
-    later = later_attempts(manifests)
     parts, n_rows, shards = list[dict[str, int]](), 0, list[ShardMeta]()
     pending = list[Part]()
     with tqdm(total=sum(m["counts"]["read"] for m in manifests), desc="index", unit=" rows", disable=None) as bar:
         for manifest in manifests:
             thresholds = manifest["provenance"]["thresholds"]
-            replaced = keys_of(store, later[manifest["shard"]])
             shards.append({"shard": manifest["shard"], "first": n_rows, "thresholds": thresholds})
             for batch, has_image in batches_with_images(store, manifest, config):
-                pending.append(read_part(batch, n_rows, words, thresholds, has_image, replaced))
+                pending.append(read_part(batch, n_rows, words, thresholds, has_image))
                 n_rows += batch.num_rows
                 bar.update(batch.num_rows)
             if sum(len(part.captions) for part in pending) >= PART_ROWS:

@@ -1,10 +1,9 @@
-"""The marks of boxes, in the CSV that pipeline.audit --marks reads."""
+"""The marks of boxes, in the CSV that hypergrit quality marks= reads."""
 
 import csv
 import io
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,17 +11,15 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from common.disk import write_text
-from common.errors import UserError
-from common.files import check_file
-from common.text import one_line
+from hypergrit_common.disk import write_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.text import one_line
 from pipeline.explore.index import read_parts, read_words
-from pipeline.explore.shards import Row
-from pipeline.quality.boxes import MODEL_STAGES, found_row
-from pipeline.quality.covered import Sample
-from pipeline.quality.marks import COLUMNS, form_row, safe
-from pipeline.quality.sample import Candidate
-from pipeline.write.swap import locked
+from pipeline.explore.quality.boxes import MODEL_STAGES, Sample, found_row
+from pipeline.explore.quality.marks import COLUMNS, Candidate, form_row, safe
+from pipeline.output.lock import locked
+from pipeline.output.source import Row
 
 CHOICES: Final = ("right", "wrong", "unsure", "")
 """The marks of a box; an empty one removes it."""
@@ -54,27 +51,19 @@ class MarkFile:
 
         Raises ValueError for a box that cannot be marked, UserError if the file cannot be read or written.
         """
-        new = mark_line(row, number, mark)
-        with self._locked():
-            lines = read_lines(self.path)
-            found = (i for i, old in enumerate(lines) if key_of(old) == row["key"] and int(old[BOX]) == number)
-            place = next((i for i in found if matches(lines[i], [new])), len(lines))
-            if place == len(lines) and not mark:
-                return
-            lines[place : place + 1] = [new]
-            file = io.StringIO()
-            csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
-            write_text(self.path, file.getvalue())
-
-    @contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Hold the lock of the file, which other threads and processes wait for. Raises UserError without permission."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(locked(f"{self.path}.lock"))
-            except OSError as error:
-                raise UserError(f"{self.path} cannot be written: {one_line(error)}; give another file") from error
-            yield
+        new, file = mark_line(row, number, mark), io.StringIO()
+        try:
+            with locked(f"{self.path}.lock"):
+                lines = read_lines(self.path)
+                found = (i for i, old in enumerate(lines) if key_of(old) == row["key"] and int(old[BOX]) == number)
+                place = next((i for i in found if matches(lines[i], [new])), len(lines))
+                if place == len(lines) and not mark:
+                    return
+                lines[place : place + 1] = [new]
+                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
+                write_text(self.path, file.getvalue())
+        except OSError as error:
+            raise UserError(f"{self.path} cannot be written: {one_line(error)}; give another file") from error
 
 
 def key_of(line: Sequence[str]) -> str:
@@ -97,10 +86,7 @@ def is_close(texts: Sequence[str], others: Sequence[str]) -> bool:
 
 
 def boxes_of(index: Path, keys: Collection[str]) -> dict[tuple[str, int], list[list[str]]]:
-    """Return the boxes with phrase and corners of the rows with these keys, as lines by key and number, from an index.
-
-    A key has several rows after pipeline.retry.
-    """
+    """Return the boxes with phrase and corners of the rows with these keys, as lines by key and number, from an index."""
     phrases, first = read_words(index)["phrase"], 0
     found: dict[tuple[str, int], list[list[str]]] = {}
     for rows, boxes in read_parts(index):
@@ -120,7 +106,7 @@ def boxes_of(index: Path, keys: Collection[str]) -> dict[tuple[str, int], list[l
 def mark_line(row: Row, number: int, mark: str) -> list[str]:
     """Return the line of a box. The columns of the sample are empty: the box was not drawn from one.
 
-    Raises ValueError if there is no such box or mark, or if pipeline.audit would refuse it.
+    Raises ValueError if there is no such box or mark, or if hypergrit quality would refuse it.
     """
     if mark not in CHOICES or row["stage"] not in MODEL_STAGES or not row["caption"]:
         raise ValueError(f"the boxes of row {row['key']} cannot be marked as {mark!r}")

@@ -8,13 +8,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.report.attempts import keys_of
-from pipeline.report.shards import read_batches
-from pipeline.write.attempts import later_attempts
-from pipeline.write.store import Store
+from pipeline.output.ledger import read_batches
+from pipeline.output.store import Store
 from schemas.manifest import Manifest
 
-SCHEMA: Final = pa.schema({"key": pa.string(), "value": pa.string(), "replaced": pa.int64()})
+SCHEMA: Final = pa.schema({"key": pa.string(), "value": pa.string()})
 Numbers = npt.NDArray[np.int64]
 
 
@@ -22,13 +20,12 @@ def pair_rows(outputs: Sequence[tuple[Store, Sequence[Manifest]]], column: str) 
     """Return an Arrow file that gives each row of the first output the number of its row of the second, or -1.
 
     Rows belong together if `column` is equal; a null has no equal. Of several rows with one value, the n-th of both
-    outputs in the order of their keys are a pair. Rows that a later attempt of pipeline.retry replaces form pairs only
-    with each other.
+    outputs in the order of their keys are a pair.
     """
     tables = [pa.Table.from_batches(read_parts(*output, column), SCHEMA) for output in outputs]
     both = pa.concat_tables(tables).combine_chunks()
     encoded = both["value"].combine_chunks().dictionary_encode()
-    values = pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64) * 2 + both["replaced"].to_numpy()
+    values = pc.fill_null(encoded.indices, -1).to_numpy().astype(np.int64)
     first, second = (
         names(part["key"], values_of_part, both.num_rows)
         for part, values_of_part in zip(tables, np.split(values, [tables[0].num_rows]), strict=True)
@@ -42,13 +39,10 @@ def pair_rows(outputs: Sequence[tuple[Store, Sequence[Manifest]]], column: str) 
 
 
 def read_parts(store: Store, manifests: Sequence[Manifest], column: str) -> Iterator[pa.RecordBatch]:
-    """Yield key, value of `column`, and 1 if a later attempt replaces the row, of all rows of an output."""
-    later = later_attempts(manifests)
+    """Yield key and value of `column` of all rows of an output."""
     for manifest in manifests:
-        replaced = keys_of(store, later[manifest["shard"]])
         for batch in read_batches(store, manifest, tuple({"key", column})):
-            flags = pc.is_in(batch["key"], replaced).cast(pa.int64())
-            yield pa.record_batch([batch["key"], batch[column], flags], schema=SCHEMA)
+            yield pa.record_batch([batch["key"], batch[column]], schema=SCHEMA)
 
 
 def names(keys: pa.ChunkedArray, values: Numbers, most: int) -> pa.Array:
@@ -59,7 +53,7 @@ def names(keys: pa.ChunkedArray, values: Numbers, most: int) -> pa.Array:
     table = pa.table({"value": values, "key": keys})
     order = pc.sort_indices(table, [("value", "ascending"), ("key", "ascending")]).to_numpy()
     ordered, at = values[order], np.arange(len(values))
-    starts = np.where(np.diff(ordered, prepend=np.int64(-3)) != 0, at, 0)
+    starts = np.where(np.diff(ordered, prepend=np.int64(-2)) != 0, at, 0)
     places = np.empty(len(values), np.int64)
     places[order] = at - np.maximum.accumulate(starts)
     return pa.array(values * most + places, mask=values < 0)

@@ -11,10 +11,10 @@ from typing import Any, Final
 import pyarrow as pa
 from aiohttp import web
 
-from common.config_help import print_text
-from common.errors import UserError
-from common.text import one_line
-from common.urls import without_user
+from hypergrit_common.config_help import print_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.text import one_line
+from hypergrit_common.urls import without_user
 from pipeline.explore.access import guard, is_loopback, new_token
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.marks import MarkFile
@@ -90,7 +90,7 @@ class Explorer:
             mark = json.loads(await request.text())
             shard, number, box = (int(mark[name]) for name in ("shard", "number", "box"))
             text = str(mark["mark"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise web.HTTPBadRequest(text="not a mark") from error
         output = next(iter(self.outputs.values()))
         row = await read(lambda: output.shards.get(shard).row(number))

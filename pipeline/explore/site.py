@@ -13,15 +13,15 @@ from typing import IO, Any, Final
 import pyarrow as pa
 from tqdm import tqdm
 
-from common.errors import UserError
-from common.paths import absolute
-from common.text import one_line
+from hypergrit_common.errors import UserError
+from hypergrit_common.paths import absolute
+from hypergrit_common.text import one_line
 from pipeline.explore.config import ExploreOptions
-from pipeline.explore.index import cached_index, open_output, read_meta, write_json
+from pipeline.explore.index import cached_index, open_output, read_meta, read_parts, write_json
 from pipeline.explore.pairs import pair_rows
-from pipeline.explore.shards import CHUNK_ROWS, Shards
-from pipeline.quality.marks import COLUMNS, FORMULA
-from pipeline.write.store import Store
+from pipeline.explore.quality.marks import COLUMNS, FORMULA
+from pipeline.output.source import CHUNK_ROWS, Shards
+from pipeline.output.store import Store
 from schemas.manifest import Manifest
 
 CODE: Final = Path(__file__).resolve().parent / "static"
@@ -120,9 +120,7 @@ def write_output(output: Output, folder: Path, options: ExploreOptions) -> list[
 
 def choose(output: Output, n: int, seed: int) -> dict[int, list[int]]:
     """Choose `n` rows with an image by a hash of the seed and their key; return their numbers by shard."""
-    parts = [pa.ipc.open_file(path).read_all().select(["key", "has_image"])
-             for path in sorted(output.index.glob("rows-*.arrow"))]  # fmt: skip
-    table = pa.concat_tables(parts)
+    table = pa.concat_tables(rows.select(["key", "has_image"]) for rows, _ in read_parts(output.index))
     keys = enumerate(zip(table["key"].to_pylist(), table["has_image"].to_pylist(), strict=True))
     ranked = ((hashlib.sha256(f"{seed}:{key}".encode()).digest(), row) for row, (key, has_image) in keys if has_image)
     shards = read_meta(output.index)["shards"]

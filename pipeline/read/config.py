@@ -3,10 +3,10 @@
 import codecs
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
-from common.config import added, check_range, runtime
-from common.errors import UserError
+from hypergrit_common.config import runtime
+from hypergrit_common.errors import UserError
 from pipeline.read.where import Where, parse_where
 
 MAX_LIMIT: Final = 2**40
@@ -27,55 +27,57 @@ class ReadConfig:
     id_column: str | None = None
     # column with the image itself: its bytes, or a struct {bytes, path} as in Hugging Face datasets; null: image or img,
     # in files without a URL column
-    image_column: str | None = added(None)
+    image_column: str | None = None
     # column with the path of an image file; null: image_path, file_name, filename or filepath, in files with neither a
     # URL nor an image column
-    image_path_column: str | None = added(None)
+    image_path_column: str | None = None
     # folders and URLs, such as [/data/images, s3://bucket/prefix], from which paths and URLs of the rows (file://, s3://,
     # gs://) may be read; nothing else is
-    image_roots: tuple[str, ...] = added(())
+    image_roots: tuple[str, ...] = ()
     # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), or
     # one at random (random); null: such rows are dropped
-    captions: Captions | None = added(None)
+    captions: Captions | None = None
     # further columns with captions; those that are not empty follow those of caption_column
-    more_caption_columns: tuple[str, ...] = added(())
-    # seed of captions=random; the choice depends on it, the URL and the captions
-    captions_seed: int = added(0)
+    more_caption_columns: tuple[str, ...] = ()
     # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
     # not_selected, before any download
-    where: str | None = added(None)
+    where: str | None = None
+    # input format of your own, module:Class: files with its suffixes are read by it (docs/extending.md)
+    format: str | None = None
     # encoding of text files, such as latin-1 or utf-16
-    encoding: str = added("utf-8")
+    encoding: str = "utf-8"
     # character between the fields of CSV and TSV files; null: a comma in .csv, a tab in .tsv
-    delimiter: str | None = added(None)
+    delimiter: str | None = None
     # column names of CSV and TSV files that have no header line
-    columns: tuple[str, ...] = added(())
+    columns: tuple[str, ...] = ()
     # true: fields of CSV and TSV files may be in double quotes; false: a quote is a character like any other
-    quotes: bool = added(True)
+    quotes: bool = True
     # name of the list with the rows in a .json file that holds an object; null: the file is a list, or one object per row
-    json_key: str | None = added(None)
+    json_key: str | None = None
     # rows: a list of objects; columns: an object with a list per column, all of the same length
-    json_layout: Literal["rows", "columns"] = added("rows")
-    # longest line of a text file, and largest .json or .txt of a tar, in bytes; rows with a longer one are dropped
-    max_row_bytes: int = 1_048_576
-    # largest number of lines of a row of a CSV or TSV file, whose quoted fields may contain line breaks; if a quote is
-    # not closed within them, its line is dropped
-    max_row_lines: int = 100
-    # largest image of a tar, in bytes; rows with a larger one are dropped without reading it
-    max_image_bytes: int = 64_000_000
-    # longest URL, in characters; rows with a longer one are dropped
-    max_url_characters: int = 8192
+    json_layout: Literal["rows", "columns"] = "rows"
     # leave out input files of which no row can be read, instead of stopping; the job then ends with exit code 3
     skip_damaged: bool = runtime(False)
     # file with URLs, hosts and SHA-256 hashes of images, one per line: their rows are dropped as taken_down. New entries
-    # do not discard finished shards; pipeline.takedown removes their rows from these
+    # do not discard finished shards; pipeline.commands.takedown removes their rows from these
     takedown: str | None = runtime(None)
-    # largest number of boxes in each of GRIT's columns; rows with more are dropped
-    max_boxes: int = 1000
+
+    max_row_bytes: ClassVar[int] = 1_048_576
+    """Longest line of a text file, and largest .json or .txt of a tar; rows with a longer one are dropped. A row of URL,
+    caption and scores has some hundred bytes, and one with an embedding of 4,096 numbers as text some 80,000."""
+    captions_seed: ClassVar[int] = 0
+    """Seed of captions=random; the choice also depends on the URL and the captions."""
+    max_row_lines: ClassVar[int] = 100
+    """Lines of a row of a CSV or TSV file, whose quoted fields may contain line breaks; if a quote is not closed within
+    them, its line is dropped."""
+    max_image_bytes: ClassVar[int] = 64_000_000
+    """Largest image of a tar or a column; rows with a larger one are dropped without reading it. Twice download.max_bytes."""
+    max_url_characters: ClassVar[int] = 8192
+    """Longest URL, the limit of most web servers; rows with a longer one are dropped."""
+    max_boxes: ClassVar[int] = 1000
+    """Boxes in each of GRIT's columns; rows with more are dropped."""
 
     def __post_init__(self) -> None:
-        for name in ("max_row_bytes", "max_row_lines", "max_image_bytes", "max_url_characters", "max_boxes"):
-            check_range(self, name, least=1, most=MAX_LIMIT)
         if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise UserError(
                 f'delimiter is {self.delimiter!r}; give one character, such as ";" or "|", or "\\t" for a tab'

@@ -1,4 +1,4 @@
-"""List the input files: a file, a folder, a glob, or a pattern with braces, on a disk or in a store."""
+"""List the input files and know their formats: a file, folder, glob, or pattern with braces, on a disk or in a store."""
 
 import logging
 import math
@@ -12,15 +12,54 @@ from braceexpand import braceexpand
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from common.errors import UserError
-from common.files import is_broken_link
-from common.remote import map_concurrently, one_line, open_store, store_errors
-from common.time_limits import reported
-from common.urls import check_no_user
-from pipeline.read.folders import is_image, list_folder
-from pipeline.read.formats import KNOWN, compression_of, format_of
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import is_broken_link
+from hypergrit_common.lazy import load_plugin
+from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.time_limits import reported
+from hypergrit_common.urls import check_no_user, text_without_secrets
+from pipeline.read.parquet import Parquet
+from pipeline.read.roots import object_version
+from pipeline.read.samples import Folder, Tar, is_image, list_folder
+from pipeline.read.streams import COMPRESSIONS, compression_of
+from pipeline.read.text import Csv, Json, JsonLines, Tsv
+from pipeline.read.types import Format, Piece
 
 logger = logging.getLogger(__name__)
+
+FORMATS: Final[dict[str, Format]] = {
+    kind.name: kind for kind in (Parquet(), JsonLines(), Json(), Csv(), Tsv(), Tar(), Folder())
+}
+"""The input formats by name. A new one is an entry here, or a class that `read.format` names."""
+
+
+def use_format(name: str | None) -> None:
+    """Read files with the suffixes of the format `read.format` by it, in this process. Raises UserError."""
+    if name is not None:
+        kind = load_plugin(name, Format, "read.format")()
+        others = {other.name: other for other in FORMATS.values() if other.name != kind.name}
+        FORMATS.clear()
+        FORMATS.update({kind.name: kind, **others})
+
+
+def format_of(path: str) -> str | None:
+    """The name of the format by the suffix of a file name, None if unknown; a folder of images ends with a slash."""
+    if path.endswith("/"):
+        return Folder.name
+    name = path.lower()
+    plain = name.removesuffix(compression_of(path))
+    found = (kind for kind in FORMATS.values() if (plain if kind.is_compressible else name).endswith(kind.suffixes))
+    return next((kind.name for kind in found), None)
+
+
+def input_format(path: str) -> Format:
+    """Return the format of a file that `list_files` has listed."""
+    return FORMATS[format_of(path) or ""]
+
+
+SUFFIXES: Final = ", ".join(suffix for kind in FORMATS.values() for suffix in kind.suffixes)
+KNOWN: Final = f"{SUFFIXES} (all but .parquet also in {', '.join(COMPRESSIONS)})"
+"""The names of input files, for messages."""
 
 Files = list[tuple[str, int]]
 """Input files as pairs (path, size in bytes)."""
@@ -76,15 +115,15 @@ def _list_files(input: str) -> Files:
         if not files:
             raise UserError(f"input {input!r} holds no file of a known format; names must end in {KNOWN}")
         check_names(files)
-        is_local = isinstance(fs, LocalFileSystem)
-        return [(url, _size(fs, path, url)) for path in files if (url := path if is_local else _url(fs, path))]
+        return [(url := _url(fs, path), _size(fs, path, url)) for path in files]
     except store_errors(ValueError) as error:
-        raise UserError(
-            f"input {input!r} cannot be listed: {one_line(error)}; check the URL, the credentials and their permissions"
-        ) from error
+        text = text_without_secrets(f"input {input!r} cannot be listed: {one_line(error)}", strip_query=True)
+        raise UserError(f"{text}; check the URL, the credentials and their permissions") from error
 
 
 def _url(fs: AbstractFileSystem, path: str) -> str:
+    if isinstance(fs, LocalFileSystem):
+        return path
     url = fs.unstrip_protocol(path)
     return f"{url.rstrip('/')}/" if path.endswith("/") else str(url)
 
@@ -110,7 +149,9 @@ def find_files(fs: AbstractFileSystem, root: str) -> list[str]:
 
 
 def _below(fs: AbstractFileSystem, folder: str) -> list[str]:
-    return [path for path in fs.find(folder) if not _is_hidden(path[len(folder) :])]
+    """Return the files below a folder that are not hidden."""
+    parts = ((path, path[len(folder) :].split("/")) for path in fs.find(folder))
+    return [path for path, names in parts if not any(name.startswith((".", "_")) for name in names)]
 
 
 def choose_files(found: Sequence[str]) -> list[str]:
@@ -161,5 +202,37 @@ def _stem(tar: str) -> str:
     return tar[: len(tar) - len(compression_of(tar))].removesuffix(".tar").removesuffix(".tgz")
 
 
-def _is_hidden(path: str) -> bool:
-    return any(part.startswith((".", "_")) for part in path.split("/"))
+# Notice that an input file changed between planning and reading.
+
+
+def check_unchanged(piece: Piece) -> None:
+    """Raise UserError if the file of a piece is no longer the planned one; called after reading its rows.
+
+    A file is judged by its time of modification and size, an object by its ETag and size, a folder by its listing.
+    """
+    if not piece.version:
+        return
+    try:
+        fs, name = open_store(piece.path)
+        if format_of(piece.path) == "folder":
+            listing = list_folder(piece.path)
+            found = listing.size, listing.version
+        elif isinstance(fs, LocalFileSystem):
+            facts = os.stat(name)
+            found = facts.st_size, str(facts.st_mtime_ns)
+        else:
+            fs.invalidate_cache(name)
+            info = fs.info(name)
+            found = int(info["size"] or 0), object_version(info)
+    except store_errors(ValueError) as error:
+        raise changed(piece.path, one_line(error)) from error
+    if found != (piece.size, piece.version):
+        raise changed(piece.path)
+
+
+def changed(path: str, reason: str = "") -> UserError:
+    """Return the error for an input file that changed."""
+    return UserError(
+        f"{path} has changed since the job was planned{f' ({reason})' if reason else ''}; run the same command again, "
+        "and do not change the input while it runs"
+    )

@@ -1,39 +1,375 @@
-"""Read parquet files as records, without binary columns but that of the image, and without converting huge values."""
+"""Parquet files. The next shard of a file is read on from where the last one ended.
 
-from collections.abc import Callable, Iterator
+A row group may hold the rows of a thousand shards, and its columns are compressed in pages that only a reader from the
+start of the group can find.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
 
-from pipeline.faults.fault import is_fault
-from pipeline.read.columns import find_columns
+from hypergrit_common.remote import open_file
+from pipeline.faults import is_fault
 from pipeline.read.config import ReadConfig
-from pipeline.read.row_groups import BATCH_BYTES, read_batches
-from pipeline.read.sizes import Sizes, batch_sizes, row_sizes
-from pipeline.read.types import BadRecord, Load, Piece, Record
+from pipeline.read.rows import check_columns, check_image_type, find_columns
+from pipeline.read.streams import input_errors, open_stream
+from pipeline.read.types import BadRecord, Counted, Load, Piece, Record, ShardPlan
+
+BATCH_ROWS: Final = 4096
+BATCH_BYTES: Final = 1 << 24
+"""Bytes of values that are converted to Python at a time."""
+BUFFER_BYTES: Final = 1 << 16
+"""Bytes of a column of a local file that are read at a time. Of a remote file, each column of a group is one request."""
+
+KEPT_BYTES: Final = 1 << 28
+"""Bytes of a row group of a remote file that stay in memory until the next shard is read."""
+
+_last: "list[Stream]" = []
+"""The stream of the last piece that this process read, if the next may continue it."""
+
+given: dict[Piece, Iterator[tuple[int, pa.RecordBatch]]] = {}
+"""The batches of pieces that another process has read (`provided`)."""
+
+
+def read_batches(piece: Piece, config: ReadConfig) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield the rows of a piece in batches, each with the index of its first row in the file.
+
+    Only the row groups that contain them are read, up to the last row. Binary columns are skipped, except those for URL,
+    caption, identifier and `where`, since some writers store text in binary columns, and that of the image. Values in
+    the dictionary of a column are not repeated in memory. Raises pyarrow.ArrowException for a damaged file, and like
+    `open_file`.
+    """
+    if (batches := given.pop(piece, None)) is not None:
+        yield from batches
+        return
+    stream = _last.pop() if _last else None
+    if stream is not None and not stream.continues(piece, config):
+        stream.close()
+        stream = None
+    if stream is None:
+        stream = Stream(piece, config)
+    try:
+        yield from stream.take(piece.first_row, piece.n_rows)
+    except BaseException:
+        stream.close()
+        raise
+    # Without a version, nothing tells whether the file is still the same.
+    if piece.version and stream.n_bytes <= KEPT_BYTES:
+        _last.append(stream)
+    else:
+        stream.close()
+
+
+class Stream:
+    """The batches of a parquet file from the row group of a piece on."""
+
+    def __init__(self, piece: Piece, config: ReadConfig) -> None:
+        self.piece, self.config = piece, config
+        self.file = open_file(piece.path)
+        try:
+            metadata = pq.ParquetFile(self.file).metadata
+            is_local = _is_local(self.file)
+            self.parquet = pq.ParquetFile(
+                self.file,
+                metadata=metadata,
+                read_dictionary=_coded_columns(metadata),
+                pre_buffer=not is_local,
+                buffer_size=BUFFER_BYTES if is_local else 0,
+            )
+        except BaseException:
+            self.close()
+            raise
+        self.metadata: Any = metadata
+        self.is_local = is_local
+        sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
+        self.starts = np.cumsum([0, *sizes])
+        self.names = self._columns()
+        self.waiting: tuple[int, pa.RecordBatch] | None = None
+        self.group = self._group(piece.first_row)
+        self.batches = self._read(self.group)
+        self.next_row = int(self.starts[self.group])
+
+    def continues(self, piece: Piece, config: ReadConfig) -> bool:
+        """Return True if a piece follows in the row group that is being read, or is the beginning of the next one."""
+        mine = self.piece
+        is_same = (piece.path, piece.size, piece.version) == (mine.path, mine.size, mine.version)
+        if not is_same or config != self.config:
+            return False
+        row = self.waiting[0] if self.waiting else self.next_row
+        return row <= piece.first_row < int(self.starts[min(self.group + 1, len(self.starts) - 1)]) or (
+            row == piece.first_row
+        )
+
+    @property
+    def n_bytes(self) -> int:
+        """The compressed bytes of the row group that are in memory: those of the columns that are read."""
+        if self.is_local or self.group >= self.metadata.num_row_groups:
+            return 0
+        group = self.metadata.row_group(self.group)
+        return sum(column.total_compressed_size for column in _chunks(group, self.names))
+
+    def take(self, first: int, n: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """Yield rows [first, first + n), each batch with its first row; those after them wait for the next call."""
+        while item := self.waiting or next(self.batches, None):
+            row, batch = self.waiting = item
+            if row >= first + n:
+                return
+            start, end = (min(max(bound - row, 0), batch.num_rows) for bound in (first, first + n))
+            if end > start:
+                yield row + start, batch.slice(start, end - start)
+            if row + batch.num_rows > first + n:
+                return
+            self.waiting = None
+            if row + batch.num_rows == first + n:
+                return
+
+    def close(self) -> None:
+        """Close the file."""
+        with suppress(OSError, ValueError):
+            self.file.close()
+
+    def _read(self, first_group: int) -> Iterator[tuple[int, pa.RecordBatch]]:
+        for group in range(first_group, len(self.starts) - 1):
+            self.group, self.next_row = group, int(self.starts[group])
+            size = _batch_rows(self.metadata.row_group(group), self.names)
+            for batch in self.parquet.iter_batches(batch_size=size, row_groups=[group], columns=self.names):
+                row, self.next_row = self.next_row, self.next_row + batch.num_rows
+                yield row, batch
+
+    def _group(self, row: int) -> int:
+        """Return the row group of a row; the last one for a row that the file does not have."""
+        return max(0, min(int(np.searchsorted(self.starts, row, side="right")), len(self.starts) - 1) - 1)
+
+    def _columns(self) -> list[str]:
+        schema, config = self.parquet.schema_arrow, self.config
+        columns = find_columns(schema.names, config, Parquet.has_images)
+        binary = {columns.url, columns.id, columns.path, columns.image, *columns.captions}
+        binary |= config.selection.columns.keys() if config.selection else set()
+        return [item.name for item in schema if item.name in binary or not has_bytes(item.type)]
+
+
+def _is_local(file: Any) -> bool:
+    try:
+        file.fileno()
+    except (OSError, AttributeError):
+        return False
+    return True
+
+
+def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
+    """The text columns that are stored as codes of a dictionary: a value of a megabyte may occur in every row."""
+    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
+    texts = (item for group in groups for item in _chunks(group) if item.physical_type == "BYTE_ARRAY")
+    return sorted({item.path_in_schema for item in texts if any("DICTIONARY" in name for name in item.encodings)})
+
+
+def _chunks(group: Any, names: Collection[str] | None = None) -> list[Any]:
+    """The metadata of the chunks of a row group, or of those of the columns `names`."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    return [column for column in columns if names is None or column.path_in_schema.split(".")[0] in names]
+
+
+def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
+    """The number of rows of a batch with BATCH_BYTES, on average."""
+    n_bytes = sum(column.total_uncompressed_size for column in _chunks(group, names))
+    return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(n_bytes, 1))))
+
+
+def has_bytes(type_: pa.DataType) -> bool:
+    """True for binary types, and lists or structs that contain one, such as the images of Hugging Face datasets."""
+    if pa.types.is_dictionary(type_):
+        return has_bytes(type_.value_type)
+    if type_.num_fields:
+        return any(has_bytes(type_.field(i).type) for i in range(type_.num_fields))
+    is_type = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return any(check(type_) for check in is_type)
+
+
+# Rows of parquet files that one process reads for many workers, shard after shard.
+#
+# The rows of a row group can only be found from its start: workers that take its shards in turn would all decode it.
+
+MAX_BYTES: Final = 1 << 26
+"""Bytes of a shard above which its worker reads the rows itself."""
+
+Packed = list[bytes]
+"""The rows of each piece of a shard: an Arrow stream."""
+
+
+def can_be_ahead(plan: ShardPlan) -> bool:
+    """Return True if all rows of a shard are in parquet files with a version.
+
+    Without a version a file is opened again for each shard, which many workers do faster than one reader.
+    """
+    return bool(plan.pieces) and all(
+        piece.version and piece.path.lower().endswith(Parquet.suffixes) for piece in plan.pieces
+    )
+
+
+def pack_rows(plan: ShardPlan, config: ReadConfig) -> Packed | None:
+    """Read the rows of a shard, whose pieces are of parquet files; None if they contain images or are large.
+
+    Raises like `read_batches`.
+    """
+    packed: Packed = []
+    n_left = MAX_BYTES
+    for piece in plan.pieces:
+        batches = list[pa.RecordBatch]()
+        for _, batch in read_batches(piece, config):
+            if not batches and find_columns(batch.schema.names, config, Parquet.has_images).image:
+                return None
+            batches.append(compact(batch))
+            n_left -= batches[-1].nbytes
+            if n_left < 0:
+                return None
+        if sum(batch.num_rows for batch in batches) != piece.n_rows:
+            return None  # the file has changed, which the worker reports
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, batches[0].schema) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
+        packed.append(bytes(sink.getvalue().to_pybytes()))
+    return packed
+
+
+def compact(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose dictionaries, which are those of whole row groups, have only the values of its rows."""
+    columns = [_compact(column) if pa.types.is_dictionary(column.type) else column for column in batch.columns]
+    return pa.RecordBatch.from_arrays(columns, schema=batch.schema)
+
+
+def _compact(column: pa.DictionaryArray) -> pa.DictionaryArray:
+    used = column.indices.unique().drop_null()
+    indices = pc.index_in(column.indices, value_set=used)
+    return pa.DictionaryArray.from_arrays(indices, column.dictionary.take(used))
+
+
+@contextmanager
+def provided(plan: ShardPlan, packed: Packed | None) -> Iterator[None]:
+    """Let `read_batches` take the rows of a shard from those that `pack_rows` read, within the block."""
+    found = dict(zip(plan.pieces, packed, strict=True)) if packed else {}
+    given.update({piece: _batches(piece, stream) for piece, stream in found.items()})
+    try:
+        yield
+    finally:
+        for piece in found:
+            given.pop(piece, None)
+
+
+def _batches(piece: Piece, stream: bytes) -> Iterator[tuple[int, pa.RecordBatch]]:
+    row = piece.first_row
+    for batch in pa.ipc.open_stream(stream):
+        yield row, batch
+        row += batch.num_rows
+
+
+# Sizes of the rows of Arrow arrays, computed without converting a value to Python.
+
+ITEM_BYTES: Final = 2
+"""Bytes for a value without a length, such as a number: the least that it takes as JSON."""
+
+Sizes = NDArray[np.int64]
+
+
+def batch_sizes(batch: pa.RecordBatch) -> Sizes:
+    """Return the bytes of each row [n] of a batch."""
+    return sum((row_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
+
+
+def row_sizes(array: pa.Array) -> Sizes:
+    """Return the bytes of each row [n]: of text its UTF-8, of lists and structs the sum of their values.
+
+    The values of a dictionary count in every row that refers to them.
+    """
+    kind: Any = array.type
+    if isinstance(array, pa.ExtensionArray):
+        return row_sizes(array.storage)
+    if pa.types.is_dictionary(kind):
+        return _lengths_of_codes(array)
+    if _has_offsets(kind):
+        return _differences(_offsets(array))
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        return row_sizes(array.cast(pa.large_binary()))
+    if pa.types.is_struct(kind):
+        fields = (row_sizes(array.field(i)) for i in range(kind.num_fields))
+        return sum(fields, np.zeros(len(array), np.int64))
+    if pa.types.is_fixed_size_list(kind):
+        items = row_sizes(array.values)[array.offset * kind.list_size :][: len(array) * kind.list_size]
+        return (items + ITEM_BYTES).reshape(len(array), kind.list_size).sum(axis=1)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
+        ends = np.concatenate([[0], np.cumsum(row_sizes(array.values) + ITEM_BYTES)])
+        return _differences(ends[array.offsets.to_numpy()])
+    return np.full(len(array), ITEM_BYTES, np.int64)
+
+
+def _has_offsets(kind: Any) -> bool:
+    is_type = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
+    return any(check(kind) for check in is_type)
+
+
+def _offsets(array: pa.Array) -> NDArray[Any]:
+    """The position of each value [n + 1] of a text or binary array in its buffer; nothing is copied."""
+    if len(array) == 0:
+        return np.zeros(1, np.int64)
+    is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
+    width = np.dtype(np.int64 if is_large else np.int32)
+    count, skipped = len(array) + 1, array.offset * width.itemsize
+    return np.frombuffer(array.buffers()[1], width, count, skipped)
+
+
+def _differences(positions: NDArray[Any]) -> Sizes:
+    return positions[1:].astype(np.int64) - positions[:-1]
+
+
+def _lengths_of_codes(array: Any) -> Sizes:
+    """The length of the value that each code [n] of a dictionary array stands for; only the codes' values are read."""
+    values = array.dictionary
+    if not _has_offsets(values.type) or len(values) == 0:
+        return np.full(len(array), ITEM_BYTES, np.int64)
+    codes, offsets = array.indices.fill_null(0).to_numpy(), _offsets(values)
+    is_valid = array.indices.is_valid().to_numpy(zero_copy_only=False)
+    return np.where(is_valid, offsets[codes + 1].astype(np.int64) - offsets[codes], 0)
+
+
+# Read parquet files as records, without binary columns but that of the image, and without converting huge values.
 
 VALUE_ERRORS: Final = (OverflowError, ValueError, KeyError)
 """Exceptions of pyarrow for a value that no Python object can represent; KeyError for an unknown time zone."""
 ROW_FACTOR: Final = 16
-"""A row above `read.max_row_bytes` by this factor is not converted. The limits of `read` for its values, which count
+"""A row above `max_row_bytes` by this factor is not converted. The limits of `read` for its values, which count
 characters and JSON, are all below it."""
 
 
-def parquet_rows(piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]) -> Iterator[Load | None]:
-    """Read the rows of a piece in batches of bounded size.
+class Parquet(Counted):
+    """Rows of parquet files, in batches of bounded size."""
 
-    Yields None for the rows whose index in the file is not wanted. Raises pyarrow.ArrowException for a damaged file.
-    """
-    for row, batch in read_batches(piece, config):
-        wanted = [is_wanted(row + i) for i in range(batch.num_rows)]
-        image = find_columns(batch.schema.names, config, ".parquet").image
-        if all(wanted):
-            yield from _loads(batch, image, config)
-        else:
-            loads = _loads(batch.filter(pa.array(wanted, pa.bool_())), image, config)
-            yield from (next(loads) if is_one else None for is_one in wanted)
+    name = "parquet"
+    suffixes = (".parquet",)
+    is_compressible = False
+    has_images = True
+
+    def count(self, path: str, config: ReadConfig) -> int:
+        with input_errors(path), open_stream(path) as file:
+            parquet = pq.ParquetFile(file)
+            check_columns(path, parquet.schema_arrow.names, config, self)
+            check_image_type(path, parquet.schema_arrow, config)
+            return int(parquet.metadata.num_rows)
+
+    def loads(
+        self, piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Load | None]]:
+        for row, batch in read_batches(piece, config):
+            wanted = [is_wanted(row + i) for i in range(batch.num_rows)]
+            image = find_columns(batch.schema.names, config, self.has_images).image
+            loads = _loads(batch if all(wanted) else batch.filter(pa.array(wanted, pa.bool_())), image, config)
+            yield from ((0, next(loads) if is_one else None) for is_one in wanted)
 
 
 def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iterator[Load]:
@@ -45,7 +381,7 @@ def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iter
     sizes, most = row_sizes(images), config.max_image_bytes + config.max_url_characters
     for i, load in enumerate(_records(batch.drop_columns([image]), config)):
         if sizes[i] > most:
-            message = f"the image has {sizes[i]} bytes, more than read.max_image_bytes={config.max_image_bytes}"
+            message = f"the image has {sizes[i]} bytes, more than the limit of {config.max_image_bytes}"
             yield partial(BadRecord, message)
         else:
             yield partial(_with_image, load, image, images, i)
@@ -61,7 +397,7 @@ def _records(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
     sizes, most = batch_sizes(batch), max(ROW_FACTOR * config.max_row_bytes, BATCH_BYTES)
     for start, end in _ranges(sizes):
         if end - start == 1 and sizes[start] > most:
-            message = f"the row has {sizes[start]} bytes, more than {ROW_FACTOR} times read.max_row_bytes"
+            message = f"the row has {sizes[start]} bytes, more than the limit of {ROW_FACTOR * config.max_row_bytes}"
             yield partial(BadRecord, message)
         else:
             yield from as_records(batch.slice(start, end - start))
@@ -90,11 +426,7 @@ def as_records(batch: pa.RecordBatch) -> Iterator[Load]:
             raise
         yield from (partial(_record, batch, i) for i in range(batch.num_rows))  # one by one, to find the bad row
         return
-    yield from (partial(_same, record) for record in records)
-
-
-def _same(record: Record) -> Record:
-    return record
+    yield from (lambda record=record: record for record in records)
 
 
 def _record(batch: pa.RecordBatch, i: int) -> Record | BadRecord:
@@ -103,9 +435,7 @@ def _record(batch: pa.RecordBatch, i: int) -> Record | BadRecord:
         try:
             record[name] = column[i].as_py()
         except VALUE_ERRORS as error:
-            return BadRecord(f"the {_plain_type(column.type)} in column {name} cannot be read: {error}")
+            kind: Any = column.type
+            plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+            return BadRecord(f"the {plain} in column {name} cannot be read: {error}")
     return record
-
-
-def _plain_type(type_: Any) -> pa.DataType:
-    return type_.value_type if pa.types.is_dictionary(type_) else type_

@@ -1,32 +1,156 @@
 """Planning: divide the rows of the input into shards, without reading their contents."""
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from types import MappingProxyType
-from typing import Final, NamedTuple
+from typing import NamedTuple, overload
 
-import pyarrow.parquet as pq
+import numpy as np
+from numpy.typing import NDArray
 
-from common.errors import UserError
-from common.remote import map_concurrently
-from pipeline.read.columns import check_columns, check_image_type
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import map_concurrently
 from pipeline.read.config import ReadConfig
-from pipeline.read.folders import list_folder
-from pipeline.read.formats import DamagedFileError, compression_of, format_of, open_input
-from pipeline.read.listing import list_files
-from pipeline.read.plans import COUNTED, Batch, CutFile, ShardPlans
+from pipeline.read.listing import input_format, list_files, use_format
 from pipeline.read.roots import Roots
-from pipeline.read.rows import column_names, raw_rows
-from pipeline.read.streams import is_utf8
-from pipeline.read.tars import Scan, Scanner, damage_of, scan_tar, scan_tars
-from pipeline.read.types import ShardPlan
+from pipeline.read.rows import check_columns
+from pipeline.read.samples import Scan, Scanner, Tar, damage_of, scan_tar, scan_tars
+from pipeline.read.streams import DamagedFileError, input_errors
+from pipeline.read.types import Counted, Piece, Sequential, ShardPlan
+
+# The plans of the shards of an input as a sequence that computes them when asked: their number may be a million.
+
+
+class CutFile(NamedTuple):
+    """An input file, and the rows at which it is cut: its first row, those at which shards start, and its end.
+
+    Only the first and the last are needed of files whose rows are found by their numbers.
+    """
+
+    path: str
+    size: int
+    cuts: Sequence[Sequence[int]]  # row, byte and line of each (pipeline.read.plan.Cut)
+    version: str = ""  # Piece.version
+    damage: str = ""  # the error at which the rows of a damaged file end
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return self.cuts[-1][0]
+
+
+class Batch:
+    """Consecutive files that were planned together: the first row of each, and where its shards start."""
+
+    def __init__(
+        self,
+        files: Iterable[CutFile],
+        rows_per_shard: int,
+        first_shard: int = 0,
+        first_row: int = 0,
+        appends: tuple[int, ...] = (),
+    ) -> None:
+        self.rows_per_shard, self.first_shard, self.first_row, self.appends = (
+            rows_per_shard, first_shard, first_row, appends
+        )  # fmt: skip
+        self.files: list[tuple[str, int, str]] = []
+        self.cuts: list[NDArray[np.int64] | None] = []
+        bounds = [0]
+        for file in files:
+            cuts = np.asarray(file.cuts, np.int64)
+            if cuts.ndim != 2 or cuts.shape[1] != 3:
+                raise ValueError(f"{file.path}: the rows at which its shards start are damaged")
+            self.files.append((file.path, file.size, file.version))
+            self.cuts.append(None if isinstance(input_format(file.path), Counted) else cuts)
+            bounds.append(bounds[-1] + int(cuts[-1, 0]))
+        self.bounds = np.array(bounds, np.int64)
+        self.n_rows = bounds[-1]
+
+    def __len__(self) -> int:
+        return -(-self.n_rows // self.rows_per_shard)
+
+    def plan(self, number: int) -> ShardPlan:
+        """Return the plan of a shard by its number in this batch."""
+        first = number * self.rows_per_shard
+        end = min(first + self.rows_per_shard, self.n_rows)
+        pieces = tuple(self.pieces(first, end))
+        return ShardPlan(self.first_shard + number, self.first_row + first, end - first, pieces, self.appends)
+
+    def pieces(self, first: int, end: int) -> Iterator[Piece]:
+        """Yield rows [first, end) of the batch by file."""
+        file = int(np.searchsorted(self.bounds, first, side="right")) - 1
+        while first < end:
+            before, after = int(self.bounds[file]), int(self.bounds[file + 1])
+            n_rows = min(end, after) - first
+            if n_rows:  # else a file without rows
+                path, size, version = self.files[file]
+                yield Piece(path, first - before, n_rows, size, *self.position(file, first - before), version)
+            first, file = first + n_rows, file + 1
+
+    def position(self, file: int, row: int) -> tuple[int, int]:
+        """Return byte and line of a row of a file at which a shard starts. Raises ValueError for another row."""
+        cuts = self.cuts[file]
+        if cuts is None:
+            return 0, 1
+        place = int(np.searchsorted(cuts[:, 0], row))
+        if place == len(cuts) or cuts[place, 0] != row:
+            raise ValueError(f"{self.files[file][0]}: the start of row {row} is not known")
+        return int(cuts[place, 1]), int(cuts[place, 2])
+
+
+class ShardPlans(Sequence[ShardPlan]):
+    """The plans of the shards of some batches, or of `chosen` ones by their numbers, each computed when asked for.
+
+    A plan takes no memory for parquet, and 24 bytes for other formats.
+    """
+
+    def __init__(self, batches: Sequence[Batch], chosen: NDArray[np.int64] | None = None) -> None:
+        self._batches, self._chosen = batches, chosen
+        self._starts = np.cumsum([0, *map(len, batches)])
+
+    def __len__(self) -> int:
+        return int(self._starts[-1]) if self._chosen is None else len(self._chosen)
+
+    @overload
+    def __getitem__(self, place: int) -> ShardPlan: ...
+    @overload
+    def __getitem__(self, place: slice) -> "ShardPlans": ...
+    def __getitem__(self, place: int | slice) -> "ShardPlan | ShardPlans":
+        if isinstance(place, slice):
+            return self.select(np.arange(len(self))[place])
+        if not -len(self) <= place < len(self):
+            raise IndexError(f"there are {len(self)} shards")
+        place %= len(self)
+        number = place if self._chosen is None else int(self._chosen[place])
+        batch = int(np.searchsorted(self._starts, number, side="right")) - 1
+        return self._batches[batch].plan(number - int(self._starts[batch]))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(mine == theirs for mine, theirs in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def indices(self) -> NDArray[np.int64]:
+        """Return the indices of the shards."""
+        parts = [np.arange(len(batch), dtype=np.int64) + batch.first_shard for batch in self._batches]
+        found = np.concatenate([np.zeros(0, np.int64), *parts])
+        return found if self._chosen is None else found[self._chosen]
+
+    def without(self, shards: Collection[int]) -> "ShardPlans":
+        """Return the plans of the shards that are not in `shards`."""
+        is_left = np.isin(self.indices(), np.fromiter(shards, np.int64, len(shards)), invert=True)
+        return self if is_left.all() else self.select(np.flatnonzero(is_left))
+
+    def select(self, places: NDArray[np.int64]) -> "ShardPlans":
+        """Return the plans at these places."""
+        return ShardPlans(self._batches, places if self._chosen is None else self._chosen[places])
+
 
 logger = logging.getLogger(__name__)
-
-SAMPLE_ROWS: Final = 1000
-"""Rows of a JSON file in which the columns of `read.where` are looked for."""
 
 
 class Cut(NamedTuple):
@@ -58,6 +182,7 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
     >>> [(plan.first_row, plan.n_rows) for plan in plans]
     [(0, 2), (2, 2), (4, 1)]
     """
+    use_format(config.format)
     cut = cut_files(list_files(input), rows_per_shard, limit, config)
     plans = make_plans(cut, rows_per_shard)
     if not plans:
@@ -79,10 +204,11 @@ def cut_files(
     finds the samples of the tars among the others. Of a damaged file, the rows before the damage are planned; if there
     are none, `read.skip_damaged` decides. Raises UserError for a file that is unreadable or lacks a required column.
     """
+    use_format(config.format)
     Roots(config.image_roots)  # checks them
-    new = [(path, size, format_of(path)) for path, size in files if path not in known]
-    counted = [path for path, _, kind in new if kind in COUNTED]
-    tars = [(path, size) for path, size, kind in new if kind == "tar"]
+    new = [(path, size) for path, size in files if path not in known]
+    counted = [path for path, _ in new if isinstance(input_format(path), Counted)]
+    tars = [(path, size) for path, size in new if isinstance(input_format(path), Tar)]
     cut: list[CutFile] = []
     total = 0
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
@@ -96,14 +222,15 @@ def cut_files(
                 break
             max_rows = None if limit is None else limit - total
             n_before, cuts, damage = known.get(path, (None, [], ""))
-            if format_of(path) in COUNTED:
-                n_rows, damage = (cuts[-1][0], damage) if cuts else next(counts)
-                cuts = [Cut(0), Cut(n_rows if max_rows is None else min(n_rows, max_rows))]
-            elif format_of(path) == "tar" and n_before != total:
-                found = scan_tar(path, size, config, max_rows) if path in known else next(scans)
-                cuts, damage = _cut_tar(found, total, rows_per_shard, max_rows)
-            elif n_before != total:
-                cuts, damage = _cut_text(path, config, total, rows_per_shard, max_rows)
+            match input_format(path):
+                case Counted():
+                    n_rows, damage = (cuts[-1][0], damage) if cuts else next(counts)
+                    cuts = [Cut(0), Cut(n_rows if max_rows is None else min(n_rows, max_rows))]
+                case Tar() if n_before != total:
+                    found = scan_tar(path, size, config, max_rows) if path in known else next(scans)
+                    cuts, damage = _cut_tar(found, total, rows_per_shard, max_rows)
+                case Sequential() as kind if n_before != total:
+                    cuts, damage = _cut_text(path, kind, config, total, rows_per_shard, max_rows)
             if damage:
                 logger.warning("only the first %d rows of a damaged file are read: %s", cuts[-1][0], damage)
             cut.append(CutFile(path, size, tuple(cuts), damage=damage))
@@ -123,15 +250,11 @@ def make_plans(
 
 
 def _count_rows(path: str, config: ReadConfig) -> tuple[int, str]:
-    """The number of rows of a parquet file or folder, and its damage. Raises UserError if it lacks a required column."""
-    if format_of(path) == "folder":
-        return len(list_folder(path).images), ""
+    """The number of rows of a file, and its damage. Raises UserError if it lacks a required column."""
+    kind = input_format(path)
+    assert isinstance(kind, Counted)
     try:
-        with open_input(path) as file:
-            parquet = pq.ParquetFile(file)
-            check_columns(path, parquet.schema_arrow.names, config)
-            check_image_type(path, parquet.schema_arrow, config)
-            return int(parquet.metadata.num_rows), ""
+        return kind.count(path, config), ""
     except DamagedFileError as error:
         return 0, damage_of(error, 0, config)
 
@@ -146,27 +269,18 @@ def _cut_tar(found: Scan, n_before: int, rows_per_shard: int, max_rows: int | No
 
 
 def _cut_text(
-    path: str, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None
+    path: str, kind: Sequential, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None
 ) -> tuple[list[Cut], str]:
-    """The cuts of a text file, and its damage: its first row, the rows at which shards start, and its end.
+    """The cuts of a file, and its damage: its first row, the rows at which shards start, and its end.
 
     The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored.
     """
-    format_ = format_of(path)
-    assert format_ is not None, "list_files returns only files of known formats"
-    is_stream = bool(compression_of(path)) or not is_utf8(config.encoding)
-    if format_ == "json" and config.json_layout == "columns" and is_stream:
-        raise UserError(f"{path}: read.json_layout=columns needs a file in UTF-8 without compression; convert it")
     cuts: list[Cut] = []
     n, damage = 0, ""
     try:
-        with open_input(path, encoding=config.encoding) as file:
-            names = column_names(file, format_, config, SAMPLE_ROWS if config.selection else 1)
-            check_columns(path, names, config)
-            offset = file.tell() if format_ in ("csv", "tsv") else 0  # the end of the header
-            file.seek(0)
-            line = 1 + file.read(offset).count(b"\n")  # blank lines may precede the header
-            for raw in raw_rows(format_, file, config, offset, line, len(names or ())):
+        with input_errors(path), kind.open(path, config) as file:
+            check_columns(path, kind.columns(file, config), config, kind)
+            for raw in kind.find(file, 0, 1, 0, config):
                 if n == max_rows:
                     break
                 if n == 0 or (n_before + n) % rows_per_shard == 0:

@@ -3,17 +3,17 @@
 import os
 import re
 import stat
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from common.errors import UserError
-from common.remote import open_store
-from common.urls import check_no_user
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import open_store
+from hypergrit_common.urls import check_no_user
 
 SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
 ALIASES: Final = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
@@ -201,3 +201,18 @@ def read_file(location: Location, size: int) -> bytes:
         with open(open_local(location), "rb") as file:
             return file.read(size)
     return bytes(location.root.fs.cat_file(location.name, start=0, end=size)) if size else b""
+
+
+# The version of an object, by which a change of it is noticed.
+
+VERSION_KEYS: Final = (
+    *("etag", "md5hash", "contentmd5", "digest", "versionid"),
+    *("lastmodified", "updated", "timemodified", "modified", "mtime"),
+)
+"""Names that stores and HTTP servers have for the version of an object, without punctuation, the best first."""
+
+
+def object_version(info: Mapping[str, Any]) -> str:
+    """Return the ETag of an object, or the value that its store has in place of one; "" if it has neither."""
+    found = {re.sub(r"[^a-z0-9]", "", name.lower()): value for name, value in info.items()}
+    return next((str(found[key]).strip('"') for key in VERSION_KEYS if found.get(key)), "")

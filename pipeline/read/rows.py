@@ -1,163 +1,379 @@
-"""Reading of each input format as a stream of records; no file is ever completely in memory."""
+"""Rows: what the columns of an input mean, and the conversion of a record of any format to a row of the READ schema."""
 
-import csv
-import io
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from functools import partial
-from itertools import chain, islice
-from typing import IO, Any, TypeVar
+import hashlib
+import json
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
+import pyarrow as pa
+
+from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
-from pipeline.read.folders import folder_rows
-from pipeline.read.formats import Format, format_of, input_errors, open_input
-from pipeline.read.isolate import RowFault, isolated
-from pipeline.read.json_document import BOM, MissingListError, column_lists, join_columns, json_rows
-from pipeline.read.json_rows import parse_json
-from pipeline.read.lines import csv_problem, csv_rows, jsonl_rows
-from pipeline.read.parquet import parquet_rows
-from pipeline.read.samples import parse_sample, tar_rows
-from pipeline.read.types import BadRecord, Load, Piece, RawRow, Record
+from pipeline.read.roots import Location, RefusedError, Roots, has_scheme, is_web
+from pipeline.read.types import IMAGE, BadRecord, BadRowError, Format, Record
+from pipeline.read.where import WhereError
+from schemas.rows import GIVEN_BOX
+from schemas.status import DROPPED
 
-Result = TypeVar("Result")
+# One caption of a row that has several.
 
 
-def raw_rows(
-    format_: Format, file: IO[bytes], config: ReadConfig, offset: int = 0, line: int = 1, n_columns: int = 0
-) -> Iterator[RawRow]:
-    """Find the rows of a text file or tar from byte `offset`, without parsing them; only the headers of a tar are read.
+def choose_caption(values: Iterable[Any], url: str | None, config: ReadConfig) -> str | None:
+    """Return the caption of a row by the rule `read.captions`; `values` are texts and lists of texts.
 
-    `line` is the line number at `offset`, `n_columns` the number of columns of a CSV file.
+    Empty texts do not count. Of equally long captions the first is the longest. A random one depends on
+    `captions_seed`, the URL and the captions, and not on the place of the row. Raises BadRowError for other types, and
+    if there is no rule.
     """
-    match format_:
-        case "jsonl":
-            file.seek(offset)
-            return jsonl_rows(file, offset, line, config)
-        case "json":
-            return json_rows(file, offset, config)
-        case "csv" | "tsv":
-            file.seek(offset)
-            return csv_rows(file, dialect(format_, config), offset, line, n_columns, config)
-        case _:
-            return tar_rows(file, offset, config)
+    if config.captions is None:
+        raise BadRowError("the caption is a list, not text; set read.captions=first, longest, join or random")
+    found = [text for value in values for text in _texts(value) if text.strip()]
+    if len(found) <= 1:
+        return found[0] if found else None
+    match config.captions:
+        case "first":
+            return found[0]
+        case "longest":
+            return max(found, key=len)
+        case "join":
+            return " ".join(text.strip() for text in found)
+        case "random":
+            content = json.dumps([config.captions_seed, url, found]).encode()
+            return found[int.from_bytes(hashlib.sha256(content).digest()[:8], "big") % len(found)]
 
 
-def read_rows(
-    piece: Piece,
-    config: ReadConfig,
-    convert: Callable[[Record | BadRecord], Result],
-    is_wanted: Callable[[int], bool] = lambda _: True,
-) -> Iterator[tuple[int, Result | RowFault | None]]:
-    """Read the rows of a piece as (line, converted record); line is 0 for formats without lines.
+def _texts(value: Any) -> list[str]:
+    """Return the captions of a value. Raises BadRowError unless it is a text, a list of texts, or null."""
+    if value is None:
+        return []
+    if not isinstance(value, list | tuple):
+        value = [value]
+    texts = [item.decode(errors="surrogateescape") if isinstance(item, bytes) else item for item in value]
+    if wrong := next((text for text in texts if text is not None and not isinstance(text, str)), None):
+        raise BadRowError(f"the caption is a {type(wrong).__name__}, not text")
+    return [text for text in texts if isinstance(text, str)]
 
-    A row whose parser or conversion raises becomes a RowFault; a row whose index in the file is not wanted is neither
-    parsed nor converted, and becomes None. Raises UserError if the file cannot be read.
+
+# Find the columns of an input that hold URL, image, caption and identifier.
+
+URL_NAMES: Final = ("url", "image_url", "link")
+CAPTION_NAMES: Final = ("caption", "text", "alt_text", "alt", "title")
+ID_NAMES: Final = ("id", "uid", "sample_id", "image_id", "key")
+IMAGE_NAMES: Final = ("image", "img")
+PATH_NAMES: Final = ("image_path", "file_name", "filename", "filepath")
+
+
+class Columns(NamedTuple):
+    """The columns of an input by their use; None for a missing one."""
+
+    url: str | None
+    captions: tuple[str, ...]
+    id: str | None
+    image: str | None
+    path: str | None
+
+    def used(self) -> set[str]:
+        """Return the columns that are not part of `extra`."""
+        found = (self.url, *self.captions, self.id, self.image)
+        return {name for name in found if name is not None}
+
+
+def find_column(names: Iterable[str], configured: str | None, known: Sequence[str]) -> str | None:
+    """The configured column, or if none is configured, the first of `known` in any letter case; None if missing."""
+    if configured is not None:
+        return configured if configured in names else None
+    by_lower_case = {name.lower(): name for name in names}
+    return next((by_lower_case[name] for name in known if name in by_lower_case), None)
+
+
+def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool) -> Columns:
+    """Find the columns among the `names` of a row.
+
+    In rows without a URL column, those with an image or its path are recognised by their names if images may be read
+    from files, and that with an image in formats that have images (`Format.has_images`).
     """
-    if format_of(piece.path) == "folder":
-        for i, load_image in enumerate(folder_rows(piece, config, is_wanted), piece.first_row):
-            yield 0, isolated(partial(_converted, convert, load_image)) if is_wanted(i) else None
+    names = list(names)
+    url = find_column(names, config.url_column, URL_NAMES)
+    may_be_image = url is None and (has_images or bool(config.image_roots))
+    image = find_column(names, config.image_column, IMAGE_NAMES if may_be_image else ())
+    is_path = config.image_roots and url is None and image is None
+    path = find_column(names, config.image_path_column, PATH_NAMES if is_path else ())
+    caption = find_column(names, config.caption_column, CAPTION_NAMES)
+    more = (name for name in config.more_caption_columns if name in names)
+    captions = dict.fromkeys((*([caption] if caption is not None else []), *more))
+    return Columns(url, tuple(captions), find_column(names, config.id_column, ID_NAMES), image, path)
+
+
+def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: Format) -> None:
+    """Raise UserError unless the file has a column with images and one with captions, and those of `where`.
+
+    Tars, with `names=None`, pass.
+    """
+    if names is None:
         return
-    with _opened(piece, config) as file:
-        for i, (line, load) in enumerate(_loads(piece, file, config, is_wanted), piece.first_row):
-            yield line, isolated(partial(_converted, convert, load)) if load and is_wanted(i) else None
+    found = find_columns(names, config, kind.has_images)
+    if not any((found.url, found.image, found.path, config.url_column, config.image_column, config.image_roots)) and (
+        name := find_column(names, config.image_path_column, (*PATH_NAMES, *IMAGE_NAMES))
+    ):
+        raise UserError(
+            f"{path} has paths of images in its column {name}, which are read only from folders that "
+            "read.image_roots=[FOLDER, ...] names; or set read.url_column=NAME"
+        )
+    in_object = "; or, if the rows are in a list within an object, read.json_key=NAME" if kind.name == "json" else ""
+    for role, configured, known in (
+        ("url", config.url_column, URL_NAMES),
+        ("image", config.image_column, IMAGE_NAMES),
+        ("image_path", config.image_path_column, PATH_NAMES),
+        ("caption", config.caption_column, CAPTION_NAMES),
+    ):
+        is_optional = role != "caption" and bool(found.url or found.image or found.path or role != "url")
+        if find_column(names, configured, known) is None and (configured is not None or not is_optional):
+            raise UserError(
+                f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
+                f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{in_object}"
+            )
+    for name in config.more_caption_columns:
+        if name not in names:
+            raise UserError(
+                f"{path} has no column {name}, which read.more_caption_columns names (it has {', '.join(names)})"
+            )
+    if found.path and not config.image_roots:
+        raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
+    if config.selection is not None:
+        config.selection.check(path, names)
 
 
-@contextmanager
-def _opened(piece: Piece, config: ReadConfig) -> Iterator[IO[bytes] | None]:
-    """Open the file of a piece, and convert errors of reading it.
+def check_image_type(path: str, schema: pa.Schema, config: ReadConfig) -> None:
+    """Raise UserError, with the type, if the column with the images of a parquet file can hold none."""
+    name = find_columns(schema.names, config, has_images=True).image
+    if name is not None and not holds_images(kind := schema.field(name).type):
+        raise UserError(
+            f"{path}: the column {name} has the type {kind}, but images are bytes (binary), paths (string), or both "
+            "(struct<bytes: binary, path: string>); set read.image_column=NAME or read.url_column=NAME"
+        )
 
-    Yields None for parquet, whose files stay open between pieces.
+
+def holds_images(kind: Any) -> bool:
+    """Return True for types of text and bytes, and for structs with a field `bytes` of bytes or a field `path`.
+
+    Text in a field `bytes` is no image.
     """
-    rows = f"rows {piece.first_row} to {piece.first_row + piece.n_rows - 1} of "
-    if format_of(piece.path) == "parquet":
-        with input_errors(piece.path, rows):
-            yield None
-        return
-    with open_input(piece.path, rows, config.encoding) as file:
-        yield file
+    if isinstance(kind, pa.BaseExtensionType):
+        return holds_images(kind.storage_type)
+    if pa.types.is_dictionary(kind):
+        return holds_images(kind.value_type)
+    if pa.types.is_struct(kind):
+        found = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
+        has_text = any(name == "bytes" and is_text(field) for name, field in found.items())
+        return not has_text and any(name in ("bytes", "path") and holds_images(field) for name, field in found.items())
+    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
+    return is_text(kind) or any(check(kind) for check in (*checks, pa.types.is_null))
 
 
-def _converted(convert: Callable[[Record | BadRecord], Result], load: Load) -> Result:
-    return convert(load())
+def is_text(kind: Any) -> bool:
+    """Return True for types of text."""
+    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
 
 
-def _loads(
-    piece: Piece, file: IO[bytes] | None, config: ReadConfig, is_wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, Load | None]]:
-    format_ = format_of(piece.path)
-    assert format_ is not None, "plan_shards uses only files of known formats"
-    if file is None:
-        yield from ((0, load) for load in parquet_rows(piece, config, is_wanted))
-        return
-    header = csv_header(file, format_, config) if format_ in ("csv", "tsv") else []
-    rows = raw_rows(format_, file, config, piece.offset, piece.line, len(header))
-    for raw in islice(rows, piece.n_rows):
-        yield raw.line, partial(_parse, format_, raw.payload, header, file, config)
+BOX_FIELDS: Final = tuple(item.name for item in GIVEN_BOX)
+GRIT_COLUMNS: Final = ("noun_chunks", "ref_exps")
+LOCATION: Final = "location"
+"""Key of a row for the Location of its image, until the image is read."""
 
 
-def column_names(file: IO[bytes], format_: Format, config: ReadConfig, n_rows: int = 1) -> list[str] | None:
-    """The column names of a text file; of JSON those of the first `n_rows` valid rows. None for tars and empty files.
+class Context(NamedTuple):
+    """Facts about an input file that the conversion of its rows needs."""
 
-    Moves the position in a CSV file to the end of its header. Raises MissingListError for a .json file whose rows are
-    not where the settings say.
+    config: ReadConfig
+    roots: Roots
+    source: str
+    kind: Format
+
+
+def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
+    """Convert a record to a row of READ, without its origin. Raises BadRowError for one that cannot become a row.
+
+    If the image is to be read from a file, the row has its place under LOCATION.
     """
-    match format_:
-        case "csv" | "tsv":
-            return csv_header(file, format_, config) or None
-        case "json" if config.json_layout == "columns":
-            return list(column_lists(file, config))
-        case "jsonl" | "json":
-            raws = islice(raw_rows(format_, file, config), max(1000, n_rows))
-            found = (_parse(format_, raw.payload, [], file, config) for raw in raws)
-            first = next(found, None)
-            if format_ == "json" and isinstance(first, BadRecord) and config.json_key is None:
-                fix = "if the rows are in a list within an object, set read.json_key=NAME"
-                raise MissingListError(f"its first value is no row ({first.message}); {fix}")
-            records = islice((x for x in chain([first], found) if x and not isinstance(x, BadRecord)), n_rows)
-            return list(dict.fromkeys(name for record in records for name in record)) or None
-        case _:
-            return None
+    if isinstance(record, BadRecord):
+        raise BadRowError(record.message)
+    config = context.config
+    image = record.pop(IMAGE, None)
+    if not isinstance(image, bytes | Location):  # the value of a JSON key with the same name
+        image = None
+    columns = find_columns(record, config, context.kind.has_images)
+    is_selected = _is_selected(record, context)
+    url = _text(_value(record, columns.url), "the URL", config.max_url_characters) or None
+    found, path = _image(record, columns, config)
+    image = image or found
+    row: dict[str, Any] = {
+        "url": url,
+        "caption_original": _caption(record, columns, url, config),
+        "id": _text(_id(_value(record, columns.id)), "the id", config.max_row_bytes),
+        "given_noun_chunks": _given_boxes(record, "noun_chunks", config.max_boxes),
+        "given_ref_exps": _given_boxes(record, "ref_exps", config.max_boxes),
+        "extra": _extra(record, columns, config),
+    }
+    if not is_selected:
+        return row | dropped("not_selected", "")
+    if url and is_web(url) and not context.roots:  # without a place where it may be read, the path is no use
+        path = None
+    if image is None and (place := path or (url if url and has_scheme(url) and not is_web(url) else None)):
+        if is_web(place):
+            return row | {"url": url or place}
+        if context.roots or path:
+            try:
+                image = context.roots.locate(place, context.source)
+            except RefusedError as error:
+                return row | dropped("image_refused", f"{place[:300]}: {error}")
+    if isinstance(image, Location):
+        return row | {LOCATION: image}
+    return row | {"image": image} if url or image else row | dropped("missing_url", "")
 
 
-def csv_header(file: IO[bytes], format_: Format, config: ReadConfig) -> list[str]:
-    """Read the column names in the first line that is not blank; an empty list for a file without one.
+def dropped(reason: str, detail: str) -> dict[str, Any]:
+    """Return the columns of a row that `read` drops."""
+    return {"status": DROPPED, "stage": "read", "reason": reason, "detail": utf8(detail)[:500] or None}
 
-    They are `read.columns` if it is set; then only a byte order mark is read. Raises csv.Error if the line, with the
-    blank ones before it, is too long.
-    """
-    if config.columns:
-        if file.read(len(BOM)) != BOM:
-            file.seek(0)
-        return list(config.columns)
-    text, n_bytes = "", 0
-    while not text.strip("\r\n") and (line := file.readline(config.max_row_bytes + 1)):
-        n_bytes += len(line)
-        if n_bytes > config.max_row_bytes:
-            raise csv.Error(f"the header has more than read.max_row_bytes={config.max_row_bytes} bytes")
-        text = line.decode("utf-8-sig")
+
+def _value(record: Record, name: str | None) -> Any:
+    return record[name] if name is not None else None
+
+
+def _is_selected(record: Record, context: Context) -> bool:
+    """Return True for a row that `read.where` selects. An empty field of an untyped format is a missing value."""
+    where = context.config.selection
+    if where is not None and context.kind.is_untyped:
+        record = {name: record.get(name) or None for name in where.columns}
     try:
-        return next(csv.reader(io.StringIO(text), **dialect(format_, config)), [])
-    except csv.Error as error:
-        raise csv.Error(f"line 1: {csv_problem(error)}") from error
+        return where is None or where(record)
+    except WhereError as error:
+        raise BadRowError(f"read.where: {error}") from None
 
 
-def dialect(format_: Format, config: ReadConfig) -> dict[str, Any]:
-    """Return the options of csv.reader for a file."""
-    delimiter = config.delimiter or ("\t" if format_ == "tsv" else ",")
-    return {"delimiter": delimiter, "quoting": csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE}
+def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes | None, str | None]:
+    """Return the bytes of an image, or its path or URL. A dictionary {bytes, path} is that of Hugging Face datasets."""
+    value = _value(record, columns.image)
+    path = _value(record, columns.path)
+    if isinstance(value, dict):
+        path = value.get("path") if value.get("path") is not None else path
+        value = value.get("bytes")
+    if isinstance(value, str):
+        path, value = value, None
+    if value is not None and not isinstance(value, bytes):
+        raise BadRowError(f"the image is a {type(value).__name__}, not bytes or a path")
+    if value is not None and len(value) > config.max_image_bytes:
+        raise BadRowError(f"the image has {len(value)} bytes, more than the limit of {config.max_image_bytes}")
+    if value:
+        return value, None
+    return None, _text(path, "the path of the image", config.max_url_characters) or None
 
 
-def _parse(format_: Format, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
-    if isinstance(payload, BadRecord):
-        return payload
-    match format_:
-        case "json" if config.json_layout == "columns":
-            return join_columns(payload)
-        case "jsonl" | "json":
-            return parse_json(payload)
-        case "csv" | "tsv":
-            if len(payload) != len(header):
-                return BadRecord(f"{len(payload)} fields where the header has {len(header)}")
-            return dict(zip(header, payload, strict=True))
+def _caption(record: Record, columns: Columns, url: str | None, config: ReadConfig) -> str | None:
+    values = [record[name] for name in columns.captions if name in record]
+    if len(values) > 1 or isinstance(next(iter(values), None), list | tuple):
+        if any(record.get(name) is not None for name in GRIT_COLUMNS) and config.captions != "first":
+            raise BadRowError("noun_chunks refer to one caption, but the row has several; set read.captions=first")
+        value = choose_caption(values, url, config)
+    else:
+        value = values[0] if values else None
+    return _text(value, "the caption", config.max_row_bytes)
+
+
+def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
+    """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
+    used = {*columns.used(), *GRIT_COLUMNS}
+    others = {name: value for name, value in record.items() if name not in used}
+    value = _value(record, columns.image)
+    if columns.image is not None and isinstance(value, dict) and value.get("path"):
+        others[columns.image] = {"path": value["path"]}
+    elif columns.image is not None and isinstance(value, str):
+        others[columns.image] = value
+    try:
+        text = json.dumps(_json_value(others), sort_keys=True) if others else None
+    except RecursionError:
+        raise BadRowError("values are nested too deeply") from None
+    if text and len(text) > 2 * config.max_row_bytes:  # JSON may escape characters
+        raise BadRowError(
+            f"the other columns have {len(text)} bytes, more than the limit of {2 * config.max_row_bytes}"
+        )
+    return text
+
+
+def _id(value: Any) -> Any:
+    return str(value) if isinstance(value, int | float) else value
+
+
+def _text(value: Any, what: str, most: int) -> str | None:
+    """Return text or None unchanged, and UTF-8 bytes as text.
+
+    Raises BadRowError for other types, for more than `most` characters, and for invalid Unicode, lone
+    surrogates included; `what` names the value.
+    """
+    if value is None:
+        return None
+    if isinstance(value, bytes | str) and len(value) > most:
+        raise BadRowError(f"{what} has {len(value)} characters, more than the limit of {most}")
+    if isinstance(value, bytes):
+        value = value.decode(errors="surrogateescape")
+    if not isinstance(value, str):
+        raise BadRowError(f"{what} is a {type(value).__name__}, not text")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise BadRowError(f"{what} is not valid Unicode") from None
+    return value
+
+
+def _given_boxes(record: Record, column: str, most: int) -> list[dict[str, Any]] | None:
+    """The boxes of a GRIT column: lists [start, end, x_min, y_min, x_max, y_max, score], or their JSON text."""
+    value = record.get(column)
+    try:
+        entries = json.loads(value or "null") if isinstance(value, str) else value
+        if entries is not None and len(entries) > most:
+            raise BadRowError(f"{column} has {len(entries)} boxes, more than the limit of {most}")
+        return None if entries is None else [_given_box(entry) for entry in entries]
+    except BadRowError:
+        raise
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise BadRowError(f"{column} does not hold GRIT's lists of 7 numbers: {error}") from None
+
+
+def _given_box(entry: Sequence[Any]) -> dict[str, Any]:
+    """Convert one list of GRIT to a schemas.rows.GIVEN_BOX.
+
+    Edges slightly outside the image are accepted because grounders predict them; edges in pixels are far outside and
+    are an error. Raises ValueError, TypeError or OverflowError for an invalid list.
+    """
+    box = dict(zip(BOX_FIELDS, map(float, entry), strict=True))
+    start, end, x_min, y_min, x_max, y_max, score = box.values()
+    if not (abs(start) < 2**31 and abs(end) < 2**31):
+        raise ValueError("an offset is out of range")
+    if not (-1 <= x_min <= x_max <= 2 and -1 <= y_min <= y_max <= 2):
+        raise ValueError("edges must be fractions of the image, the smaller one first")
+    if not -1e-6 <= score <= 1 + 1e-6:
+        raise ValueError(f"a score is {score}, not within [0, 1]")
+    return box | {"start": int(start), "end": int(end), "score": min(max(score, 0.0), 1.0)}
+
+
+def _json_value(value: Any) -> Any:
+    """Convert a value to strict JSON in UTF-8: NaN becomes null, a lone surrogate "?", a date text."""
+    match value:
+        case float() if not math.isfinite(value):
+            return None
+        case dict():
+            return {utf8(str(key)): _json_value(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_json_value(item) for item in value]
+        case None | bool() | int() | float():
+            return value
+        case bytes():  # a text column of binary type that `where` or the captions use
+            return value.decode(errors="replace")
         case _:
-            return parse_sample(payload, file, config)
+            return utf8(str(value))
+
+
+def utf8(text: str) -> str:
+    """Replace each lone surrogate, which JSON can express (\\ud800) but UTF-8 cannot, by a question mark."""
+    return text.encode(errors="replace").decode()

@@ -1,14 +1,22 @@
-"""Decompressed and transcoded streams of files, in bounded memory, which lose nothing of what precedes a damage."""
+"""Open input files as decompressed bytes and text in UTF-8, in bounded memory, without losing what precedes a damage."""
 
 import bz2
 import codecs
+import csv
 import gzip
 import io
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from typing import IO, Any, Final, Protocol
 
 import pyarrow as pa
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import is_broken_link
+from hypergrit_common.remote import BUFFER, one_line, open_file, store_errors
+from hypergrit_common.tar import TarError
 
 CHUNK: Final = 1 << 16
 UTF8: Final = ("utf-8", "ascii")
@@ -19,12 +27,22 @@ INVALID: Final = "hypergrit.invalid"
 codecs.register_error(INVALID, lambda error: ("\udcff", error.end))  # type: ignore[attr-defined]
 
 
-class DamagedStreamError(Exception):
-    """Compressed data that are damaged or truncated."""
+class DamageError(Exception):
+    """A file that is damaged, truncated, or not of its format from some byte on."""
 
 
-DAMAGE: Final = (EOFError, gzip.BadGzipFile, zlib.error, DamagedStreamError)
+class LayoutError(Exception):
+    """A file whose rows are not where the settings say; the message has the fix."""
+
+
+class DamagedFileError(UserError):
+    """An input file whose content is not of its format, from some byte on."""
+
+
+DAMAGE: Final = (EOFError, gzip.BadGzipFile, zlib.error, DamageError)
 """Exceptions of reading a damaged file."""
+UNREADABLE: Final = (*DAMAGE, TarError, pa.ArrowException, UnicodeDecodeError, csv.Error)
+"""Exceptions of reading and parsing a damaged file."""
 
 
 class Source(Protocol):
@@ -49,11 +67,11 @@ class Bz2Source:
                     return b""
                 self._decompressor = bz2.BZ2Decompressor()
             elif self._decompressor.needs_input and not (data := self._file.read(CHUNK)):
-                raise DamagedStreamError("the bzip2 data are truncated")
+                raise DamageError("the bzip2 data are truncated")
             try:
                 found = self._decompressor.decompress(data, size)
             except (OSError, ValueError) as error:
-                raise DamagedStreamError(f"damaged bzip2 data: {error}") from error
+                raise DamageError(f"damaged bzip2 data: {error}") from error
             if found:
                 return found
 
@@ -63,7 +81,7 @@ class ZstdSource:
 
     def __init__(self, file: IO[bytes]) -> None:
         self._file, self._offset = file, 0
-        self._damage: DamagedStreamError | None = None
+        self._damage: DamageError | None = None
         self._open()
 
     def read1(self, size: int) -> bytes:
@@ -71,7 +89,7 @@ class ZstdSource:
             raise self._damage
         try:
             found = self._read(min(size, CHUNK))
-        except DamagedStreamError as error:  # pyarrow lost the bytes before it: read them again, one by one
+        except DamageError as error:  # pyarrow lost the bytes before it: read them again, one by one
             self._damage = error
             if not (found := self._before_damage()):
                 raise
@@ -88,7 +106,7 @@ class ZstdSource:
         except (OSError, pa.ArrowException) as error:
             if self._raw.error is not None:
                 raise self._raw.error from None
-            raise DamagedStreamError(f"damaged Zstandard data: {error}") from error
+            raise DamageError(f"damaged Zstandard data: {error}") from error
 
     def _before_damage(self) -> bytes:
         self._file.seek(0)
@@ -100,7 +118,7 @@ class ZstdSource:
         try:
             while byte := self._read(1):
                 found += byte
-        except DamagedStreamError:
+        except DamageError:
             pass
         return bytes(found)
 
@@ -178,13 +196,8 @@ class Stream(io.RawIOBase):
         return self._offset
 
 
-def open_gzip(file: IO[bytes]) -> Source:
-    """Return the content of a gzip file."""
-    return gzip.GzipFile(fileobj=file)
-
-
 COMPRESSIONS: Final[dict[str, Callable[[IO[bytes]], Source]]] = {
-    ".gz": open_gzip,
+    ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": Bz2Source,
     ".zst": ZstdSource,
 }
@@ -199,3 +212,44 @@ def is_utf8(encoding: str) -> bool:
 def is_stream(file: IO[bytes]) -> bool:
     """Return True for a buffered Stream, which cannot seek backwards at once."""
     return isinstance(getattr(file, "raw", None), Stream)
+
+
+def compression_of(path: str) -> str:
+    """The key of COMPRESSIONS that a file name ends with, "" if it is not compressed."""
+    name = path.lower()
+    if name.endswith(".tgz"):
+        return ".gz"
+    return next((suffix for suffix in COMPRESSIONS if name.endswith(suffix)), "")
+
+
+@contextmanager
+def open_stream(path: str, encoding: str = "utf-8", headers: bool = False) -> Iterator[IO[bytes]]:
+    """Open a file as decompressed bytes, and text of another encoding in UTF-8.
+
+    `headers`: only the headers of a tar are read, and large members of a remote one that is not compressed are skipped.
+    """
+    compression = compression_of(path)
+    with open_file(path, headers=headers and not compression) as file:
+        if compression:
+            file = io.BufferedReader(Stream(file, COMPRESSIONS[compression]), BUFFER)
+        if not is_utf8(encoding):
+            file = io.BufferedReader(Stream(file, partial(TranscodedSource, encoding=encoding)), BUFFER)
+        yield file
+
+
+@contextmanager
+def input_errors(path: str, rows: str = "") -> Iterator[None]:
+    """Convert the errors of reading a file to UserError, which names it.
+
+    `rows` names the rows to read, for the message. The error is a DamagedFileError if the file can be read, but not parsed.
+    """
+    try:
+        yield
+    except LayoutError as error:
+        raise UserError(f"input file {path}: {error}") from error
+    except store_errors(*UNREADABLE) as error:
+        is_broken = is_broken_link(path)
+        kind = DamagedFileError if is_broken or isinstance(error, UNREADABLE) else UserError
+        reason = "it is a link to a file that does not exist, or to itself" if is_broken else one_line(error)
+        fix = "replace the file, or remove it from the input"
+        raise kind(f"cannot read {rows}input file {path}: {reason}; {fix}") from error

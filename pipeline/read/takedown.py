@@ -3,17 +3,20 @@
 import hashlib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
-from typing import Final, Literal
+from typing import Any, Final, Literal, cast
 
 import pyarrow as pa
 
-from common.errors import UserError
-from common.files import check_file
-from common.remote import one_line, open_store, store_errors
-from pipeline.read.url_keys import host_of, normal_host, normal_url
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.near_duplicates import host_of, normal_host, normal_url
+from hypergrit_common.remote import one_line, open_store, store_errors
+from schemas.job import Takedowns
+from schemas.rows import SCORED
+from schemas.status import DROPPED
 from schemas.table import Drop, drop_rows
 
 Kind = Literal["url", "host", "sha256"]
@@ -28,25 +31,40 @@ HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
 
 @dataclass(frozen=True)
 class TakedownList:
-    """URLs in their `normal_url`, host names and hashes."""
+    """SHA-256 digests of URLs in their `normal_url`, of host names, and of hashes of images, in hex.
+
+    The entries cannot be read from them, so that an output can keep what was taken down from it. `bare_urls` are those
+    of the URLs without queries, which `without_queries` adds.
+    """
 
     urls: frozenset[str] = frozenset()
+    bare_urls: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
     hashes: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.urls) + len(self.hosts) + len(self.hashes)
 
-    @property
-    def digests(self) -> set[str]:
-        """The entries in a form from which they cannot be read, to compare lists."""
-        groups = {"url": self.urls, "host": self.hosts, "sha256": self.hashes}
-        texts = (f"{kind} {entry}" for kind, entries in groups.items() for entry in entries)
-        return {hashlib.sha256(text.encode()).hexdigest()[:16] for text in texts}
+    def __or__(self, other: "TakedownList") -> "TakedownList":
+        """Return the entries of both lists."""
+        return TakedownList(*(getattr(self, item.name) | getattr(other, item.name) for item in fields(self)))
+
+    def to_json(self) -> Takedowns:
+        """Return the content of the file in an output."""
+        columns = (sorted(getattr(self, item.name)) for item in fields(self))
+        return cast(Takedowns, dict(zip(Takedowns.__annotations__, columns, strict=True)))
+
+    @classmethod
+    def from_json(cls, value: Any) -> "TakedownList":
+        """Return the list that `to_json` describes. Raises LookupError, TypeError or ValueError for a damaged one."""
+        columns = [frozenset(value[name]) for name in Takedowns.__annotations__]
+        if not all(isinstance(digest, str) and HASH.fullmatch(digest) for column in columns for digest in column):
+            raise ValueError("it has other entries than digests")
+        return cls(*columns)
 
     def without_queries(self) -> "TakedownList":
         """Return the list for an output whose URLs have no queries."""
-        return TakedownList(self.urls | {url.partition("?")[0] for url in self.urls}, self.hosts, self.hashes)
+        return replace(self, urls=self.urls | self.bare_urls)
 
     def match_url(self, url: str | None) -> Kind | None:
         """Return the kind of the entry that names a URL, or None."""
@@ -55,18 +73,26 @@ class TakedownList:
         normal = normal_url(url)
         if normal is None:
             return None
-        if normal in self.urls:
+        if digest_of(normal) in self.urls:
             return "url"
         return "host" if self.hosts and self._has_host(host_of(normal)) else None
 
     def match(self, url: str | None, sha256: str | None) -> Kind | None:
         """Return the kind of the entry that names a row, or None."""
-        return self.match_url(url) or ("sha256" if sha256 in self.hashes else None)
+        return self.match_url(url) or ("sha256" if self.has_image(sha256) else None)
+
+    def has_image(self, sha256: str | None) -> bool:
+        """Return True if an entry is this hash of an image."""
+        return bool(self.hashes) and sha256 is not None and digest_of(sha256) in self.hashes
 
     def _has_host(self, host: str) -> bool:
-        if host in self.hosts:
-            return True
-        return any(host[i + 1 :] in self.hosts for i, character in enumerate(host) if character == ".")
+        parents = (host[i + 1 :] for i, character in enumerate(host) if character == ".")
+        return any(digest_of(name) in self.hosts for name in (host, *parents))
+
+
+def digest_of(entry: str) -> str:
+    """Return the hex SHA-256 of an entry."""
+    return hashlib.sha256(entry.encode()).hexdigest()
 
 
 def read_takedown(path: str) -> TakedownList:
@@ -111,29 +137,26 @@ def parse_takedown(lines: Iterable[str], name: str) -> TakedownList:
                 f"{name}, line {number}: {entry[:80]!r} is no http(s) URL, host name or SHA-256 of 64 hex digits; "
                 "correct or remove the line"
             )
-    return TakedownList(frozenset(urls), frozenset(hosts), frozenset(hashes))
+    columns = (urls, {url.partition("?")[0] for url in urls}, hosts, hashes)
+    return TakedownList(*(frozenset(map(digest_of, column)) for column in columns))
 
 
 @cache
-def entries_of(path: str) -> TakedownList:
-    """Return the list at `path`, read once per process. Raises UserError."""
-    return read_takedown(path)
+def entries_of(path: str | None) -> TakedownList:
+    """Return the list at `path`, read once per process; an empty one without a path. Raises UserError."""
+    return TakedownList() if path is None else read_takedown(path)
 
 
-def refuse_urls(table: pa.Table, path: str | None) -> pa.Table:
-    """Drop the rows of a READ table whose URL or host the list at `path` names. Raises UserError."""
-    if path is None:
+def refuse_urls(table: pa.Table, entries: TakedownList) -> pa.Table:
+    """Drop the rows of a READ table whose URL or host a list names."""
+    return refuse(table, [entries.match_url(url) for url in table["url"].to_pylist()]) if len(entries) else table
+
+
+def refuse_images(table: pa.Table, entries: TakedownList) -> pa.Table:
+    """Drop the rows of a DOWNLOADED table whose SHA-256 a list names."""
+    if not entries.hashes:
         return table
-    entries = entries_of(path)
-    return refuse(table, [entries.match_url(url) for url in table["url"].to_pylist()])
-
-
-def refuse_images(table: pa.Table, path: str | None) -> pa.Table:
-    """Drop the rows of a DOWNLOADED table whose SHA-256 the list at `path` names. Raises UserError."""
-    if path is None:
-        return table
-    entries = entries_of(path)
-    return refuse(table, ["sha256" if digest in entries.hashes else None for digest in table["sha256"].to_pylist()])
+    return refuse(table, ["sha256" if entries.has_image(digest) else None for digest in table["sha256"].to_pylist()])
 
 
 def refuse(table: pa.Table, kinds: Sequence[Kind | None]) -> pa.Table:
@@ -142,6 +165,20 @@ def refuse(table: pa.Table, kinds: Sequence[Kind | None]) -> pa.Table:
         drops = {i: Drop(TAKEN_DOWN, kind) for i, kind in enumerate(kinds) if kind and STAGE_OF[kind] == stage}
         table = drop_rows(table, stage, drops, described(table.schema))
     return table
+
+
+def refuse_row(row: Mapping[str, Any], entries: TakedownList) -> Mapping[str, Any]:
+    """Return a row of a SCORED table, taken down if a list names it and it is not yet."""
+    if not len(entries) or row["reason"] == TAKEN_DOWN:
+        return row
+    kind = entries.match(row["url"], row["sha256"])
+    return row if kind is None else taken_down(row, kind)
+
+
+def taken_down(row: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return a row of a SCORED table that is taken down, as `refuse` leaves it."""
+    drop = {"status": DROPPED, "stage": STAGE_OF[kind], "reason": TAKEN_DOWN, "detail": kind}
+    return {**row, **dict.fromkeys(described(SCORED)), **drop}
 
 
 def described(schema: pa.Schema) -> list[str]:

@@ -1,8 +1,15 @@
-"""Types shared by planning and reading: records, pieces of files, and the plan of a shard."""
+"""What reading passes on: records, pieces of files and plans of shards; and the base classes of the input formats."""
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, Final, NamedTuple
+from functools import partial
+from itertools import islice
+from typing import IO, Any, ClassVar, Final, NamedTuple
+
+from pipeline.read.config import ReadConfig
+from pipeline.read.streams import open_stream
 
 Record = dict[str, Any]
 """A row of an input file: values by column name."""
@@ -45,6 +52,15 @@ class ShardPlan:
         object.__setattr__(self, "appends", tuple(self.appends))  # a list, if read from JSON
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """Work on finished rows: its number, the rows that are lost if it fails, and what it is about."""
+
+    index: int
+    n_rows: int
+    subject: Any
+
+
 @dataclass(frozen=True)
 class BadRecord:
     """A row that cannot be read, with the reason."""
@@ -66,3 +82,73 @@ class RawRow(NamedTuple):
     offset: int
     line: int
     payload: Any
+
+
+class Format(ABC):
+    """An input format: a subclass of Counted or Sequential, and an entry in FORMATS (pipeline.read.listing)."""
+
+    name: ClassVar[str]
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    is_compressible: ClassVar[bool] = True
+    is_text: ClassVar[bool] = False
+    """True for text, of which `read.encoding` is the encoding."""
+    has_images: ClassVar[bool] = False
+    """True if a column may hold images, and is recognised by its name."""
+    is_untyped: ClassVar[bool] = False
+    """True if all values are texts, so that an empty one is a missing value."""
+
+    @abstractmethod
+    def loads(
+        self, piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Load | None]]:
+        """Yield the line, 0 without lines, and the parser of each row of a piece.
+
+        The parser of a row whose index in the file is not wanted may be None.
+        """
+
+
+class Counted(Format):
+    """A format whose rows are counted without reading them, and found by their numbers."""
+
+    @abstractmethod
+    def count(self, path: str, config: ReadConfig) -> int:
+        """Return the number of rows. Raises UserError, also for a file that lacks a required column."""
+
+
+class Sequential(Format):
+    """A format whose rows are found by reading a file from its start, or from the first byte of any row."""
+
+    def header(self, file: IO[bytes], config: ReadConfig) -> list[str]:
+        """Read the column names at the start of a file, if the format has them there."""
+        return []
+
+    def columns(self, file: IO[bytes], config: ReadConfig) -> list[str] | None:
+        """Return the column names, for a check of the settings; None if they are not known.
+
+        Raises LayoutError for a file whose rows are not where the settings say.
+        """
+        return self.header(file, config) or None
+
+    @abstractmethod
+    def find(self, file: IO[bytes], offset: int, line: int, n_columns: int, config: ReadConfig) -> Iterator[RawRow]:
+        """Yield the rows from byte `offset`, at the start of `line`, without parsing them; 0 is before a header."""
+
+    @abstractmethod
+    def parse(self, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
+        """Convert what `find` found."""
+
+    def loads(
+        self, piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]
+    ) -> Iterator[tuple[int, Load | None]]:
+        with self.open(piece.path, config) as file:
+            header = self.header(file, config)
+            for raw in islice(self.find(file, piece.offset, piece.line, len(header), config), piece.n_rows):
+                yield raw.line, partial(self.load, raw.payload, header, file, config)
+
+    def open(self, path: str, config: ReadConfig) -> AbstractContextManager[IO[bytes]]:
+        """Open a file: a context manager of its decompressed bytes, and of text in UTF-8."""
+        return open_stream(path, config.encoding if self.is_text else "utf-8")
+
+    def load(self, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
+        """Return a BadRecord unchanged, and parse everything else."""
+        return payload if isinstance(payload, BadRecord) else self.parse(payload, header, file, config)

@@ -3,13 +3,85 @@
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from common.images import STORED_IMAGE_LIMITS, decode
-from common.text import counted
-from pipeline.drawn import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
-from pipeline.report.usual import CHOSEN, USUAL
-from pipeline.score.config import CLIP_SCORE_WEIGHT
+from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
+from hypergrit_common.text import counted
+from pipeline.images import UNLIKE_DRAWINGS, are_unlike_drawings, miniature_models
+from pipeline.stages.score.filters import CLIP_SCORE_WEIGHT
 from schemas.stats import HistogramJson, Statistics
-from schemas.status import INTERNAL_ERROR, STAGES
+from schemas.status import INTERNAL_ERROR, REASONS, all_reasons
+
+# Usual shares of dropped rows, and the shares from which a person should look: one table, with its sources.
+
+
+class Usual(NamedTuple):
+    """The usual share of drops among the rows that reach a stage; `reasons` are counted together, () for all.
+
+    `usual` is None if no share is known.
+    """
+
+    stage: str
+    reasons: tuple[str, ...]
+    usual: float | None
+    limit: float  # a report warns above it
+    source: str
+
+
+LAION: Final = "LAION-400M with img2dataset: 68 % of the downloads succeed (its issue 400)"
+DEMO: Final = "the demo of HyperGRIT 0.6 with the miniature models: 185 rows with a phrase"
+LINKS: Final = ("dns_error", "connection_error", "tls_error", "timeout")
+NEVER: Final = "0 in a job whose input and settings fit each other"
+
+CHOSEN: Final = frozenset({"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture"})
+"""Drop reasons that the user asked for, by a setting or a command."""
+
+KNOWN: Final = (
+    Usual("download", (), 0.5, 0.7, "GRIT with img2dataset: 50 to 60 % of the downloads succeed (hycoclip, issue 3)"),
+    Usual("download", ("http_error",), None, 0.5, "GRIT: at most 50 % of the downloads fail for any reason"),
+    *(Usual("download", (reason,), 0.1, 0.32, f"all failures together in {LAION}") for reason in LINKS),
+    Usual("download", ("undecodable", "not_an_image"), 0.1, 0.32, f"all failures together in {LAION}"),
+    Usual("download", ("too_small",), 0.1, 0.32, f"all failures together in {LAION}"),
+    Usual("read", ("bad_row", "missing_url"), 0.0, 0.02, NEVER),
+    Usual("read", ("image_refused", "image_not_found"), 0.0, 0.02, NEVER),
+    Usual("download", ("private_address", "invalid_url"), 0.0, 0.02, NEVER),
+    Usual("parse", ("wrong_language",), 0.03, 0.3, "LAION: 1.6 to 3 % German or French captions in English subsets"),
+    Usual("parse", ("no_phrase",), 0.02, 0.25, "the demo of HyperGRIT 0.6: 3 of 188 captions"),
+    Usual("ground", ("no_box",), 0.0, 0.3, DEMO),
+    Usual("score", ("low_score",), 0.01, 0.4, DEMO),
+    Usual("score", ("low_clip_score",), 0.0, 0.4, DEMO),
+    Usual("score", ("box_too_small",), 0.0, 0.3, DEMO),
+)
+OTHERS: Final = tuple(
+    Usual(stage, (reason,), None, 0.1, "no share is known; the limit is a choice")
+    for stage, reasons in REASONS.items()
+    for reason in reasons
+    if reason not in {*CHOSEN, INTERNAL_ERROR, *(name for share in KNOWN if share.stage == stage for name in share.reasons)}
+)  # fmt: skip
+"""All other drop reasons; the report warns about the first internal_error by itself."""
+USUAL: Final = (*KNOWN, *OTHERS)
+
+
+HINTS: Final = {
+    "dns_error": "If this is frequent: run a caching DNS resolver on the workers, or lower download.concurrency.",
+    "timeout": "Raise download.timeout_s, or lower download.concurrency_per_host.",
+    "connection_error": "The host may be gone. A later run with another output may reach it again.",
+    "http_error": "404 and 410: the image no longer exists. 403 and 429: lower download.concurrency_per_host.",
+    "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
+    "undecodable": "Often an error page or half a file. Raise download.timeout_s if many images are truncated.",
+    "too_many_bytes": "Raise download.max_bytes.",
+    "too_small": "Lower download.min_side_px.",
+    "image_refused": "Name the folder of the images in read.image_roots.",
+    "image_not_found": "Look at the paths of the images, and at read.image_roots.",
+    "missing_url": "Name the column of the URLs: read.url_column.",
+    "wrong_language": "Add the language to parse.languages.",
+    "no_phrase": "Head nouns that were wrongly removed belong into parse.keep.",
+    "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
+    "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
+    "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
+    "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
+    "needs no GPU.",
+    "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
+}
+"""Drop reason -> what to do about it."""
 
 MIN_ROWS: Final = 20
 """Rows with a problem below which nothing is said about their share."""
@@ -22,6 +94,10 @@ CUT_SHARE: Final = 0.25
 CUT_BINS: Final = 2
 PASS_SHARE: Final = 0.05
 """Share of the boxes that pass a filter below which model, threshold and data do not fit each other."""
+FILTERS: Final = {
+    "box_too_small": "score.min_side_px", "low_score": "score.min_score", "low_clip_score": "score.min_clip_score"
+}  # fmt: skip
+"""Reason to remove a box -> the threshold, in the order in which the filters are applied."""
 EDGE_SHARE: Final = 0.05
 """Share of values in the last bin of an axis, which also holds all larger ones."""
 
@@ -73,6 +149,8 @@ def most_frequent_drop(stats: Statistics) -> str:
     """Return advice that names the most frequent drop reason."""
     drops = [(n, stage, reason) for stage, reasons in stats["rows"]["dropped"].items() for reason, n in reasons.items()]
     n, stage, reason = max(drops)
+    if len(drops) == 1 and reason in HINTS:
+        return f"{stage}: {reason} is the reason of all: {HINTS[reason]}"
     return f"the most frequent reason is {stage}: {reason} ({counted(n, 'row')}); see its examples"
 
 
@@ -87,11 +165,11 @@ def about_models(stats: Statistics, pictures: Sequence[bytes]) -> Iterator[Advic
 
 
 def about_drops(stats: Statistics) -> Iterator[Advice]:
-    """Warn about drop reasons far above their usual shares (`pipeline.report.usual`)."""
+    """Warn about drop reasons far above their usual shares (`pipeline.report.advice`)."""
     dropped = stats["rows"]["dropped"]
     entered: dict[str, int] = {}
     left = stats["rows"]["read"] - stats["rows"].get("unfinished", 0)
-    for stage in STAGES:
+    for stage in all_reasons(stats["provenance"], dropped):
         entered[stage] = left
         left -= sum(dropped.get(stage, {}).values())
     for share in USUAL:
@@ -126,7 +204,18 @@ def about_hosts(stats: Statistics) -> Iterator[Advice]:
 
 
 def about_scores(stats: Statistics) -> Iterator[Advice]:
-    """Warn about thresholds that cut through the bulk of the scores, or that hardly any box passes."""
+    """Warn about thresholds that cut through the bulk of the scores, or that remove nearly all boxes that reach them."""
+    left = stats["boxes"]["found"]
+    for reason, key in FILTERS.items():
+        n = stats["boxes"]["removed"].get(reason, 0)
+        if left >= MIN_BOXES and left - n < PASS_SHARE * left:
+            yield Advice(
+                f"{key} removes {n:,} of the {counted(left, 'box', 'boxes')} that reach it: model, threshold and data do "
+                "not fit",
+                "check the models, or calibrate the thresholds: hypergrit quality (docs/quality.md)",
+                "distributions",
+            )
+        left -= n
     thresholds = stats["provenance"].get("thresholds", {})
     clip = thresholds.get("min_clip_score")
     for name, key, value, factor in (
@@ -136,17 +225,11 @@ def about_scores(stats: Statistics) -> Iterator[Advice]:
         data = stats["histograms"].get(name)
         if data is None or value is None or sum(data["n"].values()) < MIN_BOXES:
             continue
-        kept, n = data["n"].get("kept", 0), sum(data["n"].values())
-        if kept < PASS_SHARE * n:
-            yield Advice(
-                f"{key}={value:g} keeps {kept:,} of {counted(n, 'box', 'boxes')}: model, threshold and data do not fit",
-                "check the models, or calibrate the thresholds: python -m pipeline.calibrate (docs/quality.md)",
-                "distributions",
-            )
-        elif kept >= MIN_BOXES and (share := share_above(data, value / factor) / kept) > CUT_SHARE:
+        kept = data["n"].get("kept", 0)
+        if kept >= MIN_BOXES and (share := share_above(data, value / factor) / kept) > CUT_SHARE:
             yield Advice(
                 f"{key}={value:g} cuts through the bulk of the scores: {share:.0%} of the kept boxes are just above it",
-                "compare thresholds with pipeline.calibrate, and try others with pipeline.refilter (docs/quality.md)",
+                "compare thresholds with hypergrit quality, and try others with hypergrit rewrite (docs/quality.md)",
                 "distributions",
             )
 

@@ -1,14 +1,113 @@
 """The content of a sample image on the page: the drawn boxes, the caption with its phrases marked, and their scores."""
 
 import base64
+import hashlib
+import io
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
-from pipeline.report.samples import Picture, Row
-from pipeline.score.config import clip_score
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
+from pipeline.config import ReportConfig
+from pipeline.images import encode_jpeg, resize
+from pipeline.output.ledger import read_batches, read_images
+from pipeline.output.store import Store
+from pipeline.stages.score.filters import clip_score
+from schemas.files import DROPPED_FILE, THUMBNAIL
+from schemas.manifest import Manifest
+from schemas.status import INTERNAL_ERROR, KEPT
+
+# Choose the rows that the page shows: sample images and dropped rows. The choice is the same in every run.
+
+Row = dict[str, Any]
+"""Some columns of one row of arrow/."""
+
+MAX_SHARDS: Final = 8
+"""Maximum number of shards to take images from, since a tar has to be read up to the chosen image."""
+PICTURE_COLUMNS: Final = (
+    *("key", "caption", "tokens", "noun_chunks", "ref_exps"),
+    *("boxes", "box_scores", "clip_similarity"),
+)
+EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "url", "caption_original", "stage", "reason", "detail")
+THUMBNAIL_QUALITY: Final = 82
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A kept row, with PICTURE_COLUMNS, and its image as a small JPEG."""
+
+    row: Row
+    jpeg: bytes
+    width: int
+    height: int
+
+
+def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportConfig) -> list[Picture]:
+    """Choose `config.pictures` kept rows by a hash of the seed and their key; skip those whose image was not stored.
+
+    They are taken from at most MAX_SHARDS shards, spread evenly over the run.
+    """
+    with_rows = [manifest for manifest in manifests if manifest["counts"]["kept"]]
+    n = min(MAX_SHARDS, len(with_rows))
+    shards = [with_rows[i * len(with_rows) // n] for i in range(n)]
+    ranked: list[tuple[str, str, int]] = []
+    for number, manifest in enumerate(shards):
+        for batch in read_batches(store, manifest, ("key", "status")):
+            keys = batch["key"].filter(pc.equal(batch["status"], KEPT)).to_pylist()
+            ranked += [(hashlib.sha256(f"{config.seed}:{key}".encode()).hexdigest(), key, number) for key in keys]
+    chosen = sorted(ranked)[: config.pictures]
+    found: dict[str, Picture] = {}
+    for number, manifest in enumerate(shards):
+        keys = {key for _, key, shard in chosen if shard == number}
+        if keys:
+            images = read_images(store, manifest, keys)
+            stored = pa.array(sorted(keys & images.keys()), pa.string())
+            for batch in read_batches(store, manifest, PICTURE_COLUMNS):
+                for row in batch.filter(pc.is_in(batch["key"], stored)).to_pylist():
+                    found[row["key"]] = Picture(row, *thumbnail(images[row["key"]], config.thumbnail_px))
+    return [found[key] for _, key, _ in chosen if key in found]
+
+
+class Thumbnail(NamedTuple):
+    """A small JPEG with its size in pixels."""
+
+    jpeg: bytes
+    width: int
+    height: int
+
+
+def thumbnail(image: bytes, side_px: int) -> Thumbnail:
+    """Return a JPEG of an encoded image whose longest side is at most `side_px`."""
+    pixels = decode(image, STORED_IMAGE_LIMITS)
+    scale = min(1.0, side_px / max(pixels.shape[:2]))
+    height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
+    return Thumbnail(encode_jpeg(resize(pixels, height, width), THUMBNAIL_QUALITY), width, height)
+
+
+def pick_examples(store: Store, manifests: Sequence[Manifest], n: int) -> dict[tuple[str, str], list[Row]]:
+    """Return the first `n` rows dropped for each (stage, reason), with EXAMPLE_COLUMNS.
+
+    Only shards with a reason that still lacks examples are read.
+    """
+    examples: dict[tuple[str, str], list[Row]] = {}
+    for manifest in manifests:
+        dropped = manifest["counts"]["dropped"].items()
+        in_shard = {(stage, reason) for stage, reasons in dropped for reason in reasons}
+        if all(len(examples.get(cause, ())) >= n for cause in in_shard):
+            continue
+        for batch in read_batches(store, manifest, EXAMPLE_COLUMNS):
+            for row in batch.filter(pc.is_valid(batch["reason"])).to_pylist():
+                rows = examples.setdefault((row["stage"], row["reason"]), [])
+                if len(rows) < n:
+                    rows.append(row)
+    return examples
+
 
 N_COLOURS: Final = 8
 """Number of colours in style.css, `.c0` to `.c7`. Phrases also have numbers, so colours may repeat."""
@@ -81,6 +180,7 @@ def make_card(picture: Picture, is_dropped: bool = False) -> Card:
     pairs = list(zip(row["boxes"] or (), row["box_scores"] or (), strict=False))
     found = [(box, score) for box, score in pairs if is_dropped or score["removed"] is None]
     kept = found[: MAX_REMOVED if is_dropped else MAX_BOXES]
+    removed = Counter((box["phrase"], score["removed"]) for box, score in pairs if score["removed"] is not None)
     chunks = row["noun_chunks"] or ()
     order = sorted({box["phrase"] for box, _ in kept}, key=lambda chunk: (chunks[chunk]["start"], chunk))
     numbers = {chunk: i + 1 for i, chunk in enumerate(order)}
@@ -103,7 +203,7 @@ def make_card(picture: Picture, is_dropped: bool = False) -> Card:
         parts=list(split_caption(row, numbers)),
         boxes=draw_boxes([(box, numbers[box["phrase"]]) for box, _ in kept], picture),
         phrases=phrases,
-        removed=[(text_of(row, chunks[chunk]), reason, n) for (chunk, reason), n in sorted(removed_boxes(row).items())],
+        removed=[(text_of(row, chunks[chunk]), reason, n) for (chunk, reason), n in sorted(removed.items())],
         similarity=scaled(row["clip_similarity"]),
         n_hidden=len(found) - len(kept),
     )
@@ -117,12 +217,6 @@ def scaled(cosine: float | None) -> float | None:
 def colour_of(number: int) -> int:
     """Return the colour (0 to N_COLOURS - 1) of the phrase with this number."""
     return (number - 1) % N_COLOURS
-
-
-def removed_boxes(row: Row) -> Counter[tuple[int, str]]:
-    """Count the removed boxes by noun chunk and reason."""
-    pairs = zip(row["boxes"] or (), row["box_scores"] or (), strict=False)
-    return Counter((box["phrase"], score["removed"]) for box, score in pairs if score["removed"] is not None)
 
 
 def draw_boxes(boxes: list[tuple[dict[str, Any], int]], picture: Picture) -> list[DrawnBox]:
@@ -175,3 +269,82 @@ def expression_of(row: Row, chunk: int) -> str | None:
 def text_of(row: Row, span: dict[str, Any]) -> str:
     """Return the text of a noun chunk or referring expression."""
     return str(row["caption"][span["start"] : span["end"]])
+
+
+# Thumbnails of dropped rows, for the report: their images are not stored otherwise.
+
+MAX_DROPPED_SHARDS: Final = 32
+WITHOUT_IMAGES: Final = {"read", "download", "write"}
+"""Stages that drop no row of which there is an image."""
+
+
+@dataclass(frozen=True)
+class DroppedPicture:
+    """The thumbnail of a row that a stage dropped."""
+
+    key: str
+    stage: str
+    reason: str
+    thumbnail: Thumbnail
+
+
+def pick_dropped(
+    before: pa.Table, after: pa.Table, known: Sequence[DroppedPicture], config: ReportConfig
+) -> list[DroppedPicture]:
+    """Return thumbnails of the first rows that a stage dropped for each reason, `config.examples` with those `known`.
+
+    `before` and `after` are the rows of a shard, in the same order, before and after the stage.
+    """
+    is_new = pc.and_(pc.equal(before["status"], KEPT), pc.not_equal(after["status"], KEPT))
+    counts = Counter((picture.stage, picture.reason) for picture in known)
+    found: list[DroppedPicture] = []
+    for i in pc.indices_nonzero(is_new).to_pylist():
+        key, stage, reason = (after[name][i].as_py() for name in ("key", "stage", "reason"))
+        image = before["image"][i].as_py()
+        if image is None or reason == INTERNAL_ERROR or counts[stage, reason] >= config.examples:
+            continue  # an image at which a stage has failed may also make this function fail
+        with suppress(ImageRejected):
+            picture = DroppedPicture(key, stage, reason, thumbnail(image, config.thumbnail_px))
+            found.append(picture)
+            counts[stage, reason] += 1
+    return found
+
+
+def write_dropped(store: Store, index: int, pictures: Sequence[DroppedPicture]) -> None:
+    """Write the thumbnails of a shard; no file if there are none."""
+    if not pictures:
+        return
+    rows = [{"key": picture.key, **picture.thumbnail._asdict()} for picture in pictures]
+    data = io.BytesIO()
+    with pa.ipc.new_file(data, THUMBNAIL) as writer:
+        writer.write_table(pa.Table.from_pylist(rows, schema=THUMBNAIL))
+    store.write_bytes(store.file(DROPPED_FILE, index), data.getvalue())
+
+
+def find_dropped(
+    store: Store, manifests: Sequence[Manifest], examples: Mapping[tuple[str, str], Sequence[Row]]
+) -> dict[str, Thumbnail]:
+    """Return the thumbnails of the rows in `examples`, (stage, reason) -> rows, by key; those that are stored.
+
+    At most MAX_SHARDS shards are read.
+    """
+    causes = {row["key"]: cause for cause, rows in examples.items() for row in rows}
+    found: dict[str, Thumbnail] = {}
+    n_read = 0
+    for manifest in manifests:
+        in_shard = {(stage, reason) for stage, reasons in manifest["counts"]["dropped"].items() for reason in reasons}
+        wanted = {key for key, cause in causes.items() if cause in in_shard and cause[0] not in WITHOUT_IMAGES}
+        if wanted - found.keys() and n_read < MAX_DROPPED_SHARDS:
+            n_read += 1
+            found |= read_dropped(store, manifest["shard"], wanted)
+    return found
+
+
+def read_dropped(store: Store, index: int, keys: Collection[str]) -> dict[str, Thumbnail]:
+    """Return the thumbnails of a shard by key, those of `keys`; none if its file is missing or damaged."""
+    data = store.read(store.file(DROPPED_FILE, index))
+    try:
+        rows = pa.ipc.open_file(data).read_all().cast(THUMBNAIL).to_pylist() if data else []
+    except (pa.ArrowException, ValueError, OSError):
+        return {}
+    return {row["key"]: Thumbnail(row["jpeg"], row["width"], row["height"]) for row in rows if row["key"] in keys}

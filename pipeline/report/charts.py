@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final
 
-from pipeline.score.config import CLIP_SCORE_WEIGHT
+from pipeline.stages.score.filters import CLIP_SCORE_WEIGHT
 from schemas.stats import HistogramJson
 
 WIDTH: Final = 360.0

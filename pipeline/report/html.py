@@ -1,6 +1,7 @@
 """Write report.html: a single file, which a browser opens from disk without network access."""
 
 import base64
+import dataclasses
 import hashlib
 import json
 import shlex
@@ -8,49 +9,74 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from omegaconf import OmegaConf
 
-from common.errors import UserError
-from common.html import render_page
-from common.text import duration_text
-from pipeline.report.advice import Advice, find_advice
-from pipeline.report.cards import make_card
-from pipeline.report.charts import Chart, histogram_chart, number
-from pipeline.report.config import ReportConfig
-from pipeline.report.dropped import find_dropped
-from pipeline.report.head import bytes_text, describe_run
-from pipeline.report.samples import Picture, Row, Thumbnail, pick_examples, pick_pictures
-from pipeline.report.shards import read_manifests, read_manifests_of
-from pipeline.report.trees import draw_tree, is_drawable
-from pipeline.write.store import Store
-from pipeline.write.summary import find_places
-from schemas.attempts import shard_of
+from hypergrit_common.errors import UserError
+from hypergrit_common.html import render_page
+from hypergrit_common.text import duration_text
+from pipeline.config import ReportConfig
+from pipeline.output.ledger import read_manifests_of
+from pipeline.output.store import Store
+from pipeline.report.advice import HINTS, Advice, find_advice
+from pipeline.report.cards import Picture, Row, Thumbnail, find_dropped, make_card, pick_examples, pick_pictures
+from pipeline.report.charts import histogram_chart, number
+from pipeline.report.stats import bytes_text, describe_run
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
+from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+
+# Draw the dependency trees of stored tokens with displaCy.
+
+MAX_TOKENS: Final = 60
+"""Maximum number of tokens of a tree; wide ones scroll."""
+OPTIONS: Final = {
+    "distance": 92,
+    "word_spacing": 30,
+    "arrow_spacing": 10,
+    "arrow_width": 7,
+    "arrow_stroke": 1.5,
+    "offset_x": 46,
+    "color": "currentcolor",
+    "bg": "transparent",
+    "font": "inherit",
+}
+
+
+def words_and_arcs(row: Row) -> tuple[list[dict[str, str]], list[dict[str, Any]]]:
+    """Return the words and arcs of a stored parse, in displaCy's manual format.
+
+    Tags and labels are escaped here; displaCy escapes only the words.
+    """
+    tokens, caption = row["tokens"], row["caption"]
+    words = [{"text": caption[token["start"] : token["end"]], "tag": str(escape(token["pos"]))} for token in tokens]
+    arcs = [
+        {
+            "start": min(i, head),
+            "end": max(i, head),
+            "label": str(escape(token["dep"])),
+            "dir": "left" if i < head else "right",
+        }
+        for i, token in enumerate(tokens)
+        if (head := token["head"]) != i
+    ]
+    return words, arcs
+
+
+def draw_tree(row: Row, number: int) -> Markup:
+    """Return a parse as SVG; `number` makes its ids unique on the page."""
+    # Importing spaCy takes seconds, and loading the configuration imports this package.
+    from spacy.displacy import DependencyRenderer
+
+    words, arcs = words_and_arcs(row)
+    svg = DependencyRenderer(OPTIONS).render_svg(f"tree-{number}", words, arcs)
+    # displaCy puts labels below their arcs, where a short arc leaves too little space; this moves them above.
+    return Markup(svg.replace('dy="1.25em"', 'dy="-0.4em"'))
+
 
 TEMPLATES: Final = Path(__file__).resolve().parent
 MAX_TEXT: Final = 160
 """Maximum length of a URL or caption in a table, in characters."""
-HINTS: Final = {
-    "dns_error": "If this is frequent: run a caching DNS resolver on the workers, or lower download.concurrency.",
-    "timeout": "Raise download.timeout_s, or lower download.concurrency_per_host.",
-    "connection_error": "The host may be gone. A later run with another output may reach it again.",
-    "http_error": "404 and 410: the image no longer exists. 403 and 429: lower download.concurrency_per_host.",
-    "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
-    "undecodable": "Often an error page or half a file. Raise download.timeout_s if many images are truncated.",
-    "too_many_bytes": "Raise download.max_bytes.",
-    "too_small": "Lower download.limits.min_side_px.",
-    "no_phrase": "Head nouns that were wrongly removed belong into parse.keep.",
-    "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
-    "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
-    "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
-    "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
-    "needs no GPU.",
-    "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
-}
-"""Drop reason -> advice on the page."""
 TRUTH_COLUMNS: Final = {
     "n_right": "correct boxes",
     "n_predicted": "boxes",
@@ -81,17 +107,19 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
     store = Store(output)
     content = store.read(STATS_FILE)
     if content is None:
-        raise UserError(f"{output} has no {STATS_FILE}; create it with `python -m pipeline.report {output}`")
+        raise UserError(f"{output} has no {STATS_FILE}; create it with `hypergrit explore {output} report=true`")
     stats: Statistics = json.loads(content)
-    make_report(store, stats, config or ReportConfig(**stats["config"].get("report", {})))
+    saved = stats["config"].get("report", {})
+    names = [item.name for item in dataclasses.fields(ReportConfig) if item.name in saved]
+    make_report(store, stats, config or ReportConfig(**{name: saved[name] for name in names}))
 
 
 def make_report(store: Store, stats: Statistics, config: ReportConfig) -> list[Advice]:
     """Write report.html, and return its warnings."""
-    places = stats.get("places") or find_places(read_manifests(store, set(stats["shards"])))
+    places = stats["places"]
     pictures = pick_pictures(store, read_manifests_of(store, places["kept"]), config)
     shards = {shard for reasons in places["dropped"].values() for found in reasons.values() for shard in found}
-    manifests = read_manifests_of(store, [index for index in stats["shards"] if shard_of(index) in shards])
+    manifests = read_manifests_of(store, [index for index in stats["shards"] if index in shards])
     examples = pick_examples(store, manifests, config.examples)
     dropped = find_dropped(store, manifests, examples)
     advice = find_advice(stats, [*(picture.jpeg for picture in pictures), *(image.jpeg for image in dropped.values())])
@@ -112,7 +140,10 @@ def render(
 
     `dropped` has thumbnails of rows in `examples` by key.
     """
-    drawable = [picture.row for picture in pictures if is_drawable(picture.row)][: config.trees]
+    parsed = [picture.row for picture in pictures if 2 <= len(picture.row["tokens"] or ()) <= MAX_TOKENS]
+    thresholds = stats["provenance"].get("thresholds", {})
+    marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
+    charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")
     return render_page(
         TEMPLATES,
@@ -124,11 +155,11 @@ def render(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         head=describe_run(stats),
         advice=advice,
-        explorer=f"python -m pipeline.explore {shlex.quote(output)}",
+        explorer=f"hypergrit explore {shlex.quote(output)}",
         funnel=list(funnel(stats, examples, dropped)),
         cards=[make_card(picture) for picture in pictures],
-        trees=[(row["key"], row["caption"], draw_tree(row, i)) for i, row in enumerate(drawable)],
-        charts=list(make_charts(stats)),
+        trees=[(row["key"], row["caption"], draw_tree(row, i)) for i, row in enumerate(parsed[: config.trees])],
+        charts=[chart for chart in charts if chart is not None],
         truth=list(truth_rows(stats.get("truth", {}), "")),
         truth_columns=TRUTH_COLUMNS,
         meanings={**PHRASE_REMOVALS, **BOX_REMOVALS},
@@ -141,40 +172,21 @@ def funnel(
     stats: Statistics, examples: Mapping[tuple[str, str], list[Row]], dropped: Mapping[str, Thumbnail]
 ) -> Iterator[dict[str, Any]]:
     """Yield, for each stage, the rows that entered and left it and its drop reasons, the most frequent first."""
+    known = all_reasons(stats["provenance"], stats["rows"]["dropped"])
+
+    def describe(stage: str, reason: str, n: int) -> dict[str, Any]:
+        rows = examples.get((stage, reason), [])
+        pictures = (Picture(row, *dropped[row["key"]]) for row in rows if row["key"] in dropped)
+        cards = [make_card(picture, is_dropped=True) for picture in pictures]
+        about = {"name": reason, "n": n, "meaning": known[stage].get(reason, ""), "hint": HINTS.get(reason)}
+        return {**about, "examples": rows, "cards": cards}
+
     left = stats["rows"]["read"] - stats["rows"].get("unfinished", 0)
-    for stage in STAGES:
+    for stage in known:
         reasons = sorted(stats["rows"]["dropped"].get(stage, {}).items(), key=lambda item: (-item[1], item[0]))
         entered, left = left, left - sum(n for _, n in reasons)
-        yield {
-            "stage": stage,
-            "entered": entered,
-            "left": left,
-            "reasons": [
-                {
-                    "name": reason,
-                    "n": n,
-                    "meaning": REASONS[stage][reason],
-                    "hint": HINTS.get(reason),
-                    "examples": examples.get((stage, reason), []),
-                    "cards": [
-                        make_card(Picture(row, *dropped[row["key"]]), is_dropped=True)
-                        for row in examples.get((stage, reason), [])
-                        if row["key"] in dropped
-                    ],
-                }
-                for reason, n in reasons
-            ],
-        }
-
-
-def make_charts(stats: Statistics) -> Iterator[Chart]:
-    """Yield the charts of the histograms that are not empty, with the thresholds of the job marked on their axes."""
-    thresholds = stats["provenance"].get("thresholds", {})
-    marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
-    for name, data in stats["histograms"].items():
-        chart = histogram_chart(name, data, marks.get(name))
-        if chart is not None:
-            yield chart
+        found = [describe(stage, reason, n) for reason, n in reasons]
+        yield {"stage": stage, "entered": entered, "left": left, "reasons": found}
 
 
 def truth_rows(truth: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:

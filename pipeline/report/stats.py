@@ -1,31 +1,376 @@
 """Compute stats.json from the summaries of all finished shards, including those that an earlier run finished."""
 
 import json
+import logging
+import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Final, cast
+from collections.abc import Collection, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
+from functools import partial
+from types import TracebackType
+from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 
 from omegaconf import OmegaConf
+from tqdm import tqdm
 
-from common.config import RESOLVED_FILE
-from common.errors import UserError
-from common.yaml_text import check_yaml
-from pipeline.report.collect import collect
-from pipeline.report.rollup import Keeping, Part
-from pipeline.report.shards import check_finished, read_manifests_of
-from pipeline.report.timings import damaged_error, read_object, stage_speeds
-from pipeline.summary.frequent import Frequent
-from pipeline.summary.rows import RowCounts
-from pipeline.summary.totals import Totals
-from pipeline.write.attempts import net_counts
-from pipeline.write.failed import read_failed
-from pipeline.write.store import Store
-from schemas.attempts import attempt_of
-from schemas.files import COMMAND_FILE, FILES, JOB_FILE, RUN_TIMINGS_FILE, STATS_FILE
-from schemas.manifest import Counts, FailedShard, Manifest, RunTimings
+from hypergrit_common.config import RESOLVED_FILE
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import map_concurrently
+from hypergrit_common.text import duration_text, one_line
+from hypergrit_common.yaml_text import check_yaml
+from pipeline.output.ledger import (
+    check_finished,
+    count_shard,
+    parse_manifests,
+    read_manifests_of,
+    stamp_of,
+    write_summary,
+)
+from pipeline.output.manifest import fits, read_failed
+from pipeline.output.store import Store, shard_sizes
+from pipeline.summary.histogram import Frequent
+from pipeline.summary.totals import Summary, SummaryFile, Totals, parse_summary
+from schemas.files import (
+    COMMAND_FILE,
+    FILES,
+    JOB_FILE,
+    MANIFEST_FILE,
+    MANIFEST_FOLDER,
+    ROLLUP_FILE,
+    ROLLUP_FOLDER,
+    ROLLUP_TIMINGS_FILE,
+    RUN_TIMINGS_FILE,
+    SHARDS_PER_ROLLUP,
+    STATS_FILE,
+    SUMMARY_FILE,
+    TIMINGS_FILE,
+    rollup_of,
+)
+from schemas.layout import ShardFile
+from schemas.manifest import RunTimings
 from schemas.rows import VERSION
-from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS
+from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, StageSpeed, Statistics
+from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+
+# The head of the report: when a job ran, how long, how fast, and what it wrote.
+
+
+class Head(NamedTuple):
+    """Facts about the last run; empty texts for what is not known."""
+
+    finished: str
+    duration: str
+    rate: str
+    command: str
+    n_bytes: int
+    progress: str
+
+
+def describe_run(stats: Statistics) -> Head:
+    """Return the facts about the last run that wrote shards."""
+    run = stats["run"]
+    seconds = run.get("wall_seconds", 0.0)
+    rate = run["rows"] / seconds if seconds and "rows" in run else 0.0
+    return Head(
+        finished=finish_time(run.get("started", ""), seconds),
+        duration=duration_text(seconds) if seconds else "",
+        rate=f"{rate:,.1f} rows/s" if rate else "",
+        command=run.get("command", ""),
+        n_bytes=sum(stats.get("bytes", {}).values()),
+        progress=progress_text(stats),
+    )
+
+
+def progress_text(stats: Statistics) -> str:
+    """Return how many shards are finished, for a job that is running or was stopped; "" if all are, or nobody knows."""
+    planned = stats.get("planned", 0)
+    return f"{planned - left:,} of {planned:,} shards finished" if (left := count_unfinished(stats)) else ""
+
+
+def count_unfinished(stats: Statistics) -> int:
+    """Return the number of planned shards that are not finished; 0 if the plan is not known."""
+    return max(stats.get("planned", 0) - len(stats["shards"]), 0)
+
+
+def finish_time(started: str, seconds: float) -> str:
+    """Return the end of a run as date and time in UTC; "" if its start is not known."""
+    try:
+        end = datetime.fromisoformat(started) + timedelta(seconds=seconds)
+    except (ValueError, OverflowError):
+        return ""
+    return end.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def bytes_text(n: float) -> str:
+    """Format a number of bytes with a decimal unit.
+
+    >>> bytes_text(999), bytes_text(48_210_000)
+    ('999 B', '48.2 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if n < 1000:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.3g} {unit}"
+        n /= 1000
+    return f"{n:,.3g} PB"
+
+
+# The time of each stage, added up over shards.
+
+Speeds = dict[str, list[float]]
+"""Stage -> seconds, and rows that entered it."""
+
+
+def read_object(store: Store, file: str) -> dict[str, Any]:
+    """Return the object in a JSON file, {} if it does not exist. Raises UserError if it is damaged."""
+    try:
+        value = json.loads(store.read(file) or b"{}")
+    except (ValueError, RecursionError) as error:
+        raise damaged_error(store, file, error) from error
+    if not isinstance(value, dict):
+        raise damaged_error(store, file, ValueError("it holds no object"))
+    return value
+
+
+def read_timings(store: Store, file: str) -> dict[str, Any]:
+    """Return the object in a file of times, which nothing needs: {} if it does not exist or is damaged."""
+    try:
+        return read_object(store, file)
+    except UserError as error:
+        logger.warning("%s; its times are left out of the report", one_line(error))
+        return {}
+
+
+def damaged_error(store: Store, file: str, error: Exception) -> UserError:
+    """Return the error for a damaged file besides the shards."""
+    return UserError(f"{store.url(file)} is damaged ({one_line(error)}); remove it: the shards do not need it")
+
+
+def sum_timings(store: Store, shards: Collection[int]) -> Speeds:
+    """Add up the time of each stage over the shards that have a timings file, unless it is damaged."""
+    speeds: Speeds = {}
+    files = [store.file(TIMINGS_FILE, index) for index in sorted(shards)]
+    for file, timings in zip(files, map_concurrently(partial(read_timings, store), files), strict=True):
+        try:
+            found = {stage: [float(timing["seconds"]), float(timing["rows"])] for stage, timing in timings.items()}
+        except (LookupError, TypeError, ValueError):
+            logger.warning("%s is damaged; its times are left out of the report", store.url(file))
+        else:
+            add_speeds(speeds, found)
+    return speeds
+
+
+def read_speeds(store: Store, file: str) -> Speeds | None:
+    """Return the sums in the timings of a rollup; None if the file is missing or damaged."""
+    try:
+        content = store.read(file)
+        value = None if content is None else json.loads(content)
+        return None if value is None else {str(stage): [float(x), float(n)] for stage, (x, n) in value.items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def add_speeds(speeds: Speeds, others: Mapping[str, list[float]]) -> None:
+    """Add the time and rows of each stage."""
+    for stage, (seconds, n_rows) in others.items():
+        total = speeds.setdefault(stage, [0.0, 0.0])
+        total[0] += seconds
+        total[1] += n_rows
+
+
+def stage_speeds(speeds: Speeds, stages: Iterable[str]) -> dict[str, StageSpeed]:
+    """Return the sums in the form of stats.json, in the order of the stages."""
+    return {
+        stage: {
+            "seconds": round(seconds, 4),
+            "rows": n_rows,
+            "rows_per_second": round(n_rows / seconds, 2) if seconds else 0.0,
+        }
+        for stage in stages
+        if stage in speeds
+        for seconds, n_rows in [speeds[stage]]
+    }
+
+
+# Read the summaries of up to 1,000 shards, from their rollup or one by one, and write rollups.
+#
+# A rollup counts while exactly the shards in it are finished and their manifests have the same sizes. Whoever commits a
+# shard removes the rollup of its thousand first (pipeline.write), and only holders of the lease write one: it can
+# therefore not describe earlier files of a shard.
+
+logger = logging.getLogger("hypergrit")
+
+MIN_SHARDS: Final = 32
+"""Shards from which on a rollup is written: fewer summaries are read as fast."""
+
+
+class Part(NamedTuple):
+    """Up to 1,000 shards: the indices of those that are finished, their statistics and the time of each stage."""
+
+    shards: list[int]
+    summary: Summary
+    speeds: Speeds
+
+
+Keep = Literal["nothing", "summaries", "rollups"]
+"""What a reader stores: nothing, summaries of shards that lack one, or also rollups, which needs the lease."""
+
+
+def read_part(store: Store, number: int, sizes: Mapping[int, int], has_rollup: bool, keep: Keep) -> Part:
+    """Return the statistics of the shards in `sizes`, index -> bytes of the manifest, which belong to one rollup.
+
+    Raises UserError for a damaged shard, and ValueError if the counts of one do not add up.
+    """
+    rollup = ROLLUP_FILE.format(number)
+    summary = parse_summary(store.read(rollup), sizes) if has_rollup else None
+    if summary is not None:
+        speeds = read_speeds(store, ROLLUP_TIMINGS_FILE.format(number))
+        return Part(sorted(sizes), summary, sum_timings(store, sizes) if speeds is None else speeds)
+    part, found = fold_part(store, sizes, keep != "nothing")
+    if keep == "rollups" and len(found) >= MIN_SHARDS:
+        write_rollup(store, number, part, found)
+    elif keep == "rollups" and has_rollup:
+        store.remove([rollup, ROLLUP_TIMINGS_FILE.format(number)])
+    return part
+
+
+def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part, dict[int, int]]:
+    """Add up the summaries of finished shards; also return the sizes of their manifests.
+
+    Summaries that are missing, or not those of the present manifests, are computed from arrow/, and stored if `keep`.
+    """
+    contents = {i: content for i, content in read_files(store, MANIFEST_FILE, indices).items() if content is not None}
+    manifests = parse_manifests(
+        store, {store.file(MANIFEST_FILE, index): content for index, content in contents.items()}
+    )
+    found = {manifest["shard"]: len(contents[manifest["shard"]]) for manifest in manifests}
+    stored = read_files(store, SUMMARY_FILE, found)
+    summary = Summary()
+    for manifest in manifests:
+        stamp = stamp_of(contents[manifest["shard"]])
+        own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp})
+        if own is None:
+            own = write_summary(store, manifest, stamp) if keep else count_shard(store, manifest)
+            own.totals.shrink()
+        summary.merge(own)
+    summary.totals.shrink()
+    return Part(sorted(found), summary, sum_timings(store, found)), found
+
+
+def read_files(store: Store, kind: ShardFile, indices: Collection[int]) -> dict[int, bytes | None]:
+    """Read one file of each shard; None for those that do not exist."""
+    contents = map_concurrently(lambda index: store.read(store.file(kind, index)), indices)
+    return dict(zip(indices, contents, strict=True))
+
+
+def write_rollup(store: Store, number: int, part: Part, sizes: Mapping[int, int]) -> None:
+    """Write the rollup of shards, whose manifests have these sizes, and their timings. Needs the lease."""
+    store.write(ROLLUP_TIMINGS_FILE.format(number), json.dumps(part.speeds, sort_keys=True))
+    store.write_bytes(ROLLUP_FILE.format(number), SummaryFile(sizes, part.summary).to_bytes())
+
+
+def roll_up(store: Store, number: int, indices: Collection[int]) -> None:
+    """Write the rollup of those of `indices` that are finished, while a job that holds the lease goes on.
+
+    An error costs only time: the report reads the summaries then.
+    """
+    try:
+        part, sizes = fold_part(store, indices, keep=True)
+        if len(sizes) >= MIN_SHARDS:
+            write_rollup(store, number, part, sizes)
+    except (UserError, OSError, ValueError) as error:
+        logger.warning("the statistics of shards %d to %d are left to the report: %s",
+                       min(indices), max(indices), error)  # fmt: skip
+
+
+# Rollups are written while the job runs, so that the report at its end reads one file for each thousand shards.
+
+
+class Rollups:
+    """Writes the rollup of a thousand shards, in a thread, once all of them that a run computes have been reported.
+
+    Thousands with few of these shards are left to the report. The caller holds the lease.
+    """
+
+    def __init__(self, store: Store, shards: Iterable[int]) -> None:
+        self.store = store
+        counts = Counter(map(rollup_of, shards))
+        self.left = Counter({number: n for number, n in counts.items() if n >= MIN_SHARDS})
+        self.pool = ThreadPoolExecutor(1, "rollup")
+
+    def __enter__(self) -> "Rollups":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=error is not None)
+
+    def add(self, index: int) -> None:
+        """Take note of a shard that has been committed or has failed."""
+        number = rollup_of(index)
+        if number not in self.left:
+            return
+        self.left[number] -= 1
+        if not self.left[number]:
+            first = number * SHARDS_PER_ROLLUP
+            self.pool.submit(roll_up, self.store, number, range(first, first + SHARDS_PER_ROLLUP))
+
+
+# Add up the summaries of an output, a thousand shards at a time: a rollup counts where there is one.
+#
+#     arrow/ of a shard -> _summaries/ -> _rollup/, 1,000 shards each -> the whole output
+#
+# Memory does not grow with the number of shards, but for their indices and the sizes of their manifests.
+
+AT_A_TIME: Final = 4
+"""Rollups that are read at the same time."""
+
+
+def collect(store: Store, only: Collection[int] | None = None, keep: Keep = "nothing") -> Part:
+    """Return the statistics of the finished shards, or of those with an index in `only`.
+
+    Raises UserError for a damaged shard or one of another major schema version, and ValueError if the counts of one do
+    not add up.
+    """
+    groups = finished_shards(store, only)
+    rollups = set(store.names(ROLLUP_FOLDER))
+    if keep == "rollups":  # those in which no shard is finished any more
+        wanted = {rollup_name(number) for number in groups}
+        store.remove_many(f"{ROLLUP_FOLDER}/{name}" for name in rollups if name not in wanted)
+    shards, summary, speeds = list[int](), Summary(), Speeds()
+
+    def read(number: int) -> Part:
+        return read_part(store, number, groups[number], rollup_name(number) in rollups, keep)
+
+    hidden = not sys.stderr.isatty() or len(groups) < AT_A_TIME
+    with tqdm(total=len(groups), desc="statistics", unit=" thousand shards", disable=hidden) as bar:
+        for part in map_concurrently(read, sorted(groups), AT_A_TIME):
+            shards += part.shards
+            summary.merge(part.summary)
+            add_speeds(speeds, part.speeds)
+            bar.update()
+    summary.totals.shrink()
+    return Part(sorted(shards), summary, speeds)
+
+
+def finished_shards(store: Store, only: Collection[int] | None) -> dict[int, dict[int, int]]:
+    """Return the bytes of the manifests of the finished shards: number of the rollup -> index -> bytes."""
+    chosen = None if only is None else set(only)
+    groups: dict[int, dict[int, int]] = {}
+    for name, n_bytes in shard_sizes(store, MANIFEST_FOLDER):
+        index = store.layout.parse(name.removesuffix(MANIFEST_FILE.suffix))
+        if index is None or not name.endswith(MANIFEST_FILE.suffix):
+            continue
+        if chosen is None or index in chosen:
+            groups.setdefault(rollup_of(index), {})[index] = n_bytes
+    return groups
+
+
+def rollup_name(number: int) -> str:
+    """Return the name of a rollup in its folder."""
+    return ROLLUP_FILE.format(number).rpartition("/")[2]
+
 
 TOP: Final = 30
 """Length of the lists of the most frequent phrases, head nouns and hosts."""
@@ -54,7 +399,7 @@ def build_stats(
     {'read': 0, 'kept': 0, 'dropped': {}, 'unfinished': 0}
     """
     store = Store(output)
-    part = collect(store, shards, Keeping(summaries=True, rollups=holds_lease))
+    part = collect(store, shards, "rollups" if holds_lease else "summaries")
     stats = make_stats(store, part, shards)
     if truth is not None:
         stats["truth"] = truth
@@ -71,18 +416,25 @@ def make_stats(store: Store, part: Part, only: Collection[int] | None = None) ->
     check_finished(store, part.shards or failed)
     job, summary = read_object(store, JOB_FILE), part.summary
     first = read_manifests_of(store, part.shards[:1])
+    provenance = first[0]["provenance"] if first else job.get("provenance", {})
+    counts = summary.rows.to_counts(sum(shard["rows"] for shard in failed))
+    stages = all_reasons(provenance, [*counts["dropped"], *part.speeds])
+    counts["dropped"] = {stage: counts["dropped"][stage] for stage in stages if stage in counts["dropped"]}
     stats: Statistics = {
         "schema": VERSION,
         "shards": part.shards,
         "without_rows": summary.without_rows,
-        "rows": summary.rows.to_counts(sum(shard["rows"] for shard in failed)),
+        "rows": counts,
         **row_statistics(summary.totals),
-        "stages": stage_speeds(part.speeds),
+        "stages": stage_speeds(part.speeds, stages),
         "run": read_run(store),
-        "provenance": first[0]["provenance"] if first else job.get("provenance", {}),
+        "provenance": provenance,
         "config": read_job_config(store),
         "places": summary.chosen.to_json(),
     }
+    n_with_boxes = stats["histograms"]["boxes_per_image"]["n"]["images"]
+    if not summary.without_rows and (n_pairs := counts["kept"] - n_with_boxes):
+        stats["pairs"] = n_pairs
     if planned := count_planned(store, job):
         stats["planned"] = planned
     if sizes := {kind: summary.n_bytes[kind] for kind in FILES if kind in summary.n_bytes}:
@@ -97,7 +449,7 @@ def count_planned(store: Store, job: Mapping[str, Any]) -> int:
     command = read_object(store, COMMAND_FILE)
     try:
         if command:
-            return len([index for index in command["shards"] if not attempt_of(index)])
+            return len(command["shards"])
         return sum(batch["shards"] for batch in job.get("batches", ()))
     except (LookupError, TypeError):
         return 0
@@ -116,8 +468,11 @@ def read_job_config(store: Store) -> dict[str, Any]:
 
 
 def read_run(store: Store) -> RunTimings:
-    """Return the facts about the last run, {} if there are none. Raises UserError if their file is damaged."""
-    return cast(RunTimings, read_object(store, RUN_TIMINGS_FILE))
+    """Return the facts about the last run, without those that are missing or damaged."""
+    found, kinds = read_timings(store, RUN_TIMINGS_FILE), get_type_hints(RunTimings)
+    return cast(
+        RunTimings, {name: found[name] for name, kind in kinds.items() if name in found and fits(found[name], kind)}
+    )
 
 
 def damaged_files(job: Mapping[str, Any]) -> list[DamagedFile]:
@@ -162,17 +517,6 @@ def top_lists(totals: Totals) -> MostFrequent:
     if errors := {name: sketch.error for name, sketch in sketches.items() if sketch.error}:
         top["errors"] = errors
     return top
-
-
-def sum_rows(manifests: Iterable[Manifest], failed: Sequence[FailedShard] = ()) -> Counts:
-    """Add up the row counts of all shards; stages are in pipeline order, reasons are sorted.
-
-    The rows of failed shards are unfinished: read = kept + dropped + unfinished. Rows that pipeline.retry tried again
-    count once, with their last result.
-
-    Raises ValueError if the rows kept and dropped of a shard do not add up to the rows read.
-    """
-    return RowCounts(map(net_counts, manifests)).to_counts(sum(shard["rows"] for shard in failed))
 
 
 def select(counter: Mapping[str | None, int], names: Collection[str]) -> dict[str, int]:

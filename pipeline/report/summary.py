@@ -1,10 +1,18 @@
-"""The summary of a run as text for the terminal: rows, phrases, boxes, and the speed of each stage."""
+"""The end of a run: stats.json, report.html, and a summary as text for the terminal."""
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Mapping
 
-from pipeline.report.head import progress_text
+from hypergrit_common.cli import logs_json, notify
+from hypergrit_common.config_help import print_text
+from hypergrit_common.text import counted
+from pipeline.config import PipelineConfig
+from pipeline.output.store import Store
+from pipeline.report.html import make_report
+from pipeline.report.stats import build_stats, progress_text
+from schemas.files import REPORT_FILE
 from schemas.manifest import Counts
-from schemas.stats import BoxCounts, PhraseCounts, StageSpeed, Statistics
+from schemas.stats import StageSpeed, Statistics
 
 
 def summary_table(stats: Statistics) -> str:
@@ -25,17 +33,20 @@ def summary_table(stats: Statistics) -> str:
     boxes found                                  3
     boxes kept                                   2   66.7%
     """
-    progress = progress_text(stats)
+    progress, phrases, boxes = progress_text(stats), stats["phrases"], stats["boxes"]
     lines = [
         *([progress, ""] if progress else []),
         *row_lines(stats["rows"]),
-        *phrase_lines(stats["phrases"]),
-        *box_lines(stats["boxes"]),
+        *([f"{'rows kept as pairs, without a box':34}{stats['pairs']:>12,}"] if "pairs" in stats else []),
+        *count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"]),
+        *count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"]),
         *stage_lines(stats["stages"]),
     ]
     if "wall_seconds" in stats["run"]:
         run = stats["run"]
-        lines.append(f"last run: {run['shards']} of {len(stats['shards'])} shards in {run['wall_seconds']:,.1f} s")
+        lines.append(
+            f"last run: {run['shards']} of {counted(len(stats['shards']), 'shard')} in {run['wall_seconds']:,.1f} s"
+        )
     lines += [f"damaged input file, {file['rows']:,} rows read: {file['path']}" for file in stats.get("damaged", ())]
     if "truth" in stats:
         known = [f"{name} {stats['truth'][name]:.3f}" for name in ("precision", "recall") if name in stats["truth"]]
@@ -51,25 +62,14 @@ def row_lines(rows: Counts) -> list[str]:
     if unfinished:
         lines.append(f"{'rows unfinished, in failed shards':34}{unfinished:>12,}{share(unfinished, read)}")
     lines.append(f"{'rows dropped':34}{dropped:>12,}{share(dropped, read)}")
-    if retried := rows.get("retried", 0):
-        lines.append(f"{'rows tried again':34}{retried:>12,}  {rows['recovered']:,} of them kept")
     for stage, reasons in rows["dropped"].items():
         ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
         lines += [f"  {stage + ': ' + reason:32}{n:>12,}" for reason, n in ordered]
     return lines
 
 
-def phrase_lines(phrases: PhraseCounts) -> list[str]:
-    """Return the phrases found, removed and grounded."""
-    return _count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"])
-
-
-def box_lines(boxes: BoxCounts) -> list[str]:
-    """Return the boxes found, removed and kept."""
-    return _count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"])
-
-
-def _count_lines(name: str, found: int, removed: Mapping[str, int], result: str, n: int) -> list[str]:
+def count_lines(name: str, found: int, removed: Mapping[str, int], result: str, n: int) -> list[str]:
+    """Return how many phrases or boxes were found, removed for each reason, and are left as the `result`."""
     return [
         "",
         f"{name + ' found':34}{found:>12,}",
@@ -95,3 +95,27 @@ def stage_lines(stages: Mapping[str, StageSpeed]) -> list[str]:
 def share(part: int, total: int) -> str:
     """Format a percentage; empty if the total is 0."""
     return f"  {part / total:6.1%}" if total else ""
+
+
+class Report:
+    """Writes the report of a run with its settings."""
+
+    def __init__(self, config: PipelineConfig) -> None:
+        self.config = config
+
+    def write(self, store: Store, shards: Collection[int]) -> Statistics:
+        """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics.
+
+        The caller holds the lease of the output.
+        """
+        stats = build_stats(self.config.output, shards=shards, holds_lease=True)
+        advice = make_report(store, stats, self.config.report)
+        if self.config.report.summary and not self.config.quiet and not logs_json():
+            print_text(summary_table(stats))
+        for warning in advice:
+            notify(f"warning: {warning.text}; {warning.action}")
+        if logs_json():
+            logging.getLogger("hypergrit").info("report: %s/%s", self.config.output, REPORT_FILE)
+        elif not self.config.quiet:
+            print_text(f"report: {self.config.output}/{REPORT_FILE}")
+        return stats

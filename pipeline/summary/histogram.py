@@ -4,9 +4,11 @@ Percentiles come from a second set of bins whose edges grow by a constant factor
 All counts are integers and the sum is in fixed point, so that merging is exact and does not depend on the order.
 """
 
+import base64
+import heapq
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import numpy as np
@@ -148,3 +150,144 @@ def make_histograms() -> dict[str, Histogram]:
         "clip_similarity": Histogram(np.linspace(-1, 1, 101), "images"),
         "image_side": Histogram(sides, "shorter", "longer", is_integer=True),
     }
+
+
+# The number of distinct hashes, in bounded memory.
+#
+# Bar-Yossef et al., "Counting distinct elements in a data stream" (2002), in the unbiased form of Beyer et al., "On
+# synopses for distinct-value estimation under multiset operations" (2007), section 4: of the k smallest distinct hashes,
+# the largest tells how densely they lie.
+
+SIZE: Final = 65_536
+"""Hashes k that a sketch holds."""
+HASHES: Final = 2.0**64
+
+Hashes = NDArray[np.uint64]
+
+
+class Distinct:
+    """The `size` smallest distinct hashes of 64 bits, and the number of all hashes.
+
+    Merging is exact: the result does not depend on the order. Fewer than `size` distinct hashes are counted exactly;
+    above, the estimate has a relative standard error of 1 / sqrt(size - 2), 0.39 %.
+    """
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size, self.n = size, 0
+        self._hashes: Hashes = np.zeros(0, np.uint64)
+        self._new: list[Hashes] = []
+        self._n_new = 0
+
+    def add(self, hashes: Hashes) -> None:
+        """Count hashes; repeated ones too."""
+        self.n += len(hashes)
+        self._keep(hashes)
+
+    def merge(self, other: "Distinct") -> None:
+        """Add the hashes of another sketch."""
+        self.n += other.n
+        self._keep(other.smallest())
+
+    def _keep(self, hashes: Hashes) -> None:
+        self._new.append(hashes)
+        self._n_new += len(hashes)
+        if self._n_new > 4 * self.size:
+            self.smallest()
+
+    def smallest(self) -> Hashes:
+        """Return the smallest distinct hashes in their order."""
+        if self._new:
+            self._hashes = np.unique(np.concatenate([self._hashes, *self._new]))[: self.size]
+            self._new, self._n_new = [], 0
+        return self._hashes
+
+    @property
+    def is_exact(self) -> bool:
+        """True if the number of distinct hashes is counted, not estimated."""
+        return len(self.smallest()) < self.size
+
+    def count(self) -> int:
+        """Return the number of distinct hashes, or its estimate (k - 1) / U_k, where U_k is the largest in [0, 1]."""
+        hashes = self.smallest()
+        if self.is_exact:
+            return len(hashes)
+        return min(self.n, round((self.size - 1) / ((float(hashes[-1]) + 1) / HASHES)))
+
+    def standard_error(self) -> float:
+        """Return the relative standard error of `count`; 0 if it is exact."""
+        return 0.0 if self.is_exact else 1 / math.sqrt(self.size - 2)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sketch, with the hashes as base64 of little-endian integers."""
+        return {"n": self.n, "hashes": base64.b64encode(self.smallest().astype("<u8").tobytes()).decode()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Distinct":
+        """Return the sketch that `to_json` describes."""
+        sketch = cls()
+        sketch.n = int(value["n"])
+        sketch._hashes = np.frombuffer(base64.b64decode(value["hashes"]), "<u8").astype(np.uint64)
+        return sketch
+
+
+# The most frequent texts of a stream, in bounded memory.
+#
+# Misra & Gries, "Finding repeated elements" (1982), merged as in Agarwal et al., "Mergeable summaries" (2012), section 3:
+# add the counts of equal texts, then subtract the (m + 1)-th largest count from all and keep the positive ones.
+
+CAPACITY: Final = 8192
+"""Texts m that a stored sketch holds."""
+SLACK: Final = 16
+"""Texts that `merge` holds before it shrinks a sketch, in capacities."""
+
+
+class Frequent:
+    """Lower bounds of the counts of texts: the true count of each is in [count, count + error], 0 for a missing text.
+
+    The error is at most (n - sum of the counts) / (m + 1), where n is the length of the stream, and 0 up to m distinct
+    texts. `update` does not shrink the sketch.
+    """
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self.capacity = capacity
+        self.counts: Counter[str] = Counter()
+        self.error = 0
+
+    def update(self, texts: Iterable[str] | Mapping[str, int]) -> None:
+        """Count texts."""
+        self.counts.update(texts)
+
+    def merge(self, other: "Frequent") -> None:
+        """Add the counts of another sketch."""
+        self.counts.update(other.counts)
+        self.error += other.error
+        if len(self.counts) > SLACK * self.capacity:
+            self.shrink()
+
+    def shrink(self) -> None:
+        """Keep at most `capacity` texts."""
+        if len(self.counts) <= self.capacity:
+            return
+        threshold = heapq.nlargest(self.capacity + 1, self.counts.values())[-1]
+        self.error += threshold
+        self.counts = Counter({text: n - threshold for text, n in self.counts.items() if n > threshold})
+
+    def upper_bounds(self) -> Counter[str]:
+        """Return the texts that occur more often than any missing text can, with the upper bounds of their counts.
+
+        The bound of a text that was frequent in every part of the stream is its true count.
+        """
+        return Counter({text: n + self.error for text, n in self.counts.items() if n > self.error})
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the sketch, the most frequent texts first."""
+        items = sorted(self.counts.items(), key=lambda item: (-item[1], item[0]))
+        return {"texts": [text for text, _ in items], "counts": [n for _, n in items], "error": self.error}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Frequent":
+        """Return the sketch that `to_json` describes."""
+        sketch = cls()
+        sketch.counts = Counter(dict(zip(value["texts"], value["counts"], strict=True)))
+        sketch.error = int(value["error"])
+        return sketch

@@ -1,9 +1,12 @@
 """Count the rows of arrow/ batch by batch, in a form that can be merged."""
 
+import hashlib
+import json
 import re
 from collections import Counter
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -11,12 +14,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.summary.distinct import Distinct
-from pipeline.summary.frequent import Frequent
-from pipeline.summary.histogram import make_histograms
-from schemas.manifest import Manifest
-from schemas.stats import DuplicateCounts
-from schemas.status import KEPT
+from pipeline.summary.histogram import Distinct, Frequent, make_histograms
+from schemas.manifest import Counts, Manifest
+from schemas.stats import DuplicateCounts, Places
+from schemas.status import KEPT, STAGES
 
 Array = NDArray[Any]
 
@@ -225,3 +226,198 @@ def host_of(url: str | None) -> str:
         return urlsplit(url or "").hostname or "(no host)"
     except ValueError:
         return "(no host)"
+
+
+# Shards in which the report looks for its pictures and for examples of dropped rows: a bounded choice.
+
+MAX_KEPT: Final = 8
+"""Maximum number of shards to take pictures from, since a tar has to be read up to the chosen image."""
+MAX_DROPPED: Final = 16
+"""Maximum number of shards to take the examples of a drop reason from."""
+
+Cause = tuple[str, str]
+"""Stage and drop reason."""
+
+
+class Chosen:
+    """The shards with kept rows whose indices have the lowest hashes, and the first with each drop reason.
+
+    Merging is exact: the result does not depend on the order.
+    """
+
+    def __init__(self) -> None:
+        self.kept: list[int] = []
+        self.dropped: dict[Cause, list[int]] = {}
+
+    def add_kept(self, indices: Iterable[int]) -> None:
+        """Offer shards with kept rows."""
+        self.kept = sorted({*self.kept, *indices}, key=hash_of)[:MAX_KEPT]
+
+    def add_dropped(self, cause: Cause, indices: Iterable[int]) -> None:
+        """Offer shards in which rows were dropped."""
+        self.dropped[cause] = sorted({*self.dropped.get(cause, ()), *indices})[:MAX_DROPPED]
+
+    def merge(self, other: "Chosen") -> None:
+        """Offer the shards that another output, or another part of this one, has chosen."""
+        self.add_kept(other.kept)
+        for cause, indices in other.dropped.items():
+            self.add_dropped(cause, indices)
+
+    def to_json(self) -> Places:
+        """Return the shards by index, and those of drop reasons by stage."""
+        dropped: dict[str, dict[str, list[int]]] = {}
+        for (stage, reason), indices in sorted(self.dropped.items()):
+            dropped.setdefault(stage, {})[reason] = indices
+        return {"kept": sorted(self.kept), "dropped": dropped}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Chosen":
+        """Return the shards that `to_json` describes."""
+        chosen = cls()
+        chosen.add_kept(value["kept"])
+        for stage, reasons in value["dropped"].items():
+            for reason, indices in reasons.items():
+                chosen.add_dropped((stage, reason), indices)
+        return chosen
+
+
+def hash_of(index: int) -> bytes:
+    """Return a hash that orders shards at random, and in every run in the same way."""
+    return hashlib.sha256(str(index).encode()).digest()
+
+
+# The row counts of shards, which can be added up.
+
+
+class RowCounts:
+    """Sums of the counts of shards."""
+
+    def __init__(self, counts: Iterable[Counts] = ()) -> None:
+        self.sums: Counter[str] = Counter()
+        self.dropped: Counter[tuple[str, str]] = Counter()  # by stage and reason
+        for count in counts:
+            self.add(count)
+
+    def add(self, counts: Counts) -> None:
+        """Add the counts of a shard."""
+        self.sums.update(read=counts["read"], kept=counts["kept"])
+        for stage, reasons in counts["dropped"].items():
+            self.dropped.update({(stage, reason): n for reason, n in reasons.items()})
+
+    def to_counts(self, unfinished: int = 0) -> Counts:
+        """Return the sums; stages are in pipeline order, then those of the user, reasons are sorted.
+
+        `unfinished` rows are those of failed shards.
+        """
+        dropped: dict[str, dict[str, int]] = {stage: {} for stage in STAGES}
+        for (stage, reason), n in sorted(self.dropped.items()):
+            if n:
+                dropped.setdefault(stage, {})[reason] = n
+        return {
+            "read": self.sums["read"] + unfinished,
+            "kept": self.sums["kept"],
+            "dropped": {stage: reasons for stage, reasons in dropped.items() if reasons},
+            "unfinished": unfinished,
+        }
+
+
+# The statistics of one or more finished shards, and their file.
+
+VERSION: Final = 1
+"""Version of the content: summaries of another version are computed again."""
+MAX_BYTES: Final = 1 << 26
+"""Largest content of a file: sketches of bounded size."""
+DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
+Stamp = TypeVar("Stamp", str, int)
+
+
+@dataclass
+class Summary:
+    """The statistics of finished shards. All counts but those of `Totals.phrases` and other texts are exact."""
+
+    rows: RowCounts = field(default_factory=RowCounts)
+    n_bytes: Counter[str] = field(default_factory=Counter)  # by format
+    without_rows: int = 0  # shards without a file in arrow/
+    totals: Totals = field(default_factory=Totals)
+    chosen: Chosen = field(default_factory=Chosen)
+
+    def merge(self, other: "Summary") -> None:
+        """Add the statistics of other shards."""
+        self.rows.sums.update(other.rows.sums)
+        self.rows.dropped.update(other.rows.dropped)
+        self.n_bytes.update(other.n_bytes)
+        self.without_rows += other.without_rows
+        self.totals.merge(other.totals)
+        self.chosen.merge(other.chosen)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the statistics in the form of their file."""
+        counts = self.rows.to_counts()
+        return {
+            "rows": {name: value for name, value in counts.items() if name != "unfinished"},
+            "bytes": {name: self.n_bytes[name] for name in sorted(self.n_bytes)},
+            "without_rows": self.without_rows,
+            "totals": self.totals.to_json(),
+            "places": self.chosen.to_json(),
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Summary":
+        """Return the statistics that `to_json` describes."""
+        return cls(
+            rows=RowCounts([value["rows"]]),
+            n_bytes=Counter(value["bytes"]),
+            without_rows=int(value["without_rows"]),
+            totals=Totals.from_json(value["totals"]),
+            chosen=Chosen.from_json(value["places"]),
+        )
+
+
+@dataclass(frozen=True)
+class SummaryFile(Generic[Stamp]):
+    """A summary with the manifests of its shards by index: the SHA-256 of each, or, in a rollup, its bytes.
+
+    The file is JSON, compressed with zstd; the same shards give the same bytes.
+    """
+
+    manifests: Mapping[int, Stamp]
+    summary: Summary
+
+    def to_bytes(self) -> bytes:
+        """Return the content of the file."""
+        manifests = {str(index): self.manifests[index] for index in sorted(self.manifests)}
+        value = {"version": VERSION, "manifests": manifests, **self.summary.to_json()}
+        return compressed(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+
+
+def parse_summary(content: bytes | None, manifests: Mapping[int, Stamp]) -> Summary | None:
+    """Return the summary in a file; None if it is missing, damaged, of another version or of other manifests."""
+    if content is None:
+        return None
+    try:
+        value = json.loads(decompressed(content))
+        if value["version"] != VERSION or value["manifests"] != {str(i): stamp for i, stamp in manifests.items()}:
+            return None
+        return Summary.from_json(value)
+    except (*DAMAGE, pa.ArrowException, OSError):
+        return None
+
+
+def compressed(content: bytes) -> bytes:
+    """Compress with zstd."""
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return bytes(sink.getvalue())
+
+
+def decompressed(content: bytes) -> bytes:
+    """Undo `compressed`. Raises OSError for damaged content, and for more than MAX_BYTES."""
+    found = bytearray()
+    with pa.CompressedInputStream(pa.BufferReader(content), "zstd") as stream:
+        while part := stream.read(1 << 20):
+            found += part
+            if len(found) > MAX_BYTES:
+                raise OSError(f"it holds more than {MAX_BYTES} bytes")
+    return bytes(found)

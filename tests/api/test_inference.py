@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import trainer
-from common.errors import UserError
-from common.images import ORIENTATION_TAG
+from hypergrit_common.errors import UserError
+from hypergrit_common.images import ORIENTATION_TAG
 from tests.devices import DEVICES
 from tests.trainer.small import small_model
 from trainer import MODELS, Model, build_model, load_model
@@ -134,7 +134,7 @@ def test_entailment_in_small_blocks_is_the_same(name: str, tmp_path: Path, monke
     model = load_model(saved(tmp_path, name), device="cpu")
     texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
     expected = model.entails(texts, images, aperture_scale=4)
-    monkeypatch.setattr("trainer.search.MAX_PAIRS", 5)
+    monkeypatch.setattr("trainer.inference.search.MAX_PAIRS", 5)
     assert torch.equal(model.entails(texts, images, aperture_scale=4), expected)
 
 
@@ -202,7 +202,7 @@ def test_nearest_neighbours_are_those_of_the_full_matrix(model: Model, monkeypat
     queries, candidates = model.encode_image(pictures()), spread(model, 40)
     distances, order = model.distance(queries, candidates).sort(stable=True)
     for size in (2**16, 7):
-        monkeypatch.setattr("trainer.evaluation.ranking.BLOCK_NUMBERS", size)
+        monkeypatch.setattr("trainer.evaluation.metrics.ranking.BLOCK_NUMBERS", size)
         found = model.nearest(queries, candidates, k=5)
         torch.testing.assert_close(found.distances, distances[:, :5])
         assert torch.equal(found.indices, order[:, :5])

@@ -8,12 +8,11 @@ import huggingface_hub.constants
 import pytest
 import torch
 
-from common.errors import UserError
-from common.json_file import read_object
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object
 from tests.api.test_inference import TEXTS, pictures, saved
 from trainer import Model, load_model
-from trainer.card import write_card
-from trainer.hub import FILES
+from trainer.inference.hub import FILES, write_card
 
 
 @pytest.fixture

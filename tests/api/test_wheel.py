@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).resolve().parents[2]
-PACKAGES = ("schemas", "common", "pipeline", "trainer", "demo/weights")
+PACKAGES = ("schemas", "hypergrit", "hypergrit_common", "pipeline", "trainer", "demo/weights")
 
 
 def build(folder: Path) -> Path:
@@ -49,7 +51,12 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_the_packages_and_the_miniature_models(installed: Path) -> None:
     names = {path.relative_to(installed).as_posix() for path in installed.rglob("*")}
-    assert {"trainer/inference.py", "pipeline/report/template.html", "schemas/rows.py", "common/config.py"} <= names
+    assert {
+        "trainer/inference/model.py",
+        "pipeline/report/template.html",
+        "schemas/rows.py",
+        "hypergrit_common/config.py",
+    } <= names
     assert {f"demo/weights/{model}/model.safetensors" for model in ("clip", "glip")} <= names
     assert not any(name.startswith(("tests", "benchmarks", "docs", "jobs", "demo/weights/hycoclip")) for name in names)
 
@@ -82,9 +89,9 @@ def test_the_example_of_the_readme_runs_with_the_wheel_from_another_folder(insta
 def test_the_pipeline_runs_with_the_wheel_from_another_folder(installed: Path, tmp_path: Path) -> None:
     code = """
 import sys
-from pipeline.provenance import hypergrit_version
-from pipeline.ground.load import grounder_path
-from pipeline.score.paths import scorer_path
+from pipeline.run.provenance import hypergrit_version
+from pipeline.stages.ground.load import grounder_path
+from pipeline.stages.score.filters import scorer_path
 from pathlib import Path
 print(hypergrit_version(), Path(grounder_path("miniature")).is_dir(), Path(scorer_path("miniature")).is_dir())
 from pipeline.grit import main

@@ -6,16 +6,27 @@ from pathlib import Path
 
 import pytest
 
-from common.images import Image, decode
 from demo.calibration import OperatingPoint
-from demo.eval import BEGIN, CALIBRATION_SEEDS, CARD, END, REPORT_SEEDS, scenes, write_card, write_thresholds
-from demo.eval_tables import caption_table, filter_boxes, prompt_table, read_predictions
+from demo.eval import (
+    BEGIN,
+    CALIBRATION_SEEDS,
+    CARD,
+    END,
+    REPORT_SEEDS,
+    caption_table,
+    filter_boxes,
+    prompt_table,
+    read_predictions,
+    scenes,
+    write_card,
+    write_thresholds,
+)
 from demo.world.scenes import DEMO_SEEDS, TRAIN_SEEDS, list_prompt
-from pipeline.ground.config import GroundConfig
-from pipeline.ground.grounder import Detection, Grounded, Span
-from pipeline.ground.load import score_threshold
-from pipeline.ground.stage import Ground
-from pipeline.score.paths import clip_score_threshold
+from hypergrit_common.images import Image, decode
+from pipeline.stages.ground.grounder import Detection, Grounded, Span
+from pipeline.stages.ground.load import GroundConfig, score_threshold
+from pipeline.stages.ground.stage import Ground
+from pipeline.stages.score.filters import clip_score_threshold
 from schemas.rows import CAPTIONED, PARSED
 
 CHOSEN = OperatingPoint(min_score=0.42, min_cosine=0.3, precision=0.95, recall=0.9)

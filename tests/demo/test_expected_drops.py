@@ -7,15 +7,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from demo.local_ray import free_ports
-from demo.local_web import server
+from demo.local import free_ports, server
 from demo.make_input import Row, write_input
-from pipeline.captions.stage import clean_captions
 from pipeline.config import PipelineConfig, load_config
-from pipeline.download.stage import Download
-from pipeline.parse.stage import Parse
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
+from pipeline.read.source import read_shard
+from pipeline.stages.captions import clean_captions
+from pipeline.stages.download.stage import Download
+from pipeline.stages.parse.stage import Parse
 
 DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
 

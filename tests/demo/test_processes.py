@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from common.processes import descendants, started_at
-from demo.local_ray import free_ports, stop_with_descendants
-from demo.local_web import server, usable_port
+from demo.local import free_ports, server, stop_with_descendants, usable_port
 from demo.serve import HOST, PORT
+from hypergrit_common.processes import descendants, started_at
 
 
 def test_free_ports_are_all_different() -> None:

@@ -1,78 +1,57 @@
-"""Training of the miniature CLIP: resumption, and refused arguments."""
+"""Training of the miniature CLIP by the trainer, on a short run."""
 
+import json
+import math
 import sys
-from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 import pytest
-import torch
 
-from common.errors import UserError
-from common.weights import read_tensors
 from demo import train_clip
-from demo.clip_data import DataConfig
-from demo.clip_state import read_state, state_path
-from demo.train_clip import TrainClipConfig, main, train
-
-CONFIG = TrainClipConfig(
-    steps=4,
-    batch=8,
-    processes=1,
-    warmup_steps=2,
-    save_every=2,
-    log_every=2,
-    n_captions=300,
-    n_merges=50,
-    evaluation_scenes=4,
-    data=DataConfig(buffer=20),
-)
+from demo.train_glip import copy_image_tower
+from demo.world.sprites import TRAIN_STYLES
+from demo.world.wide.scenes import mixed_stream
+from hypergrit_common.json_file import read_object
+from pipeline.stages.ground.glip.config import MINIATURE
+from pipeline.stages.ground.glip.model import Glip
+from trainer.inference.model import load_model
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
-    return read_tensors(out / "model.safetensors")
+def test_the_boxes_of_a_scene_are_those_of_its_phrases() -> None:
+    scene = next(mixed_stream(0, TRAIN_STYLES, step=1, curriculum=train_clip.PLAIN, wide_share=0.0))
+    fields = train_clip.grit_fields(scene)
+    chunks = fields["noun_chunks"]
+    assert isinstance(chunks, list)
+    assert len(chunks) == sum(len(phrase.objects) for phrase in scene.phrases) > 0
+    for start, end, x_min, y_min, x_max, y_max, score in chunks:
+        assert scene.caption[start:end].strip()
+        assert 0 <= x_min < x_max <= 1
+        assert 0 <= y_min < y_max <= 1
+        assert score == 1
 
 
-def test_a_stopped_training_resumes_with_the_weights_of_an_uninterrupted_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.rest
+@pytest.mark.slow
+def test_a_short_training_lowers_the_loss_and_gives_the_tower_of_the_grounder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    whole, out = tmp_path / "whole", tmp_path / "parts"
-    train(0, str(tmp_path / "rendezvous-0"), CONFIG, whole)
-    assert not state_path(whole).exists()
-    real, steps = train_clip.average_gradients, []
-
-    def stop_in_step_4(parameters: list[torch.nn.Parameter]) -> None:
-        steps.append(1)
-        if len(steps) == 4:
-            raise KeyboardInterrupt
-        real(parameters)
-
-    monkeypatch.setattr(train_clip, "average_gradients", stop_in_step_4)
-    with pytest.raises(KeyboardInterrupt):
-        train(0, str(tmp_path / "rendezvous-1"), CONFIG, out)
-    torch.distributed.destroy_process_group()
-    assert state_path(out).exists()
-    train(0, str(tmp_path / "rendezvous-2"), CONFIG, out, resume=True)
-    assert len(steps) == 4 + 2
-    assert not state_path(out).exists()
-    assert weights(out).keys() == weights(whole).keys()
-    assert all(torch.equal(value, weights(whole)[name]) for name, value in weights(out).items())
-    assert "step 4/4" in capsys.readouterr().out
-
-
-def test_a_state_of_other_settings_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
-    path = state_path(tmp_path / "clip")
-    assert read_state(path, repr(CONFIG)) is None
-    torch.save({"settings": repr(replace(CONFIG, lr=1.0))}, path)
-    with pytest.raises(UserError, match=r"clip\.resume\.pt belongs to a training with other settings"):
-        read_state(path, repr(CONFIG))
-    path.write_bytes(b"PK")
-    with pytest.raises(UserError, match=r"clip\.resume\.pt cannot be read"):
-        read_state(path, repr(CONFIG))
-
-
-def test_init_may_not_be_the_output(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["train_clip", "--init", str(tmp_path), "--out", str(tmp_path), "--steps", "1"])
-    assert main() == 2
-    assert "--init and --out are both" in capsys.readouterr().err
+    run, kept = tmp_path / "clip", tmp_path / "kept"
+    settings = ["batch_size=16", "optim.warmup_steps=4", "log.every=1", "data.workers=0", "evaluation.every=0"]
+    command = ["train_clip", "--out", str(tmp_path), "--scenes", "60", "--keep", str(kept)]
+    monkeypatch.setattr(sys, "argv", [*command, *settings, "optim.steps=40"])
+    assert train_clip.main() == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+    losses = [row["loss/total"] for row in rows if "loss/total" in row]
+    assert len(losses) == 40
+    assert fmean(losses[-5:]) < 0.97 * math.log(32)  # that of equal points: 16 pairs and 16 boxes
+    drawn = {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes/*/*.tar")}
+    assert len(drawn) == 2
+    assert "zero-shot accuracy" in capfd.readouterr().out
+    train_clip.make_data(tmp_path, 60)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("scenes/*/*.tar")} == drawn
+    record = read_object(kept / "config.json")["record"]
+    assert record["command"].startswith("python -m demo.train_clip --keep")
+    assert str(tmp_path) not in json.dumps(record["training"])
+    assert load_model(kept, device="cpu").embed_dim == 128
+    assert copy_image_tower(Glip(MINIATURE), kept / "model.safetensors") > 50

@@ -9,9 +9,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from common.json_file import read_object, write_object
-from common.version import hypergrit_version
-from demo.train_demo import format_table, job_files, keep
+from demo.train_demo import OUTPUT, format_table, job_files, keep
 from demo.train_demo_data import (
     DataConfig,
     is_current,
@@ -24,10 +22,12 @@ from demo.train_demo_data import (
 )
 from demo.world.scenes import DEMO_SEEDS, HELD_OUT_SEEDS, SHARD_SEEDS, TEST_SEEDS, TRAIN_SEEDS, make_scene
 from demo.world.vocabulary import CONCEPTS
-from trainer.build import build_tokenizer, new_model
+from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.version import hypergrit_version
 from trainer.config import load_config
-from trainer.inference import load_model
+from trainer.inference.model import load_model
 from trainer.models.registry import MODELS
+from trainer.training.build import build_tokenizer, new_model
 
 ROOT = Path(__file__).parents[2]
 
@@ -95,18 +95,18 @@ def test_finished_shards_are_reused_and_interrupted_ones_generated_again(
 
 def test_a_kept_model_names_its_command_and_no_folder_of_this_machine(tmp_path: Path) -> None:
     run = tmp_path / "elsewhere" / "hycoclip"
-    shutil.copytree(ROOT / "tests" / "compatibility" / "v0_1" / "whole", run)
+    shutil.copytree(ROOT / "tests" / "trainer" / "finished_run", run)
     config = read_object(run / "model" / "config.json")
     config["record"]["training"] = {"output": str(run), "evaluation": {"image_folders": [f"{run.parent}/concepts"]}}
     write_object(config, run / "model" / "config.json")
-    keep("hycoclip", run.parent, tmp_path / "kept")
+    keep(run, tmp_path / "kept", "python -m demo.train_demo --model hycoclip", OUTPUT)
     record = load_model(tmp_path / "kept", device="cpu").record
     assert record["training"] == {
         "output": "out/train_demo/hycoclip",
         "evaluation": {"image_folders": ["out/train_demo/concepts"]},
     }
     assert record["version"] == hypergrit_version()
-    assert record["command"].startswith("python -m demo.train_demo --model hycoclip --keep ")
+    assert record["command"] == "python -m demo.train_demo --model hycoclip"
     assert "license: cc-by-sa-4.0" in (tmp_path / "kept" / "README.md").read_text("utf-8")
     sizes = [(folder / "model.safetensors").stat().st_size for folder in (tmp_path / "kept", run / "model")]
     assert sizes[0] < 0.7 * sizes[1]
@@ -156,5 +156,5 @@ def test_table_shows_each_metric_beside_its_chance_level() -> None:
         ["90.0", "%", "50.0", "%"],
         ["80.0", "%", "50.0", "%"],
     ]
-    assert rows[2].startswith("box entails its image: nearer the root")
-    assert rows[3].startswith("box entails its image: area under the ROC curve")
+    assert rows[2].startswith("box > image: nearer the root")
+    assert rows[3].startswith("box > image: auc")

@@ -8,20 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from demo.clip_data import COLOUR_INDEX, colours_fit, concepts_of_category
-from demo.train_clip import WEIGHTS as CLIP_WEIGHTS
+import demo
 from demo.train_glip import extend_embeddings, remaining, widen_vocabulary
 from demo.world.scenes import Curriculum, Scene
-from demo.world.vocabulary import COLOURS
 from demo.world.wide.looks import BLACK_AND_WHITE, Look, alike, paint
 from demo.world.wide.mentions import NUMBERS
-from demo.world.wide.scenes import make_wide_scene
-from demo.world.wide.stream import mixed_stream
+from demo.world.wide.scenes import make_wide_scene, mixed_stream
 from demo.world.wide.words import GENERAL_NOUNS, perhaps, surely
-from pipeline.ground.glip.load import load_glip
-from pipeline.ground.glip.text import Prompter
+from pipeline.stages.ground.glip.load import load_glip
+from pipeline.stages.ground.glip.text import Prompter
 
-GLIP_WEIGHTS = CLIP_WEIGHTS.parent / "glip"
+GLIP_WEIGHTS = Path(demo.__file__).parent / "weights" / "glip"
 N = 150
 
 
@@ -118,6 +115,7 @@ def test_stream_continues_where_a_run_stopped() -> None:
     assert later.items() <= {scene.seed: scene.caption for scene in whole}.items()
 
 
+@pytest.mark.rest
 def test_new_words_start_with_the_embedding_of_their_pieces(tmp_path: Path) -> None:
     old = tmp_path / "old.txt"
     pieces = [p for p in (GLIP_WEIGHTS / "vocab.txt").read_text().splitlines() if p not in ("object", "device")]
@@ -136,14 +134,3 @@ def test_new_words_start_with_the_embedding_of_their_pieces(tmp_path: Path) -> N
     expected = table[ids].mean(dim=0).detach().clone()
     extend_embeddings(model, before, tmp_path / "new.txt")
     assert torch.equal(table[words.index("object")], expected)
-
-
-def test_clip_takes_like_colours_and_possible_nouns_as_no_negatives() -> None:
-    fits = colours_fit()
-    for a in COLOURS:
-        for b in COLOURS:
-            assert fits[COLOUR_INDEX[a], COLOUR_INDEX[b]] == (a == b)
-    assert fits[COLOUR_INDEX["gray"], COLOUR_INDEX[BLACK_AND_WHITE]]
-    assert not fits[COLOUR_INDEX["red"], COLOUR_INDEX[None]]
-    assert fits[COLOUR_INDEX[None]].all()
-    assert concepts_of_category("animal") < concepts_of_category("living thing")

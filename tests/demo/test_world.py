@@ -13,8 +13,7 @@ import spacy
 from demo.world import backgrounds, grammar
 from demo.world.artwork import __file__ as artwork_file
 from demo.world.captions import GROUNDED_KINDS
-from demo.world.layout import WorldConfig
-from demo.world.relations import position_of, relations
+from demo.world.layout import WorldConfig, position_of, relations
 from demo.world.scenes import (
     DEMO_SEEDS,
     HELD_OUT_SEEDS,

@@ -12,6 +12,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from trainer.config import KEYS, as_dict, load_config
 
+pytestmark = pytest.mark.rest
+
 ROOT = Path(__file__).resolve().parents[2]
 TEXT = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
 COMMANDS = list(dict.fromkeys(re.findall(r"\| `(jobs/train/[^`]+)` \|", TEXT)))

@@ -6,7 +6,7 @@
 import re
 from pathlib import Path
 
-from trainer.evaluation.tasks.registry import NAMES, read_description
+from trainer.evaluation.catalog import TASKS
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
 
@@ -14,8 +14,7 @@ DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
 def data_table() -> str:
     """The table of tasks with their files below the data folder, size, source and license, in Markdown."""
     rows = ["| task | files below `ROOT` | size | source | license |", "|---|---|---|---|---|"]
-    for name in NAMES:
-        task = read_description(name)
+    for name, task in TASKS.items():
         files = ", ".join(f"`{file}`" for file in task.files) or "none"
         rows.append("| " + " | ".join((f"`{name}`", files, task.size, task.source, task.license)) + " |")
     return "\n".join(rows)
@@ -32,7 +31,7 @@ def test_the_table_of_the_data_is_that_of_the_declarations() -> None:
 
 def test_the_table_of_the_metrics_lists_all_tasks_in_order() -> None:
     rows = [row.split("|")[1] for row in section("## Tasks").splitlines() if row.startswith("| `")]
-    assert tuple(re.findall(r"`(\w+)`", " ".join(rows))) == NAMES
+    assert tuple(re.findall(r"`(\w+)`", " ".join(rows))) == tuple(TASKS)
 
 
 if __name__ == "__main__":

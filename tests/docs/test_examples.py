@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.write.config import WriteConfig
-from pipeline.write.stage import write_shard
+from pipeline.config import WriteConfig
+from pipeline.output.write.stage import write_shard
 from tests.pipeline.layouts import in_folders
-from tests.pipeline.write.shards import CAPTION, PROVENANCE, dropped_row, kept_row, plan, table
+from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, dropped_row, kept_row, plan, table
 from trainer.data.workers import preserve_sigchld_handler
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -6,7 +6,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("schemas", "common", "pipeline", "trainer", "demo", "jobs", "docs", "docker", "benchmarks", "tests")
+FOLDERS = (
+    "schemas",
+    "hypergrit_common",
+    "pipeline",
+    "trainer",
+    "demo",
+    "jobs",
+    "docs",
+    "docker",
+    "benchmarks",
+    "tests",
+)
 # CHANGELOG.md also mentions files that no longer exist.
 DOCUMENTS = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docker/README.md", "jobs/README.md")),
@@ -51,5 +62,5 @@ def test_layout_names_every_folder_of_the_tree_and_of_the_trainer() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
     layout = text[text.index("## Layout") : text.index("## Stages")]
     packages = [path.parent for path in (ROOT / "trainer").glob("*/__init__.py")]
-    folders = {"schemas", "common", "pipeline", "trainer", "demo", "jobs", "benchmarks", "tests"}
+    folders = {"schemas", "hypergrit", "hypergrit_common", "pipeline", "trainer", "demo", "jobs", "benchmarks", "tests"}
     assert not {name for name in folders | {path.name for path in packages} if f"{name}/" not in layout}

@@ -11,8 +11,10 @@ import nbformat
 import PIL.Image
 import pytest
 
-from common.json_file import read_object
 from docs.figures.notebook import NOTEBOOK, executed
+from hypergrit_common.json_file import read_object
+
+pytestmark = pytest.mark.rest
 
 ROOT = Path(__file__).resolve().parents[2]
 WEIGHTS = ROOT / "demo" / "weights" / "hycoclip"

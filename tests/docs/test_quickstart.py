@@ -26,9 +26,11 @@ def free_port() -> int:
         return int(server.getsockname()[1])
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_the_commands_lead_from_ten_urls_to_an_evaluated_model(tmp_path: Path) -> None:
     script = blocks("bash").replace("8800", str(free_port())) + f"\npython - <<'END'\n{blocks('python')}\nEND\n"
+    script = f'hypergrit() {{ python -m hypergrit "$@"; }}\n{script}'  # of this checkout, whichever is installed
     assert FOLDER in script
     script = script.replace(FOLDER, str(tmp_path))
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}

@@ -11,7 +11,7 @@ import pytest
 
 from pipeline.config import load_config
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
+from pipeline.read.source import read_shard
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "pipeline"
 BOXES = pa.list_(pa.list_(pa.float64()))

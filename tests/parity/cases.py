@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.text import one_line
+from hypergrit_common.text import one_line
 
 
 class Cases(dict[str, NDArray[Any]]):

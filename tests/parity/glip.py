@@ -11,11 +11,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import UserError
-from pipeline.ground.glip.box_coder import decode
-from pipeline.ground.glip.config import GlipConfig
-from pipeline.ground.glip.model import Glip, GlipOutput
-from pipeline.ground.glip.postprocess import class_probability, detect
+from hypergrit_common.errors import UserError
+from pipeline.stages.ground.glip.config import GlipConfig
+from pipeline.stages.ground.glip.head import decode
+from pipeline.stages.ground.glip.model import Glip, GlipOutput, class_probability, detect
 from tests.parity import glip_recipe as recipe
 from tests.parity.glip_capture import Capture
 from tests.parity.glip_case import Stored, read_case

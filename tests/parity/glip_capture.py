@@ -5,11 +5,9 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from pipeline.ground.glip.dyconv import DyConv
-from pipeline.ground.glip.fpn import split_levels
-from pipeline.ground.glip.fuse import Fuse, TextLayer
-from pipeline.ground.glip.model import Glip
-from pipeline.ground.glip.swin import Swin
+from pipeline.stages.ground.glip.fuse import DyConv, Fuse, TextLayer, split_levels
+from pipeline.stages.ground.glip.model import Glip
+from pipeline.stages.ground.glip.swin import Swin
 
 
 class Capture:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UserError
-from pipeline.ground.glip.config import CONFIGS, GlipConfig
+from hypergrit_common.errors import UserError
+from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig
 
 META = ("config", "seed", "height", "width", "ids", "phrases", "gt_boxes", "gt_labels", "loss")
 PARTS = ("/shape", "/idx", "/val", "/stat", "/noise")

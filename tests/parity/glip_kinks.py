@@ -11,8 +11,8 @@ from unittest.mock import patch
 import torch
 from torch import Tensor
 
-from pipeline.ground.glip import deform
-from pipeline.ground.glip.deform import corners, sampling_positions
+from pipeline.stages.ground.glip import fuse as deform
+from pipeline.stages.ground.glip.fuse import corners, sampling_positions
 
 ROUNDING_PX = 3e-5  # difference of positions between float32 and float64, in the reference network and in ours
 STEP_PX = 3e-6  # distance from the pixel at which the gradient of the other side is computed

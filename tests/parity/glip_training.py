@@ -9,10 +9,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.errors import UserError
-from pipeline.ground.glip.model import Glip, GlipOutput
-from pipeline.ground.glip.training.atss import assign
-from pipeline.ground.glip.training.loss import Losses, Target, glip_loss
+from hypergrit_common.errors import UserError
+from pipeline.stages.ground.glip.model import Glip, GlipOutput
+from pipeline.stages.ground.glip.training.loss import Losses, Target, assign, glip_loss
 from tests.parity.glip_case import Stored
 from tests.parity.glip_kinks import Sampling
 

@@ -15,15 +15,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.text import one_line
+from hypergrit_common.text import one_line
 from tests.parity import metrics_hierarchy, metrics_paths
 from tests.parity.cases import open_cases
 from tests.parity.metrics_arrays import check_arrays
 from tests.parity.report import Report, arguments_of
 from tests.trainer.small import small_model
-from trainer.evaluation.metrics import macro_accuracy
-from trainer.evaluation.ranking import pessimistic_ranks, recall_at
-from trainer.evaluation.zero_shot import predict
+from trainer.evaluation.metrics.ranking import macro_accuracy, pessimistic_ranks, predict, recall_at
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 

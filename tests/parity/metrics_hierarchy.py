@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.evaluation.hierarchy import hierarchical_metrics, tree_of_edges
+from trainer.evaluation.metrics.hierarchy import hierarchical_metrics, tree_of_edges
 
 COLUMNS = {"tie": "TIE", "lca": "LCA", "jaccard": "J", "precision": "P_H", "recall": "R_H"}
 """Name in the file -> name of the metric, in the order of the last axis of hier/pairwise."""

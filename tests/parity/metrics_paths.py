@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.evaluation.analysis.paths import cone_margins, nearest, path_between, path_to_root
-from trainer.evaluation.analysis.spaces import Lorentz, Sphere
+from trainer.analyses.paths import cone_margins, nearest, path_between, path_to_root
+from trainer.evaluation.metrics.spaces import Lorentz, Sphere
 from trainer.geometry import lorentz
 
 TOLERANCE = 1e-5

@@ -10,8 +10,7 @@ from tests.parity.model_terms import compare_terms, used_scalars
 from tests.parity.report import Report
 from trainer.checkpoints.released import FACTOR_SCALARS
 from trainer.optim.config import OptimConfig
-from trainer.optim.optimizer import build_optimizer
-from trainer.optim.schedule import learning_rate
+from trainer.optim.optimizer import build_optimizer, learning_rate
 
 
 def compare_trace(

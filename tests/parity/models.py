@@ -33,7 +33,7 @@ from tests.parity.model_trace import compare_trace
 from tests.parity.report import Report, arguments_of
 from trainer.batch import Pairs
 from trainer.checkpoints.released import to_released
-from trainer.encoders.image import sincos_positions
+from trainer.encoders.build import sincos_positions
 from trainer.models.dual_encoder import DualEncoder
 
 META_KEYS = (

@@ -7,7 +7,7 @@ from typing import Any
 import cv2
 import pytest
 
-from pipeline.write.tar import TarWriter
+from pipeline.output.write.tar import TarWriter
 
 # Modules that need the packages of drawings and of jobs are imported where they are used: a machine with a GPU, on which
 # the tests with the marker `gpu` run, may lack them.

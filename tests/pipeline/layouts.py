@@ -4,8 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
-from pipeline.summary.summary import decompressed
-from pipeline.write.store import Store
+from pipeline.output.store import Store
+from pipeline.summary.totals import decompressed
 from schemas.files import LAYOUT_FILE, MANIFEST_FOLDER, SUMMARY_FOLDER
 from schemas.layout import FLAT, FOLDERS, Layout
 

@@ -3,26 +3,23 @@
 import os
 import signal
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
-from common.errors import UserError
-from pipeline.batches.scored import Scored
+from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.faults.stage import Stage
-from pipeline.read.stage import planned_rows
+from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan
-from pipeline.run import Part, Steps
+from pipeline.run.steps import Part, Steps
+from pipeline.stages.order import SCHEMAS
+from pipeline.stages.stage import TableFunction
 from schemas.manifest import Manifest, Provenance
-from schemas.rows import BOUNDARIES
-from schemas.table import add_columns, kept_indices, set_column, without_images
+from schemas.table import add_columns, kept_indices
 
 
 class RustPanic(BaseException):
@@ -79,17 +76,19 @@ def fail(kind: str) -> None:
 class PoisonedSteps(Steps):
     """The steps of a job with poisoned rows."""
 
-    def __init__(self, config: PipelineConfig, provenance: Provenance, poisons: tuple[Poison, ...]) -> None:
-        super().__init__(config, provenance)
+    def __init__(
+        self, config: PipelineConfig, provenance: Provenance, poisons: tuple[Poison, ...], lease: str | None = None
+    ) -> None:
+        super().__init__(config, provenance, lease=lease)
         self.poisons = poisons
 
-    def make_stage(self, name: str) -> Stage:
+    def make_stage(self, name: str) -> TableFunction:
         return partial(self.poisoned, name, self.make_inner(name))
 
-    def make_inner(self, name: str) -> Stage:
+    def make_inner(self, name: str) -> TableFunction:
         return super().make_stage(name)
 
-    def poisoned(self, name: str, stage: Stage, table: pa.Table) -> pa.Table:
+    def poisoned(self, name: str, stage: TableFunction, table: pa.Table) -> pa.Table:
         for poison in self.poisons:
             poison.apply(name, table)
         return stage(table)
@@ -117,39 +116,8 @@ class LightSteps(PoisonedSteps):
     `write` writes real shards.
     """
 
-    def make_inner(self, name: str) -> Stage:
+    def make_inner(self, name: str) -> TableFunction:
         return partial(add_defaults, name)
-
-    def shared_batches(self) -> Any:
-        return LightBatches(self)
-
-
-class LightBatches:
-    """A group of shards whose `clip_similarity` tells which rows of the group have come; each waits for the next two."""
-
-    def __init__(self, steps: Steps) -> None:
-        self.steps, self.keys = steps, sha256()
-        self.tables: deque[tuple[int, pa.Table]] = deque()
-
-    def add(self, number: int, table: pa.Table) -> Iterator[Scored]:
-        self.keys.update(repr(table["key"].to_pylist()).encode())
-        for name in ("ground", "score"):
-            table = self.steps.stage(name)(table)  # type: ignore[assignment]
-        self.tables.append((number, without_images(table)))
-        while len(self.tables) > 2:
-            yield self.scored()
-
-    def finish(self) -> Iterator[Scored]:
-        while self.tables:
-            yield self.scored()
-
-    def scored(self) -> Scored:
-        number, table = self.tables.popleft()
-        value = int(self.keys.hexdigest()[:4], 16) / 65536
-        values = pa.array([value if status == "kept" else None for status in table["status"].to_pylist()], pa.float32())
-        return Scored(number, set_column(table, "clip_similarity", values), {"ground": (0.0, 4), "score": (0.0, 4)})
-
-    def close(self) -> None: ...
 
 
 DEFAULTS: Mapping[str, Mapping[str, Any]] = {
@@ -162,11 +130,11 @@ DEFAULTS: Mapping[str, Mapping[str, Any]] = {
 
 def add_defaults(stage: str, table: pa.Table) -> pa.Table:
     """Add the columns of a stage with the same values in every kept row."""
-    return add_columns(table, BOUNDARIES[stage], {i: DEFAULTS.get(stage, {}) for i in kept_indices(table)})
+    return add_columns(table, SCHEMAS[stage], {i: DEFAULTS.get(stage, {}) for i in kept_indices(table)})
 
 
 def light_steps(config: PipelineConfig, *poisons: Poison) -> Any:
     """A picklable function that returns light steps."""
-    from pipeline.provenance import make_provenance  # imports torch, which the child processes need not
+    from pipeline.run.provenance import make_provenance  # imports torch, which the child processes need not
 
     return partial(LightSteps, config, make_provenance(config), poisons)

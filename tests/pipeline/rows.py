@@ -4,12 +4,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from schemas.rows import BOUNDARIES
+from pipeline.stages.order import SCHEMAS
 
 
 def table_after(stage: str, rows: list[dict[str, Any]]) -> pa.Table:
     """An output table of `stage`; missing fields of `rows` are null or have neutral values."""
-    schema = BOUNDARIES[stage]
+    schema = SCHEMAS[stage]
     complete = []
     for i, row in enumerate(rows):
         base = {"key": f"{i:012d}", "source": "rows", "source_row": i, "status": "kept"}

@@ -2,7 +2,7 @@ import numpy as np
 
 from demo.world.scenes import DEMO_SEEDS, make_scene
 from demo.world.sprites import STYLES
-from pipeline.drawn import MAX_SOFT_SHARE, MIN_IMAGES, are_unlike_drawings, soft_share
+from pipeline.images import MAX_SOFT_SHARE, MIN_IMAGES, are_unlike_drawings, soft_share
 
 RNG = np.random.default_rng(0)
 SLOPE = np.add.outer(np.arange(160), np.arange(200))[..., None].repeat(3, axis=2)

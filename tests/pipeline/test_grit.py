@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from hypergrit_common.errors import UserError
+from hypergrit_common.paths import repository_root
 from pipeline import grit
-from pipeline.config import repository_root
 from tests.pipeline.jobs import run_job
 
 
@@ -17,8 +18,24 @@ def test_help_imports_neither_torch_nor_spacy_nor_ray_nor_transformers() -> None
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout == f"{grit.help_text()}\n"
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
-    assert {"pipeline", "common"} <= imported
+    assert {"pipeline", "hypergrit_common"} <= imported
     assert not imported & {"torch", "spacy", "ray", "transformers"}
+
+
+def test_help_lists_the_main_keys_all_of_them_or_those_of_a_topic() -> None:
+    texts = {
+        topic: grit.help_text(["--help", *filter(None, [topic])]) for topic in ("", "all", "score.min_score", "log")
+    }
+    counts = {
+        topic: sum(line.startswith("  ") and " = " in line for line in text.splitlines())
+        for topic, text in texts.items()
+    }
+    assert counts[""] == len(grit.MAIN) == 20
+    assert counts["all"] == 80
+    assert (counts["score.min_score"], counts["log"]) == (1, 1)
+    assert "the calibrated threshold of the grounder" in texts["score.min_score"]
+    with pytest.raises(UserError, match=r"similar ones are score\.min_score"):
+        grit.help_text(["--help", "score.minscore"])
 
 
 def test_an_output_that_has_shards_of_a_larger_input_is_refused(
@@ -47,6 +64,17 @@ def test_an_output_within_the_input_is_refused(
     assert run_job(folder, folder / path) == 2
     assert "within the input" in capsys.readouterr().err
     assert [path.name for path in folder.iterdir()] == ["00000.tar"]
+
+
+@pytest.mark.parametrize(("input_name", "output"), [("in", "link/out"), ("link", "in/out"), ("link/*.tar", "in")])
+def test_an_output_within_the_input_behind_a_link_is_refused(
+    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], input_name: str, output: str
+) -> None:
+    shutil.copytree(tars, tmp_path / "in" / "train")
+    (tmp_path / "link").symlink_to(tmp_path / "in")
+    name = input_name.replace("*.tar", "train/*.tar")
+    assert run_job(tmp_path / name, tmp_path / output) == 2
+    assert "within the input" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.images import ORIENTATION_TAG, ImageLimits, ImageRejected, decode, decode_reduced
+from hypergrit_common.images import ORIENTATION_TAG, ImageLimits, ImageRejected, decode, decode_reduced
 from pipeline import images
-from pipeline.images import ResizeConfig
-from pipeline.stored_images import StoredImages
-from tests.pipeline.download.server import png_header
+from pipeline.images import ResizeConfig, StoredImages
+from tests.pipeline.stages.download.server import png_header
 
 
 def gradient(height: int = 48, width: int = 64) -> np.ndarray:
@@ -153,16 +152,14 @@ def test_a_reduced_jpeg_has_the_pixels_of_pillow(options: dict[str, Any]) -> Non
 @pytest.mark.parametrize("mode", ["none", "border", "keep_ratio"])
 @pytest.mark.parametrize("size", [(24, 24), (24, 40), (40, 24), (20, 24), (48, 64)])
 def test_images_that_keep_their_size_are_known_before_they_are_resized(mode: Any, size: tuple[int, int]) -> None:
-    for enlarge in (False, True):
-        config, image = ResizeConfig(mode=mode, size=24, enlarge=enlarge), gradient(*size)
-        assert images.keeps_size(size[1], size[0], config) == (images.resize_as(image, config).shape == image.shape)
+    config, image = ResizeConfig(mode=mode, size=24), gradient(*size)
+    assert images.keeps_size(size[1], size[0], config) == (images.resize_as(image, config).shape == image.shape)
 
 
-def test_keep_ratio_shrinks_the_shorter_side_to_size_and_enlarges_only_if_set() -> None:
+def test_keep_ratio_shrinks_the_shorter_side_to_size_and_enlarges_nothing() -> None:
     config = ResizeConfig(mode="keep_ratio", size=24)
     assert images.resize_as(gradient(48, 64), config).shape == (24, 32, 3)
     assert images.resize_as(gradient(20, 64), config).shape == (20, 64, 3)
-    assert images.resize_as(gradient(12, 32), ResizeConfig(size=24, enlarge=True)).shape == (24, 64, 3)
     assert images.resize_as(gradient(), ResizeConfig(mode="none")).shape == (48, 64, 3)
 
 

@@ -11,14 +11,14 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from common.errors import UserError
-from pipeline import fetch
+from hypergrit_common.errors import UserError
+from pipeline.commands import models
 from pipeline.config import load_config
-from pipeline.ground.glip.load import find_vocabulary
-from pipeline.ground.load import MINIATURE
-from pipeline.model_cache import local_model
-from pipeline.provenance import make_provenance
-from pipeline.run import Steps
+from pipeline.models import local_model
+from pipeline.run.provenance import make_provenance
+from pipeline.run.steps import Steps
+from pipeline.stages.ground.glip.load import find_vocabulary
+from pipeline.stages.ground.load import MINIATURE
 
 WEIGHTS = b"weights" * 1000
 
@@ -96,7 +96,7 @@ def test_folder_of_a_store_is_a_grounder_with_the_hash_of_its_files(bucket: str)
 
 def test_offline_mode_uses_the_copy_and_asks_nobody(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match=r"glip\.pth is not in .*pipeline\.fetch"):
+    with pytest.raises(UserError, match=r"glip\.pth is not in .*hypergrit models fetch"):
         local_model(f"{server}/glip.pth")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     path = local_model(f"{server}/glip.pth")
@@ -151,7 +151,7 @@ def test_machine_with_other_files_of_a_model_does_not_compute(role: str) -> None
 
 
 def test_fetch_prints_the_hashes_of_the_job(bucket: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert fetch.main([f"grounder={bucket}"]) == 0
+    assert models.main(["fetch", f"grounder={bucket}"]) == 0
     grounder, scorer = capsys.readouterr().out.splitlines()
     assert grounder.split()[:2] == ["grounder", bucket]
     assert len(grounder.split()[2]) == len(scorer.split()[2]) == 64

@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.images import Image
-from pipeline.ground.glip.predict import GlipGrounder, Precision
-from pipeline.ground.glip.text import Prompter
-from pipeline.ground.grounder import Detection
-from pipeline.score.scorers import load_scorer
+from hypergrit_common.images import Image
+from pipeline.stages.ground.glip.predict import GlipGrounder, Precision
+from pipeline.stages.ground.glip.text import Prompter
+from pipeline.stages.ground.grounder import Detection
+from pipeline.stages.score.scorers import load_scorer
 from tests.devices import DEVICES
-from tests.pipeline.ground.glip.tiny import TINY, tiny_model, write_vocab
+from tests.pipeline.stages.ground.glip.tiny import TINY, tiny_model, write_vocab
 
 ON_DEVICES = pytest.mark.parametrize("device", DEVICES)
 CAPTIONS = ["a red dog on a sofa", "two dogs", "the tennis racket"]

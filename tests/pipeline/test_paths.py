@@ -2,10 +2,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline.config import load_config
-from pipeline.paths import check_writable, with_absolute_paths
-from pipeline.write.store import Store
+from pipeline.output.store import Store
+from pipeline.run.provenance import check_writable, with_absolute_paths
 
 
 @pytest.mark.parametrize(("key", "other"), [("input", "output"), ("output", "input")])

@@ -12,11 +12,14 @@ HEAVY = (*MODELS, "ray", "pandas", "scipy", "matplotlib", "s3fs", "duckdb")
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ("pipeline.job, pipeline.compute, pipeline.provenance", HEAVY),
-        ("pipeline.on_ray.driver, pipeline.on_ray.run", [name for name in HEAVY if name != "ray"]),
-        ("pipeline.on_ray.remote, pipeline.run", [name for name in HEAVY if name != "ray"]),
-        ("pipeline.read.stage, pipeline.download.stage, pipeline.captions.stage, pipeline.write.stage", HEAVY),
-        ("pipeline.verify.__main__, pipeline.report.__main__, pipeline.derive.reshard", HEAVY),
+        ("pipeline.run.job, pipeline.run.job, pipeline.run.provenance", HEAVY),
+        ("pipeline.run.ray_driver, pipeline.run.ray", [name for name in HEAVY if name != "ray"]),
+        ("pipeline.run.ray_workers, pipeline.run.steps", [name for name in HEAVY if name != "ray"]),
+        (
+            "pipeline.read.source, pipeline.stages.download.stage, pipeline.stages.captions, pipeline.output.write.stage",
+            HEAVY,
+        ),
+        ("pipeline.commands.verify, pipeline.commands.explore, pipeline.commands.rewrite", HEAVY),
     ],
     ids=["job", "driver on Ray", "task on Ray", "stages without a model", "commands"],
 )

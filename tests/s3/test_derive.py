@@ -2,8 +2,8 @@
 
 import fsspec
 
-from pipeline import dedupe, merge, reshard
-from tests.pipeline.derive.outputs import kept, lost, make_output, multiset, picture, read_rows
+from pipeline.commands import rewrite
+from tests.pipeline.commands.derive.outputs import kept, lost, make_output, multiset, picture, read_rows
 
 LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 
@@ -14,13 +14,13 @@ def test_outputs_in_a_bucket_are_merged_deduplicated_and_resharded(server: str) 
     make_output("s3://mine/a", {0: [rows[0], lost(), rows[1]], 1: [rows[2]]}, rows_per_shard=3)
     make_output("s3://mine/b", {0: [rows[3], rows[1]]}, rows_per_shard=3)
     sources = ("source=s3://mine/a", "source=s3://mine/b")
-    assert merge.main([*sources, "output=s3://mine/both", *LOCAL]) == 0
-    unique = ("source=s3://mine/both", "output=s3://mine/unique", "by=[url,picture]", "radius=4")
-    assert dedupe.main([*unique, *LOCAL]) == 0
+    assert rewrite.main([*sources, "output=s3://mine/both", *LOCAL]) == 0
+    unique = ("source=s3://mine/both", "output=s3://mine/unique", "dedupe=[url,picture]", "dedupe_radius=4")
+    assert rewrite.main([*unique, *LOCAL]) == 0
     assert {
         key: row["detail"] for key, row in read_rows("s3://mine/unique").items() if row["reason"] == "same_url"
     } == {"000000000005": "000000000002"}
     assert not fsspec.filesystem("s3").find("mine/unique/_dedupe")
     new = ("source=s3://mine/unique", "output=s3://mine/new", "samples_per_shard=1", "seed=3")
-    assert reshard.main([*new, *LOCAL]) == 0
+    assert rewrite.main([*new, *LOCAL]) == 0
     assert multiset("s3://mine/new") == multiset("s3://mine/unique")

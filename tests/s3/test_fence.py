@@ -6,13 +6,13 @@ import fsspec
 import pytest
 from s3fs import S3FileSystem
 
-from common.errors import UserError
-from pipeline.lease import hold_lease
-from pipeline.write.manifest import read_manifest
-from pipeline.write.staging import Staging
-from pipeline.write.store import Store
+from hypergrit_common.errors import UserError
+from pipeline.output.commit import Staging
+from pipeline.output.lock import hold_lease
+from pipeline.output.manifest import read_manifest
+from pipeline.output.store import Store
 from schemas.files import LEASE_FILE
-from tests.pipeline.write.test_fence import take_over, write
+from tests.pipeline.output.write.test_fence import take_over, write
 
 
 def test_a_worker_that_loses_a_bucket_during_its_uploads_publishes_no_manifest(

@@ -7,10 +7,10 @@ import fsspec
 import pytest
 from s3fs import S3FileSystem
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
+from pipeline.read.source import read_shard
 
 
 @pytest.fixture(scope="module")

@@ -1,7 +1,6 @@
 """The pipeline and the trainer with a local S3 server: input, output and shards in buckets."""
 
 import json
-import sys
 from itertools import islice
 from pathlib import Path
 
@@ -11,14 +10,14 @@ import pyarrow.parquet as pq
 import pytest
 from s3fs import S3FileSystem
 
-from common.shards import list_shards
+from hypergrit_common.shards import list_shards
 from pipeline import grit
+from pipeline.commands import explore
+from pipeline.output.store import Store
+from pipeline.output.write.tar import TarWriter
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
-from pipeline.report import __main__ as report
-from pipeline.write.store import Store
-from pipeline.write.tar import TarWriter
+from pipeline.read.source import read_shard
 from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
 from tests.trainer.data.samples import TOKENIZER, jpeg
 from tests.trainer.small_run import overrides
@@ -125,12 +124,9 @@ def test_files_that_other_machines_write_are_listed(bucket: S3FileSystem) -> Non
     assert store.names("_manifests") == ["00000.json", "00001.json"]
 
 
-def test_the_report_command_writes_the_report_of_a_bucket_again(
-    bucket: S3FileSystem, finished: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_report_of_a_bucket_can_be_written_again(bucket: S3FileSystem, finished: str) -> None:
     bucket.rm_file("mine/out/report.html")
-    monkeypatch.setattr(sys, "argv", ["report", finished])
-    assert report.main() == 0
+    assert explore.main([finished, "report=true"]) == 0
     assert bucket.exists("mine/out/report.html")
 
 
@@ -140,7 +136,7 @@ def test_an_output_within_the_input_is_refused(finished: str, capsys: pytest.Cap
 
 
 def loader(shards: str, workers: int = 0) -> Loader:
-    config = DataConfig(shards=shards, workers=workers, shuffle_buffer=3)
+    config = DataConfig(shards=shards, workers=workers)
     return Loader(config, tokenizer=TOKENIZER, size_px=16, batch=2, needs=frozenset({"boxes"}))
 
 
@@ -175,7 +171,7 @@ def test_the_trainer_reads_a_bucket_like_a_disk_and_resumes_at_the_same_position
 
 
 def test_a_model_trains_on_a_bucket_and_resumes(finished: str, tmp_path: Path) -> None:
-    settings = [f"shards={finished}", "batch_size=2", "log.every=1", "data.workers=0", "data.shuffle_buffer=2"]
+    settings = [f"shards={finished}", "batch_size=2", "log.every=1", "data.workers=0"]
     settings.append("optim.warmup_steps=0")
     assert train.main(overrides(tmp_path / "run", *settings, "steps=2")) == 0
     assert train.main(overrides(tmp_path / "run", *settings, "steps=3", "resume=anyway")) == 0

@@ -12,8 +12,8 @@ import requests
 from fsspec.registry import _registry
 from s3fs import S3FileSystem
 
-from common.errors import UserError
-from common.shards import list_shards
+from hypergrit_common.errors import UserError
+from hypergrit_common.shards import list_shards
 from pipeline import grit
 from tests.trainer.small_run import overrides
 from trainer import train

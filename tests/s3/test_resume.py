@@ -10,15 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from s3fs import S3FileSystem
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.job import run as run_job
-from pipeline.read.types import ShardPlan
-from pipeline.resume.finished import find_damaged
-from pipeline.write.store import Store
+from pipeline.output.resume import find_damaged
+from pipeline.output.store import Store
+from pipeline.run.job import run as run_job
 from schemas.files import FILES, INDEX_FOLDER
-from schemas.manifest import Provenance
-from tests.pipeline.resume.jobs import compute, configure, overwriting, plan, provenance_of, run
+from tests.pipeline.output.resume.jobs import compute, compute_all, configure, overwriting, plan, provenance_of, run
 
 N_ROWS = 60
 
@@ -97,13 +95,8 @@ def test_an_object_that_changes_between_planning_and_reading_is_noticed(
 def test_only_files_of_the_formats_that_are_asked_for_are_judged_and_all_formats_are_mended(
     config: PipelineConfig, bucket: S3FileSystem, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def compute_all(plans: list[ShardPlan], config: PipelineConfig, provenance: Provenance, *_: object) -> int:
-        for shard in plans:
-            compute(shard, config, provenance)
-        return 0
-
-    monkeypatch.setattr("pipeline.job.make_provenance", provenance_of)
-    monkeypatch.setattr("pipeline.job.compute", compute_all)
+    monkeypatch.setattr("pipeline.run.job.make_provenance", provenance_of)
+    monkeypatch.setattr("pipeline.run.loop.pick_runner", lambda _: compute_all)
     everything = configure(config.input, config.output, "formats=[train,grit,arrow]", "rows_per_shard=30")
     train = configure(config.input, config.output, "formats=[train]", "rows_per_shard=30", "report.summary=false")
     assert run_job(everything) == 0

@@ -7,12 +7,11 @@ import fsspec
 import pytest
 from s3fs import S3FileSystem
 
-from common.errors import UserError
-from pipeline import lease as leases
-from pipeline.faults.fault import ShardError
-from pipeline.lease import hold_lease
-from pipeline.write.store import Store
-from pipeline.write.swap import swap
+from hypergrit_common.errors import UserError
+from pipeline.faults import ShardError
+from pipeline.output import lock as leases
+from pipeline.output.lock import hold_lease, swap
+from pipeline.output.store import Store
 from schemas.manifest import FileFacts
 
 

@@ -5,10 +5,10 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from pipeline import takedown
-from pipeline.write.staging import Staging
-from schemas.files import TAKEDOWN_FOLDER
-from tests.pipeline.derive.scenes import write_output
+from pipeline.commands import takedown
+from pipeline.output.commit import Staging
+from schemas.files import JOURNAL_FOLDER
+from tests.pipeline.commands.derive.scenes import write_output
 from tests.pipeline.jobs import hash_output
 
 
@@ -37,9 +37,9 @@ def test_a_takedown_that_was_killed_in_a_bucket_ends_with_the_files_of_one_on_a_
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "publish_file", killed)
         assert run("s3://takedown/out", tmp_path / "list.txt") == 130
-    assert fs.ls(f"takedown/out/{TAKEDOWN_FOLDER}")
+    assert fs.ls(f"takedown/out/{JOURNAL_FOLDER}")
     assert run("s3://takedown/out", tmp_path / "list.txt") == 0
     fs.invalidate_cache()
     fs.get("takedown/out/", f"{tmp_path}/copy/", recursive=True)
     assert hash_output(tmp_path / "copy") == hash_output(tmp_path / "out")
-    assert not (tmp_path / "copy" / TAKEDOWN_FOLDER).exists()
+    assert not (tmp_path / "copy" / JOURNAL_FOLDER).exists()

@@ -9,7 +9,7 @@ import pytest
 from s3fs.core import S3File
 
 from pipeline.read.config import ReadConfig
-from pipeline.read.tars import scan_tar
+from pipeline.read.samples import scan_tar
 
 
 def make_tar(sizes: list[int]) -> tuple[bytes, list[int]]:

@@ -11,12 +11,13 @@ import boto3
 import pytest
 from safetensors.torch import load
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import train_files, write_shards
 from tests.trainer.small_run import SMALL, write_data
-from trainer import loop, train
+from trainer import train
 from trainer.checkpoints.folder import MARK, RunFolder
+from trainer.training import loop
 
 BUCKET = "runs"
 

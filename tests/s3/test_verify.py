@@ -1,14 +1,13 @@
 """Checking an output in an object store."""
 
-import sys
 import tempfile
 from pathlib import Path
 
 import fsspec
 import pytest
 
-from pipeline.verify.__main__ import main
-from tests.pipeline.verify.damage import flip, write_two
+from pipeline.commands.verify import main
+from tests.pipeline.commands.verify.damage import flip, write_two
 
 
 def test_a_damaged_object_is_found_and_requeued(
@@ -23,8 +22,7 @@ def test_a_damaged_object_is_found_and_requeued(
     fs = fsspec.filesystem("s3")
     fs.mkdir("verified")
     fs.put(f"{tmp_path}/out/", "verified/out/", recursive=True)
-    monkeypatch.setattr(sys, "argv", ["verify", "s3://verified/out", "--processes", "1", "--requeue"])
-    assert main() == 1
+    assert main(["s3://verified/out", "processes=1", "requeue=true"]) == 1
     text = capsys.readouterr().out
     assert "shard 2: train/00002.tar: other content" in text
     assert "shard 1:" not in text

@@ -4,9 +4,9 @@ from itertools import pairwise
 
 import pyarrow as pa
 
+from pipeline.stages.order import SCHEMAS
 from schemas.docs import TARGET, render
 from schemas.files import grit_schema
-from schemas.rows import BOUNDARIES
 from schemas.status import REASONS, STAGES, check_reason
 
 
@@ -23,12 +23,12 @@ def test_every_field_at_every_depth_has_a_description() -> None:
             found += [item, *fields(nested)]
         return found
 
-    for schema in [*BOUNDARIES.values(), grit_schema("clip_similarity_x")]:
+    for schema in [*SCHEMAS.values(), grit_schema("clip_similarity_x")]:
         assert all(item.metadata and item.metadata[b"doc"] for item in fields(list(schema)))
 
 
 def test_each_stage_only_adds_columns() -> None:
-    schemas = list(BOUNDARIES.values())
+    schemas = list(SCHEMAS.values())
     for before, after in pairwise(schemas):
         assert after.names[: len(before)] == before.names
 

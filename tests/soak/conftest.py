@@ -8,7 +8,7 @@ from demo.world.layout import WorldConfig
 from demo.world.scenes import DEMO_SEEDS, make_scene
 from pipeline import grit
 from pipeline.images import encode_jpeg
-from pipeline.write.tar import TarWriter
+from pipeline.output.write.tar import TarWriter
 from tests.soak.processes import run
 from tests.soak.runs import Reference, pipeline_arguments, training_arguments
 from trainer import train

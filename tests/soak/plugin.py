@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from common.disk import atomic_write
+from hypergrit_common.disk import atomic_write
 
 RECORD = Path("out/soak/passed.json")  # below the root of the repository
 

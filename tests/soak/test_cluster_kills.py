@@ -5,9 +5,9 @@ from random import Random
 
 import pytest
 
-from pipeline.run import Done
-from tests.pipeline.on_ray.jobs import cluster_of, digests, kill_worker, make_driver, make_job, make_tar
+from pipeline.run.steps import Done
 from tests.pipeline.poison import Poison
+from tests.pipeline.run.on_ray.jobs import cluster_of, digests, kill_worker, make_driver, make_job, make_tar
 
 N_KILLS, N_LOSSES, N_SHARDS = 100, 20, 150  # not each shard ends while a worker is there to be killed
 SLOW = (Poison("parse", -1, "slow"), Poison("ground", -1, "slow"))

@@ -5,8 +5,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from tests.pipeline.write.crash_runs import run_crashes
-from tests.pipeline.write.crashes import FAULTS, REMOTE
+from tests.pipeline.output.write.crash_runs import run_crashes
+from tests.pipeline.output.write.crashes import FAULTS, REMOTE
 from tests.s3.conftest import server  # noqa: F401
 
 PARTS = 4
@@ -14,15 +14,23 @@ PARTS = 4
 pytestmark = [pytest.mark.soak, pytest.mark.timeout(1800)]
 
 
+@pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", FAULTS[:6])
-def test_a_fault_at_every_io_call_of_a_local_commit(tmp_path: Path, kind: str, part: int) -> None:
-    assert run_crashes(str(tmp_path / "out"), kind, tmp_path / "scratch", PARTS, part) >= 60
+def test_a_fault_at_every_io_call_of_a_local_commit(tmp_path: Path, kind: str, part: int, replaces: bool) -> None:
+    assert run_crashes(str(tmp_path / "out"), kind, tmp_path / "scratch", PARTS, part, replaces) >= 60
 
 
+@pytest.mark.parametrize("replaces", [False, True])
 @pytest.mark.parametrize("part", range(PARTS))
 @pytest.mark.parametrize("kind", FAULTS)
-def test_a_fault_at_every_call_of_a_commit_to_s3(server: str, tmp_path: Path, kind: str, part: int) -> None:  # noqa: F811
+def test_a_fault_at_every_call_of_a_commit_to_s3(
+    server: str,  # noqa: F811
+    tmp_path: Path,
+    kind: str,
+    part: int,
+    replaces: bool,
+) -> None:
     fsspec.filesystem("s3").makedirs("crashes", exist_ok=True)
     least = 3 if kind in REMOTE else 60
-    assert run_crashes(f"s3://crashes/{kind}-{part}", kind, tmp_path, PARTS, part) >= least
+    assert run_crashes(f"s3://crashes/{kind}-{part}-{replaces}", kind, tmp_path, PARTS, part, replaces) >= least

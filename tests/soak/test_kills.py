@@ -17,7 +17,7 @@ from trainer import train
 
 N_RUNS = 10
 MAX_KILLS = 8
-SPEED_METRICS = ("samples_per_s", "data_wait_share")
+SPEED_METRICS = ("samples_per_s", "data_wait_share", "paused_s")
 
 pytestmark = pytest.mark.timeout(1800)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from demo.local_ray import LocalRay, local_ray, ray_command
-from tests.pipeline.on_ray.jobs import make_tar
+from demo.local import LocalRay, local_ray, ray_command
+from tests.pipeline.run.on_ray.jobs import make_tar
 
 ROOT = Path(__file__).resolve().parents[2]
 JOB = ["rows_per_shard=4", "formats=[arrow]", "grounder=miniature", "scorer=miniature"]

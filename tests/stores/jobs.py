@@ -5,17 +5,17 @@ import json
 import fsspec
 import pytest
 
-from common.errors import UserError
-from pipeline.faults.fault import ShardError
-from pipeline.lease import hold_lease
+from hypergrit_common.errors import UserError
+from pipeline.faults import ShardError
+from pipeline.output.lock import hold_lease
+from pipeline.output.manifest import read_manifest
+from pipeline.output.store import Store
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
-from pipeline.write.manifest import read_manifest
-from pipeline.write.store import Store
+from pipeline.read.source import read_shard
 from schemas.files import LEASE_FILE
-from tests.pipeline.resume.jobs import configure, digests_of, run
-from tests.pipeline.write.test_fence import take_over, write
+from tests.pipeline.output.resume.jobs import configure, digests_of, run
+from tests.pipeline.output.write.test_fence import take_over, write
 
 
 def read(source: str, **settings: object) -> list[dict]:

@@ -14,11 +14,12 @@ from unittest.mock import patch
 import torch
 
 from tests.trainer.data.samples import Files, train_files, write_shards
-from trainer import loop, train
-from trainer.build import Run, build
+from trainer import train
 from trainer.config import TrainConfig, load_config
 from trainer.distributed.process import Process
-from trainer.step import PendingStep
+from trainer.training import loop
+from trainer.training.build import Run, build
+from trainer.training.step import PendingStep
 
 SMALL = (
     "model_name=hycoclip",

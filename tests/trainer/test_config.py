@@ -1,18 +1,18 @@
 """The configuration of a training run: precedence, errors, and --help."""
 
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 
 import pytest
 
-from common.config_help import list_keys
-from common.errors import UserError
+from hypergrit_common.config_help import list_keys
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import small_config
-from trainer.config import ADDED, TrainConfig, as_dict, differences, help_text, load_config
+from trainer.config import TrainConfig, as_dict, differences, help_text, load_config
 from trainer.models.registry import MODELS
 from trainer.train import main
 
+ROOT = Path(__file__).parents[2]
 PATHS = ("output=out/run", "shards=in")
 
 
@@ -133,19 +133,6 @@ def test_only_runtime_settings_may_differ_from_a_checkpoint(tmp_path: Path) -> N
     assert differences(first, fixed) == ["data.crop_scale was [0.5, 1.0], is [0.4, 1.0]", "optim.steps was 12, is 13"]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_a_run_saved_without_the_keys_of_this_version_resumes_unless_they_are_set(tmp_path: Path, name: str) -> None:
-    config = small_config(tmp_path / "a", f"model_name={name}")
-    saved = as_dict(config)
-    for key in ADDED:
-        *groups, field = key.split(".")
-        reduce(lambda group, name: group[name], groups, saved).pop(field, None)
-    assert not differences(saved, config)
-    if name == "meru":
-        changed = small_config(tmp_path / "a", "model_name=meru", "model.logits=inner")
-        assert differences(saved, changed) == ["model.logits was 'distance', is 'inner'"]
-
-
 def test_help_lists_the_settings_of_a_model_and_an_error_exits_with_2(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -153,3 +140,12 @@ def test_help_lists_the_settings_of_a_model_and_an_error_exits_with_2(
     assert "model.factor_dim = 8" in capsys.readouterr().out
     assert main([str(tmp_path / "none.yaml")]) == 2
     assert "none.yaml' does not exist" in capsys.readouterr().err
+
+
+def test_only_the_demo_deviates_from_the_authors_rule_for_equal_phrases_and_by_name() -> None:
+    for path in (ROOT / "jobs" / "train").glob("*.yaml"):
+        assert not {"equal_phrase_weight", "max_gradient_norm"} & set(path.read_text().replace(":", " ").split()), path
+    files = [f"{ROOT}/jobs/train_demo/{name}.yaml" for name in ("base", "boxes", "no_spikes")]
+    plain, smooth = load_config(files[:2]), load_config(files)
+    assert (plain.model.equal_phrase_weight, plain.optim.max_gradient_norm) == (1.0, None)
+    assert (smooth.model.equal_phrase_weight, smooth.optim.max_gradient_norm) == (0.0, 1.0)

@@ -8,16 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small import NAMES
 from tests.trainer.tiny_open_clip import register
-from trainer.build import new_model
 from trainer.checkpoints.model import load_model, save_model
 from trainer.config import load_config
 from trainer.data.preprocess import PreprocessConfig
 from trainer.export import convert, main
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer
+from trainer.training.build import new_model
 
 SMALL_VIT = "model.image.kwargs={embed_dim: 16, depth: 2, num_heads: 2, patch_size: 8}"
 SMALL_TEXT = [f"model.text.{size}" for size in ("width=16", "layers=2", "heads=2", "context_length=12")]

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
         (["trainer.train", "--help"], "model.entail_weight = 0.2"),
         (["trainer.train", "--help", "model_name=phyclip"], "model.factor_dim = 8"),
         (["trainer.evaluate", "--help"], "zero_shot/FOLDER/accuracy_micro"),
-        (["trainer.export", "--help"], "local-dir:OUT"),
+        (["trainer.export", "--help"], "local-dir:out/open_clip"),
         (["demo.paper", "--help"], "rows, for --rows"),
     ],
     ids=["train", "train phyclip", "evaluate", "export", "paper"],
@@ -24,6 +24,6 @@ def test_help_does_not_import_torch(arguments: list[str], text: str) -> None:
     command = [sys.executable, "-X", "importtime", "-m", *arguments]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     imported = {line.rpartition("|")[2].strip() for line in finished.stderr.splitlines()}
-    assert "common.cli" in imported
+    assert "hypergrit_common.cli" in imported
     assert "torch" not in imported
     assert text in finished.stdout

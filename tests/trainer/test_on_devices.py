@@ -11,10 +11,10 @@ import torch
 from tests.devices import DEVICES
 from tests.trainer.small import NAMES, small_batch, small_model
 from tests.trainer.small_run import run, small_run, terminate
-from trainer import build as build_module
 from trainer.distributed.process import Process, distribute, process_group
 from trainer.models.dual_encoder import DualEncoder
-from trainer.step import start_step, update
+from trainer.training import build as build_module
+from trainer.training.step import start_step, update
 
 ON_DEVICES = pytest.mark.parametrize("device", DEVICES)
 

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import overrides, small_config
-from trainer import loop
+from trainer import on_ray
 from trainer.on_ray import scaling_config, train_worker, with_absolute_output
+from trainer.training import loop
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -41,15 +43,21 @@ def test_a_relative_output_becomes_absolute_and_other_settings_stay(
         with_absolute_output(config)
 
 
-def test_a_worker_trains_in_the_working_folder_of_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folders: list[str] = []
+def test_a_worker_trains_in_the_folder_of_the_command_and_on_its_gpu(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    calls: list[tuple[str, str]] = []
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(loop, "train", lambda _: folders.append(os.getcwd()))
+    monkeypatch.setattr(loop, "train", lambda config: calls.append((os.getcwd(), config.device)))
     (tmp_path / "project").mkdir()
-    assert train_worker({"config": None, "folder": str(tmp_path / "project")}) == ""
-    assert folders == [str(tmp_path / "project")]
+    config = {"config": small_config(tmp_path / "run", "device=auto"), "folder": str(tmp_path / "project")}
+    for device in ("cuda:3", "cpu"):  # of the four workers of a machine with four GPUs, and without GPUs
+        monkeypatch.setattr(on_ray, "get_device", lambda device=device: torch.device(device))
+        assert train_worker(config) == ""
+    assert calls == [(str(tmp_path / "project"), device) for device in ("cuda:3", "auto")]
 
 
+@pytest.mark.rest
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_run_on_ray_resumes_after_a_worker_is_killed(tmp_path: Path) -> None:

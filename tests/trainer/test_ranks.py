@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.trainer.small_run import kill_once_saved, run_forked
-from trainer import loop
+from trainer.training import loop
 
 
 @pytest.fixture

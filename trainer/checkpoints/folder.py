@@ -4,19 +4,22 @@ A checkpoint at a URL is complete once its state.json exists: this file is uploa
 the other files of the run are uploaded before it, so that they are never older than the checkpoint.
 """
 
+import fcntl
 import logging
 import os
 import shutil
+import socket
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from common.errors import UserError
-from common.process import ProcessId, machine, this_process
-from common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.errors import UserError
+from hypergrit_common.process import ProcessId, machine, this_process
+from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, true_on_all_ranks
 
@@ -29,6 +32,10 @@ NOT_UPLOADED: Final = (".", "wandb/")
 CHECKPOINTS: Final = "checkpoints"
 MARK: Final = "state.json"
 """File of a checkpoint that makes it complete at a URL."""
+LOCK: Final = ".lock"
+"""File of a folder that the run which writes to it has locked, with its process."""
+EXPIRY_S: Final = 120.0
+"""Longest wait for the lock of a process that cannot be seen: NFS releases that of a lost machine after 90 s."""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -164,6 +171,37 @@ def remote_checkpoints(fs: Any, root: str) -> dict[str, list[str]]:
         checkpoint, _, file = path.removeprefix(root).lstrip("/").rpartition("/")
         found.setdefault(checkpoint, []).append(file)
     return found
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Hold the lock of a run's folder, which the system releases when this process ends.
+
+    Raises UserError, naming the process, if another run holds it. A file system without locks is only logged.
+    """
+    path, end = folder / LOCK, time.monotonic() + EXPIRY_S
+    with path.open("a+", encoding="utf-8") as file:
+        while True:
+            try:
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # unlike flock, not inherited by loader processes
+                break
+            except (BlockingIOError, PermissionError) as error:
+                holder, _, shown = path.read_text(encoding="utf-8").partition(" ")
+                process = ProcessId.parse(holder)
+                if time.monotonic() > end or (process and process.is_alive()):
+                    raise UserError(
+                        f"another run writes to {folder}: {shown or 'an unknown process'}; stop it, wait for its end, or "
+                        "give another output="
+                    ) from error
+                logger.warning("%s is locked by %s, which cannot be seen from here: waiting for its end", folder, shown)
+                time.sleep(EXPIRY_S / 12)
+            except OSError as error:
+                logger.warning("%s cannot be locked (%s): start no second run with this output", folder, error)
+                break
+        file.truncate(0)
+        file.write(f"{this_process()} process {os.getpid()} on host {socket.gethostname()}")
+        file.flush()
+        yield
 
 
 @contextmanager

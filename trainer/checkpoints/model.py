@@ -12,10 +12,11 @@ from typing import Any, Final, cast
 import torch
 from torch import Tensor, nn
 
-from common.config import from_plain
-from common.errors import UserError
-from common.json_file import read_object, write_object
-from common.weights import read_tensors, save_tensors
+from hypergrit_common.config import from_plain
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.lazy import is_plugin
+from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.checkpoints.released import from_released
 from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
 from trainer.data.preprocess import PreprocessConfig
@@ -23,9 +24,9 @@ from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
 from trainer.encoders.text import TextTower, stretch_positions
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.registry import MODELS, build_model, model_name
-from trainer.names import check_matched, longest_match
-from trainer.optim.lora import merged_state
+from trainer.models.registry import MODELS, build_model, model_name, use_model
+from trainer.optim.config import check_matched, longest_match
+from trainer.optim.freeze import merged_state
 from trainer.text.base import TextTokenizer
 from trainer.text.tokenizer import openai_tokenizer
 
@@ -91,9 +92,12 @@ def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
     """Load a model in float32 and evaluation mode, from a run, its folder model/, or a released `.pth` file.
 
     `name` is the model of a released file, such as "meru": MERU and HyCoCLIP files have the same layout. A folder names
-    its model, and a `name` that contradicts it is an error. Raises ValueError for files that do not fit, and OSError
+    its model, and a `name` that contradicts it is an error; it must be given for a class of the user, `module:Class`,
+    since code that only a file names is not loaded. Raises ValueError for files that do not fit, and OSError
     for files that cannot be read.
     """
+    if name is not None:
+        use_model(name)
     path = model_folder(Path(path))
     if path.is_dir():
         return load_folder(path, name)
@@ -181,6 +185,8 @@ def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig
 
     Raises ValueError, naming `source`, for an unknown model, key or value.
     """
+    if is_plugin(name) and name not in MODELS:
+        raise ValueError(f"{source} is a model of the class {name}; give model_name={name} if you trust its code")
     if name not in MODELS:
         raise ValueError(f"{source}: unknown model {name!r}; this version has {', '.join(MODELS)}")
     try:

@@ -7,9 +7,9 @@ from typing import Any, Final
 from safetensors import SafetensorError
 from torch import Tensor, nn
 
-from common.errors import UserError
-from common.json_file import read_object
-from common.weights import read_tensors
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object
+from hypergrit_common.weights import read_tensors
 from trainer.checkpoints.model import copy_state, stretched
 from trainer.encoders.build import timm_state
 from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
@@ -70,7 +70,7 @@ def load_timm(tower: nn.Module, config: ImageConfig) -> None:
 
 def load_transformers(tower: nn.Module, config: TextConfig) -> None:
     """Load the folder of an encoder of transformers. Raises UserError if it cannot be read or does not fit."""
-    from trainer.encoders.transformers_weights import pretrained_state
+    from trainer.encoders.transformers_network import pretrained_state
 
     try:
         copy_state(

@@ -10,9 +10,9 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Final, cast
 
-from common.errors import UserError
-from common.json_file import read_object, write_object
-from common.weights import read_tensors, save_tensors
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.checkpoints.model import LoadedModel, copy_state, parse_config
 from trainer.checkpoints.open_clip import CONFIG_FILE, WEIGHT_FILES
 from trainer.checkpoints.tokenizer_files import is_openai

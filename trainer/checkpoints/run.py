@@ -10,23 +10,69 @@
 step_* therefore never holds a partly written checkpoint.
 """
 
+import base64
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import UserError
-from common.json_file import read_object
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object
 from trainer.checkpoints.folder import MARK
-from trainer.checkpoints.rng import set_random_state
 from trainer.distributed.process import Process, copy_sharded
 from trainer.models.dual_encoder import DualEncoder
-from trainer.optim.average import Average
+from trainer.optim.optimizer import Average
+
+# The state of the random number generators of Python, numpy and torch, as JSON.
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators of Python, numpy and torch, on all devices."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)  # noqa: NPY002 (libraries may use the global generator)
+    torch.manual_seed(seed)
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """The state of the generators of Python, numpy, torch and `device`."""
+    generator = np.random.get_state(legacy=False)  # noqa: NPY002 (libraries may use the global generator)
+    assert isinstance(generator, dict)
+    inner = {**generator["state"], "key": generator["state"]["key"].tolist()}
+    return {
+        "python": random.getstate(),
+        "numpy": {**generator, "state": inner},
+        "torch": encode(torch.get_rng_state()),
+        "cuda": encode(torch.cuda.get_rng_state(device)) if device.type == "cuda" else None,
+    }
+
+
+def set_random_state(state: dict[str, Any], device: torch.device) -> None:
+    """Restore a `random_state`. The generator of a GPU is restored only if it was saved on a GPU."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    inner = state["numpy"]["state"] | {"key": np.array(state["numpy"]["state"]["key"], dtype=np.uint32)}
+    np.random.set_state(state["numpy"] | {"state": inner})  # noqa: NPY002
+    torch.set_rng_state(decode(state["torch"]))
+    if device.type == "cuda" and state["cuda"]:
+        torch.cuda.set_rng_state(decode(state["cuda"]), device)
+
+
+def encode(state: Tensor) -> str:
+    """Encode a tensor of bytes as base64."""
+    return base64.b64encode(state.numpy().tobytes()).decode()
+
+
+def decode(text: str) -> Tensor:
+    """Decode the output of `encode` to a tensor of bytes."""
+    return torch.frombuffer(bytearray(base64.b64decode(text)), dtype=torch.uint8)
+
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +145,8 @@ def check_unchanged(shown: str, differences: list[str]) -> None:
         raise UserError(
             f"{shown} belongs to a run with different settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
             f"{f'; and {n_more} more' if n_more > 0 else ''}. Restore these settings, give another output=, or set "
-            "resume=anyway to resume with the new settings"
+            f"resume={'new_lr' if [item.split()[0] for item in differences] == ['optim.lr'] else 'anyway'} to resume with "
+            "the new settings"
         )
 
 

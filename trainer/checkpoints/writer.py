@@ -16,15 +16,14 @@ import torch.distributed as dist
 from safetensors import SafetensorError
 from torch import Tensor
 
-from common.disk import sync
-from common.errors import UserError
-from common.remote import one_line, store_errors
-from common.weights import save_tensors
+from hypergrit_common.disk import sync
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import one_line, store_errors
+from hypergrit_common.weights import save_tensors
 from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, list_checkpoints
-from trainer.checkpoints.rng import random_state
-from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TENSORS, TrainingState, rank_file
+from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TENSORS, TrainingState, random_state, rank_file
 from trainer.distributed.gather import all_ranks
-from trainer.distributed.process import Process, full_tensor, true_on_all_ranks
+from trainer.distributed.process import Process, full_tensor, mark_queued, true_on_all_ranks
 
 FIX_DISK: Final = "free disk space"
 FIX_STORE: Final = "check the network, the bucket and the permission to write to it"
@@ -51,6 +50,7 @@ class CheckpointWriter:
         self.folder, self.keep, self.process = folder, keep, process
         self.thread: threading.Thread | None = None
         self.step = -1  # of the last checkpoint
+        self.buffers: dict[str, Tensor] = {}  # of the host, used again: to allocate pinned memory takes seconds
         self.problem, self.fix = "", FIX_DISK
         self.bug: Exception | None = None
 
@@ -63,7 +63,7 @@ class CheckpointWriter:
         """Begin to write a checkpoint, after waiting for the previous one. Collective; errors as in `wait`."""
         self.wait()
         self.step = step
-        snapshot = take_snapshot(step, training, loader_state, config, self.process)
+        snapshot = take_snapshot(step, training, loader_state, config, self.process, self.buffers)
         if snapshot is not None:
             self.thread = threading.Thread(target=self._write, args=(snapshot,), name=f"checkpoint of step {step}")
             self.thread.start()
@@ -110,10 +110,15 @@ class CheckpointWriter:
 
 
 def take_snapshot(
-    step: int, training: TrainingState, loader_state: dict[str, Any], config: dict[str, Any], process: Process
+    step: int,
+    training: TrainingState,
+    loader_state: dict[str, Any],
+    config: dict[str, Any],
+    process: Process,
+    buffers: dict[str, Tensor],
 ) -> Snapshot | None:
-    """Copy the state of a run to the host; None on all ranks but 0, which have no copy. Collective."""
-    tensors = copy_tensors(training, process.is_main)
+    """Copy the state of a run to the host, into `buffers`; None on all ranks but 0, which have no copy. Collective."""
+    tensors = copy_tensors(training, process.is_main, buffers)
     mine = {"random": random_state(process.device), "loader": loader_state}
     ranks: list[Any] = [mine] * process.world_size
     if process.world_size > 1:
@@ -127,15 +132,12 @@ def take_snapshot(
         "scaler": training.scaler.state_dict(),
         "ranks": process.world_size,
     }
-    ready = None
-    if process.device.type == "cuda":
-        ready = torch.cuda.Event()
-        ready.record()
+    ready = mark_queued(process.device) if process.device.type == "cuda" else None
     return Snapshot(step=step, tensors=tensors, state=state, ranks=ranks, ready=ready)
 
 
-def copy_tensors(training: TrainingState, keep: bool) -> dict[str, Tensor]:
-    """Copies of the full tensors of model, average and optimizer on the host, by name; none unless `keep`. Collective.
+def copy_tensors(training: TrainingState, keep: bool, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Copies of the full tensors of model, average and optimizer in `buffers`, by name; none unless `keep`. Collective.
 
     Shards are gathered one tensor at a time. The copies of a GPU's tensors are only queued.
     """
@@ -148,7 +150,9 @@ def copy_tensors(training: TrainingState, keep: bool) -> dict[str, Tensor]:
     for name, value in tensors.items():
         full = full_tensor(value).detach()
         if keep:
-            found[name] = full.to("cpu", non_blocking=True, copy=True)
+            if name not in buffers:
+                buffers[name] = torch.empty_like(full, device="cpu", pin_memory=full.device.type == "cuda")
+            found[name] = buffers[name].copy_(full, non_blocking=True)
     return found
 
 

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.images import Image, ImageRejected
-from trainer.data.augment import augment
+from hypergrit_common.images import Image, ImageRejected
 from trainer.data.config import AugmentConfig, DataConfig, Layout
-from trainer.data.crops import draw_crop
+from trainer.data.crops import augment, draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
@@ -39,7 +38,8 @@ MAX_REPORTED: Final = 8  # bad samples that the report of a batch lists
 class BatchReport:
     """Statistics and errors of building one batch."""
 
-    counts: Counter[str] = field(default_factory=Counter)  # "samples", and "bad/REASON" for each reason
+    # "samples", "equal_phrases" (phrases with the tokens of their captions), and "bad/REASON" for each reason
+    counts: Counter[str] = field(default_factory=Counter)
     bad_samples: list[str] = field(default_factory=list)  # `SHARD: KEY: REASON: DETAIL` of the first bad samples
     error: str = ""  # message for the user if the batch could not be built
 
@@ -55,6 +55,7 @@ class BatchRows:
     boxes: Image | None = None  # [b s s 3] if every pair has exactly one box
     box_ids: list[list[int]] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)
+    box_equal: list[bool] = field(default_factory=list)
     trees: list[WordTree] = field(default_factory=list)
 
 
@@ -109,6 +110,7 @@ class BatchBuilder:
                 )
                 return {}, report
         report.counts["samples"] += len(samples)
+        report.counts["equal_phrases"] += sum(rows.box_equal)
         return self.collate(rows), report
 
     def check_size(self, sample: int) -> None:
@@ -149,7 +151,9 @@ class BatchBuilder:
             rows.trees.append(tree)
         rows.keys.append(f"{self.index.url(number).rpartition('/')[2]}/{sample.key}")
         rows.box_images += box_images
-        rows.box_ids += [self.token_ids(box.phrase) for box in boxes]
+        phrases = [self.token_ids(box.phrase) for box in boxes]
+        rows.box_ids += phrases
+        rows.box_equal += [ids == rows.ids[-1] for ids in phrases]
         rows.box_owner += [row] * len(boxes)
 
     def prefixed_caption(self, sample: Sample, generator: random.Random) -> str:
@@ -211,6 +215,7 @@ class BatchBuilder:
         if "boxes" in self.needs:
             batch["box_images"] = to_channels_first(np.stack(rows.box_images) if rows.boxes is None else rows.boxes)
             batch["box_token_ids"] = pad(rows.box_ids, self.tokenizer.pad_id)
+            batch["box_equal"] = torch.tensor(rows.box_equal)
             if self.config.boxes == "all":
                 batch["box_owner"] = torch.tensor(rows.box_owner)
         if "parse" in self.needs:

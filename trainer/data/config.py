@@ -1,11 +1,15 @@
 """Settings of the training data."""
 
+import os
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
-from common.config import check_positive, check_range, runtime
-from common.errors import UserError
+from hypergrit_common.config import check_positive, check_range, runtime
+from hypergrit_common.errors import UserError
+from hypergrit_common.processes import n_cpus
 
+SYNTHETIC: Final = "synthetic"
+"""Value of `shards` for drawn samples (trainer.data.synthetic)."""
 Layout = Literal["train", "hycoclip", "grit", "pairs"]
 Boxes = Literal["random", "all"]
 
@@ -38,7 +42,8 @@ class AugmentConfig:
 class DataConfig:
     """Shards, order and crops. As in MERU and HyCoCLIP, full images and boxes are cropped independently."""
 
-    # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL
+    # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL;
+    # synthetic (also as data=synthetic): drawn samples, written to OUTPUT/synthetic, for speed tests
     shards: str = runtime("")
     # weights of the sets in shards, which are separated by commas: the shares of the samples that are drawn from each,
     # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
@@ -55,15 +60,9 @@ class DataConfig:
     box_order: Literal["first", "random"] = "first"
     # random seed of the sample order, and of the choice of boxes and crops
     seed: int = 0
-    # order of the samples of an epoch. blocks: batches as diverse as if drawn from the whole set, from blocks of up to
-    # 16 samples that are drawn from all shards; window: that of version 0.3, in which a batch is drawn from one or a
-    # few shards (see shuffle_buffer). A resumed run keeps its order
-    order: Literal["blocks", "window"] = runtime("blocks")
-    # with order=window, the largest distance, in samples, by which shuffling moves a sample within an epoch; 0: samples
-    # keep the order of their shard. The shards of an epoch are in random order in any case
-    shuffle_buffer: int = 4000
-    # number of loader processes per training process; 0: the training process builds its batches itself
-    workers: int = runtime(2)
+    # number of loader processes per training process; 0: the training process builds its batches itself; auto: one for
+    # each of its CPU cores but one, 1 to 8
+    workers: int | Literal["auto"] = runtime("auto")
     # number of batches that each loader process prepares in advance
     prefetch: int = runtime(2)
     # smallest and largest area of a random crop, as fractions of the image's area
@@ -79,8 +78,14 @@ class DataConfig:
     # largest share, 0 to 1, of bad samples among those read, and of damaged shards; the run stops above it
     max_bad_share: float = runtime(0.1)
 
+    @property
+    def n_workers(self) -> int:
+        """The number of loader processes. The training processes that torchrun starts on a machine share its cores."""
+        cores = n_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return min(max(cores - 1, 1), 8) if self.workers == "auto" else self.workers
+
     def __post_init__(self) -> None:
-        check_range(self, "seed", "shuffle_buffer", "workers", least=0)
+        check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
         check_range(self, "prefetch", least=1)
         check_positive(self, "weights")
         if self.weights and self.shards and len(self.weights) != (n := len(self.shards.split(","))):

@@ -4,17 +4,82 @@
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import os
+import re
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from pathlib import Path
+from typing import Any, BinaryIO, Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from common.tar import BLOCK
+from hypergrit_common.errors import UserError
+from hypergrit_common.tar import BLOCK, TarError, iter_members, round_up_to_block
 from trainer.data.listing import Stored
-from trainer.data.places import Places
-from trainer.data.shards import ByteRange
+from trainer.data.shards import ByteRange, ShardFile
+
+# The places of samples in their shards, in a temporary file of eight bytes per sample.
+#
+# Processes read the rows that they need from the file, so that the number of samples takes no memory. The file has no
+# name, so that it disappears with the last process that uses it.
+
+Rows = NDArray[np.uint32]  # [n 2]: first byte of each sample, divided by 512, and its size in bytes
+ROW: Final = 8
+CHUNK: Final = 1 << 23  # rows that are copied at once
+
+
+class Places:
+    """Rows of places, which are appended and read by their numbers. Pickling copies all of them."""
+
+    def __init__(self, file: BinaryIO | None = None) -> None:
+        """Create a file in the folder for temporary files, or use an open one. Raises UserError if there is no room."""
+        try:
+            self.file = file or tempfile.TemporaryFile(buffering=0)  # noqa: SIM115
+        except OSError as error:
+            raise no_room(error) from error
+
+    @classmethod
+    def of_process(cls, path: str) -> "Places":
+        """Open the file of another process of this machine by its `path`. Raises OSError."""
+        return cls(Path(path).open("rb", buffering=0))
+
+    @property
+    def path(self) -> str:
+        """A path by which other processes of this machine can open the file, as long as this one has it open."""
+        return f"/proc/{os.getpid()}/fd/{self.file.fileno()}"
+
+    def append(self, rows: Rows) -> None:
+        """Append rows. Raises UserError if there is no room."""
+        data = memoryview(rows.astype(np.uint32, copy=False).tobytes())
+        try:
+            while data:
+                data = data[os.write(self.file.fileno(), data) :]
+        except OSError as error:
+            raise no_room(error) from error
+
+    def read(self, first: int, n: int) -> Rows:
+        """Return n rows from number `first` on."""
+        return np.frombuffer(os.pread(self.file.fileno(), ROW * n, ROW * first), np.uint32).reshape(n, 2)
+
+    def __getstate__(self) -> dict[str, Any]:
+        size = os.fstat(self.file.fileno()).st_size
+        return {"rows": [self.read(first, min(CHUNK, size // ROW - first)) for first in range(0, size // ROW, CHUNK)]}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__()  # type: ignore[misc]
+        for rows in state["rows"]:
+            self.append(rows)
+
+
+def no_room(error: OSError) -> UserError:
+    """The error for a folder for temporary files that is full or cannot be written."""
+    return UserError(
+        f"the index of the shards, 8 bytes per sample, cannot be written to {tempfile.gettempdir()}: {error}; free disk "
+        "space there, or set TMPDIR to another folder"
+    )
+
 
 MAX_SAMPLE_BYTES: Final = 1 << 30
 MAX_SHARD_BYTES: Final = BLOCK << 32
@@ -156,3 +221,59 @@ class IndexFacts:
         """These facts for another machine, whose copies of local shards may have other modification times."""
         kept = (modified if "://" in url else "" for url, modified in zip(self.urls, self.modified, strict=True))
         return replace(self, modified=tuple(kept))
+
+
+# Find the samples of a tar from its headers.
+#
+# The members of a sample are adjacent in its shard, as the webdataset format requires, so a sample is one byte range and
+# takes one read. Its headers are parsed again after the read.
+
+MEMBER: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
+"""Key and extension of a member, as in webdataset: the key ends at the first dot after the last slash."""
+
+
+def index_shard(url: str) -> ShardIndex:
+    """Index a shard from its headers. The incomplete last sample of a truncated shard is dropped.
+
+    Raises UserError if the shard cannot be read or has more than 2 TiB.
+    """
+    with ShardFile(url) as file:
+        starts: list[int] = []
+        key, end, problem = "", 0, ""
+        if file.size > MAX_SHARD_BYTES:
+            raise UserError(f"{url} has {file.size} bytes, more than {MAX_SHARD_BYTES}; divide it into several tars")
+        try:
+            for member in iter_members(file.read_at, 0, file.size):
+                match = MEMBER.fullmatch(member.name)
+                if match is None:
+                    continue
+                if match[1] != key:
+                    key = match[1]
+                    starts.append(member.header_offset)
+                end = member.data_offset + round_up_to_block(member.size)
+            if file.size % BLOCK or end >= file.size:
+                problem = "no end-of-archive mark, so it may be truncated" if starts else "it is empty"
+        except TarError as error:
+            problem = str(error)
+            match = MEMBER.fullmatch(error.member)
+            if match is not None and match[1] == key and starts:
+                end = starts.pop()
+        bounds = np.array([*starts, min(end, file.size)] if starts else [0], np.int64)
+        return ShardIndex.of(url, file.size, bounds[:-1], bounds[1:], problem)
+
+
+class SampleMember(NamedTuple):
+    """A file of a sample; `offset` is that of its content, in the bytes of the sample."""
+
+    key: str
+    extension: str
+    offset: int
+    size: int
+
+
+def sample_members(data: bytes) -> Iterator[SampleMember]:
+    """Yield the files in the bytes of a sample. Raises TarError if they are truncated or not part of a tar."""
+    for member in iter_members(lambda offset, length: data[offset : offset + length], 0, len(data), verify=False):
+        match = MEMBER.fullmatch(member.name)
+        if match is not None:
+            yield SampleMember(match[1], match[2], member.data_offset, member.size)

@@ -1,24 +1,25 @@
 """An endless, deterministic, resumable stream of batches, independent of the number of loader processes."""
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from common.errors import UserError, prefixed
-from common.shards import list_shards
+from hypergrit_common.errors import UserError, prefixed
+from hypergrit_common.shards import list_shards
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
 from trainer.data.index import Index
 from trainer.data.indexing import default_folder
-from trainer.data.mixture import MixtureOrder, list_sets
-from trainer.data.order import BLOCKS, BlockOrder, Draw, Order, WindowOrder, block_width, order_of
-from trainer.data.probe import probe
+from trainer.data.layouts import probe
+from trainer.data.order import BlockOrder, Draw, MixtureOrder, Order, block_width, list_sets
 from trainer.data.runs import run_length
 from trainer.data.shared_index import build_shared_index
 from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
@@ -92,13 +93,10 @@ class Loader:
             index, self.versions = build_shared_index(config.shards, folder, needs, list_urls)
             check_damaged_shards(index, config.max_bad_share, "data.max_bad_share")
             layout = probe(index, config.layout, needs)
-        order: Order = (
-            WindowOrder(index.counts, config.seed, config.shuffle_buffer)
-            if config.order == "window"
-            else BlockOrder(index.n_samples, config.seed, block_width(batch * world_size))
-        )
+        width = block_width(batch * world_size)
+        order: Order = BlockOrder(index.n_samples, config.seed, width)
         if config.weights:
-            order = mixture(index, all_ranks(n_shards)[0], config, order.name)
+            order = mixture(index, all_ranks(n_shards)[0], config, width)
         self.builder = BatchBuilder(
             config=config, layout=layout, index=index, order=order, tokenizer=tokenizer, size_px=size_px, needs=needs
         )
@@ -140,7 +138,7 @@ class Loader:
         return batches
 
     def _batches(self) -> Iterator[Batch]:
-        workers, index = self.config.workers, self.builder.index
+        workers, index = self.config.n_workers, self.builder.index
         self.builder.reader.length = run_length(self.order, index.mean_bytes, self.batch, self.world_size, workers)
         loader = DataLoader(
             BatchDataset(self.builder),
@@ -149,7 +147,7 @@ class Loader:
             collate_fn=identity,
             num_workers=workers,
             prefetch_factor=self.config.prefetch if workers else None,
-            worker_init_fn=init_worker,
+            worker_init_fn=partial(init_worker, os.getpid()),
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # the default is the global one, whose state is checkpointed
         )
@@ -209,18 +207,14 @@ class Loader:
         Raises UserError if the data differ.
         """
         name = state["data"].removeprefix(self.fingerprint.removesuffix(self.order.name))
-        if isinstance(self.order, MixtureOrder):
-            order = self.order.named(name)
-        else:
-            order = order_of(name, self.builder.index.counts, self.config.seed)
+        order = self.order.named(name)
         if order is None:
             raise UserError(
                 f"{KEY}: the checkpoint belongs to different data ({state['data']}, not {self.fingerprint}); "
                 f"use the same shards, data.weights and data.seed as the checkpoint"
             )
         if order.name != self.order.name:
-            kind = "data.order=blocks" if BLOCKS in order.name else f"data.order=window, {order.name} samples"
-            logger.warning("the run began with %s (%s), and keeps this order", kind, state["data"])
+            logger.warning("the run began with the order %s, and keeps it", order.name)
             self.builder.order = order
         self.close()
         self.position = int(state["place"])
@@ -237,13 +231,13 @@ class Loader:
             self.iterators.pop().close()  # type: ignore[attr-defined]
 
 
-def mixture(index: Index, n_shards: Sequence[int], config: DataConfig, name_of_parts: str) -> MixtureOrder:
+def mixture(index: Index, n_shards: Sequence[int], config: DataConfig, width: int) -> MixtureOrder:
     """The order of sets of shards with weights. Raises UserError for a set without samples."""
     ends = np.cumsum(n_shards).tolist()
     counts = [index.counts[end - n : end] for end, n in zip(ends, n_shards, strict=True)]
     if empty := next((end for end, part in zip(ends, counts, strict=True) if not sum(part)), 0):
         raise UserError(f"{KEY}: the set of {index.urls[empty - 1]} has no samples; leave it and its weight out")
-    return MixtureOrder(counts, config.weights, config.seed, name_of_parts)
+    return MixtureOrder(counts, config.weights, config.seed, width)
 
 
 def check_damaged_shards(index: Index, limit: float, key: str) -> None:

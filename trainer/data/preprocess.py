@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
-from common.config import check_positive
+from hypergrit_common.config import check_positive
 
 
 @dataclass(frozen=True, kw_only=True)

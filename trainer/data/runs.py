@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from common.tar import BLOCK
+from hypergrit_common.tar import BLOCK
 from trainer.data.index import Index, ShardIndex
 from trainer.data.order import BlockOrder, Order
 from trainer.data.shards import ByteRange, ByteRangeReader

@@ -9,10 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from common.images import ImageRejected
-from common.tar import TarError
+from hypergrit_common.images import ImageRejected
+from hypergrit_common.tar import TarError
 from trainer.data.crops import EncodedImage, Region
-from trainer.data.headers import sample_members
+from trainer.data.index import sample_members
 from trainer.text.syntax import Word
 
 Reason = Literal[

@@ -11,9 +11,9 @@ from typing import Any, Final, NamedTuple, TypeVar
 
 from fsspec import AbstractFileSystem
 
-from common import remote
-from common.errors import UserError
-from common.shards import is_local, read_errors_explained
+from hypergrit_common import remote
+from hypergrit_common.errors import UserError
+from hypergrit_common.shards import is_local, read_errors_explained
 from trainer.data.listing import ETAGS, Stored, stored_facts
 
 logger = logging.getLogger(__name__)

@@ -8,15 +8,13 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from common.errors import UserError
-from common.process import machine
-from common.shards import list_shards
-from trainer.data.index import Index, IndexFacts
+from hypergrit_common.errors import UserError
+from hypergrit_common.process import machine
+from hypergrit_common.shards import list_shards
+from trainer.data.index import Index, IndexFacts, Places
 from trainer.data.indexing import index_with_versions
-from trainer.data.places import Places
-from trainer.data.versions import ShardVersion
-from trainer.distributed.gather import all_ranks, rank, world_size
-from trainer.distributed.rank_zero import on_rank_0
+from trainer.data.listing import ShardVersion
+from trainer.distributed.gather import all_ranks, on_rank_0, rank, world_size
 
 CHUNK: Final = 1 << 23  # samples that are sent at once
 

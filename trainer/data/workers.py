@@ -1,5 +1,6 @@
 """The worker processes of a DataLoader: their signals, and their death."""
 
+import multiprocessing
 import os
 import signal
 import threading
@@ -9,8 +10,9 @@ from typing import TypeVar
 
 import cv2
 
-from common.errors import UserError
-from common.text import one_line
+from hypergrit_common.errors import UserError
+from hypergrit_common.processes import end_with_parent
+from hypergrit_common.text import one_line
 
 T = TypeVar("T")
 
@@ -50,21 +52,23 @@ def preserve_sigchld_handler() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, before)
 
 
-def init_worker(_: int) -> None:
-    """Use one thread, and leave the signals that stop a run to the training process, which needs batches until then.
+def init_worker(parent: int, _: int) -> None:
+    """Use one thread, end with the process `parent`, and leave to it the signals that stop a run.
 
-    A scheduler, a container or a terminal sends them to every process.
+    A scheduler, a container or a terminal sends them to every process, and the parent needs batches until it stops.
     """
+    # A process of the fork server, the default from Python 3.14 on, ends with that server, which ends with the parent.
+    end_with_parent(os.getppid() if multiprocessing.get_start_method() == "forkserver" else parent)
     for number in (signal.SIGINT, signal.SIGUSR1):
         signal.signal(number, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # Linux
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
-        threading.Thread(target=end_by_parent, name="SIGTERM", daemon=True).start()
+        threading.Thread(target=end_by_parent, args=(parent,), name="SIGTERM", daemon=True).start()
     cv2.setNumThreads(0)
 
 
-def end_by_parent() -> None:
-    """End this process at a SIGTERM of its parent, with which DataLoader and Python stop workers. Ignore all others."""
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != os.getppid():
+def end_by_parent(parent: int) -> None:
+    """End this process at a SIGTERM of the process `parent`, with which DataLoader and Python stop workers. Ignore all others."""
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
         pass
     os._exit(0)

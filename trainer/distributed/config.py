@@ -1,9 +1,11 @@
-"""Settings of distributed training."""
+"""Settings of distributed training, and the processes that SLURM starts."""
 
+import re
+from collections.abc import MutableMapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-from common.config import check_range
+from hypergrit_common.config import check_range
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,3 +19,30 @@ class ParallelConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "timeout_s", least=1, most=10**9)
+
+
+# Processes started by SLURM's `srun`: their ranks, as the variables that torchrun sets.
+
+VARIABLES: Final = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"}
+"""Variables of torch.distributed, and those of a step of SLURM with the same values."""
+FIRST_PORT, PORTS = 20_000, 10_000
+
+
+def use_slurm(environment: MutableMapping[str, str]) -> None:
+    """Set torch.distributed's variables in a process that `srun` has started together with others.
+
+    Nothing is done for variables that are set, as by torchrun, or without a step of several processes: the commands of a
+    batch script are in none.
+    """
+    if "WORLD_SIZE" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
+        return
+    environment.update({name: environment[slurm] for name, slurm in VARIABLES.items()})
+    environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
+    job = int(environment["SLURM_JOB_ID"])  # the processes of a step agree on a port without talking to each other
+    environment.setdefault("MASTER_PORT", str(FIRST_PORT + job % PORTS))
+
+
+def first_host(nodes: str) -> str:
+    """The first host of a list in SLURM's notation, such as gpu-[003-005,9],big1: the machine of rank 0."""
+    first = re.split(r",(?![^\[]*\])", nodes)[0]
+    return re.sub(r"\[(\w+)[^\]]*\]", r"\1", first)

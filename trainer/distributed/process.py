@@ -5,13 +5,18 @@ exchange features through `trainer.distributed.gather` only.
 """
 
 import dataclasses
+import logging
 import os
+import signal
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
+from inspect import signature
 from textwrap import shorten
-from typing import Final
+from typing import Any, Final
 
 import torch
 import torch.distributed as dist
@@ -23,14 +28,17 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from common.devices import pick_device
-from common.errors import UserError
+from hypergrit_common.devices import pick_device
+from hypergrit_common.errors import UserError
 from trainer.batch import Losses
 from trainer.distributed.config import ParallelConfig
+from trainer.distributed.heartbeat import Heartbeat
 
 # FSDP searches the output of a model for tensors: their hooks announce the start of the backward pass.
 pytree.register_dataclass(Losses, field_names=[field.name for field in dataclasses.fields(Losses)])
 
+SYNC_BUFFERS: Final = ("forward_sync_buffers", "broadcast_buffers")
+"""Names of an argument of DistributedDataParallel: that of recent versions of torch, and that of earlier ones."""
 LOST_PROCESS_WORDS: Final = ("gloo", "nccl", "connection closed", "connection reset", "timed out", "broken pipe")
 """Parts of the messages with which the backends report that another process is lost, in lower case."""
 
@@ -46,6 +54,7 @@ class Process:
     device: torch.device
     rank: int = 0
     world_size: int = 1
+    heartbeat: Heartbeat | None = field(default=None, compare=False)  # with other processes
 
     @property
     def is_main(self) -> bool:
@@ -59,22 +68,32 @@ def process_group(device: str, timeout_s: float) -> Iterator[Process]:
 
     Raises UserError if `device` does not exist on this machine.
     """
-    if dist.is_initialized():  # by Ray Train
-        index = torch.cuda.current_device() if device != "cpu" and torch.cuda.is_available() else 0
-        yield Process(device=pick_device(device, index=index), rank=dist.get_rank(), world_size=dist.get_world_size())
-        return
-    if "WORLD_SIZE" not in os.environ:
-        yield Process(device=pick_device(device))
-        return
     chosen = pick_device(device, index=int(os.environ.get("LOCAL_RANK", "0")))
-    backend = "gloo"
     if chosen.type == "cuda":
-        torch.cuda.set_device(chosen)
-        backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
-    yield Process(device=chosen, rank=dist.get_rank(), world_size=dist.get_world_size())
-    # Skipped after an error: this would wait for processes that have ended.
-    dist.destroy_process_group()
+        torch.cuda.set_device(chosen)  # streams, events and pinned memory are those of the current device
+    is_given = dist.is_initialized()  # by Ray Train
+    if not is_given and "WORLD_SIZE" not in os.environ:
+        yield Process(device=chosen)
+        return
+    if not is_given:
+        backend = "cpu:gloo,cuda:nccl" if chosen.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_s))
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    heartbeat = Heartbeat(rank, world_size) if world_size > 1 and "MASTER_ADDR" in os.environ else None
+    try:
+        yield Process(device=chosen, rank=rank, world_size=world_size, heartbeat=heartbeat)
+    finally:
+        if heartbeat:
+            heartbeat.stop()
+    if not is_given:  # skipped after an error: this would wait for processes that have ended
+        dist.destroy_process_group()
+
+
+def mark_queued(device: torch.device) -> torch.cuda.Event:
+    """Return an event that is reached once a GPU has done what is queued now. Events of another GPU are reached at once."""
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 @contextmanager
@@ -90,10 +109,10 @@ def report_lost_processes(process: Process, last_checkpoint: str) -> Iterator[No
         is_lost = isinstance(error, dist.DistError) or any(word in message for word in LOST_PROCESS_WORDS)
         if process.world_size == 1 or not is_lost:
             raise
+        lost = process.heartbeat.find_lost() if process.heartbeat else "another process has ended or does not respond"
         raise LostProcessError(
-            f"process {process.rank} of {process.world_size} lost the connection to another process "
-            f"({shorten(str(error), 160)}): a process or a machine ended, or did not respond within "
-            f"parallel.timeout_s. {last_checkpoint}; repeat the command to resume"
+            f"process {process.rank} of {process.world_size} lost a connection ({shorten(str(error), 160)}): {lost}. "
+            f"{last_checkpoint}; repeat the command to resume"
         ) from error
 
 
@@ -124,10 +143,12 @@ def distribute(
         # Images are channels_last, and so are the gradients of convolutions. DDP's buckets have the layout of the
         # parameters: without this, each step would copy the gradients, with a warning.
         model.to(memory_format=torch.channels_last)
+        # DDPOptimizer would cut each compiled block in two or three; its hooks fire after each block in any case.
+        torch._dynamo.config.optimize_ddp = False
         # Buffers are equal on all ranks, except the running statistics of batch norms, where those of rank 0 count.
-        return DistributedDataParallel(
-            model, gradient_as_bucket_view=True, broadcast_buffers=any(map(is_batch_norm, model.modules()))
-        )
+        name = next(key for key in SYNC_BUFFERS if key in signature(DistributedDataParallel).parameters)
+        sync: dict[str, Any] = {name: any(map(is_batch_norm, model.modules()))}
+        return DistributedDataParallel(model, gradient_as_bucket_view=True, **sync)
     mesh = init_device_mesh(process.device.type, (process.world_size,))
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=block_policy(dtype, process.device))
@@ -211,3 +232,56 @@ def copy_sharded(target: Tensor, value: Tensor) -> None:
     if isinstance(target, DTensor):
         value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
     target.copy_(value)
+
+
+# Signals that ask the processes of a run to stop.
+
+logger = logging.getLogger(__name__)
+
+STOPPING: Final = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+REPEAT_S: Final = 10.0
+"""Seconds in which further signals are repeats of the first: torchrun sends its processes each signal once more, and
+schedulers send it to all processes, torchrun among them."""
+
+
+class StopRequest:
+    """The signal that asked the run to stop, if any, and its time."""
+
+    signal_number: int | None = None
+    received_s = 0.0  # of time.monotonic
+
+    def is_repeated_by(self, signal_number: int) -> bool:
+        """True if a further signal asks for the same. A second Ctrl-C, without torchrun, does not."""
+        may_repeat = signal_number != signal.SIGINT or "TORCHELASTIC_RUN_ID" in os.environ
+        return may_repeat and time.monotonic() - self.received_s < REPEAT_S
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopRequest]:
+    """Record SIGTERM, SIGUSR1 or SIGINT, so that the loop stops within two steps.
+
+    A second one that does not repeat the first ends the process at once. Schedulers announce a preemption by SIGTERM,
+    or by SIGUSR1 (`sbatch --signal=USR1@60`).
+
+    Signals reach the main thread only: in another thread, such as that of a Ray Train worker, nothing is recorded.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+
+    def handler(signal_number: int, frame: object) -> None:
+        if request.signal_number is not None:
+            if request.is_repeated_by(signal_number):
+                return
+            os._exit(128 + signal_number)
+        request.signal_number, request.received_s = signal_number, time.monotonic()
+        name = signal.Signals(signal_number).name
+        logger.warning("%s received: saving a checkpoint within two steps", name)
+
+    previous = {number: signal.signal(number, handler) for number in STOPPING}
+    try:
+        yield request
+    finally:
+        for number, old_handler in previous.items():
+            signal.signal(number, old_handler)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from common.config import check_positive, check_range
-from common.errors import UserError
+from hypergrit_common.config import check_positive, check_range
+from hypergrit_common.errors import UserError
 
 OPEN_CLIP: Final = "open_clip/"  # prefix of open_clip's architecture names
 TRANSFORMERS: Final = "transformers"  # name of text towers that are encoders of transformers

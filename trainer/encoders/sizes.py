@@ -6,8 +6,8 @@ from typing import Any, Final
 
 from omegaconf import OmegaConf
 
-from common.config import Layer
-from common.errors import UserError
+from hypergrit_common.config import Layer
+from hypergrit_common.errors import UserError
 from trainer.encoders.config import OPEN_CLIP, TRANSFORMERS, TextConfig
 
 NEEDED: Final = (

@@ -1,11 +1,10 @@
-"""The contrastive loss of a model, and the choice between its three implementations.
+"""The contrastive loss of a model, and the choice between its two implementations.
 
 - plain (`functional`): the full similarity matrix and autograd. Used for models without a `LazySimilarity`, for batches
-  without queries, and for loss_chunk=null unless loss_kernel=triton.
+  without queries, and for loss_chunk=null.
 - chunked (`chunked`): PyTorch operations on a few rows of the matrix at a time. The default.
-- triton (`fused`): Triton kernels for NVIDIA GPUs. Used for loss_kernel=triton.
 
-All of them compute the same loss. Shapes: b queries of this rank, n candidates of all ranks, d embedding width. Lifted
+Both compute the same loss. Shapes: b queries of this rank, n candidates of all ranks, d embedding width. Lifted
 points are [b d], or [k b d/k] in a product of k factors; [*k b d] stands for both.
 """
 
@@ -21,7 +20,6 @@ from trainer.distributed.gather import rank, world_size
 from trainer.losses import chunked
 from trainer.losses.functional import contrastive
 from trainer.losses.similarity import LazySimilarity
-from trainer.losses.types import LossKernel
 
 CPU_CHUNK: Final = 2**21
 """Similarities at once on a CPU, whose caches are small."""
@@ -56,7 +54,7 @@ class Implementation(NamedTuple):
     """Losses of fixed queries and candidates, as functions of the scale."""
 
     one_way: Callable[[Tensor, Tensor], Tensor]
-    """Loss of queries against candidates, from the scale [], or [b] for chunked and plain, and the targets [b]."""
+    """Loss of queries against candidates, from the scale [], or [b] for one per query, and the targets [b]."""
     symmetric: Callable[[Tensor], Tensor] | None
     """Mean of the losses in both directions, where query i matches candidate i. None: compute each with `one_way`."""
 
@@ -65,11 +63,10 @@ class Implementation(NamedTuple):
 class ContrastiveLoss:
     """Contrastive loss with the similarity of `model`. The logits are similarities of lifted points times a scale.
 
-    `kernel` and `chunk` are the settings loss_kernel and loss_chunk of `ModelConfig`.
+    `chunk` is the setting loss_chunk of `ModelConfig`.
     """
 
     model: HasSimilarity
-    kernel: LossKernel
     chunk: int | None
 
     def one_way(
@@ -90,9 +87,9 @@ class ContrastiveLoss:
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
         if copies is None:
-            return self.implementation(queries, candidates, per_row=scale.ndim > 0).one_way(scale, targets)
+            return self.implementation(queries, candidates).one_way(scale, targets)
         log_copies = copies.log()
-        loss = self.implementation(queries, candidates, log_copies, per_row=True).one_way(scale, targets)
+        loss = self.implementation(queries, candidates, log_copies).one_way(scale, targets)
         return loss + log_copies[targets].mean() if len(targets) else loss
 
     def symmetric(
@@ -121,24 +118,15 @@ class ContrastiveLoss:
         ]
         return torch.stack(losses).sum() / len(weights) if losses else 0 * scale
 
-    def implementation(
-        self, queries: Tensor, candidates: Tensor, log_copies: Tensor | None = None, per_row: bool = False
-    ) -> Implementation:
+    def implementation(self, queries: Tensor, candidates: Tensor, log_copies: Tensor | None = None) -> Implementation:
         """Select the implementation for queries [*k b d] and candidates [*k n d].
 
-        `log_copies` [n] are added to the logits of each query. With `per_row`, the scale may be [b], and PyTorch
-        replaces the kernels of Triton, which have neither.
+        `log_copies` [n] are added to the logits of each query.
         """
-        avoids_full_matrix = self.kernel == "triton" or self.chunk is not None
         has_queries = queries.shape[-2] > 0
-        lazy = self.model.lazy_similarity(queries, candidates) if avoids_full_matrix and has_queries else None
-        if lazy is not None and self.kernel == "triton" and not per_row:
-            from trainer.losses import fused  # imported here, because Triton is not installed on every platform
-
-            return Implementation(partial(fused.contrastive, lazy), partial(fused.symmetric_contrastive, lazy))
+        lazy = self.model.lazy_similarity(queries, candidates) if self.chunk is not None and has_queries else None
         if lazy is not None:
-            chunk = chunk_size("auto", queries.device) if self.chunk is None else self.chunk
-            options: dict[str, Any] = {"chunk": chunk, "dtype": queries.dtype}
+            options: dict[str, Any] = {"chunk": self.chunk, "dtype": queries.dtype}
             return Implementation(
                 partial(chunked.contrastive, lazy, bias=log_copies, **options),
                 partial(chunked.symmetric_contrastive, lazy, **options),

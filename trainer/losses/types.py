@@ -2,8 +2,6 @@
 
 from typing import Literal
 
-LossKernel = Literal["auto", "chunked", "triton"]
-"""Implementation of the contrastive loss; `trainer.losses.contrast` selects it."""
 Logits = Literal["distance", "inner"]
 """Similarity in the contrastive loss: minus the geodesic distance, or the Lorentzian inner product."""
 Order = Literal["entropy", "text"]

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Final
 
-from common.config import added, check_range
+from hypergrit_common.config import check_range
 
 MAX_IMAGES: Final = 64
 """Pairs in one picture, which has a row for each."""
@@ -21,8 +21,13 @@ class LogConfig:
     wandb_project: str | None = None
     # pictures for TensorBoard and W&B: this many pairs of the first batch, and at each evaluation the distances from the
     # root and the confusions; needs the package matplotlib; 0: none
-    images: int = added(8)
+    images: int = 8
+
+    # steps to measure after the first three, and as many to trace, with the results in OUTPUT/profile: speed, MFU, peak
+    # memory, share of padding, trace and memory snapshot; 0: none
+    profile: int = 0
 
     def __post_init__(self) -> None:
         check_range(self, "every", least=1)
+        check_range(self, "profile", least=0)
         check_range(self, "images", least=0, most=MAX_IMAGES)

@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
-from common.cli import EXIT_CODES, command
-from common.config_help import print_text
-from common.errors import UserError
-from common.files import check_file
+from hypergrit_common.cli import EXIT_CODES, command
+from hypergrit_common.config_help import print_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
 
 COLOURS: Final = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#c29b2f", "#c0577f", "#4aa3a8", "#7b8794")
 GREY: Final = len(COLOURS) - 1
@@ -20,7 +20,6 @@ ENTAILMENT_PANELS: Final = {
     "order": "Order: general point nearer the root",
     "auc": "Entailment: area under the ROC curve",
     "ap": "Entailment: average precision",
-    "satisfied": "Satisfied entailments",  # runs of version 0.2 and earlier
 }
 SHARES: Final = ("satisfied", "image_entails")
 """Endings of the names of terms that are shares of pairs, not losses: the `shares` of the models."""
@@ -127,7 +126,7 @@ def short(name: str) -> str:
 def lines_with_chance(rows: Sequence[Row], names: list[str], group: str, result: str) -> list[Line]:
     """The lines of every metric GROUP.../RESULT, and dashed lines of their chance levels: one line if all are equal.
 
-    Chance levels are taken from the rows with the result: a resumed run may have rows of an earlier version.
+    Chance levels are taken from the rows with the result.
     """
     chance = result.replace("recall", "chance") if "recall" in result else "chance"
     stems = [

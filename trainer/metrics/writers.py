@@ -1,27 +1,116 @@
 """Writers of a run's metrics: metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases, with pictures.
 
 A row of metrics.jsonl holds `step`, then values by name, such as loss/total, loss/contrastive, geometry/curvature, lr,
-grad_norm. Rows with evaluation results hold names such as zero_shot/FOLDER/accuracy. `samples_per_s` and
-`data_wait_share` depend on the machine; all others are equal in two runs with the same seed on the same kind of CPU.
+grad_norm. Rows with evaluation results hold names such as zero_shot/FOLDER/accuracy. `samples_per_s`,
+`data_wait_share` and `paused_s` (by evaluations and checkpoints) depend on the machine; all others are equal in two runs
+with the same seed on the same kind of CPU.
 """
 
 import json
 import logging
 import math
+import sys
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from types import TracebackType
+from typing import Any, Final, NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
+from tqdm import tqdm
 
-from common.errors import UserError
-from common.jsonl import truncate
+from hypergrit_common.errors import UserError
+from hypergrit_common.jsonl import truncate
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
-from trainer.metrics.sinks import Pictures, Sink, tensorboard_sink, wandb_sink
+
+# Destinations of metrics and pictures beside metrics.jsonl: TensorBoard and Weights & Biases.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pictures:
+    """Pictures and distributions of one step, by name."""
+
+    images: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # RGB [h w 3]
+    histograms: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # values [n], finite and not empty
+
+
+class Sink(NamedTuple):
+    """A destination of metrics. Its functions take the step, and values or pictures by name."""
+
+    write: Callable[[int, dict[str, float]], None]
+    draw: Callable[[int, Pictures], None]
+    close: Callable[[], None]
+
+
+def tensorboard_sink(output: Path, step: int) -> Sink:
+    """Return a sink that writes event files to OUTPUT/tensorboard, and remove the events after `step`.
+
+    Raises UserError if tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise UserError(
+            f"log.tensorboard=true needs the package tensorboard ({error}); pip install tensorboard, or set "
+            "log.tensorboard=false"
+        ) from None
+    writer: Any = SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
+
+    def write(step: int, values: dict[str, float]) -> None:
+        for name, value in values.items():
+            writer.add_scalar(name, value, step)
+
+    def draw(step: int, pictures: Pictures) -> None:
+        for name, image in pictures.images.items():
+            writer.add_image(name, image, step, dataformats="HWC")
+        for name, values in pictures.histograms.items():
+            writer.add_histogram(name, values, step)
+
+    return Sink(write, draw, writer.close)
+
+
+def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
+    """Return a sink that writes to Weights & Biases. On resume it continues the run with the id in OUTPUT/wandb_id.
+
+    Raises UserError if wandb is not installed or refuses the run.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise UserError(
+            f"log.wandb_project={project} needs the package wandb ({error}); pip install wandb, or remove this setting"
+        ) from None
+    id_file = output / "wandb_id"
+    if not id_file.is_file():
+        id_file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+    try:
+        run = wandb.init(
+            project=project,
+            dir=str(output),
+            name=output.name,
+            id=id_file.read_text(encoding="utf-8"),
+            resume="allow",
+            config=training,
+        )
+    except wandb.Error as error:
+        raise UserError(
+            f"log.wandb_project={project}: {error}; log in with `wandb login`, or set WANDB_MODE=offline"
+        ) from None
+
+    def draw(step: int, pictures: Pictures) -> None:
+        images = {name: wandb.Image(image) for name, image in pictures.images.items()}
+        histograms = {name: wandb.Histogram(values.tolist()) for name, values in pictures.histograms.items()}
+        run.log({**images, **histograms}, step=step)
+
+    return Sink(lambda step, values: run.log(values, step=step), draw, run.finish)
+
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +131,7 @@ def named_values(losses: Losses) -> dict[str, Tensor]:
 
 
 class Meter:
-    """Samples per second and the share of time spent waiting for data, since the last `restart`."""
+    """Samples per second, the share of time spent waiting for data, and the seconds of pauses, since `restart`."""
 
     def __init__(self) -> None:
         self.restart()
@@ -50,6 +139,7 @@ class Meter:
     def restart(self) -> None:
         """Start a new measurement."""
         self.start_time, self.seconds_waited, self.samples = time.perf_counter(), 0.0, 0
+        self.seconds_paused = 0.0
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -64,11 +154,13 @@ class Meter:
         start = time.perf_counter()
         yield
         self.start_time += time.perf_counter() - start
+        self.seconds_paused += time.perf_counter() - start
 
     def read(self) -> dict[str, float]:
-        """The two values, by the names under which they are logged."""
+        """The values, by the names under which they are logged."""
         elapsed = max(time.perf_counter() - self.start_time, 1e-9)
-        return {"samples_per_s": self.samples / elapsed, "data_wait_share": self.seconds_waited / elapsed}
+        speed = {"samples_per_s": self.samples / elapsed, "data_wait_share": self.seconds_waited / elapsed}
+        return speed | {"paused_s": self.seconds_paused}
 
 
 class Metrics:
@@ -141,3 +233,50 @@ def can_draw(config: LogConfig) -> bool:
         )
         return False
     return config.images > 0
+
+
+# Progress of a run: a bar on a terminal, else a log line every ten seconds.
+
+SECONDS_BETWEEN_LINES: Final = 10.0
+
+
+class Progress:
+    """Display of the step, samples/s, share of time spent waiting for data, loss and remaining time.
+
+    `step` is the step from which the run starts or resumes, `steps` the last one. Nothing is displayed unless `shown`.
+    """
+
+    def __init__(self, step: int, steps: int, shown: bool) -> None:
+        self.step, self.steps, self.shown = step, steps, shown
+        self.first_step, self.start_time, self.last_line_time = step, time.monotonic(), time.monotonic()
+        self.values: dict[str, float] = {}
+        self.on_terminal = sys.stderr.isatty()
+        self.bar = tqdm(
+            total=steps, initial=step, unit=" steps", disable=not (shown and self.on_terminal), dynamic_ncols=True
+        )
+
+    def __enter__(self) -> "Progress":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.bar.close()
+
+    def advance(self, step: int, values: dict[str, float]) -> None:
+        """Display `step` and its `values`. Missing values, such as the speed, are shown as last measured."""
+        self.values |= values
+        self.bar.update(step - self.step)
+        self.step = step
+        now = time.monotonic()
+        text = (
+            f"loss {self.values.get('loss/total', float('nan')):.4f}, "
+            f"{self.values.get('samples_per_s', 0):.1f} samples/s, "
+            f"{self.values.get('data_wait_share', 0):.0%} waiting for data"
+        )
+        self.bar.set_postfix_str(text, refresh=False)
+        is_due = now - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.steps
+        if self.shown and not self.on_terminal and is_due:
+            seconds_left = (now - self.start_time) / (step - self.first_step) * (self.steps - step)
+            logger.info("step %d of %d, %s, %.0f s left", step, self.steps, text, seconds_left)
+            self.last_line_time = now

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from common.config import check_positive, check_range, runtime
-from common.errors import UserError
+from hypergrit_common.config import check_positive, check_range, runtime
+from hypergrit_common.errors import UserError
 from trainer.encoders.config import TRANSFORMERS, ImageConfig, TextConfig
 from trainer.geometry.types import EPS, Lift, Metric
-from trainer.losses.types import Calibration, Entropy, Logits, LossKernel, Order, Reduction
+from trainer.losses.types import Calibration, Entropy, Logits, Order, Reduction
 from trainer.text.relations import RELATIONS
 
 Ranking = Literal["released", "metric"]
@@ -39,10 +39,8 @@ class ModelConfig:
     # once; null: the full matrix; auto: 2097152 on a CPU, as many as fit an eighth of the memory on a GPU. The loss and
     # its gradients do not depend on it, up to rounding
     loss_chunk: int | Literal["auto"] | None = runtime("auto")
-    # implementation of the contrastive loss. chunked: PyTorch, in chunks of loss_chunk; triton: fused kernels for
-    # NVIDIA GPUs, which store no similarities in memory (tested in Triton's interpreter, not yet on a GPU);
-    # auto: chunked
-    loss_kernel: LossKernel = runtime("auto")
+    # without effect: kept for saved models. There is one implementation, in chunks of loss_chunk
+    loss_kernel: Literal["auto", "chunked"] = runtime("auto")
     # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. The papers'
     # CLIP and MERU "with boxes" are trained in this way
     boxes_as_pairs: bool = False
@@ -110,6 +108,9 @@ class HyCoCLIPConfig(HyperbolicConfig):
     # weights of the four terms of the entailment loss: text_image, box_text_image (a phrase entails its box), cross_image
     # (a box entails its image), cross_text (a phrase entails its caption); terms without a value have weight 1
     entail_terms: dict[str, float] = field(default_factory=dict)
+    # weight in cross_text of a phrase with the tokens of its caption, 0 to 1. Both are the same point, and one in a batch
+    # of 48 can raise the norm of the gradient from 0.14 to 3.7; 1: that of all phrases, as in the authors' code
+    equal_phrase_weight: float = 1.0
     # candidates in the contrastive loss of boxes and phrases. released: the captions and images of the batch, as in
     # HyCoCLIP eq. 6 and in the code of both papers; paper: the phrases and boxes of the batch, as in PHyCLIP eq. 4
     box_candidates: Literal["released", "paper"] = "released"
@@ -117,6 +118,7 @@ class HyCoCLIPConfig(HyperbolicConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "eta_inter", "eta_intra", least=0, below=math.inf)
+        check_range(self, "equal_phrase_weight", least=0, most=1)
         check_weights("contrast_terms", self.contrast_terms, CONTRAST_TERMS)
         check_weights("entail_terms", self.entail_terms, ENTAIL_TERMS)
         check_boxes(self.use_boxes, self.boxes_as_pairs)
@@ -139,6 +141,9 @@ class UNCHAConfig(HyperbolicConfig):
     eta_inter: float = 0.7
     # factor on the half-apertures of cones within a modality: a box entails its image, a phrase its caption
     eta_intra: float = 1.2
+    # weight in cross_text of a phrase with the tokens of its caption, 0 to 1. Both are the same point, and one in a batch
+    # of 48 can raise the norm of the gradient from 0.14 to 3.7; 1: that of all phrases, as in the authors' code
+    equal_phrase_weight: float = 1.0
     # share of the angle that is added to the energy of every pair, also inside its cone
     leak: float = 0.1
     # weight of the calibration of each modality within the entailment loss
@@ -156,6 +161,7 @@ class UNCHAConfig(HyperbolicConfig):
         super().__post_init__()
         check_positive(self, "temperature_box_init", "temperature_cross_init")
         check_range(self, "eta_inter", "eta_intra", "leak", "calibration_weight", least=0, below=math.inf)
+        check_range(self, "equal_phrase_weight", least=0, most=1)
         check_boxes(self.use_boxes, self.boxes_as_pairs)
 
 

@@ -256,7 +256,14 @@ class DualEncoder(nn.Module, ABC):
             captions["text"] = torch.cat([captions["text"], box_text])
             return Pairs(image=images, **captions)
         image, box_image = images.split([len(batch.images), len(batch.box_images)])
-        return Pairs(image=image, **captions, box_image=box_image, box_text=box_text, box_owner=batch.box_owner)
+        return Pairs(
+            image=image,
+            **captions,
+            box_image=box_image,
+            box_text=box_text,
+            box_owner=batch.box_owner,
+            box_equal=batch.box_equal,
+        )
 
     def stream_features(self, stream: Stream) -> Stream:
         """Features of a stream of images or token ids."""

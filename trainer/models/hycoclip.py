@@ -32,7 +32,7 @@ class HyCoCLIP(MERU):
         weights = [config.contrast_terms.get(name, 1.0) for name in ("image", "text", "box_image", "box_text")]
         half = 0.5 if config.use_boxes else 1.0
         pairs = Contrast(sides=PAIRS.sides, weights=(weights[0], weights[1]))
-        text_image, *others = relations(config.eta_inter, config.eta_intra)
+        text_image, *others = relations(config.eta_inter, config.eta_intra, config.equal_phrase_weight)
         terms = [
             Term(name="contrastive", value=pairs, weight=half),
             self.entailment(text_image, half),
@@ -53,11 +53,21 @@ class HyCoCLIP(MERU):
         return Term(name=f"entailment/{entails.name}", value=entails, weight=weight)
 
 
-def relations(inter: float, intra: float) -> tuple[Entails, ...]:
-    """The four relations of eq. 11, with the factors eta across modalities and within one."""
+def relations(inter: float, intra: float, equal_weight: float) -> tuple[Entails, ...]:
+    """The four relations of eq. 11, with the factors eta across modalities and within one.
+
+    A phrase that is its whole caption is the same point, where the derivative of the angle is largest: `equal_weight`.
+    """
     return (
         Entails(name="text_image", general="text", specific="image", eta=inter),
         Entails(name="box_text_image", general="box_text", specific="box_image", eta=inter),
         Entails(name="cross_image", general="box_image", specific="image", eta=intra, is_within=True),
-        Entails(name="cross_text", general="box_text", specific="text", eta=intra, is_within=True),
+        Entails(
+            name="cross_text",
+            general="box_text",
+            specific="text",
+            eta=intra,
+            is_within=True,
+            equal_weight=equal_weight,
+        ),
     )

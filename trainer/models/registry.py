@@ -6,6 +6,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
+from hypergrit_common.lazy import is_plugin, load_plugin
 from trainer.models.config import (
     ARGENTConfig,
     ATMGConfig,
@@ -63,6 +64,22 @@ ENTRIES: Final[dict[str, ModelEntry]] = {
 MODELS: Final[Mapping[str, ModelEntry]] = MappingProxyType(ENTRIES)
 """Entry of each model by name, as in the setting `model_name`."""
 
+
+def use_model(name: str) -> None:
+    """Add the class `module:Class` of the user under this name, if it is one; its annotation `config` has its settings.
+
+    Callers pass only names that the user gives, never those in a file of a run. Raises UserError.
+    """
+    if not is_plugin(name) or name in ENTRIES:
+        return
+    from trainer.models.dual_encoder import DualEncoder
+
+    kinds = (vars(kind) for kind in load_plugin(name, DualEncoder, "model_name").__mro__)
+    found = next(kind["__annotations__"]["config"] for kind in kinds if "config" in kind.get("__annotations__", {}))
+    config = found if isinstance(found, type) else ModelConfig
+    ENTRIES[name] = ModelEntry(config, name, is_experimental=True)
+
+
 DEFAULT: Final = "hycoclip"
 """Model that is trained if `model_name` is not given."""
 
@@ -77,6 +94,7 @@ def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
     >>> round(float(model.curv.exp()), 3), model.config.min_radius
     (0.5, 0.1)
     """
+    use_model(name)
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; choose one of {', '.join(MODELS)}")
     entry = MODELS[name]

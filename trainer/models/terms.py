@@ -52,6 +52,7 @@ class Entails:
     specific: str
     eta: float = 1.0  # factor on the half-apertures of cones
     is_within: bool = False  # both sides are of one modality
+    equal_weight: float = 1.0  # weight of a phrase with the tokens of its caption
 
 
 Value = Contrast | Entails | Callable[[Points], Tensor]
@@ -108,7 +109,8 @@ def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: M
     for term, value in values:
         groups.setdefault(term.name.partition("/")[0], []).append(term.weight * value)
     sums = {name: torch.stack(parts).sum() for name, parts in groups.items()}
-    weighted = [weights.get(name, 1.0) * value for name, value in sums.items()]
+    # Groups of weight 0 are only logged: 0 times an infinite value is not a number.
+    weighted = [weight * value for name, value in sums.items() if (weight := weights.get(name, 1.0))]
     loss = reduce(torch.add, weighted)
     logged = {name: value.detach() for name, value in sums.items()} | model.measures(points)
     logged |= {term.name: value.detach() for term, value in values if "/" in term.name}
@@ -128,7 +130,10 @@ def value_of(model: HasTerms, points: Points, value: Value) -> Tensor:
             return contrast(model, points, value)
         case Entails():
             owned = max((value.general, value.specific), key=lambda name: points.stream(name).owner is not None)
-            return points.share(owned) * mean_over_pairs(energies(model, points, value))
+            found = energies(model, points, value)
+            if value.equal_weight != 1 and points.pairs.box_equal is not None:
+                found = torch.where(points.pairs.box_equal, value.equal_weight * found, found)
+            return points.share(owned) * mean_over_pairs(found)
         case _:
             return value(points)
 
@@ -171,4 +176,4 @@ def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
 def contrastive_loss(similarity: HasSimilarity, model: HasTerms) -> ContrastiveLoss:
     """The contrastive loss by a similarity, in the implementation that the settings of the model select."""
     chunk = chunk_size(model.config.loss_chunk, model.pixel_mean.device)
-    return ContrastiveLoss(model=similarity, kernel=model.config.loss_kernel, chunk=chunk)
+    return ContrastiveLoss(model=similarity, chunk=chunk)

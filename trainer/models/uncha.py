@@ -54,7 +54,8 @@ class UNCHA(MERU):
         two means across modalities, a quarter of each within one, and calibration_weight times the calibrations.
         """
         config = self.config
-        text_image, box, cross_image, cross_text = relations(config.eta_inter, config.eta_intra)
+        found = relations(config.eta_inter, config.eta_intra, config.equal_phrase_weight)
+        text_image, box, cross_image, cross_text = found
         wholes = Contrast(sides=PAIRS.sides, temperature="global_logit_scale")
         terms = [Term(name="contrastive/global", value=wholes), entailment(text_image, 0.5)]
         if not config.use_boxes:

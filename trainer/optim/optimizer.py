@@ -1,12 +1,16 @@
-"""The optimizer of a run."""
+"""The optimizer of a run, its learning rate and the moving average of the weights."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from common.optim import is_matrix, parameter_groups
+from hypergrit_common.optim import is_matrix, parameter_groups, warmup_cosine
 from trainer.models.dual_encoder import DualEncoder
-from trainer.names import longest_match
-from trainer.optim.config import OptimConfig
+from trainer.optim.config import OptimConfig, longest_match
 
 MERU_SCALARS = ("curv", "visual_alpha", "textual_alpha")
 """Names of the learned scalars of MERU beside its temperature."""
@@ -37,3 +41,75 @@ def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.Adam
         match=longest_match,
     )
     return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+
+
+# The learning rate of each step.
+
+
+def learning_rate(step: int, config: OptimConfig) -> float:
+    """The learning rate of step 0, 1, ...: a linear warm-up from 0, then `config.schedule`.
+
+    "cosine" is half a cosine (MERU, section 4.1; the papers' models). "wsd" is constant until the last `decay_steps`
+    steps, in which the rate falls linearly (Hu et al. 2024, arXiv 2404.06395, section 4; the linear form is that of
+    Hägele et al. 2024, arXiv 2405.18392). Both end at `final_lr_ratio`.
+    """
+    final, steps, warmup = config.final_lr_ratio, config.steps, config.warmup_steps
+    match config.schedule:
+        case "cosine":
+            ratio = warmup_cosine(step, steps=steps, warmup_steps=warmup, final_ratio=final)
+        case "constant":
+            ratio = rise(step, warmup)
+        case "wsd":
+            left = min((steps - step) / config.decay_steps, 1.0)
+            ratio = min(rise(step, warmup), final + (1 - final) * left)
+    return config.lr * ratio
+
+
+def rise(step: int, warmup_steps: int) -> float:
+    """The linear warm-up from 0 to 1."""
+    return step / warmup_steps if step < warmup_steps else 1.0
+
+
+# The exponential moving average of a model's weights (Polyak averaging).
+
+
+class Average:
+    """The average of the trainable parameters of a model; without a `decay`, nothing.
+
+    The decay of a step rises from 0.1 to `decay`, so that the initial weights are soon forgotten. `values` are the
+    averages by name; of a sharded parameter, each rank has its shard. The buffers of the average are those of the model.
+    """
+
+    def __init__(self, model: nn.Module, decay: float | None) -> None:
+        self.decay = decay
+        trained = model.named_parameters() if decay is not None else ()
+        self.parameters = {name: value for name, value in trained if value.requires_grad}
+        self.values = {name: value.detach().clone() for name, value in self.parameters.items()}
+
+    @torch.no_grad()
+    def update(self, step: int) -> None:
+        """Add the weights after step number `step`, from 0."""
+        if self.decay is None:
+            return
+        add = get_ema_multi_avg_fn(min(self.decay, (1 + step) / (10 + step)))
+        for is_sharded in (True, False):  # one operation cannot mix them
+            names = [name for name, value in self.values.items() if isinstance(value, DTensor) == is_sharded]
+            if names:
+                add(
+                    [self.values[name] for name in names], [self.parameters[name] for name in names], torch.tensor(step)
+                )
+
+    @contextmanager
+    def applied(self) -> Iterator[None]:
+        """Give the model the averaged weights inside, and its own ones afterwards."""
+        own = {name: self.parameters[name].detach().clone() for name in self.values}
+        self._copy(self.values)
+        try:
+            yield
+        finally:
+            self._copy(own)
+
+    @torch.no_grad()
+    def _copy(self, values: dict[str, Tensor]) -> None:
+        for name, value in values.items():
+            self.parameters[name].copy_(value)

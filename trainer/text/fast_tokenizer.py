@@ -11,9 +11,8 @@ from typing import Any, Final
 
 import tokenizers
 
-from common.files import check_file, check_folder_files
-from trainer.text.base import TextTokenizer
-from trainer.text.offsets import Span
+from hypergrit_common.files import check_file, check_folder_files
+from trainer.text.base import Span, TextTokenizer
 
 FILE: Final = "tokenizer.json"
 UNUSED: Final = -1

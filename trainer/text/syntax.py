@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.text.base import TextTokenizer
-from trainer.text.offsets import Span
+from trainer.text.base import Span, TextTokenizer
 from trainer.text.relations import RELATIONS
 
 RELATION_IDS = {name: index for index, name in enumerate(RELATIONS)}

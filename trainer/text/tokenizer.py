@@ -16,9 +16,8 @@ from pathlib import Path
 import ftfy
 import regex
 
-from common.files import check_file
-from trainer.text.base import TextTokenizer
-from trainer.text.offsets import Span, lowercase_origins, source_spans
+from hypergrit_common.files import check_file
+from trainer.text.base import Span, TextTokenizer, lowercase_origins, source_spans
 
 END_OF_WORD = "</w>"
 OPENAI_SHA256 = "924691ac288e54409236115652ad4aa250f48203de50a9e4722a6ecd48d6804a"

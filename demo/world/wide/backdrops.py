@@ -6,8 +6,8 @@ from random import Random
 import cv2
 import numpy as np
 
-from common.images import Image
 from demo.world.backgrounds import add_camera_effects, background, background_colour, near_colour, stretch
+from hypergrit_common.images import Image
 
 Colour = tuple[int, int, int]
 

@@ -5,12 +5,11 @@ from collections.abc import Sequence
 from random import Random
 
 from demo.world import grammar
-from demo.world.captions import Draft, Phrase, article
-from demo.world.layout import Slot, WorldConfig
-from demo.world.relations import position_of, relations
+from demo.world.captions import Draft, Mention, Phrase, article
+from demo.world.layout import Slot, WorldConfig, position_of, relations
 from demo.world.vocabulary import CONCEPTS
 from demo.world.wide.layout import Placed
-from demo.world.wide.mentions import Referrer, WideMention
+from demo.world.wide.mentions import Referrer, joined
 from demo.world.wide.words import GENERAL_NOUNS, perhaps
 
 STYLES = ("article",) * 12 + ("bare",) * 3 + ("the",) * 2 + ("digit",)
@@ -97,9 +96,9 @@ def describe(objects: Sequence[Placed], rng: Random, config: WorldConfig) -> tup
     return finish(draft, objects, rng)
 
 
-def add(draft: Draft, mention: WideMention, *, repeated: bool = False) -> None:
-    before = f"the {mention.adjectives} ".replace("  ", " ") if repeated else mention.text_before_noun
-    draft.add_phrase(mention.kind, mention.objects, before, mention.noun)
+def add(draft: Draft, mention: Mention, *, repeated: bool = False) -> None:
+    before = joined("the" if repeated else mention.determiner, mention.adjectives)
+    draft.add_phrase(mention.kind, mention.objects, f"{before} " if before else "", mention.noun)
 
 
 def place(slot: Slot, rng: Random, config: WorldConfig) -> str:
@@ -107,7 +106,7 @@ def place(slot: Slot, rng: Random, config: WorldConfig) -> str:
     return rng.choice((*grammar.POSITIONS[name], *POSITIONS.get(name, ())))
 
 
-def relation(first: WideMention, second: WideMention, slots: Sequence[Slot], rng: Random, config: WorldConfig) -> str:
+def relation(first: Mention, second: Mention, slots: Sequence[Slot], rng: Random, config: WorldConfig) -> str:
     """Draw words for a relation that holds from all objects of `first` to all of `second`, or ""."""
     a, b = [slots[index] for index in first.objects], [slots[index] for index in second.objects]
     names = relations(a, b, list(slots), config)
@@ -115,8 +114,8 @@ def relation(first: WideMention, second: WideMention, slots: Sequence[Slot], rng
 
 
 def connection(
-    first: WideMention,
-    second: WideMention,
+    first: Mention,
+    second: Mention,
     slots: Sequence[Slot],
     rng: Random,
     config: WorldConfig,
@@ -136,7 +135,7 @@ def connection(
 
 
 def sentences(
-    draft: Draft, mentions: Sequence[WideMention], slots: Sequence[Slot], rng: Random, config: WorldConfig
+    draft: Draft, mentions: Sequence[Mention], slots: Sequence[Slot], rng: Random, config: WorldConfig
 ) -> Draft:
     """Write one clause for each mention; a clause may refer to an earlier mention again."""
     for index, mention in enumerate(mentions):

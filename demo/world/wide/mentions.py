@@ -1,10 +1,9 @@
 """References to the objects of a wide scene: by name, by a general noun, by number, colour or size."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from random import Random
 
-from demo.world.captions import Kind, article
+from demo.world.captions import Kind, Mention, article
 from demo.world.grammar import NUMBERS
 from demo.world.vocabulary import DRAWN_AS_SEVERAL
 from demo.world.wide.layout import Placed
@@ -13,37 +12,8 @@ from demo.world.wide.words import GENERAL_NOUNS, SYNONYMS, GeneralNoun, perhaps,
 
 SMALL_WORDS, LARGE_WORDS = ("small", "little", "tiny", "smaller"), ("large", "big", "huge", "bigger")
 UNCOUNTABLE = ("food", "clothing", "furniture", "equipment", "produce", "fruit", "footwear", "electronic equipment")
-VAGUE_WORDS = (
-    "nice",
-    "cute",
-    "old",
-    "new",
-    "shiny",
-    "single",
-    "lovely",
-    "simple",
-    "pretty",
-    "funny",
-    "colorful",
-)  # no information
-
-
-@dataclass(frozen=True, kw_only=True)
-class WideMention:
-    """A reference to objects by their indices. `determiner` may be empty for a bare noun."""
-
-    kind: Kind
-    objects: tuple[int, ...]
-    determiner: str
-    adjectives: str
-    noun: str
-    is_plural: bool = False
-
-    @property
-    def text_before_noun(self) -> str:
-        return " ".join(word for word in (self.determiner, self.adjectives) if word) + (
-            " " if self.determiner or self.adjectives else ""
-        )
+# without information
+VAGUE_WORDS = ("nice", "cute", "old", "new", "shiny", "single", "lovely", "simple", "pretty", "funny", "colorful")
 
 
 def joined(*words: str) -> str:
@@ -58,10 +28,10 @@ class Referrer:
         self.names = [item.slot.concept.name for item in objects]
         self.taken: set[str] = set()  # concepts that a general noun of the caption may mean
 
-    def mentions(self) -> list[WideMention]:
+    def mentions(self) -> list[Mention]:
         """Return mentions that together cover each object once."""
         rng = self.rng
-        remaining, found = list(range(len(self.objects))), list[WideMention]()
+        remaining, found = list(range(len(self.objects))), list[Mention]()
         if len(remaining) > 1 and rng.random() < 0.3:
             group = self.general_group()
             if group:
@@ -76,7 +46,7 @@ class Referrer:
         rng.shuffle(found)
         return found
 
-    def general_group(self) -> WideMention | None:
+    def general_group(self) -> Mention | None:
         """Return "two animals" for all objects that a general noun describes, if there are two or more."""
         for word in self.rng.sample(GENERAL_NOUNS, len(GENERAL_NOUNS)):
             members = [index for index, name in enumerate(self.names) if name in surely(word)]
@@ -91,18 +61,18 @@ class Referrer:
         colour = self.objects[members[0]].look
         return words_for(colour, self.rng) if len(looks) == 1 and self.rng.random() < 0.7 else ""
 
-    def plural(self, kind: Kind, members: Sequence[int], noun: str, adjectives: str) -> WideMention:
+    def plural(self, kind: Kind, members: Sequence[int], noun: str, adjectives: str) -> Mention:
         rng, n = self.rng, len(members)
         options = [NUMBERS[n]] * 6 + [str(n)] + ["some", "several" if n > 2 else "both", ""]
         options += ["a pair of", "a couple of"] if n == 2 else ["a group of", "a few", "a bunch of", "many"]
         determiner = rng.choice(options) if self.style != "the" else f"the {NUMBERS[n]}"
         if kind == "contrast" and determiner in ("", "some", "several", "many", "both"):
             determiner = NUMBERS[n]
-        return WideMention(
+        return Mention(
             kind=kind, objects=tuple(members), determiner=determiner, adjectives=adjectives, noun=noun, is_plural=True
         )
 
-    def same_concept(self, members: list[int]) -> list[WideMention]:
+    def same_concept(self, members: list[int]) -> list[Mention]:
         """Return the mentions of all objects of one concept: a count, or one for each colour or size."""
         rng, objects = self.rng, self.objects
         concept = objects[members[0]].slot.concept
@@ -114,7 +84,7 @@ class Referrer:
         colours = list(by_colour)
         distinct = all(not alike(a, b) for i, a in enumerate(colours) for b in colours[:i])
         if len(colours) > 1 and distinct and rng.random() < 0.75:
-            found = list[WideMention]()
+            found = list[Mention]()
             for group in by_colour.values():
                 word = words_for(objects[group[0]].look, rng)
                 if len(group) == 1:
@@ -147,7 +117,7 @@ class Referrer:
             size = rng.choice(VAGUE_WORDS)
         return joined(size, colour)
 
-    def single(self, index: int, kind: Kind, adjectives: str, noun: str = "") -> WideMention:
+    def single(self, index: int, kind: Kind, adjectives: str, noun: str = "") -> Mention:
         concept = self.objects[index].slot.concept
         if not noun:
             noun = concept.noun
@@ -167,11 +137,11 @@ class Referrer:
             determiner = "some"
         if noun in UNCOUNTABLE and determiner in ("a", "an", "1", "one"):
             determiner = self.rng.choice(("some", "some", "", "a"))
-        return WideMention(
+        return Mention(
             kind=kind, objects=(index,), determiner=determiner, adjectives=adjectives, noun=noun, is_plural=is_plural
         )
 
-    def generalised(self, mention: WideMention, mentions: Sequence[WideMention]) -> WideMention:
+    def generalised(self, mention: Mention, mentions: Sequence[Mention]) -> Mention:
         """Replace the noun by a general one, with probability 0.3, where it then still refers to the same objects.
 
         The noun may describe no other object of the scene or, in a third of the cases, none without a name of its own.

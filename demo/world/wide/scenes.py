@@ -1,6 +1,6 @@
 """Scenes of the wide world: a square picture with its objects, and a caption with its phrases, from one seed."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from typing import Any
 
@@ -8,15 +8,15 @@ import cv2
 import numpy as np
 from numpy.typing import NDArray
 
-from common.images import Image
 from demo.world.captions import Phrase
 from demo.world.layout import WorldConfig
-from demo.world.scenes import Object, Scene, visible_box
+from demo.world.scenes import Curriculum, Object, Scene, list_prompt, make_grid, make_scene, visible_box
 from demo.world.sprites import RENDER_PX, VISIBLE_ALPHA, Style, sprite
 from demo.world.wide.backdrops import backdrop, degrade
 from demo.world.wide.captions import describe
 from demo.world.wide.layout import Placed, draw_wide_layout
 from demo.world.wide.looks import BLACK_AND_WHITE, paint
+from hypergrit_common.images import Image
 
 SIDES = (224, 224, 224, 192, 300, 384, 448)
 MIN_VISIBLE = 12  # pixels of an object; smaller ones have no box
@@ -123,3 +123,23 @@ def outlined(rgb: NDArray[Any], alpha: NDArray[Any], width: int) -> tuple[NDArra
     grown = cv2.dilate(small, np.ones((2 * width + 1, 2 * width + 1), np.uint8))
     share = small[..., None].astype(np.float32) / 255
     return (small_rgb * share + 255 * (1 - share)).astype(np.uint8), grown
+
+
+def mixed_stream(
+    seed_start: int, styles: tuple[Style, ...], *, step: int, curriculum: Curriculum, wide_share: float
+) -> Iterator[Scene]:
+    """Yield the scenes of `seed_start`, `seed_start + step`, ... indefinitely.
+
+    A share of `wide_share` of the scenes that are not dense grids is from the wide world.
+    """
+    seed = seed_start
+    while True:
+        rng = Random(f"mix {seed}")
+        style = rng.choice(styles)
+        if rng.random() < curriculum.dense_share(seed - seed_start):
+            yield make_grid(seed, style)
+        else:
+            scene = make_wide_scene(seed, style) if rng.random() < wide_share else make_scene(seed, style)
+            if scene.objects:
+                yield list_prompt(scene) if rng.random() < curriculum.list_prompt_share else scene
+        seed += step

@@ -28,16 +28,6 @@ def test_a_packed_package_needs_only_what_is_packed_or_installed(name: str) -> N
     assert {item.replace("_", "-") for item in needed} <= {*pack.PACKED, *INSTALLED}
 
 
-def test_the_first_shards_that_fit_are_copied(tmp_path: Path) -> None:
-    shards = [tmp_path / f"{i}.tar" for i in range(4)]
-    for shard in shards:
-        shard.write_bytes(bytes(100))
-    pack.copy_shards(list(map(str, shards)), tmp_path / "copied", 250)
-    assert sorted(path.name for path in (tmp_path / "copied").iterdir()) == ["0.tar", "1.tar"]
-    with pytest.raises(ValueError, match="does not fit"):
-        pack.copy_shards(list(map(str, shards)), tmp_path / "none", 50)
-
-
 def test_drawn_shards_depend_on_their_numbers_alone(tmp_path: Path) -> None:
     folders = [Path(training_shards(tmp_path / name, 6, n_shards=2, side_px=16)) for name in ("a", "b")]
     contents = [[path.read_bytes() for path in sorted(folder.iterdir())] for folder in folders]

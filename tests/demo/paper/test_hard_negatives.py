@@ -8,8 +8,7 @@ import pytest
 
 from demo.paper.hard_negatives import OPPOSITE, SUGARCREPE, VL_CHECKLIST, Captions, object_columns, view_of
 from demo.world.grammar import LARGE, RELATIONS, SMALL
-from demo.world.layout import Slot
-from demo.world.relations import relations
+from demo.world.layout import Slot, relations
 from demo.world.scenes import DEFAULT, TEST_SEEDS, compose
 from demo.world.vocabulary import COLOURS
 

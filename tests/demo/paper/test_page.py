@@ -9,15 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import UserError
-from demo.paper.claims import Claim
 from demo.paper.page import Study, write_study
-from demo.paper.results import Row, judge, read_row
+from demo.paper.results import Claim, Row, judge, read_row
 from demo.paper.sizes import SIZES
 from demo.paper.store import Result
 from demo.paper.tables import DESIGNS, build_table
 from demo.paper.variants import VARIANTS
-from trainer.evaluation.items import Items, mean_items
+from hypergrit_common.errors import UserError
+from trainer.evaluation.metrics.items import Items, mean_items
 
 ACCURACY = "classification:concepts/accuracy"
 N = 300

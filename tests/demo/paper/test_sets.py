@@ -9,9 +9,9 @@ from demo.paper.sets import tree_lines, write_sets
 from demo.paper.sizes import SIZES
 from demo.world.vocabulary import CONCEPTS
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder
-from trainer.evaluation.hierarchy import read_tree
-from trainer.evaluation.tasks.base import TaskOptions
-from trainer.evaluation.tasks.registry import load_task
+from trainer.evaluation.catalog import TASKS
+from trainer.evaluation.metrics.hierarchy import read_tree
+from trainer.evaluation.task import TaskOptions
 
 N_PAIRS = 3
 
@@ -44,7 +44,7 @@ def test_tree_has_all_concepts_as_leaves_and_one_root(tmp_path: Path) -> None:
     ],
 )
 def test_the_tasks_of_the_trainer_read_all_items(sets: Path, task: str, n_used: int, metrics: set[str]) -> None:
-    result = load_task(task).evaluate(FakeEmbedder(), sets, TaskOptions())
+    result = TASKS[task].evaluate(FakeEmbedder(), sets, TaskOptions())
     assert result.n_used == n_used
     assert metrics <= result.metrics.keys()
     assert metrics <= result.items.keys()

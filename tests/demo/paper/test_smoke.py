@@ -13,6 +13,7 @@ from demo.paper.steps import Slots
 SIZE = SIZES["smoke"]
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path) -> None:
     lines: list[str] = []

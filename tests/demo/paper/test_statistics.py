@@ -5,9 +5,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from common.errors import UserError
 from demo.paper.statistics import above, difference, estimate, replicate
-from trainer.evaluation.items import Items, mean_items, pair_items
+from hypergrit_common.errors import UserError
+from trainer.evaluation.metrics.items import Items, mean_items, pair_items
 
 N = 400
 

@@ -88,7 +88,7 @@ def test_gpus_are_shared_by_the_slots() -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_killed_study_ends_its_steps(tmp_path: Path, number: int) -> None:
     code = (
-        "import sys; from pathlib import Path; from common.cli import sigterm_raises\n"
+        "import sys; from pathlib import Path; from hypergrit_common.cli import sigterm_raises\n"
         "from demo.paper.steps import Slots, Step, run_steps\n"
         "folder, wait = Path(sys.argv[1]), sys.argv[2]\n"
         "command = (sys.executable, '-c', wait, str(folder / 'slow'), 'by-0')\n"

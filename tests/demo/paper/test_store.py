@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import UserError
-from common.json_file import write_object
-from demo.paper.data import data_settings
 from demo.paper.plan import Run, plan, tasks_of
+from demo.paper.sets import data_settings
 from demo.paper.sizes import SIZES
 from demo.paper.store import has_result, missing_results, read_result, write_result
-from trainer.evaluation.items import Items, mean_items, pair_items, write_items
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import write_object
+from trainer.evaluation.metrics.items import Items, mean_items, pair_items, write_items
 
 SIZE = replace(SIZES["smoke"], variants=("hycoclip",), seeds=2)
 SCORES = torch.randn(9, generator=torch.Generator().manual_seed(0)).double()

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 import demo.paper.variants as module
-from demo.paper.claims import claims
 from demo.paper.plan import MEASURED, plan
+from demo.paper.results import claims
 from demo.paper.sizes import SIZES
 from demo.paper.tables import DESIGNS, REFERENCE
 from demo.paper.variants import VARIANTS, variants_of
@@ -41,6 +41,7 @@ def test_a_new_entry_of_the_registry_gets_its_rows(monkeypatch: pytest.MonkeyPat
     ]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("size", SIZES)
 def test_the_trainer_accepts_the_settings_of_every_step(
     size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -11,7 +11,7 @@ from aiohttp import web
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.server import Explorer
 from pipeline.explore.site import read_outputs
-from pipeline.parse.stage import Parse
+from pipeline.stages.parse.stage import Parse
 from tests.pipeline.explore.outputs import hostile, make_rows, parser, write_output
 
 TOKEN = "token-of-the-test"

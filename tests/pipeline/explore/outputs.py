@@ -8,21 +8,21 @@ from typing import Any, cast
 
 import pyarrow as pa
 
-from common.config import to_yaml
 from demo.world.sprites import STYLES
+from hypergrit_common.config import to_yaml
 from pipeline.config import load_config
-from pipeline.parse.config import ParseConfig
-from pipeline.parse.stage import Parse
+from pipeline.output.store import Store
+from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
-from pipeline.score.stage import Place, Rows, score_table
-from pipeline.score.thresholds import Thresholds
-from pipeline.write.stage import write_shard
-from pipeline.write.store import Store
+from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.parse.stage import Parse
+from pipeline.stages.score.filters import Thresholds
+from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.manifest import ThresholdValues
 from schemas.rows import CAPTIONED, GROUNDED, SCORED
 from schemas.table import Drop, add_columns, drop_rows
+from tests.pipeline.output.resume.jobs import provenance_of
 from tests.pipeline.report.make_output import HOSTILE, make_row, scored_boxes
-from tests.pipeline.resume.jobs import provenance_of
 
 Row = dict[str, Any]
 THRESHOLDS = Thresholds(min_side_px=32, size_rule="area", min_score=0.65, min_clip_score=0.65)

@@ -8,16 +8,16 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.explore.__main__ import main
+from pipeline.commands.explore import main
 from pipeline.explore.site import CODE, IMAGE_FILE, ROWS_FILE
-from pipeline.report.shards import read_manifests
-from pipeline.write.store import Store
+from pipeline.output.ledger import read_manifests
+from pipeline.output.store import Store
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "0 outputs are given; give one or two"),
+        (["port=0"], "0 outputs are given"),
         (["{output}", "color=red"], "'color=red' is not a key of this command"),
         (["{output}", "port=99999"], "port"),
         (["{output}", "match=caption"], "match"),
@@ -25,7 +25,7 @@ from pipeline.write.store import Store
         (["https://u:p@example.org/x"], "a user name or a password"),
         (["{output}", "static={tmp}"], "exists and is not empty; give a new folder"),
         (["{output}", "static=s3://bucket/page"], "static is a URL, but it must be a local path"),
-        (["date=2026"], "0 outputs are given"),
+        (["date=2026"], "is not a key"),
         (["{output}", "address=256.1.1.1"], "cannot be used"),
     ],
 )

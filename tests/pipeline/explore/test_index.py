@@ -11,15 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from common.errors import UserError
-from pipeline.explore.columns import hosts
+from hypergrit_common.errors import UserError
+from pipeline.explore.columns import box_sides, hosts
 from pipeline.explore.index import build_index, cached_index, open_output, read_meta
-from pipeline.explore.sides import box_sides
-from pipeline.score.filters import has_crop, measure_box
-from pipeline.score.thresholds import Thresholds
+from pipeline.stages.score.filters import Thresholds, has_crop, measure_box
 from pipeline.summary.totals import host_of
 from schemas.status import BOX_REMOVALS
-from tests.pipeline.derive.outputs import kept, lost, picture
+from tests.pipeline.commands.derive.outputs import kept, lost, picture
 from tests.pipeline.explore.outputs import write_output
 
 RULES = ("area", "side", "released")

@@ -14,13 +14,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline import refilter
-from pipeline.explore.__main__ import main
-from pipeline.parse.stage import Parse
-from pipeline.quality.marks import marked_boxes, read_marks
-from pipeline.report.shards import read_manifests
-from pipeline.score.filters import clip_score
-from pipeline.write.store import Store
+from pipeline.commands import rewrite
+from pipeline.commands.explore import main
+from pipeline.explore.quality.marks import marked_boxes, read_marks
+from pipeline.output.ledger import read_manifests
+from pipeline.output.store import Store
+from pipeline.stages.parse.stage import Parse
+from pipeline.stages.score.filters import clip_score
 from tests.pipeline.browser import needs_browser
 from tests.pipeline.explore.conftest import Server
 from tests.pipeline.explore.outputs import THRESHOLDS, Row, make_rows, write_output
@@ -181,7 +181,7 @@ def test_slider_keeps_what_refilter_keeps(
                 tab.locator(f"[name={name}_value]").press("Tab")
             new, keys = tmp_path / str(number), [f"score.{name}={value}" for name, value in changed.items()]
             arguments = [f"source={output}", f"output={new}", "formats=[arrow]", *keys]
-            assert refilter.main([*arguments, "ray.runner=local", "ray.cpu_workers=1"]) == 0
+            assert rewrite.main([*arguments, "ray.runner=local", "ray.cpu_workers=1"]) == 0
             manifests = read_manifests(Store(str(new)))
             kept = sum(m["counts"]["kept"] for m in manifests), sum(m["boxes"] for m in manifests)
             shown = tab.locator("#kept")
@@ -189,7 +189,7 @@ def test_slider_keeps_what_refilter_keeps(
             found.add(kept)
             if changed:
                 assert tab.locator("#command").inner_text() == (
-                    f"python -m pipeline.refilter source={output} output={output}_refiltered {' '.join(keys)}"
+                    f"hypergrit rewrite source={output} output={output}_refiltered {' '.join(keys)}"
                 )
             tab.locator("button[name=thresholds]").click()
         assert len(found) == len(settings)
@@ -388,7 +388,7 @@ def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
 ) -> None:
     strict, site = tmp_path / "strict", tmp_path / "site"
     arguments = [f"source={output}", f"output={strict}", "score.min_score=0.85", "formats=[arrow,grit]"]
-    assert refilter.main([*arguments, "ray.runner=local", "ray.cpu_workers=1"]) == 0
+    assert rewrite.main([*arguments, "ray.runner=local", "ray.cpu_workers=1"]) == 0
     assert main([output, str(strict), f"static={site}", "images=20", f"cache={cache}"]) == 0
     a, b = rows_of(output), rows_of(str(strict))
     kept = [sum(box["removed"] is None for box in row["found"]) * (row["status"] == "kept") for row in a]

@@ -1,4 +1,4 @@
-"""Rows of two outputs that belong together; those of pipeline.retry are in tests/pipeline/retry/test_output.py."""
+"""Rows of two outputs that belong together."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from pipeline.explore.index import open_output
 from pipeline.explore.pairs import pair_rows
-from tests.pipeline.derive.outputs import lost
+from tests.pipeline.commands.derive.outputs import lost
 from tests.pipeline.explore.outputs import write_output
 
 

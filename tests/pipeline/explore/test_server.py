@@ -12,17 +12,17 @@ from typing import Any
 import fsspec
 import pytest
 
-from common.errors import UserError
-from pipeline import audit
+from hypergrit_common.errors import UserError
+from pipeline.commands import quality
 from pipeline.explore.access import is_own_name
 from pipeline.explore.marks import MarkFile
+from pipeline.explore.quality.marks import marked_boxes, read_marks
 from pipeline.explore.server import CHANGED
-from pipeline.explore.shards import Shard
 from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
-from pipeline.quality.marks import marked_boxes, read_marks
-from pipeline.report.shards import read_images, read_manifests
-from pipeline.write.store import Store
-from tests.pipeline.derive.outputs import kept, picture
+from pipeline.output.ledger import read_images, read_manifests
+from pipeline.output.source import Shard
+from pipeline.output.store import Store
+from tests.pipeline.commands.derive.outputs import kept, picture
 from tests.pipeline.explore.conftest import TOKEN, Server
 from tests.pipeline.explore.outputs import write_output
 
@@ -153,7 +153,7 @@ def test_marks_are_written_into_a_csv_that_the_audit_reads(
         (rows[number]["key"], 1, False),
     ]
     assert len(marked_boxes(output, path, marks)) == 2
-    assert "chosen by hand" in audit.about([mark.sample for mark in marks])
+    assert "chosen by hand" in quality.about([mark.sample for mark in marks])
     assert ask(server, "/marks", {"shard": 0, "number": number, "box": 0, "mark": ""})[0] == 204
     assert [mark.box for mark in read_marks(path)] == [1]
     before = path.read_bytes()
@@ -164,9 +164,11 @@ def test_marks_are_written_into_a_csv_that_the_audit_reads(
         {"shard": 0, "number": number, "box": 0, "mark": "=1+1"},
         {"shard": 0, "number": number},
         {"shard": 0, "number": 2, "box": 0, "mark": "right"},
+        {"shard": float("inf"), "number": number, "box": 0, "mark": "right"},
         [],
     ):
         assert ask(server, "/marks", wrong)[0] == 400, wrong
+    assert ask(server, "/marks", {}, **{"Content-Type": "text/plain; charset=nothing"})[0] == 400
     assert ask(server, "/marks", {"shard": 9, "number": 0, "box": 0, "mark": "right"})[0] == 404
     mark = {"shard": 0, "number": number, "box": 0, "mark": "right"}
     assert ask(server, "/marks", mark, Origin="http://evil.example")[0] == 403

@@ -8,12 +8,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
-from pipeline.read import ahead, row_groups
-from pipeline.read.ahead import can_be_ahead, pack_rows, provided
+from hypergrit_common.errors import UserError
+from pipeline.read import parquet
+from pipeline.read import parquet as ahead
 from pipeline.read.config import ReadConfig
+from pipeline.read.parquet import can_be_ahead, pack_rows, provided
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
+from pipeline.read.source import read_shard
 from pipeline.read.types import ShardPlan
 
 CONFIG = ReadConfig()
@@ -28,7 +29,7 @@ def write(path: Path, n: int, **columns: list[object]) -> Path:
 
 
 def plans_of(folder: Path, rows_per_shard: int = 300) -> list[ShardPlan]:
-    row_groups._last.clear()
+    parquet._last.clear()
     return [with_version(plan) for plan in plan_shards(str(folder), rows_per_shard, None, CONFIG)]
 
 
@@ -43,7 +44,7 @@ def without_files(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise AssertionError("a file was opened")
 
-    monkeypatch.setattr(row_groups.Stream, "__init__", refuse)
+    monkeypatch.setattr(parquet.Stream, "__init__", refuse)
 
 
 def test_rows_of_files_with_different_columns_are_those_that_each_shard_reads(
@@ -54,13 +55,13 @@ def test_rows_of_files_with_different_columns_are_those_that_each_shard_reads(
     plans = plans_of(tmp_path)
     expected = [read_shard(plan, CONFIG) for plan in plans]
     assert any(len(plan.pieces) == 2 for plan in plans)
-    row_groups._last.clear()
+    parquet._last.clear()
     packed = [pack_rows(plan, CONFIG) for plan in plans]
     without_files(monkeypatch)
     for plan, rows, table in zip(plans, packed, expected, strict=True):
         with provided(plan, rows):
             assert read_shard(plan, CONFIG).equals(table)
-    assert not row_groups.given
+    assert not parquet.given
 
 
 def test_rows_that_were_not_provided_are_read(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
-from pipeline.read import stage
+from hypergrit_common.errors import UserError
+from pipeline.read import source
 from pipeline.read.config import ReadConfig
+from pipeline.read.parquet import row_sizes
 from pipeline.read.plan import plan_shards
-from pipeline.read.sizes import row_sizes
-from pipeline.read.stage import planned_rows, read_parts, read_shard
+from pipeline.read.source import planned_rows, read_parts, read_shard
 from tests.pipeline.poison import RustPanic
 from tests.pipeline.read.test_stage import read_all, write_tar
 
@@ -45,7 +45,7 @@ def test_huge_values_of_a_parquet_file_are_dropped_before_they_are_converted(
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert [row["reason"] for row in rows] == [None] + ["bad_row"] * n
-    assert "more than 16 times read.max_row_bytes" in rows[1]["detail"]
+    assert "more than the limit of 16777216" in rows[1]["detail"]
     assert peak < 30 * MB
 
 
@@ -79,7 +79,7 @@ def test_images_of_a_tar_are_handed_on_in_parts_of_bounded_size(
     path = write_tar(tmp_path / "a.tar", {f"{i}.jpg": bytes([i]) * 1000 for i in range(10)})
     (plan,) = plan_shards(str(path), 100, None, ReadConfig())
     whole = read_shard(plan, ReadConfig())
-    monkeypatch.setattr(stage, "PART_BYTES", 2500)
+    monkeypatch.setattr(source, "PART_BYTES", 2500)
     parts = [table for table, _ in read_parts(plan, ReadConfig())]
     assert [table.num_rows for table in parts] == [3, 3, 3, 1]
     assert pa.concat_tables(parts).to_pylist() == whole.to_pylist()
@@ -95,7 +95,7 @@ def test_a_row_that_raises_while_it_is_read_is_dropped_alone(
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         path.write_text("".join(f'{{"url": "http://a/{i}", "caption": "x"}}\n' for i in range(5)))
-    to_row, calls = stage.to_row, list[str]()
+    to_row, calls = source.to_row, list[str]()
 
     def poisoned(record: Any, config: ReadConfig) -> dict[str, Any]:
         calls.append(record["url"])
@@ -103,7 +103,7 @@ def test_a_row_that_raises_while_it_is_read_is_dropped_alone(
             raise error
         return to_row(record, config)
 
-    monkeypatch.setattr(stage, "to_row", poisoned)
+    monkeypatch.setattr(source, "to_row", poisoned)
     (plan,) = plan_shards(str(path), 100, None, ReadConfig())
     ((table, faults),) = list(read_parts(plan, ReadConfig()))
     assert table["reason"].to_pylist() == [None, None, None, "internal_error", None]

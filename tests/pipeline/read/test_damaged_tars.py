@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.output.write.tar import TarWriter
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import CutFile, cut_files
-from pipeline.write.tar import TarWriter
 from schemas.files import JOB_FILE, STATS_FILE
 from tests.pipeline.jobs import run_job
 from tests.pipeline.read.test_stage import read_all

@@ -9,7 +9,7 @@ import pytest
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import list_files
 from pipeline.read.plan import cut_files, make_plans
-from pipeline.read.stage import read_shard
+from pipeline.read.source import read_shard
 
 HEADER = "url,caption\n"
 

@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import UserError
-from pipeline.read import json_document
+from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import list_files
 from pipeline.read.plan import cut_files
@@ -43,7 +42,7 @@ LAYOUTS = {
 def test_every_layout_gives_the_same_rows(
     tmp_path: Path, layout: str, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_document, "CHUNK", chunk)  # a value may end anywhere in a block
+    monkeypatch.setattr("pipeline.read.text.CHUNK", chunk)  # a value may end anywhere in a block
     text, config = LAYOUTS[layout]
     (tmp_path / "a.json").write_text(text, encoding="utf-8")
     rows = read_all(tmp_path, 3, **config)
@@ -57,7 +56,7 @@ def test_quotes_brackets_and_backslashes_within_texts_end_no_value(
     odd = ['a "quoted" ]}', "back\\slash \\", '\\"', "[{", "\\\\", "\u2028 \ud83d\ude00"]
     (tmp_path / "a.json").write_text(json.dumps([{"url": "http://a/1", "caption": text} for text in odd]))
     for chunk in range(1, 40):
-        monkeypatch.setattr(json_document, "CHUNK", chunk)
+        monkeypatch.setattr("pipeline.read.text.CHUNK", chunk)
         assert captions(tmp_path) == [json.loads(json.dumps(text)) for text in odd]
 
 
@@ -67,7 +66,7 @@ def test_malformed_and_long_values_cost_their_rows_only(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[" + ",\n".join([good, *bad, good]) + "]")
     rows = read_all(tmp_path, 4, max_row_bytes=1000)
     assert [row["reason"] for row in rows] == [None, *["bad_row"] * len(bad), None]
-    assert "row 5: the value has 5011 bytes, more than read.max_row_bytes=1000" in rows[5]["detail"]
+    assert "row 5: the value has 5011 bytes, more than the limit of 1000" in rows[5]["detail"]
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
-from pipeline.read.lines import csv_rows
-from tests.common.test_tar import extension, header, pax
+from pipeline.read.text import csv_rows
+from tests.hypergrit_common.test_tar import extension, header, pax
 from tests.pipeline.read.test_stage import read_all, write_tar
 
 ROW = '{"url": "http://a/%d", "caption": "x"}\n'
@@ -42,15 +42,18 @@ def test_a_huge_line_is_dropped_without_reading_it_into_memory(tmp_path: Path, n
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert reasons(result) == [None, "bad_row", None]
-    assert f"the line has {n_bytes + 1} bytes, more than read.max_row_bytes=1048576" in result[1]["detail"]
+    assert f"the line has {n_bytes + 1} bytes, more than the limit of 1048576" in result[1]["detail"]
     assert peak < 30 * MB
 
 
 @pytest.mark.parametrize(
     ("row", "detail"),
     [
-        ({"url": "http://a/" + "b" * 9000, "caption": "x"}, "the URL has 9009 characters, more than read.max_url_char"),
-        ({"url": "http://a", "caption": "x" * 2 * MB}, "the caption has 2000000 characters, more than read.max_row"),
+        ({"url": "http://a/" + "b" * 9000, "caption": "x"}, "the URL has 9009 characters, more than the limit of 8192"),
+        (
+            {"url": "http://a", "caption": "x" * 2 * MB},
+            "the caption has 2000000 characters, more than the limit of 1048576",
+        ),
         ({"url": "http://a", "caption": "x", "id": "y" * 2 * MB}, "the id has 2000000 characters"),
         ({"url": "http://a", "caption": "x", "z": "y" * 3 * MB}, "the other columns have 3000009 bytes"),
         ({"url": "http://a", "caption": "x", "noun_chunks": [[0, 1, 0, 0, 1, 1, 1]] * 1001}, "1001 boxes, more than"),
@@ -154,7 +157,7 @@ def test_a_member_beyond_the_limit_is_dropped_unread(tmp_path: Path) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     rows = read_all(path)
     assert [row["image"] for row in rows] == [None, b"x"]
-    assert f"0.jpg has {big} bytes, more than read.max_image_bytes=64000000" in rows[0]["detail"]
+    assert f"0.jpg has {big} bytes, more than the limit of 64000000" in rows[0]["detail"]
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100_000
 
 

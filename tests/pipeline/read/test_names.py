@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline.read.listing import list_files
-from tests.pipeline.resume.jobs import configure, plan, run, write_rows
+from tests.pipeline.output.resume.jobs import configure, plan, run, write_rows
 
 
 def write(folder: Path, name: bytes) -> str:

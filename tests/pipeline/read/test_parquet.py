@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
+from pipeline.read.source import read_shard
 from tests.pipeline.read.test_stage import read_all
 
 URLS = [f"http://x.org/{i}.jpg" for i in range(3)]

@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from pipeline.output import resume as scan
+from pipeline.output.write.tar import TarWriter
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import DamagedFileError
 from pipeline.read.listing import list_files
-from pipeline.read.plan import cut_files, make_plans
-from pipeline.read.plans import Batch, CutFile, ShardPlans
-from pipeline.read.stage import read_shard
-from pipeline.read.tars import indexed_starts, scan_tars
+from pipeline.read.plan import Batch, CutFile, ShardPlans, cut_files, make_plans
+from pipeline.read.samples import indexed_starts, scan_tars
+from pipeline.read.source import read_shard
+from pipeline.read.streams import DamagedFileError
 from pipeline.read.types import Piece, ShardPlan
-from pipeline.resume import scan
-from pipeline.write.tar import TarWriter
-from tests.pipeline.derive.outputs import make_output, random_shards
+from tests.pipeline.commands.derive.outputs import make_output, random_shards
 from tests.pipeline.layouts import in_folders
 
 
@@ -117,7 +116,7 @@ def test_tars_of_an_output_are_planned_from_their_index(
         output = in_folders(output, tmp_path / "folders")
     files = list_files(f"{output}/grit")
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.read.tars.tar_rows", None)
+        patch.setattr("pipeline.read.samples.tar_rows", None)
         found = cut_files(files, 3, None, ReadConfig())
     bare = tmp_path / "bare"
     shutil.copytree(output / "grit", bare)

@@ -9,15 +9,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
-from pipeline.read import row_groups
+from hypergrit_common.errors import UserError
+from pipeline.read import parquet
 from pipeline.read.config import ReadConfig
-from pipeline.read.plan import make_plans
-from pipeline.read.plans import CutFile
-from pipeline.read.stage import read_shard
+from pipeline.read.plan import CutFile, make_plans
+from pipeline.read.source import read_shard
 from pipeline.read.types import ShardPlan
+from tests.pipeline.settings import with_constants
 
 N_ROWS = 20_000
+SHORT_ROWS = with_constants(ReadConfig, max_row_bytes=1)
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +33,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_stream() -> None:
-    row_groups._last.clear()
+    parquet._last.clear()
 
 
 def plans_of(path: Path, rows_per_shard: int = 500, version: str | None = None) -> list[ShardPlan]:
@@ -43,13 +44,13 @@ def plans_of(path: Path, rows_per_shard: int = 500, version: str | None = None) 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The rows at which streams begin, from now on."""
-    found, real = list[int](), row_groups.Stream.__init__
+    found, real = list[int](), parquet.Stream.__init__
 
-    def note(self: row_groups.Stream, piece: row_groups.Piece, config: ReadConfig) -> None:
+    def note(self: parquet.Stream, piece: parquet.Piece, config: ReadConfig) -> None:
         found.append(piece.first_row)
         real(self, piece, config)
 
-    monkeypatch.setattr(row_groups.Stream, "__init__", note)
+    monkeypatch.setattr(parquet.Stream, "__init__", note)
     return found
 
 
@@ -74,10 +75,10 @@ def test_a_stream_is_not_continued_with_other_settings_or_backwards(
 ) -> None:
     plans, streams = plans_of(path), opened(monkeypatch)
     read_shard(plans[0], ReadConfig())
-    read_shard(plans[1], ReadConfig(max_boxes=1))
-    read_shard(plans[3], ReadConfig(max_boxes=1))  # skips a shard
-    read_shard(plans[30], ReadConfig(max_boxes=1))  # in the next row group
-    read_shard(plans[2], ReadConfig(max_boxes=1))  # goes back
+    read_shard(plans[1], SHORT_ROWS)
+    read_shard(plans[3], SHORT_ROWS)  # skips a shard
+    read_shard(plans[30], SHORT_ROWS)  # in the next row group
+    read_shard(plans[2], SHORT_ROWS)  # goes back
     assert streams == [0, 500, 15_000, 1000]
 
 
@@ -110,16 +111,16 @@ def test_columns_that_are_not_read_do_not_count_as_kept_bytes(tmp_path: Path, mo
     store = fsspec.filesystem("memory")
     with store.open("/kept/a.parquet", "wb") as file:
         pq.write_table(pa.table(rows | {"embedding": [os.urandom(500)] * 200 + [os.urandom(400)] * 200}), file)
-    monkeypatch.setattr(row_groups, "KEPT_BYTES", 20_000)
+    monkeypatch.setattr(parquet, "KEPT_BYTES", 20_000)
     size = store.size("/kept/a.parquet")
     plans = list(make_plans([CutFile("memory://kept/a.parquet", size, [[0, 0, 1], [400, 0, 1]], "1")], 100))
     streams = opened(monkeypatch)
     for plan in plans:
         for piece in plan.pieces:
-            assert sum(batch.num_rows for _, batch in row_groups.read_batches(piece, ReadConfig())) == 100
+            assert sum(batch.num_rows for _, batch in parquet.read_batches(piece, ReadConfig())) == 100
     assert streams == [0]
-    monkeypatch.setattr(row_groups, "KEPT_BYTES", 100)
-    row_groups._last.clear()
+    monkeypatch.setattr(parquet, "KEPT_BYTES", 100)
+    parquet._last.clear()
     for plan in plans:
-        list(row_groups.read_batches(plan.pieces[0], ReadConfig()))
+        list(parquet.read_batches(plan.pieces[0], ReadConfig()))
     assert streams == [0, 0, 100, 200, 300]

@@ -13,18 +13,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from common.errors import UserError
-from common.remote import THREADS, open_file
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import THREADS, open_file
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
-from pipeline.read.stage import read_shard
+from pipeline.read.source import read_shard
 from pipeline.read.types import Piece, ShardPlan
+from tests.pipeline.settings import with_constants
 
 ROWS = [{"url": f"http://x.org/{i}.jpg", "caption": f'caption "{i}", größe 🐕', "n": i} for i in range(10)]
 
 
 def read_all(input: Path | str, rows_per_shard: int = 4, limit: int | None = None, **config: Any) -> list[dict]:
-    settings = ReadConfig(**config)
+    settings = with_constants(ReadConfig, **config)
     plans = plan_shards(str(input), rows_per_shard, limit, settings)
     return [row for plan in plans for row in read_shard(plan, settings).to_pylist()]
 
@@ -103,7 +104,7 @@ def test_planning_opens_each_file_once_and_stops_at_the_limit(
         time.sleep(1 if is_late else 0.005)
         return open_file(path, **options)
 
-    monkeypatch.setattr("pipeline.read.formats.open_file", open_counted)
+    monkeypatch.setattr("pipeline.read.streams.open_file", open_counted)
     plans = plan_shards(str(tmp_path), 7, limit, ReadConfig())
     assert sum(plan.n_rows for plan in plans) == (limit or 10 * n_files)
     assert len(set(opened)) == len(opened)

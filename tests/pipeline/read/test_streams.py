@@ -14,12 +14,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
-from pipeline.read.formats import format_of, open_input
-from pipeline.read.listing import list_files
+from pipeline.read.listing import format_of, list_files
 from pipeline.read.plan import cut_files
-from pipeline.read.streams import COMPRESSIONS
+from pipeline.read.streams import COMPRESSIONS, input_errors, open_stream
 from tests.pipeline.read.test_stage import ROWS, read_all, write_tar
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
@@ -206,10 +205,11 @@ def test_errors_of_the_disk_are_not_damage(tmp_path: Path, monkeypatch: pytest.M
         def read(self, size: int | None = -1, /) -> bytes:
             raise OSError(5, "Input/output error")
 
-    monkeypatch.setattr("pipeline.read.formats.open_file", lambda path, **_: Broken())
+    monkeypatch.setattr("pipeline.read.streams.open_file", lambda path, **_: Broken())
     with (
         pytest.raises(UserError, match="Input/output error") as found,
-        open_input(str(tmp_path / "a.jsonl.zst")) as file,
+        input_errors("a.jsonl.zst"),
+        open_stream(str(tmp_path / "a.jsonl.zst")) as file,
     ):
         file.read(10)
     assert type(found.value) is UserError

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
+from hypergrit_common.near_duplicates import normal_url
 from pipeline import ReadConfig, plan_shards, read_shard
-from pipeline.download.urls import parse_url
 from pipeline.read.takedown import parse_takedown, read_takedown
-from pipeline.read.url_keys import normal_url
+from pipeline.stages.download.addresses import parse_url
 
 HASH = "ab" * 32
 

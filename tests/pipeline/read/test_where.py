@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import gzip
 import json
 import pickle
 import time
@@ -15,8 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from pipeline import load_config
+from pipeline.output.write.tar import TarWriter
 from pipeline.read.config import ReadConfig
 from pipeline.read.where import WhereError, parse_where
 from tests.pipeline.read.test_stage import read_all
@@ -248,3 +250,22 @@ def test_text_in_binary_columns_can_be_compared(tmp_path: Path) -> None:
         (None, {"NSFW": "UNLIKELY"}),
         ("not_selected", {"NSFW": "NSFW"}),
     ]
+
+
+def write_samples(path: Path, columns: list[dict[str, Any]]) -> None:
+    with path.open("wb") as file, TarWriter(file) as tar:
+        for i, record in enumerate(columns):
+            tar.add_sample(f"{i:06d}", [("jpg", b"i"), ("txt", b"a dog"), ("json", json.dumps(record).encode())])
+
+
+@pytest.mark.parametrize("suffix", [".tar", ".tar.gz"])
+def test_a_tar_whose_samples_lack_a_column_is_an_error_that_names_it(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / "a.tar"
+    write_samples(path, [{"width": 300}, {"width": 400, "similarity": 0.4}])
+    if suffix == ".tar.gz":
+        (tmp_path / "a.tar.gz").write_bytes(gzip.compress(path.read_bytes()))
+    path = path.with_name(f"a{suffix}")
+    found = read_all(path, where="similarity > 0.3")  # a sample may lack it
+    assert [row["reason"] for row in found] == ["not_selected", None]
+    with pytest.raises(UserError, match=r"a\.tar.* has no column punsafe, .*it has width, caption, similarity"):
+        read_all(path, where="punsafe < 0.1")

@@ -17,14 +17,14 @@ from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
 from demo.world.sprites import STYLES, Style
 from demo.world.truth import Truth, phrase_of, truth_of
+from pipeline.config import WriteConfig
 from pipeline.images import encode_jpeg
-from pipeline.parse.config import ParseConfig
-from pipeline.parse.stage import Parse
+from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
-from pipeline.write.config import WriteConfig
-from pipeline.write.stage import write_shard
+from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.parse.stage import Parse
 from schemas.rows import CAPTIONED, SCORED
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows

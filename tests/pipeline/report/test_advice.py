@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from pipeline.images import encode_jpeg
-from pipeline.report.advice import MOST_HOSTS, Advice, find_advice
-from pipeline.report.usual import CHOSEN
+from pipeline.report.advice import CHOSEN, MOST_HOSTS, Advice, find_advice
 from schemas.stats import Statistics
 from schemas.status import REASONS
 
@@ -37,6 +36,13 @@ def test_a_job_that_kept_nothing_names_the_most_frequent_reason(stats: Any) -> N
     assert first == Advice(
         "no row was kept", "the most frequent reason is download: dns_error (990 rows); see its examples", "rows"
     )
+
+
+def test_one_reason_for_all_rows_names_the_key_that_changes_it(stats: Any) -> None:
+    stats["rows"] |= {"kept": 0, "dropped": {"download": {"private_address": 1000}}}
+    action = find_advice(stats)[0].action
+    assert action.startswith("download: private_address is the reason of all: ")
+    assert "download.allowed_private_hosts" in action
 
 
 @pytest.mark.parametrize(
@@ -101,10 +107,24 @@ def test_a_threshold_within_the_bulk_of_the_scores_is_named(stats: Any) -> None:
     ]
 
 
-def test_a_threshold_that_hardly_any_box_passes_is_named(stats: Any) -> None:
-    stats["provenance"]["thresholds"]["min_score"] = 0.64
-    stats["histograms"] = {"grounding_score": histogram({40: 4}, {10: 996})}
-    assert texts(stats) == ["score.min_score=0.64 keeps 4 of 1,000 boxes: model, threshold and data do not fit"]
+@pytest.mark.parametrize(
+    ("removed", "expected"),
+    [
+        ({"box_too_small": 2413}, ["score.min_side_px removes 2,413 of the 2,437 boxes"]),
+        ({"low_score": 2413}, ["score.min_score removes 2,413 of the 2,437 boxes"]),
+        (
+            {"box_too_small": 1500, "low_score": 40, "low_clip_score": 890},
+            ["score.min_clip_score removes 890 of the 897"],
+        ),
+        ({"box_too_small": 1500, "low_score": 800, "low_clip_score": 85}, []),
+    ],
+)
+def test_the_threshold_that_removes_nearly_all_boxes_that_reach_it_is_named_and_no_other(
+    stats: Any, removed: dict[str, int], expected: list[str]
+) -> None:
+    stats["boxes"] = {"found": 2437, "removed": removed, "kept": 2437 - sum(removed.values())}
+    stats["histograms"] = {"grounding_score": histogram({40: 24}, {10: 2413})}
+    assert [text.partition(" boxes")[0] + " boxes" * ("2,437" in text) for text in texts(stats)] == expected
 
 
 def test_values_beyond_the_axis_are_named(stats: Any) -> None:

@@ -1,9 +1,8 @@
 import time
 from typing import Any
 
-from pipeline.report.cards import MAX_BOXES, make_card
-from pipeline.report.samples import Picture
-from pipeline.report.trees import draw_tree, words_and_arcs
+from pipeline.report.cards import MAX_BOXES, Picture, make_card
+from pipeline.report.html import draw_tree, words_and_arcs
 
 CAPTION = "a 🐈 cat on the left of a dog"
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
+from pipeline.output.manifest import read_failed
+from pipeline.output.store import Store
 from pipeline.report.stats import build_stats
-from pipeline.write.failed import read_failed
-from pipeline.write.store import Store
 
 
 @pytest.fixture

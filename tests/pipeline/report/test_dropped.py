@@ -3,18 +3,18 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipeline.report.config import ReportConfig
-from pipeline.report.dropped import find_dropped, pick_dropped, read_dropped, write_dropped
+from pipeline.config import ReportConfig
+from pipeline.output.ledger import read_manifests
+from pipeline.output.store import Store
+from pipeline.report.cards import find_dropped, pick_dropped, pick_examples, read_dropped, write_dropped
 from pipeline.report.html import write_report
-from pipeline.report.samples import pick_examples
-from pipeline.report.shards import read_manifests
 from pipeline.report.stats import build_stats
-from pipeline.write.store import Store
 from schemas.files import DROPPED_FILE
 from schemas.table import Drop, drop_rows, kept_indices
 from tests.pipeline.report.make_output import write_output
+from tests.pipeline.settings import with_constants
 
-CONFIG = ReportConfig(examples=2, thumbnail_px=64)
+CONFIG = with_constants(ReportConfig, examples=2, thumbnail_px=64)
 
 
 @pytest.fixture
@@ -58,7 +58,7 @@ def test_the_page_shows_the_pictures_of_dropped_rows_with_their_scores(
     found = find_dropped(store, manifests, pick_examples(store, manifests, 2))
     assert pictures[0].key in found
     build_stats(output)
-    write_report(output, ReportConfig(pictures=0, trees=0, examples=2))
+    write_report(output, with_constants(ReportConfig, pictures=0, examples=2))
     text = (tmp_path / "report.html").read_text()
     assert text.count("<img ") == len(found) >= 2
     assert "#reason=ground:no_box" in text

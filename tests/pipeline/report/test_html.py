@@ -9,13 +9,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from common.errors import UserError
-from pipeline.report.__main__ import main
-from pipeline.report.config import ReportConfig
+from hypergrit_common.errors import UserError
+from pipeline.commands.explore import main
+from pipeline.config import ReportConfig, WriteConfig
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
-from pipeline.write.config import WriteConfig
 from tests.pipeline.report.make_output import with_markup, write_output
+from tests.pipeline.settings import with_constants
 
 
 class Elements(HTMLParser):
@@ -56,11 +56,10 @@ def test_page_follows_the_report_settings_of_the_run(output: Path, tmp_path: Pat
     copy = tmp_path / "out"
     shutil.copytree(output, copy)
     with (copy / "config.yaml").open("a") as file:
-        file.write("report:\n  pictures: 3\n  trees: 1\n")
+        file.write("report:\n  examples: 0\n")
     build_stats(str(copy))
     write_report(str(copy))
-    assert page(copy).count('<img src="data:image/jpeg;base64,') == 3
-    assert page(copy).count('class="displacy"') == 1
+    assert page(output).count('class="examples"') > page(copy).count('class="examples"') == 0
 
 
 def test_page_lists_damaged_input_files(output: Path, tmp_path: Path) -> None:
@@ -119,7 +118,7 @@ def test_other_seed_shows_other_images(tables: list[pa.Table], tmp_path: Path) -
     build_stats(output)
     shown = []
     for seed in (0, 1):
-        write_report(output, ReportConfig(pictures=3, trees=0, seed=seed))
+        write_report(output, with_constants(ReportConfig, pictures=3, trees=0, seed=seed))
         shown.append(re.findall(r'<p class="foot"><span data-copy="#row=(\d{12})', page(tmp_path)))
     assert len(shown[0]) == len(shown[1]) == 3
     assert shown[0] != shown[1]
@@ -134,7 +133,7 @@ def test_images_are_read_from_any_format_that_contains_them(
 ) -> None:
     output = write_output(tmp_path, tables, WriteConfig(formats=formats, image_bytes=image_bytes), timings=False)
     build_stats(output)
-    write_report(output, ReportConfig(pictures=5))
+    write_report(output, with_constants(ReportConfig, pictures=5))
     assert page(tmp_path).count("<img ") == n_pictures
 
 
@@ -156,43 +155,36 @@ def test_page_of_a_run_without_arrow_explains_what_is_missing(
 def test_error_for_missing_statistics_names_the_command_that_creates_them(
     tables: list[pa.Table], tmp_path: Path
 ) -> None:
-    with pytest.raises(UserError, match=r"python -m pipeline\.report"):
+    with pytest.raises(UserError, match=r"hypergrit explore .* report=true"):
         write_report(write_output(tmp_path, tables[:1]))
 
 
-def test_command_rebuilds_both_files_and_keeps_the_truth(
-    output: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_command_rebuilds_both_files_and_keeps_the_truth(output: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = page(output), (output / "stats.json").read_text()
     (output / "report.html").unlink()
-    monkeypatch.setattr("sys.argv", ["report", str(output)])
-    assert main() == 0
+    assert main([str(output), "report=true"]) == 0
     assert (output / "stats.json").read_text() == before[1]
     assert re.findall("<img[^>]+>", page(output)) == re.findall("<img[^>]+>", before[0])
     assert "precision 0.950" in capsys.readouterr().out
 
 
-def test_command_fails_for_a_folder_without_shards(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["report", str(tmp_path)])
-    assert main() == 2
+def test_command_fails_for_a_folder_without_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path), "report=true"]) == 2
     assert "no finished shard" in capsys.readouterr().err
 
 
 def test_the_report_of_a_running_job_says_how_many_shards_are_finished(
-    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    output: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert "shards finished" not in page(output)
     copy = tmp_path / "out"
     shutil.copytree(output, copy)
     (copy / "_job.json").write_text(json.dumps({"batches": [{"shards": 3, "files": []}, {"shards": 4, "files": []}]}))
-    monkeypatch.setattr("sys.argv", ["report", str(copy)])
-    assert main() == 0
+    assert main([str(copy), "report=true"]) == 0
     assert "<b>2 of 7 shards finished.</b>" in page(copy)
     assert capsys.readouterr().out.startswith("2 of 7 shards finished\n")
-    (copy / "_command.json").write_text(json.dumps({"command": "refilter", "shards": [0, 1, 10_000_001]}))
-    assert main() == 0
+    (copy / "_command.json").write_text(json.dumps({"command": "refilter", "shards": [0, 1]}))
+    assert main([str(copy), "report=true"]) == 0
     assert "shards finished" not in page(copy)
 
 

@@ -8,16 +8,15 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
+from pipeline.config import WriteConfig
+from pipeline.output.manifest import write_failed
+from pipeline.output.store import Store
 from pipeline.report.html import write_report
-from pipeline.report.shards import read_batches
 from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 from pipeline.summary.histogram import Histogram
-from pipeline.summary.totals import COLUMNS, host_of
-from pipeline.write.config import WriteConfig
-from pipeline.write.failed import write_failed
-from pipeline.write.store import Store
+from pipeline.summary.totals import host_of
 from schemas.rows import VERSION
 from tests.pipeline.report.make_output import write_output
 
@@ -180,11 +179,3 @@ def test_error_for_a_shard_with_another_schema_version_names_both(output: Path, 
         UserError, match=rf"shard 1 of .* has schema 0\.9, but this version of HyperGRIT reads {VERSION[0]}\.x"
     ):
         build_stats(str(copy))
-
-
-def test_columns_of_an_older_output_without_newer_columns_can_be_read() -> None:
-    output = Path(__file__).parents[2] / "compatibility" / "v0_1" / "output"
-    manifest = json.loads((output / "_manifests" / "00000.json").read_text())
-    batches = list(read_batches(Store(str(output)), manifest, COLUMNS))
-    assert sum(batch.num_rows for batch in batches) == manifest["counts"]["read"] > 0
-    assert set(batches[0].schema.names) == set(COLUMNS)

@@ -1,6 +1,5 @@
 """Summaries and rollups: the same statistics as the rows of arrow/, the same bytes, and never those of other shards."""
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -10,21 +9,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.report.background import Rollups
-from pipeline.report.collect import collect
-from pipeline.report.ledger import write_summary
-from pipeline.report.rollup import fold_part, roll_up
-from pipeline.report.shards import read_batches, read_manifests
-from pipeline.report.stats import build_stats
-from pipeline.summary.summary import Summary
-from pipeline.write.config import WriteConfig
-from pipeline.write.stage import write_shard
-from pipeline.write.store import Store
+from pipeline.config import WriteConfig
+from pipeline.output.ledger import read_batches, read_manifests, write_summary
+from pipeline.output.store import Store
+from pipeline.output.write.stage import write_shard
+from pipeline.report.stats import Rollups, build_stats, collect, fold_part, roll_up
+from pipeline.summary.totals import Summary
 from schemas.files import ROLLUP_FILE, ROLLUP_TIMINGS_FILE, SUMMARY_FILE
 from schemas.layout import FLAT
+from tests.pipeline.output.write.shards import dropped_row, kept_row, plan
+from tests.pipeline.output.write.shards import table as table_of
 from tests.pipeline.report.make_output import PROVENANCE, write_output
-from tests.pipeline.write.shards import dropped_row, kept_row, plan
-from tests.pipeline.write.shards import table as table_of
 
 ARROW = WriteConfig(formats=("arrow",))
 
@@ -77,7 +72,7 @@ def test_the_summary_of_a_worker_has_the_bytes_of_one_counted_from_arrow(
     shutil.rmtree(tmp_path / "_summaries")
     store = Store(output)
     for manifest in read_manifests(store):
-        write_summary(store, [manifest])
+        write_summary(store, manifest)
     assert summaries(tmp_path) == written
 
 
@@ -86,9 +81,9 @@ def test_statistics_do_not_depend_on_where_they_are_read(
 ) -> None:
     output = write_output(tmp_path, tables)
     with monkeypatch.context() as patch:
-        patch.setattr("pipeline.report.attempts.read_batches", no_rows)
+        patch.setattr("pipeline.output.ledger.read_batches", no_rows)
         from_summaries = build_stats(output)
-        patch.setattr("pipeline.report.rollup.MIN_SHARDS", 2)
+        patch.setattr("pipeline.report.stats.MIN_SHARDS", 2)
         build_stats(output, holds_lease=True)
         forbid(patch, "_summaries")
         assert build_stats(output) == from_summaries
@@ -102,7 +97,7 @@ def test_a_report_with_rollups_reads_nothing_of_single_shards(copy: Path, monkey
     stats = build_stats(str(copy), holds_lease=True)
     assert sorted(path.name for path in (copy / "_rollup").iterdir()) == ["00000.json.zst"]  # 2 are too few
     assert (copy / ROLLUP_TIMINGS_FILE.format(0)).exists()
-    monkeypatch.setattr("pipeline.report.attempts.read_batches", no_rows)
+    monkeypatch.setattr("pipeline.output.ledger.read_batches", no_rows)
     forbid(monkeypatch, "_summaries/0000", "_summaries/0003", "_manifests/00001", "_manifests/00037")
     assert build_stats(str(copy)) == stats
     assert stats["rows"] == {"read": 80, "kept": 40, "dropped": {"download": {"http_error": 40}}, "unfinished": 0}
@@ -146,8 +141,8 @@ def test_a_summary_that_does_not_fit_is_counted_again(copy: Path, change: str, m
         shutil.copy(copy / FLAT.path(SUMMARY_FILE, 4), file)
     elif change == "old version":
         with monkeypatch.context() as patch:
-            patch.setattr("pipeline.summary.summary.VERSION", 0)
-            write_summary(Store(str(copy)), [m for m in read_manifests(Store(str(copy))) if m["shard"] == 3])
+            patch.setattr("pipeline.summary.totals.VERSION", 0)
+            write_summary(Store(str(copy)), read_manifests(Store(str(copy)), [3])[0])
     else:
         file.write_bytes(right[: len(right) // 2] if change == "damaged" else b"")
     assert file.read_bytes() != right
@@ -193,17 +188,6 @@ def test_merging_is_associative_and_commutative(many: Path) -> None:
     assert merged(left, c) == merged(a, right) == merged(c, a, b) == merged(a, b, c)
 
 
-def test_an_old_report_without_places_can_be_drawn_again(copy: Path) -> None:
-    from pipeline.report.html import write_report
-
-    build_stats(str(copy))
-    stats = json.loads((copy / "stats.json").read_text())
-    del stats["places"]
-    (copy / "stats.json").write_text(json.dumps(stats))
-    write_report(str(copy))
-    assert "#reason=download:http_error" in (copy / "report.html").read_text()
-
-
 def test_only_the_chosen_shards_are_counted(copy: Path) -> None:
     build_stats(str(copy), holds_lease=True)
     part = collect(Store(str(copy)), only=[5, 1001, 4000])
@@ -223,9 +207,3 @@ def test_a_running_job_writes_the_rollup_of_a_thousand_shards_when_the_last_is_r
     written = (copy / ROLLUP_FILE.format(0)).read_bytes()
     build_stats(str(copy), holds_lease=True)
     assert (copy / ROLLUP_FILE.format(0)).read_bytes() == written
-    (copy / ROLLUP_FILE.format(0)).unlink()
-    (copy / "_retry.json").write_text("{}")
-    with Rollups(store, range(38)) as rollups:
-        for index in range(38):
-            rollups.add(index)
-    assert not (copy / ROLLUP_FILE.format(0)).exists()  # attempts are not listed while the job runs

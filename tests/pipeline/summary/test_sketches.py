@@ -7,10 +7,8 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from pipeline.summary.distinct import Distinct
-from pipeline.summary.frequent import Frequent
-from pipeline.summary.histogram import ACCURACY, Histogram, make_histograms
-from pipeline.summary.places import MAX_DROPPED, MAX_KEPT, Chosen
+from pipeline.summary.histogram import ACCURACY, Distinct, Frequent, Histogram, make_histograms
+from pipeline.summary.totals import MAX_DROPPED, MAX_KEPT, Chosen
 
 
 def zipf(n: int, seed: int) -> list[str]:

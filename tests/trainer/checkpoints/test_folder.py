@@ -3,8 +3,10 @@
 import json
 import os
 import signal
+import socket
 import tempfile
-from multiprocessing import get_context
+import time
+from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,29 @@ def test_nodes_with_equal_host_names_have_their_own_copies_of_the_newest_checkpo
     found = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(3)]
     assert [newest for _, newest in found] == [f"file://{checkpoint}"] * 3
     assert found[0][0] == found[1][0] != found[2][0]
+
+
+def test_a_second_run_on_an_output_is_refused_with_host_and_process_of_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "run"
+    output.mkdir()
+    receiver, sender = Pipe(duplex=False)
+
+    def first() -> None:
+        with folder.locked(output):
+            sender.send(os.getpid())
+            time.sleep(100)
+
+    child = get_context("fork").Process(target=first)
+    child.start()
+    pid = receiver.recv()
+    assert run(output) == 2
+    message = capsys.readouterr().err
+    assert f"another run writes to {output}: process {pid} on host {socket.gethostname()}" in message
+    child.kill()
+    child.join()
+    assert run(output) == 0
 
 
 @pytest.mark.parametrize("name", ["step_00000005/state.json", "checkpoints/step_00000005", "checkpoints/x/state.json"])

@@ -8,16 +8,16 @@ import open_clip
 import pytest
 import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small import NAMES, small_trees
 from tests.trainer.tiny_open_clip import register, save, tiny
-from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
 from trainer.batch import Batch
-from trainer.build import build_tokenizer, new_model
 from trainer.checkpoints.model import load_model, save_model
 from trainer.config import TrainConfig, load_config
 from trainer.data.preprocess import PreprocessConfig
 from trainer.text.tokenizer import openai_tokenizer
+from trainer.training.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
+from trainer.training.build import build_tokenizer, new_model
 
 FORMS = ("safetensors", "state dict", "training checkpoint", "folder")
 CAPTIONS = ["a dog", "two cats and a red bird", "a red house"]

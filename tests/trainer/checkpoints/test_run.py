@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import small_run
-from trainer.build import Run
 from trainer.checkpoints.folder import RunFolder, list_checkpoints, newest_checkpoint
 from trainer.checkpoints.run import restore_checkpoint
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import as_dict, differences
 from trainer.distributed.process import Process
-from trainer.step import update
+from trainer.training.build import Run
+from trainer.training.step import update
 
 CPU = Process(device=torch.device("cpu"))
 

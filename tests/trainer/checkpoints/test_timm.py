@@ -8,10 +8,10 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import SMALL
-from trainer.build import new_model
 from trainer.config import TrainConfig, load_config
+from trainer.training.build import new_model
 
 SIZES = {"embed_dim": 32, "depth": 2, "num_heads": 2, "patch_size": 8}
 VIT = "model.image.kwargs={embed_dim: 32, depth: 2, num_heads: 2, patch_size: 8, img_size: 16}"

@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import UserError
-from tests.trainer.evaluation.test_evaluate import write_folder, write_shard
+from hypergrit_common.errors import UserError
+from tests.trainer.evaluation.held_out.test_evaluate import write_folder, write_shard
 from tests.trainer.small import NAMES
 from tests.trainer.small_run import run, small_config, small_run
 from tests.trainer.tiny_transformers import KINDS, tiny_encoder
 from trainer import Model
-from trainer.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
-from trainer.build import new_model
 from trainer.checkpoints.model import load_model
 from trainer.evaluate import main as evaluate
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.export import convert
-from trainer.hub import FILES
-from trainer.optim.lora import LowRank
+from trainer.inference.hub import FILES
+from trainer.optim.freeze import LowRank
 from trainer.text.fast_tokenizer import FastTokenizer
+from trainer.training.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
+from trainer.training.build import new_model
 
 CAPTIONS = ["a cat", "the dog of a box: 12, 13"]
 
@@ -133,6 +133,7 @@ def test_parts_have_learning_rates_freezing_and_low_rank_updates_by_name(tmp_pat
     assert not torch.equal(before[query], after[query])
 
 
+@pytest.mark.rest
 def test_compiled_blocks_give_the_same_features(tmp_path: Path) -> None:
     settings = tower(tiny_encoder("bert", tmp_path / "bert"))
     compiled = small_run(tmp_path / "run", *settings, "compile=true").model.eval()

@@ -10,13 +10,13 @@ import torch
 from safetensors.torch import load_file
 
 from tests.trainer.small_run import kill, log_path, run, run_forked, small_run
-from trainer import loop
 from trainer.checkpoints import writer as module
 from trainer.checkpoints.folder import RunFolder, list_checkpoints, newest_checkpoint
 from trainer.checkpoints.writer import CheckpointWriter, Snapshot
 from trainer.config import as_dict
 from trainer.distributed.process import Process
-from trainer.step import update
+from trainer.training import loop
+from trainer.training.step import update
 
 CPU = Process(device=torch.device("cpu"))
 
@@ -86,8 +86,8 @@ def test_only_rank_0_copies_the_state_and_writes_the_files_of_all_ranks(
 ) -> None:
     real_copy = module.copy_tensors
 
-    def copy(training: module.TrainingState, keep: bool) -> dict[str, torch.Tensor]:
-        found = real_copy(training, keep)
+    def copy(training: module.TrainingState, keep: bool, buffers: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        found = real_copy(training, keep, buffers)
         with (tmp_path / f"copied_{os.environ['RANK']}").open("a") as file:
             file.write(f"{len(found)}\n")
         return found
@@ -110,3 +110,22 @@ def test_ranks_that_see_different_checkpoints_are_an_error(tmp_path: Path, free_
         patched.setattr(loop, "newest_checkpoint", lambda path: real(path) if os.environ["RANK"] == "0" else None)
         assert run_forked(output, "steps=5", port=free_port, faults=[None, None]) == [2, 2]
     assert "see different checkpoints" in log_path(output, 1).read_text()
+
+
+def test_checkpoints_use_the_same_memory_of_the_host_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found, places = small_run(tmp_path / "run", "optim.warmup_steps=0"), []
+    real_write = module.write_checkpoint
+
+    def write(snapshot: Snapshot, draft: Path, final: Path) -> None:
+        places.append({name: value.data_ptr() for name, value in snapshot.tensors.items()})
+        real_write(snapshot, draft, final)
+
+    monkeypatch.setattr(module, "write_checkpoint", write)
+    writer, batch = CheckpointWriter(RunFolder(str(tmp_path), tmp_path), 3, CPU), next(iter(found.loader))
+    for step in (1, 2):
+        update(found, batch)
+        writer.save(step, found, found.loader.state_dict(), as_dict(found.config))
+    writer.wait()
+    assert places[0] == places[1]
+    stored = load_file(tmp_path / "checkpoints" / "step_00000002" / "state.safetensors")
+    assert torch.equal(stored["model/visual_proj.weight"], found.model.visual_proj.weight)

@@ -17,7 +17,7 @@ BOXES = frozenset({"boxes"})
 def small_loader(shards: object, batch: int = 4, needs: frozenset[str] = BOXES, **fields: Any) -> Loader:
     """A loader of small batches without loader processes; `fields` are settings, `rank` and `world_size`."""
     ranks = {name: fields.pop(name) for name in ("rank", "world_size") if name in fields}
-    config = DataConfig(**{"shards": str(shards), "workers": 0, "shuffle_buffer": 6, **fields})
+    config = DataConfig(**{"shards": str(shards), "workers": 0, **fields})
     return Loader(config, tokenizer=TOKENIZER, size_px=16, batch=batch, needs=needs, **ranks)
 
 

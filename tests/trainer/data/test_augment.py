@@ -7,11 +7,11 @@ import pytest
 import torch
 from torchvision.transforms import v2
 
-from common.images import Image
+from hypergrit_common.images import Image
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
 from tests.trainer.data.samples import train_files, write_shards
-from trainer.data.augment import augment, jitter
 from trainer.data.config import AugmentConfig
+from trainer.data.crops import augment, jitter
 
 
 def random_image(seed: int = 0) -> Image:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.data.config import DataConfig
 
 ROOT = Path(__file__).parents[3]
@@ -22,3 +22,13 @@ def test_invalid_setting_is_named_in_the_error(fields: dict[str, Any]) -> None:
 def test_importing_the_settings_does_not_import_torch() -> None:
     code = "import sys, trainer.data.config; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT).returncode == 0
+
+
+@pytest.mark.parametrize(("cores", "processes", "workers"), [(2, 1, 1), (1, 1, 1), (6, 1, 5), (96, 8, 8), (8, 4, 1)])
+def test_the_loader_processes_follow_from_the_cores_that_the_processes_of_a_machine_share(
+    monkeypatch: pytest.MonkeyPatch, cores: int, processes: int, workers: int
+) -> None:
+    monkeypatch.setattr("trainer.data.config.n_cpus", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(processes))
+    assert DataConfig().n_workers == workers
+    assert DataConfig(workers=3).n_workers == 3

@@ -9,7 +9,7 @@ import torch
 from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
-from common.images import ImageRejected
+from hypergrit_common.images import ImageRejected
 from tests.trainer.data.samples import jpeg
 from trainer.data.crops import (
     Crop,

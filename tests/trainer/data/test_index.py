@@ -6,13 +6,12 @@ import fsspec
 import pytest
 import webdataset
 
-from common import remote
-from common.errors import UserError
-from common.shards import list_shards
+from hypergrit_common import remote
+from hypergrit_common.errors import UserError
+from hypergrit_common.shards import list_shards
 from tests.trainer.data.samples import train_files, write_shards, write_tar
 from trainer.data import indexing
-from trainer.data.headers import index_shard, sample_members
-from trainer.data.index import Index
+from trainer.data.index import Index, index_shard, sample_members
 from trainer.data.indexing import build_index
 from trainer.data.shards import ByteRangeReader, ShardFile
 
@@ -59,7 +58,7 @@ def test_tar_without_end_mark_is_logged_and_used(tmp_path: Path, caplog: pytest.
 def test_shards_without_samples_raise_a_user_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "00000.tar"
     path.write_bytes(content)
-    with pytest.raises(UserError, match=r"no sample in 1 shards: .*00000\.tar"):
+    with pytest.raises(UserError, match=r"no sample in 1 shard: .*00000\.tar"):
         build_index([str(path)])
 
 

@@ -9,15 +9,14 @@ from typing import Any
 import fsspec
 import pytest
 
-from common.errors import UserError
-from common.shards import list_shards
-from pipeline.write.config import WriteConfig
-from pipeline.write.stage import write_shard
-from tests.pipeline.write.shards import PROVENANCE, dropped_row, kept_row, plan, table
-from tests.pipeline.write.test_index import remove_index
+from hypergrit_common.errors import UserError
+from hypergrit_common.shards import list_shards
+from pipeline.config import WriteConfig
+from pipeline.output.write.stage import write_shard
+from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, table
+from tests.pipeline.output.write.test_index import remove_index
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
-from trainer.data.headers import index_shard, sample_members
-from trainer.data.index import Index
+from trainer.data.index import Index, index_shard, sample_members
 from trainer.data.indexing import build_index
 from trainer.data.layouts import read_sample
 from trainer.data.shards import ByteRangeReader, ShardFile

@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,13 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
+from hypergrit_common.process import ProcessId, machine, start_of
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import run
-from trainer import loop
-from trainer.data.workers import next_result, preserve_sigchld_handler
-from trainer.step import PendingStep
+from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
+from trainer.training import loop
+from trainer.training.step import PendingStep
 
 
 class Slow(Dataset[torch.Tensor]):
@@ -56,6 +58,43 @@ def test_a_killed_process_is_a_user_error() -> None:
     assert "\n" not in str(error.value)
 
 
+class Blocking(Dataset[bytes]):
+    """Keeps its process busy, or blocked in a put of more than a pipe holds."""
+
+    def __init__(self, busy: bool) -> None:
+        self.busy = busy
+
+    def __len__(self) -> int:
+        return 1000
+
+    def __getitem__(self, _: int) -> bytes:
+        time.sleep(100 if self.busy else 0)
+        return bytes(10_000_000)
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_no_loader_process_outlives_a_trainer_that_is_killed(busy: bool) -> None:
+    receiver, sender = multiprocessing.Pipe(duplex=False)
+
+    def trainer() -> None:
+        initialise = partial(init_worker, os.getpid())
+        loader = iter(DataLoader(Blocking(busy), batch_size=None, num_workers=2, worker_init_fn=initialise))
+        sender.send([worker.pid for worker in loader._workers])  # type: ignore[attr-defined]
+        time.sleep(100)
+
+    parent = multiprocessing.get_context("fork").Process(target=trainer)
+    parent.start()
+    workers = [ProcessId(machine(), pid, start_of(pid) or 0) for pid in receiver.recv()]
+    time.sleep(1)  # until they are busy or blocked
+    assert all(worker.is_alive() for worker in workers)
+    parent.kill()
+    parent.join()
+    end = time.monotonic() + 5
+    while any(worker.is_alive() for worker in workers):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize(
     "error", [EOFError(), ConnectionResetError("reset\nby peer"), RuntimeError("unable to open shm")]
 )
@@ -66,6 +105,7 @@ def test_a_process_that_dies_while_sending_is_a_user_error(error: Exception) -> 
         next_result(Gone(error, alive=True))  # type: ignore[arg-type]
 
 
+@pytest.mark.rest
 def test_a_run_whose_loader_process_is_killed_ends_with_exit_code_2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

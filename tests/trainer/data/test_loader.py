@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.data.loading import BOXES, assert_batches_equal, keys, small_loader, take, tensors
 from tests.trainer.data.samples import (
     TOKENIZER,
@@ -124,28 +124,31 @@ def test_crop_and_box_are_drawn_again_in_each_epoch(tmp_path: Path) -> None:
 def test_all_boxes_are_returned_with_their_owners(tmp_path: Path) -> None:
     samples = [(f"{n}", train_files(n, n_boxes=n)) for n in (1, 2, 3)]
     write_tar(tmp_path / "0.tar", samples)
-    (batch,) = take(small_loader(tmp_path, batch=3, boxes="all", order="window", shuffle_buffer=0), 1)
+    (batch,) = take(small_loader(tmp_path, batch=3, boxes="all"), 1)
     assert batch.box_owner is not None
     assert batch.box_images is not None
-    assert batch.box_owner.tolist() == [0, 1, 1, 2, 2, 2]
+    assert batch.box_owner.bincount().tolist() == [int(key.rpartition("/")[2]) for key in batch.keys]
+    assert batch.box_owner.tolist() == sorted(batch.box_owner.tolist())
     assert len(batch.box_images) == 6
 
 
-def owners_and_phrases(batch: Batch) -> list[tuple[int, tuple[int, ...]]]:
+def owners_and_phrases(batch: Batch) -> list[tuple[str, tuple[int, ...]]]:
+    """The key of its sample and the tokens of each box, samples in the order of their keys."""
     assert batch.box_owner is not None
     assert batch.box_token_ids is not None
-    return [
-        (o, tuple(i for i in ids if i))
+    rows = [
+        (batch.keys[o], tuple(i for i in ids if i))
         for o, ids in zip(batch.box_owner.tolist(), batch.box_token_ids.tolist(), strict=True)
     ]
+    return sorted(rows, key=lambda row: row[0])
 
 
 def test_max_boxes_keeps_the_first_boxes_of_a_sample_or_random_ones_in_their_order(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", [(f"{n}", train_files(n, n_boxes=n)) for n in (1, 6)])
-    common: dict[str, Any] = {"batch": 2, "boxes": "all", "order": "window", "shuffle_buffer": 0}
+    common: dict[str, Any] = {"batch": 2, "boxes": "all"}
     (every,) = take(small_loader(tmp_path, **common), 1)
     rows = owners_and_phrases(every)
-    assert [owner for owner, _ in rows] == [0] + [1] * 6
+    assert [owner for owner, _ in rows] == ["0.tar/1"] + ["0.tar/6"] * 6
     (first,) = take(small_loader(tmp_path, max_boxes=2, **common), 1)
     assert owners_and_phrases(first) == rows[:3]
     drawn = take(small_loader(tmp_path, max_boxes=2, box_order="random", **common), 6)
@@ -215,3 +218,19 @@ def test_saved_batch_loads_with_weights_only(shards: Path) -> None:
     torch.save(tensors(batch), file)
     file.seek(0)
     assert torch.load(file, weights_only=True).keys() == tensors(batch).keys()
+
+
+def test_phrases_that_are_their_caption_are_marked_and_counted(tmp_path: Path) -> None:
+    def files(number: int) -> Files:
+        found = train_files(number)
+        return found if number % 4 else found | {"parent000.txt": found["child.txt"]}
+
+    loader = small_loader(write_shards(tmp_path, [16], files), 16, boxes="all")
+    (batch,) = take(loader, 1)
+    assert batch.box_equal is not None
+    assert batch.box_token_ids is not None
+    assert batch.box_owner is not None
+    for equal, owner, ids in zip(batch.box_equal, batch.box_owner, batch.box_token_ids, strict=True):
+        caption = batch.token_ids[owner]
+        assert equal == (caption[caption > 0].tolist() == ids[ids > 0].tolist())
+    assert loader.counts["equal_phrases"] == 4

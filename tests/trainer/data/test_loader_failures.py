@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.data.loading import assert_batches_equal, keys, small_loader, take
 from tests.trainer.data.samples import jpeg, pair_files, train_files, write_shards, write_tar
 
@@ -47,14 +47,13 @@ def test_replacements_are_the_same_with_workers_and_after_resuming(tmp_path: Pat
     assert_batches_equal(take(resumed, 3), uninterrupted[3:])
 
 
-@pytest.mark.parametrize("order", ["blocks", "window"])
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_replacements_do_not_depend_on_the_number_of_ranks(tmp_path: Path, ranks: int, order: str) -> None:
+def test_replacements_do_not_depend_on_the_number_of_ranks(tmp_path: Path, ranks: int) -> None:
     samples = [(f"{n:04d}", train_files(n)) for n in range(64)]
     for _, files in samples[::8]:
         files["child.txt"] = b""
     write_tar(tmp_path / "0.tar", samples)
-    settings = {"order": order, "max_bad_share": 0.5, "boxes": "all"}
+    settings = {"max_bad_share": 0.5, "boxes": "all"}
     whole = take(small_loader(tmp_path, 8, **settings), 24)
     parts = [
         take(small_loader(tmp_path, 8 // ranks, rank=rank, world_size=ranks, **settings), 24) for rank in range(ranks)
@@ -153,6 +152,7 @@ def test_run_stops_if_all_samples_are_bad(tmp_path: Path, workers: int) -> None:
         take(source, 1)
 
 
+@pytest.mark.rest
 def test_killed_worker_raises_a_user_error_at_the_next_batch(shards: Path) -> None:
     before = set(multiprocessing.active_children())
     source = small_loader(shards, workers=1)

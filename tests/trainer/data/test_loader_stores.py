@@ -7,7 +7,7 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
 
 

@@ -1,4 +1,3 @@
-import itertools
 import tracemalloc
 from collections import Counter
 
@@ -6,9 +5,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from trainer.data.order import BlockOrder, WindowOrder, block_width, epoch_order, order_of
-
-COUNTS = (7, 0, 12, 1, 30)
+from trainer.data.order import BlockOrder, block_width
 
 
 def epoch_of(order: BlockOrder, epoch: int) -> NDArray[np.int64]:
@@ -49,8 +46,6 @@ def test_a_batch_has_as_many_sources_as_independent_draws(n: int) -> None:
     found = np.mean([len(set(source[order.take(p, 2048).samples])) for p in positions])
     drawn = np.mean([len(set(source[generator.choice(len(source), 2048, replace=False)])) for _ in positions])
     assert found > 0.97 * drawn
-    window = WindowOrder(np.bincount(source).tolist(), 0, 4000)
-    assert np.mean([len(set(source[window.take(p, 2048).samples])) for p in positions]) < 0.5 * drawn
 
 
 def test_a_batch_has_one_sample_of_each_block_it_reads() -> None:
@@ -102,46 +97,9 @@ def test_width_is_a_multiple_of_eight_batches(batch: int) -> None:
 
 
 def test_an_order_is_restored_from_its_name() -> None:
-    for order in (BlockOrder(50, 1, 4096), WindowOrder(COUNTS, 1, 8), WindowOrder(COUNTS, 1, 0)):
-        restored = order_of(order.name, COUNTS, 1)
-        assert restored == order
-        assert restored.take(30, 60).samples.tolist() == order.take(30, 60).samples.tolist()
-    assert [order_of(name, COUNTS, 1) for name in ("", "blocks", "blocks0", "blocksx", "-4", "4.5", "b-7")] == [
-        None
-    ] * 7
-
-
-@pytest.mark.parametrize("buffer", [0, 5, 4000])
-def test_every_epoch_of_a_window_contains_every_sample_once(buffer: int) -> None:
-    for epoch in range(3):
-        assert sorted(epoch_order(COUNTS, 3, epoch, buffer)) == list(range(50))
-
-
-def test_window_orders_differ_by_epoch_and_by_seed() -> None:
-    orders = [tuple(epoch_order(COUNTS, seed, epoch, 10)) for seed, epoch in itertools.product(range(2), repeat=2)]
-    assert len(set(orders)) == 4
-
-
-def test_samples_keep_the_order_of_their_shard_without_a_window() -> None:
-    order = epoch_order((3, 3, 3), 0, 1, 0)
-    runs = order.reshape(3, 3)
-    assert (np.diff(runs, axis=1) == 1).all()
-    assert {tuple(epoch_order((3, 3, 3), 0, epoch, 0)) for epoch in range(20)} > {tuple(range(9))}
-
-
-def test_no_sample_moves_farther_than_the_window() -> None:
-    unshuffled, shuffled = epoch_order((500, 500), 0, 0, 0), epoch_order((500, 500), 0, 0, 40)
-    moves = np.argsort(shuffled)[unshuffled] - np.arange(1000)
-    assert 20 < np.abs(moves).max() <= 40
-
-
-def test_large_window_mixes_shards() -> None:
-    first_half = epoch_order((500, 500), 0, 0, 4000)[:500]
-    assert 150 < (first_half < 500).sum() < 350
-
-
-def test_samples_of_a_window_at_any_positions_equal_those_of_the_concatenated_epochs() -> None:
-    order = WindowOrder(COUNTS, seed=1, buffer=8)
-    sequence = np.concatenate([epoch_order(COUNTS, 1, epoch, 8) for epoch in range(4)])
-    for position, n in ((0, 5), (48, 7), (10, 130), (149, 1)):
-        assert order.take(position, n).samples.tolist() == sequence[position : position + n].tolist()
+    order = BlockOrder(50, 1, 4096)
+    restored = BlockOrder(50, 1, 8).named(order.name)
+    assert restored == order
+    assert restored.take(30, 60).samples.tolist() == order.take(30, 60).samples.tolist()
+    names = ("", "blocks", "blocks0", "blocksx", "-4", "4.5", "b-7", "4000")
+    assert [order.named(name) for name in names] == [None] * len(names)

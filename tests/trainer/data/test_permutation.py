@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from trainer.data.permutation import Permutation
+from trainer.data.order import Permutation
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 7, 16, 17, 100, 1023, 1024, 1025, 40_000, 99_991])

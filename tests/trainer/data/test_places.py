@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from common.errors import UserError
-from trainer.data.index import Index, ShardIndex
-from trainer.data.places import Places
+from hypergrit_common.errors import UserError
+from trainer.data.index import Index, Places, ShardIndex
 
 PER_SHARD = 10_000
 

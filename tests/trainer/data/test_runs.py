@@ -14,7 +14,7 @@ from tests.trainer.data.samples import Files, pair_files, write_shards, write_ta
 from trainer.data import batch_builder, order, runs
 from trainer.data.indexing import build_index
 from trainer.data.loader import Loader
-from trainer.data.order import BlockOrder, WindowOrder
+from trainer.data.order import BlockOrder
 from trainer.data.runs import RunReader, run_length
 from trainer.data.shards import MAX_OPEN_FILES
 
@@ -174,27 +174,6 @@ def test_runs_fit_into_memory_and_belong_to_one_process(
     assert run_length(blocks, mean_bytes, batch, world_size, workers) == length
     n_open = blocks.width / (world_size * workers)
     assert length == 1 or n_open * length * mean_bytes <= runs.MAX_KEPT_BYTES <= 1 << 29
-
-
-def test_samples_of_a_window_are_read_one_by_one() -> None:
-    assert run_length(WindowOrder((1000,), 0, 100), 50_000, 8, 1, 2) == 1
-
-
-def test_a_run_in_the_old_order_resumes_in_it_and_says_so(pairs: Path, caplog: pytest.LogCaptureFixture) -> None:
-    old = pair_loader(pairs, order="window", shuffle_buffer=40)
-    expected = take(old, 9)
-    state = {**old.state_dict(), "place": 5 * 4}
-    assert state["data"].endswith("-0-40")  # the state of version 0.3
-    resumed = pair_loader(pairs)
-    resumed.load_state_dict(state)
-    assert_batches_equal(take(resumed, 4), expected[5:])
-    assert "the run began with data.order=window, 40 samples" in caplog.text
-    assert resumed.state_dict()["data"] == state["data"]
-    explicit = pair_loader(pairs, order="window", shuffle_buffer=40)
-    caplog.clear()
-    explicit.load_state_dict(state)
-    assert_batches_equal(take(explicit, 4), expected[5:])
-    assert not caplog.records
 
 
 def test_a_run_with_another_batch_size_keeps_its_order(pairs: Path) -> None:

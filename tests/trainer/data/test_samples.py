@@ -8,7 +8,7 @@ import pytest
 from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, train_files
 from trainer.data.config import Layout
 from trainer.data.crops import Region
-from trainer.data.headers import sample_members
+from trainer.data.index import sample_members
 from trainer.data.layouts import find_layout, read_sample
 from trainer.data.samples import BadSample, Sample, SampleFiles, sample_key
 

@@ -6,10 +6,10 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFile, MemoryFileSystem
 
-from common.errors import UserError
-from common.shards import list_shards
+from hypergrit_common.errors import UserError
+from hypergrit_common.shards import list_shards
 from tests.trainer.data.samples import write_shards
-from trainer.data.headers import index_shard
+from trainer.data.index import index_shard
 from trainer.data.shards import MAX_ATTEMPTS, ByteRange, ByteRangeReader
 
 

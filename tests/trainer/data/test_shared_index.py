@@ -9,15 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import UserError
-from common.shards import list_shards
+from hypergrit_common.errors import UserError
+from hypergrit_common.shards import list_shards
 from tests.trainer.data.samples import write_shards
 from trainer.data import indexing, shared_index
-from trainer.data.headers import index_shard
-from trainer.data.index import ShardIndex
+from trainer.data.index import ShardIndex, index_shard
 from trainer.data.indexing import build_index
 from trainer.data.shared_index import build_shared_index
-from trainer.distributed import rank_zero
+from trainer.distributed import gather as rank_zero
 from trainer.distributed.process import process_group
 
 TIMEOUT_S = 2.0
@@ -53,6 +52,7 @@ def run(folder: Path, port: int, delay_s: float) -> Iterator[dict[str, object]]:
         yield json.loads((folder / f"{rank}.json").read_text())
 
 
+@pytest.mark.rest
 def test_one_rank_reads_the_headers_and_the_others_wait_beyond_the_time_limit(tmp_path: Path, free_port: int) -> None:
     folder = write_shards(tmp_path, [2, 0, 3, 1, 1, 1])
     (folder / "00002.tar").write_bytes((folder / "00002.tar").read_bytes()[:9000])

@@ -11,13 +11,21 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import write_shards
 from tests.trainer.small_run import log_path, run, run_forked
 from trainer.data import indexing, shards
-from trainer.data.listing import ShardFacts, Stored, list_facts
-from trainer.data.versions import VERSIONS_FILE, ShardVersion, check_shards, record_shards, version_of
+from trainer.data.listing import (
+    VERSIONS_FILE,
+    ShardFacts,
+    ShardVersion,
+    Stored,
+    check_shards,
+    list_facts,
+    record_shards,
+    version_of,
+)
 
 
 def urls_in(folder: Path) -> list[str]:

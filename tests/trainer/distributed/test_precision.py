@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch import nn
 
 from tests.trainer.small_run import small_config, write_data
-from trainer.build import build
 from trainer.config import TrainConfig
 from trainer.distributed.config import ParallelConfig
 from trainer.distributed.gather import counts_of_ranks
 from trainer.distributed.process import block_policy, process_group, wrap
-from trainer.step import update
+from trainer.training.build import build
+from trainer.training.step import update
 
 RECORDED = ("all_gather", "all_reduce")
 

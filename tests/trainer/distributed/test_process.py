@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,20 +12,22 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import small_config, write_data
-from trainer.build import Run, build
 from trainer.config import TrainConfig
 from trainer.distributed.config import ParallelConfig
 from trainer.distributed.process import (
     LostProcessError,
     Process,
+    distribute,
+    mark_queued,
     pick_device,
     process_group,
     report_lost_processes,
     wrap,
 )
-from trainer.step import update
+from trainer.training.build import Run, build
+from trainer.training.step import update
 
 STEPS = 3
 UNEQUAL_BOXES = ("parallel.strategy=fsdp", "micro_batch_size=3", "data.boxes=all")
@@ -113,8 +116,59 @@ def test_a_lost_process_is_a_user_error_and_other_errors_are_raised_unchanged() 
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
 
+def test_each_process_selects_its_gpu_and_marks_work_on_its_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[Any] = []
+
+    class Event:
+        record = staticmethod(calls.append)
+
+    for name, value in {
+        "is_available": lambda: True,
+        "device_count": lambda: 4,
+        "set_device": calls.append,
+        "Event": Event,
+        "current_stream": lambda device=None: f"stream of {device}",
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, value)
+    with process_group("cuda:1", 60) as process:
+        mark_queued(process.device)
+    assert calls == [torch.device("cuda:1"), "stream of cuda:1"]
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)  # as in a worker of Ray Train
+    monkeypatch.setattr(dist, "get_rank", lambda: 3)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 4)
+    with process_group("cuda:3", 60) as process:
+        assert process == Process(device=torch.device("cuda:3"), rank=3, world_size=4)
+    assert calls[2:] == [torch.device("cuda:3")]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 def test_a_gpu_that_does_not_exist_is_an_error_that_names_the_setting() -> None:
     with pytest.raises(UserError, match="device=cuda"):
         pick_device("cuda")
     assert pick_device("auto") == torch.device("cpu")
+
+
+def compile_under_ddp(rank: int, folder: str) -> None:
+    os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
+    graphs: list[int] = []
+    with process_group("cpu", 60) as process, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        network = nn.Sequential(nn.Linear(800, 800), nn.Linear(800, 800))  # two buckets: the first holds 1 MB
+
+        def count(graph: Any, inputs: Any) -> Any:
+            graphs.append(len(inputs))
+            return graph.forward
+
+        block: Any = network.forward
+        network.forward = torch.compile(block, backend=count)  # type: ignore[method-assign]
+        distribute(network, [], ParallelConfig(), process)(torch.ones(2, 800)).sum().backward()
+    messages = [str(item.message) for item in caught if "broadcast_buffers" in str(item.message)]
+    Path(folder, "found.json").write_text(json.dumps([len(graphs), messages]))
+
+
+def test_ddp_does_not_cut_compiled_blocks_and_does_not_warn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
+) -> None:
+    monkeypatch.setenv("TEST_PORT", str(free_port))
+    torch.multiprocessing.start_processes(compile_under_ddp, args=(str(tmp_path),), nprocs=1, start_method="fork")
+    assert json.loads((tmp_path / "found.json").read_text()) == [1, []]

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.errors import UserError
-from trainer.distributed import rank_zero
+from hypergrit_common.errors import UserError
+from trainer.distributed import gather as rank_zero
+from trainer.distributed.gather import on_rank_0
 from trainer.distributed.process import process_group
-from trainer.distributed.rank_zero import on_rank_0
 
 TIMEOUT_S = 1.0
 
@@ -40,6 +40,7 @@ def results(folder: Path, port: int, message: str) -> list[object]:
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.rest
 def test_the_other_ranks_wait_for_one_long_call_beyond_the_time_limit(tmp_path: Path, free_port: int) -> None:
     (first, found), (_, nothing) = results(tmp_path, free_port, "")  # type: ignore[misc, has-type]
     assert (found, nothing) == (first, None)

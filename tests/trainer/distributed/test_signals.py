@@ -7,8 +7,8 @@ from multiprocessing import get_context
 
 import pytest
 
-from trainer.distributed import signals
-from trainer.distributed.signals import stop_signals
+from trainer.distributed import process as signals
+from trainer.distributed.process import stop_signals
 
 
 def exit_code_after(numbers: list[signal.Signals], pause_s: float) -> int | None:

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small_run import run, write_data
-from trainer.distributed.slurm import first_host, use_slurm
+from trainer.distributed.config import first_host, use_slurm
 
 STEP = {
     "SLURM_JOB_ID": "123456",

@@ -5,10 +5,9 @@ import pytest
 import torch
 from timm.models.vision_transformer import Block
 
-from common.errors import UserError
-from trainer.encoders.build import build_image_encoder
+from hypergrit_common.errors import UserError
+from trainer.encoders.build import build_image_encoder, sincos_positions
 from trainer.encoders.config import ImageConfig
-from trainer.encoders.image import sincos_positions
 
 
 def test_small_vision_transformer_has_the_sizes_of_the_paper() -> None:

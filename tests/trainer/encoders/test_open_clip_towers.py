@@ -4,7 +4,7 @@ import open_clip
 import pytest
 import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.tiny_open_clip import ARCHITECTURES, register, tiny
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.encoders.config import ImageConfig, TextConfig

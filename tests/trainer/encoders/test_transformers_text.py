@@ -9,12 +9,12 @@ import torch
 import transformers
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import SMALL
 from tests.trainer.tiny_transformers import KINDS, as_pickle, edit_config, tiny_config, tiny_encoder, tiny_tokenizer
-from trainer.build import build_tokenizer, new_model
 from trainer.config import TrainConfig, load_config
 from trainer.encoders.text import StateSource, TokenStates
+from trainer.training.build import build_tokenizer, new_model
 
 TEXTS = ["cat", "the dog of a box: 12", "cats"]
 BASE = [item for item in SMALL if not item.startswith("model.text")]

@@ -7,11 +7,11 @@ import PIL.Image
 import pytest
 import torch
 
-from tests.trainer.evaluation.test_evaluate import model_and_tokenizer
+from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
 from trainer.data.preprocess import PreprocessConfig, fit
 from trainer.evaluation.embedder import CachedEmbedder, hash_model
-from trainer.evaluation.pictures import to_square
-from trainer.evaluation.tasks.base import ImageSource
+from trainer.evaluation.sets.pictures import to_square
+from trainer.evaluation.task import ImageSource
 
 
 def write_image(path: Path, seed: int = 0, size: tuple[int, int] = (24, 20)) -> Path:

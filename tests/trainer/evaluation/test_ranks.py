@@ -7,16 +7,19 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+import pytest
 import torch
+
+pytestmark = pytest.mark.rest
 
 WORKER = """
 import sys
 from pathlib import Path
 import torch
-from tests.trainer.evaluation.test_evaluate import model_and_tokenizer
+from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
 from trainer.distributed.process import process_group
 from trainer.evaluation.embedder import CachedEmbedder
-from trainer.evaluation.tasks.base import ImageSource
+from trainer.evaluation.task import ImageSource
 
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.small import small_model
-from trainer.evaluation.metrics import macro_accuracy
-from trainer.evaluation.ranking import pessimistic_ranks, recall_at
-from trainer.evaluation.zero_shot import predict
+from trainer.evaluation.metrics.ranking import macro_accuracy, pessimistic_ranks, predict, recall_at
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 

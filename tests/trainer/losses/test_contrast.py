@@ -15,7 +15,6 @@ from trainer.losses import chunked
 from trainer.losses.contrast import BYTES_PER_SIMILARITY, ContrastiveLoss, chunk_size
 from trainer.losses.functional import contrastive
 from trainer.losses.similarity import LazySimilarity, cosine_similarity
-from trainer.losses.types import LossKernel
 
 
 class Cosine:
@@ -35,8 +34,8 @@ class FullMatrixOnly(Cosine):
         return None
 
 
-def loss_of(model: Cosine, kernel: LossKernel = "auto", chunk: int | None = 10) -> ContrastiveLoss:
-    return ContrastiveLoss(model=model, kernel=kernel, chunk=chunk)
+def loss_of(model: Cosine, chunk: int | None = 10) -> ContrastiveLoss:
+    return ContrastiveLoss(model=model, chunk=chunk)
 
 
 def points(n: int) -> Tensor:
@@ -47,21 +46,10 @@ def function_of(implementation: Any) -> Any:
     return implementation.func if isinstance(implementation, partial) else implementation
 
 
-@pytest.mark.parametrize("kernel", ["auto", "chunked"])
-def test_chunk_size_selects_the_chunked_loss(kernel: LossKernel) -> None:
-    selected = loss_of(Cosine(), kernel).implementation(points(4), points(4))
+def test_chunk_size_selects_the_chunked_loss() -> None:
+    selected = loss_of(Cosine()).implementation(points(4), points(4))
     assert function_of(selected.one_way) is chunked.contrastive
     assert function_of(selected.symmetric) is chunked.symmetric_contrastive
-
-
-@pytest.mark.parametrize("chunk", [None, 10])
-def test_kernel_triton_selects_the_fused_loss(chunk: int | None) -> None:
-    pytest.importorskip("triton", reason="Triton is installed with torch on Linux only")
-    from trainer.losses import fused
-
-    selected = loss_of(Cosine(), "triton", chunk).implementation(points(4), points(4))
-    assert function_of(selected.one_way) is fused.contrastive
-    assert function_of(selected.symmetric) is fused.symmetric_contrastive
 
 
 @pytest.mark.parametrize(
@@ -69,9 +57,7 @@ def test_kernel_triton_selects_the_fused_loss(chunk: int | None) -> None:
     [
         (loss_of(Cosine(), chunk=None), 4),
         (loss_of(FullMatrixOnly()), 4),
-        (loss_of(FullMatrixOnly(), "triton"), 4),
         (loss_of(Cosine()), 0),
-        (loss_of(Cosine(), "triton"), 0),
     ],
 )
 def test_plain_loss_without_chunk_size_or_lazy_similarity_or_queries(loss: ContrastiveLoss, n_queries: int) -> None:

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.metrics.curves import ENTAILMENT_PANELS, panels, write_curves
 
 ROWS = [
@@ -41,14 +41,6 @@ def test_each_result_is_drawn_with_its_chance_level() -> None:
         assert result.values[-1] > chance.values[-1]
 
 
-def test_a_run_of_an_earlier_version_keeps_its_panel_and_its_chance_levels() -> None:
-    old = {"step": 1, "entailment/text_image/satisfied": 0.9, "entailment/text_image/chance": 0.2}
-    new = {"step": 2, "entailment/text_image/order": 0.8, "entailment/text_image/chance": 0.5}
-    by_title = {panel.title: panel for panel in panels([old, new])}
-    assert [line.values for line in by_title["Satisfied entailments"].lines] == [[0.9], [0.2]]
-    assert [line.values for line in by_title[ENTAILMENT_PANELS["order"]].lines] == [[0.8], [0.5]]
-
-
 def test_temperature_is_the_inverse_logit_scale_and_factors_are_a_band() -> None:
     by_title = {panel.title: panel for panel in panels(ROWS)}
     assert by_title["Temperature"].lines[0].values[0] == pytest.approx(1 / 20)
@@ -78,7 +70,7 @@ def test_curves_are_written_as_a_png(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_shares_that_are_all_zero_are_drawn_without_warnings(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "entailment/text_image/satisfied": 0.0}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "entailment/text_image/order": 0.0}\n')
     assert write_curves(tmp_path).is_file()
 
 

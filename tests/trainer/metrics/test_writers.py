@@ -14,13 +14,11 @@ import PIL.Image
 import pytest
 import torch
 
-from common.errors import UserError
-from common.jsonl import truncate
+from hypergrit_common.errors import UserError
+from hypergrit_common.jsonl import truncate
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
-from trainer.metrics.progress import Progress
-from trainer.metrics.sinks import Pictures
-from trainer.metrics.writers import Meter, Metrics, named_values
+from trainer.metrics.writers import Meter, Metrics, Pictures, Progress, named_values
 
 STEPS = 12
 

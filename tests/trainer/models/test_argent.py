@@ -10,6 +10,7 @@ import torch
 from tests.parity import argent as parity
 from tests.parity.cases import Cases
 from tests.trainer.small import small_batch, small_model
+from trainer.batch import Pairs
 from trainer.config import help_text
 from trainer.losses.functional import huber_angle, log_barrier
 from trainer.models.argent import ARGENT
@@ -51,6 +52,17 @@ def test_the_weight_of_the_regulariser_changes_the_loss_by_it() -> None:
     batch = small_batch()
     plain, weighted = small_model("argent")(batch), small_model("argent", norm_weight=0.5)(batch)
     torch.testing.assert_close(weighted.loss, plain.loss + 0.5 * plain.terms["norms"])
+
+
+def test_features_of_norm_0_have_a_finite_loss_unless_norms_are_weighted() -> None:
+    model = small_model("argent")
+    features = torch.zeros(4, 16, requires_grad=True)
+    losses = model.losses(Pairs(image=features, text=features, box_image=features, box_text=features))
+    losses.loss.backward()
+    assert features.grad is not None
+    assert losses.loss.isfinite()
+    assert features.grad.isfinite().all()
+    assert losses.terms["norms"].isinf()
 
 
 def test_help_names_it_as_experimental() -> None:

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small import overfit, small_batch, small_model
-from trainer.evaluation.zero_shot import predict
+from trainer.evaluation.metrics.ranking import predict
 from trainer.geometry import lorentz
 from trainer.losses.functional import contrastive
 from trainer.models.atmg import ATMG

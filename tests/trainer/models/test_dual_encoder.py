@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small import small_batch, small_model
 from trainer.batch import Batch
 from trainer.encoders.config import ImageConfig

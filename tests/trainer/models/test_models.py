@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.parity import models as parity
 from tests.trainer.small import NAMES, overfit, rows, small_batch, small_model
+from trainer.batch import Pairs
 from trainer.losses.functional import contrastive
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
@@ -27,6 +28,7 @@ def test_small_model_and_its_loss_match_the_reference_numbers(name: str) -> None
     assert report.failed() == []
 
 
+@pytest.mark.rest
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])
 def test_vit_s16_matches_the_reference_numbers(name: str) -> None:
@@ -150,3 +152,24 @@ def test_model_name_of_an_unregistered_class_is_an_error() -> None:
 
 def test_initial_temperature_is_0_07() -> None:
     assert small_model("meru").logit_scale.item() == pytest.approx(math.log(1 / 0.07))
+
+
+@pytest.mark.parametrize("name", ["hycoclip", "phyclip", "uncha"])
+def test_a_phrase_that_is_its_caption_has_a_spike_of_the_gradient_unless_it_has_no_weight(name: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    image, text, box_image, box_text = 0.6 * torch.randn(4, 32, 16, generator=generator)
+    box_text[0] = text[0]
+
+    def largest(weight: float, equal: torch.Tensor | None) -> float:
+        features = box_text.clone().requires_grad_()
+        pairs = Pairs(image=image, text=text, box_image=box_image, box_text=features, box_equal=equal)
+        small_model(name, equal_phrase_weight=weight).losses(pairs).loss.backward()
+        assert features.grad is not None
+        rows = features.grad.norm(dim=1)
+        return float(rows[0] / rows.median())
+
+    equal = torch.arange(32) == 0
+    assert largest(1.0, equal) == largest(1.0, None)  # the authors' rule
+    assert largest(0.0, ~equal) > 20
+    assert largest(0.0, equal) < 3
+    assert largest(0.5, equal) == pytest.approx(largest(1.0, equal) / 2, rel=0.1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small import overfit, rows, small_batch, small_model
 from trainer.batch import Batch, Pairs
 from trainer.checkpoints.released import from_released, to_released

@@ -8,8 +8,8 @@ from torch import Tensor
 
 from tests.trainer.small import small_batch, small_model
 from trainer.batch import Side, Stream
-from trainer.evaluation.config import HeldOutConfig
-from trainer.evaluation.evaluate import retrieval_results
+from trainer.evaluation.held_out.config import HeldOutConfig
+from trainer.evaluation.held_out.evaluate import retrieval_results
 from trainer.losses.functional import contrastive
 from trainer.models.clip import CLIP
 from trainer.models.dual_encoder import PAIRS

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import kill, run_forked, small_run
-from tests.trainer.test_loop import read_metrics, read_weights
-from trainer.build import Run
+from tests.trainer.training.test_loop import read_metrics, read_weights
 from trainer.checkpoints.model import load_model
-from trainer.optim.lora import LowRank, is_update
-from trainer.results import save_trained_model
-from trainer.step import update
+from trainer.optim.freeze import LowRank, is_update
+from trainer.training.build import Run
+from trainer.training.results import save_trained_model
+from trainer.training.step import update
 
 LORA = "lora={ranks: {visual.blocks.*.attn: 2, textual.resblocks: 3, 'textual.resblocks.1': 0}, alpha: 8}"
 FROZEN = "optim.frozen_until={visual: null, textual: null}"

@@ -1,7 +1,7 @@
 import pytest
 
 from trainer.optim.config import OptimConfig
-from trainer.optim.schedule import learning_rate
+from trainer.optim.optimizer import learning_rate
 
 
 def test_learning_rate_rises_from_zero_to_its_peak_and_falls_to_zero() -> None:

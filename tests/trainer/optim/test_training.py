@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import kill, run_forked, small_run
-from tests.trainer.test_loop import read_metrics, read_weights
-from trainer.build import Run
+from tests.trainer.training.test_loop import read_metrics, read_weights
 from trainer.checkpoints.model import load_model
-from trainer.distributed.signals import StopRequest
+from trainer.distributed.process import StopRequest
 from trainer.models.dual_encoder import DualEncoder
-from trainer.results import evaluate, save_trained_model
-from trainer.step import update
+from trainer.training.build import Run
+from trainer.training.results import evaluate, save_trained_model
+from trainer.training.step import update
 
 OPTIONS = (
     "optim.max_gradient_norm=0.05",
@@ -138,6 +138,7 @@ def test_a_killed_run_with_all_options_resumes_with_identical_metrics_and_weight
         assert torch.equal(expected, found)
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
 def test_two_processes_with_all_options_train_as_one(tmp_path: Path, free_port: int, strategy: str) -> None:
     options = (*OPTIONS, "model_name=meru", "steps=6")  # boxes of HyCoCLIP are not compared across processes

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.text.offsets import diff_spans, lowercase_origins, source_spans
+from trainer.text.base import diff_spans, lowercase_origins, source_spans
 from trainer.text.tokenizer import Tokenizer, clean
 
 

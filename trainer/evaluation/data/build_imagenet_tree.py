@@ -20,8 +20,8 @@ from typing import Final, NamedTuple
 
 import timm
 
-from common.errors import UserError
-from trainer.evaluation.hierarchy import TREE_FILE
+from hypergrit_common.errors import UserError
+from trainer.evaluation.metrics.hierarchy import TREE_FILE
 
 DATA_NOUN: Final = Path("/usr/share/wordnet/data.noun")
 

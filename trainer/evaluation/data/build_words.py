@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.evaluation.data.build_imagenet_tree import DATA_NOUN, Synset, read_synsets
 
 WORDS_FILE: Final = Path(__file__).with_name("words.json")

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from common.errors import UserError
-from trainer.evaluation.annotations import integer, read_lines
+from hypergrit_common.errors import UserError
+from trainer.evaluation.sets.annotations import integer, read_lines
 from trainer.evaluation.sets.base import LabelledImages, SplitName, first_folder
-from trainer.evaluation.tasks.base import ImageSource, ImageStack
+from trainer.evaluation.task import ImageSource, ImageStack
 
 CIFAR_SIDE = 32
 STL10_SIDE = 96

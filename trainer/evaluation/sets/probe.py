@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from common.errors import UserError
-from trainer.evaluation.annotations import checksums
+from hypergrit_common.errors import UserError
+from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.sets.base import (
     LabelledImages,
     SetInfo,
@@ -22,7 +22,7 @@ from trainer.evaluation.sets.base import (
     set_infos,
 )
 from trainer.evaluation.sets.registry import READERS, read_split
-from trainer.evaluation.tasks.base import ImageSource, MissingFilesError
+from trainer.evaluation.task import ImageSource, MissingFilesError
 
 FOLDER: Final = "linear_probe"
 """Folder of sets in plain folders SET/{train,val,test}/CLASS/IMAGE, which go before the official files."""

@@ -3,7 +3,10 @@
 from pathlib import Path
 from typing import Final
 
-from trainer.evaluation.sets import folders, matlab, packed, text_lists
+from trainer.evaluation.sets import lists as folders
+from trainer.evaluation.sets import lists as matlab
+from trainer.evaluation.sets import lists as text_lists
+from trainer.evaluation.sets import packed
 from trainer.evaluation.sets.base import (
     LabelledImages,
     Reader,
@@ -13,7 +16,7 @@ from trainer.evaluation.sets.base import (
     read_class_folders,
     set_infos,
 )
-from trainer.evaluation.tasks.base import MissingFilesError
+from trainer.evaluation.task import MissingFilesError
 
 READERS: Final[dict[str, tuple[Reader, str]]] = {
     "imagenet": (folders.read_imagenet, "val/WNID/*.JPEG"),

@@ -8,12 +8,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, Final
 
-from common.errors import UserError
-from trainer.evaluation.annotations import checksums, field
-from trainer.evaluation.tasks.base import Embedder, ImageSource, TaskOptions, TaskResult
+from hypergrit_common.errors import UserError
+from trainer.evaluation.sets.annotations import checksums, field
+from trainer.evaluation.task import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
-from trainer.evaluation.tasks.examples import get_box, item, limited, read_list, require
-from trainer.evaluation.tasks.parts import Problems
+from trainer.evaluation.tasks.examples import Problems, get_box, item, limited, read_list, require
 
 IMAGES: Final = "aro/images"
 MIN_CASES: Final = 25
@@ -66,7 +65,7 @@ def evaluate_aro(
     file: str,
     group: Callable[[Mapping[str, Any], str], str],
 ) -> TaskResult:
-    """Evaluate one of the two files."""
+    """Evaluate one of the two files. `macro` is the mean over groups, `micro` the mean over cases."""
     require(root, file, IMAGES)
     problems = Problems()
     pairs = limited(read_pairs(root / file, root / IMAGES, group, problems), options.max_examples)
@@ -94,3 +93,13 @@ def evaluate_aro(
             ],
         },
     )
+
+
+def evaluate_attribution(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """VG-Attribution: which attribute belongs to which of two objects."""
+    return evaluate_aro(embedder, root, options, "aro/visual_genome_attribution.json", attribute_pair)
+
+
+def evaluate_relation(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """VG-Relation: which of two objects is the subject of a relation."""
+    return evaluate_aro(embedder, root, options, "aro/visual_genome_relation.json", relation)

@@ -12,10 +12,10 @@ from zlib import crc32
 import torch
 from torch import Tensor
 
-from trainer.evaluation.annotations import below
-from trainer.evaluation.choices import choice_scores, is_first_best
-from trainer.evaluation.items import Items, mean_items
-from trainer.evaluation.tasks.base import Embedder, Fit, ImageSource
+from trainer.evaluation.metrics.items import Items, mean_items
+from trainer.evaluation.metrics.ranking import choice_scores, is_first_best
+from trainer.evaluation.sets.annotations import below
+from trainer.evaluation.task import Embedder, Fit, ImageSource
 from trainer.evaluation.tasks.examples import distinct, embed_sources
 from trainer.models.config import Ranking
 

@@ -16,14 +16,12 @@ from torch import Tensor
 
 from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.items import mean_items
-from trainer.evaluation.metrics import confusion, macro_accuracy
-from trainer.evaluation.sets.base import ZeroShotSet
-from trainer.evaluation.sets.own import own_sets, read_own_set
+from trainer.evaluation.metrics.items import mean_items
+from trainer.evaluation.metrics.ranking import confusion, macro_accuracy, predict
+from trainer.evaluation.sets.base import ZeroShotSet, own_sets, read_own_set
 from trainer.evaluation.sets.registry import READERS, read_set
-from trainer.evaluation.tasks.base import Embedder, Figure, MissingFilesError, Task, TaskOptions, TaskResult
-from trainer.evaluation.tasks.parts import Problems, merge
-from trainer.evaluation.zero_shot import predict
+from trainer.evaluation.task import Embedder, Figure, MissingFilesError, TaskOptions, TaskResult
+from trainer.evaluation.tasks.examples import Problems, merge
 
 MAX_CONFUSIONS = 12
 MAX_CLASSES_DRAWN = 50
@@ -135,37 +133,3 @@ def largest_confusions(table: Tensor, names: Sequence[str]) -> list[dict[str, ob
         for value, place in zip(values[:MAX_CONFUSIONS].tolist(), places[:MAX_CONFUSIONS].tolist(), strict=True)
         if value
     ]
-
-
-TASK = Task(
-    name="classification",
-    title="Zero-shot image classification on 20 data sets",
-    files=(
-        "imagenet/val/WNID/*.JPEG",
-        "food101/food-101/{meta/test.txt,meta/classes.txt,images/CLASS/ID.jpg}",
-        "cifar10/cifar-10-batches-bin/{test_batch.bin,batches.meta.txt}",
-        "cifar100/cifar-100-binary/{test.bin,fine_label_names.txt}",
-        "cub2011/CUB_200_2011/{images,image_class_labels,train_test_split,classes}.txt and images/",
-        "sun397/SUN397/{ClassName.txt,test.txt or Testing_01.txt,a/abbey/*.jpg}",
-        "cars/{devkit/cars_meta.mat,cars_test_annos_withlabels.mat,cars_test/*.jpg}",
-        "aircraft/fgvc-aircraft-2013b/data/{images_variant_test.txt,variants.txt,images/ID.jpg}",
-        "dtd/dtd/{labels/test1.txt,images/CLASS/IMAGE.jpg}",
-        "pets/oxford-iiit-pet/{annotations/test.txt,images/NAME.jpg}",
-        "caltech101/{test.txt,101_ObjectCategories/CLASS/IMAGE.jpg}",
-        "flowers102/flowers-102/{setid.mat,imagelabels.mat,jpg/image_00001.jpg}",
-        "stl10/stl10_binary/{test_X.bin,test_y.bin,class_names.txt}",
-        "eurosat/2750/CLASS/*.jpg and indices.txt",
-        "resisc45/NWPU-RESISC45/CLASS/*.jpg and indices.txt",
-        "country211/test/CODE/*.jpg and classnames.txt",
-        "mnist/MNIST/raw/{t10k-images-idx3-ubyte,t10k-labels-idx1-ubyte}[.gz]",
-        "clevr/CLEVR_v1.0/{scenes/CLEVR_val_scenes.json,images/val/*.png}",
-        "pcam/camelyonpatch_level_2_split_test_{x,y}.h5 and classnames.txt",
-        "sst2/rendered-sst2/test/{negative,positive}/*.png",
-        "KEY/CLASS/IMAGE for any of the 20 keys, with optional KEY/classnames.txt and KEY/indices.txt",
-        "own/NAME/CLASS/IMAGE for other sets, with optional own/NAME/{classnames.txt,prompts.txt}",
-    ),
-    size="259,000 images in 20 data sets, about 25 GB; each set is optional",
-    source="the data sets' own pages; prompts: MERU, table 8 (arXiv 2304.09172)",
-    license="the terms of each data set; most allow non-commercial research only",
-    evaluate=evaluate,
-)

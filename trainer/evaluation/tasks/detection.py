@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.errors import UserError
-from trainer.evaluation.annotations import checksums, field, image_urls, record_once, shown
-from trainer.evaluation.detection_ap import Bools, Floats, Ints, TrueBoxes, average_precisions
+from hypergrit_common.errors import UserError
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.tasks.base import Embedder, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.metrics.detection import Bools, Floats, Ints, TrueBoxes, average_precisions
+from trainer.evaluation.sets.annotations import checksums, field, image_urls, record_once, shown
+from trainer.evaluation.task import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import class_points
-from trainer.evaluation.tasks.examples import embed_sources, get_box, limited, read_object, require
-from trainer.evaluation.tasks.parts import Problems
+from trainer.evaluation.tasks.examples import Problems, embed_sources, get_box, limited, read_object, require
 from trainer.models.dual_encoder import DualEncoder
 
 FILE: Final = "coco/annotations/instances_val2017.json"
@@ -230,14 +229,3 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "AP_by_category": {name: value for name, value in by_class.items() if value == value},
         },
     )
-
-
-TASK = Task(
-    name="detection",
-    title="Classification of ground-truth boxes (COCO, 17 novel categories)",
-    files=("coco/annotations/instances_val2017.json", "coco/val2017/*.jpg"),
-    size="about 33,000 boxes in 4,836 images, 1 GB",
-    source="https://cocodataset.org",
-    license="CC BY 4.0 (annotations); the images have the licenses of Flickr",
-    evaluate=evaluate,
-)

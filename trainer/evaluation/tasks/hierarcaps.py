@@ -1,6 +1,6 @@
 """HierarCaps (Alper and Averbuch-Elor 2024): images with four captions each, from general to specific.
 
-Metrics of two rules, see `trainer.evaluation.chains`: that of HierarCaps and that of HyCoCLIP, appendix H. PEP (ARGENT)
+Metrics of two rules, see `trainer.evaluation.metrics.chains`: that of HierarCaps and that of HyCoCLIP, appendix H. PEP (ARGENT)
 measures how well the entailment cones of captions separate their own images from others; the probability of
 entailment is 0 beyond a right angle, which creates ties, so that it is also reported for the signed margin.
 
@@ -16,11 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.analysis.order import average_precision, roc_auc
-from trainer.evaluation.annotations import checksums
-from trainer.evaluation.chains import (
+from trainer.evaluation.embed import device_of
+from trainer.evaluation.metrics.chains import (
     STEPS,
     captions_on_path,
     captions_within_radius,
@@ -30,18 +29,11 @@ from trainer.evaluation.chains import (
     mismatched_rows,
     precision_recall,
 )
-from trainer.evaluation.embed import device_of
-from trainer.evaluation.tasks.base import (
-    Embedder,
-    Figure,
-    ImageSource,
-    Task,
-    TaskOptions,
-    TaskResult,
-)
-from trainer.evaluation.tasks.examples import distinct, embed_sources, limited, require
+from trainer.evaluation.metrics.entailment import average_precision, roc_auc
+from trainer.evaluation.sets.annotations import checksums
+from trainer.evaluation.task import Embedder, Figure, ImageSource, TaskOptions, TaskResult
+from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, limited, require
 from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, JOINER, LEVELS, evaluate_expanded, read_table
-from trainer.evaluation.tasks.parts import Problems
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
@@ -215,18 +207,3 @@ def draw(distances: Tensor, path: Path) -> None:
     with plots.axes(path, 6, 3) as ax:
         ax.boxplot(distances.numpy(), showfliers=False)
         ax.set(xlabel="level of the caption, from general to specific", ylabel="distance to the root")
-
-
-TASK = Task(
-    name="hierarcaps",
-    title="HierarCaps and PEP",
-    files=(
-        "hierarcaps/hierarcaps_test.csv",
-        "hierarcaps/hierarcaps_test_expanded.csv (optional; columns positive, negative, image_url)",
-        "hierarcaps/test_imgs/*.jpg (or coco/val2014/*.jpg)",
-    ),
-    size="1,000 images with 4,000 captions, 0.2 GB",
-    source="https://github.com/TAU-VAILab/hierarcaps",
-    license="none stated (captions); the images of COCO have the licenses of Flickr",
-    evaluate=evaluate,
-)

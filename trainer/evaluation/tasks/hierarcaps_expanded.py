@@ -9,12 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
 
-from common.errors import UserError
-from common.files import check_file
-from trainer.evaluation.tasks.base import Embedder, ImageSource, TaskOptions
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from trainer.evaluation.task import Embedder, ImageSource, TaskOptions
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
-from trainer.evaluation.tasks.examples import limited
-from trainer.evaluation.tasks.parts import Problems
+from trainer.evaluation.tasks.examples import Problems, limited
 
 Parsed = TypeVar("Parsed")
 

@@ -12,18 +12,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.hierarchy import Tree, expected_at_random, hierarchical_metrics, read_tree
-from trainer.evaluation.items import Items, mean_items
-from trainer.evaluation.sets.base import ZeroShotSet
-from trainer.evaluation.sets.own import FOLDER, TREE, own_sets, read_own_set
+from trainer.evaluation.metrics.hierarchy import Tree, expected_at_random, hierarchical_metrics, read_tree
+from trainer.evaluation.metrics.items import Items, mean_items
+from trainer.evaluation.metrics.ranking import predict
+from trainer.evaluation.sets.base import FOLDER, TREE, ZeroShotSet, own_sets, read_own_set
 from trainer.evaluation.sets.registry import read_set
-from trainer.evaluation.tasks.base import Embedder, Figure, ImageSource, Task, TaskOptions, TaskResult
+from trainer.evaluation.task import Embedder, Figure, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import class_points, evenly
-from trainer.evaluation.tasks.examples import embed_sources
-from trainer.evaluation.tasks.parts import Problems, merge
-from trainer.evaluation.zero_shot import predict
+from trainer.evaluation.tasks.examples import Problems, embed_sources, merge
 
 N_CONFUSIONS: Final = 20
 
@@ -138,14 +136,3 @@ def draw(edges: Tensor, path: Path) -> None:
     with plots.axes(path, 6, 3) as ax:
         ax.bar(range(len(counts)), (100 * counts).tolist(), color=plots.COLORS[0])
         ax.set(xlabel="edges between predicted and true class", ylabel="images (percent)")
-
-
-TASK = Task(
-    name="hierarchical",
-    title="Hierarchical classification (ImageNet, WordNet)",
-    files=("imagenet/val/WNID/*.JPEG", "own/NAME/{tree.txt,CLASS/IMAGE}"),
-    size="50,000 images, 6.3 GB",
-    source="https://www.image-net.org",
-    license="non-commercial research (images); WordNet 3.0 license (tree)",
-    evaluate=evaluate,
-)

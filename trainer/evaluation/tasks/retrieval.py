@@ -17,23 +17,15 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.annotations import below, checksums, image_urls, read_json, record_once
-from trainer.evaluation.annotations import field as value_of
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.items import mean_items
-from trainer.evaluation.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
-from trainer.evaluation.tasks.base import (
-    Embedder,
-    Figure,
-    ImageSource,
-    MissingFilesError,
-    Task,
-    TaskOptions,
-    TaskResult,
-)
-from trainer.evaluation.tasks.parts import Problems, merge
+from trainer.evaluation.metrics.items import mean_items
+from trainer.evaluation.metrics.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
+from trainer.evaluation.sets.annotations import below, checksums, image_urls, read_json, record_once
+from trainer.evaluation.sets.annotations import field as value_of
+from trainer.evaluation.task import Embedder, Figure, ImageSource, MissingFilesError, TaskOptions, TaskResult
+from trainer.evaluation.tasks.examples import Problems, merge
 
 RECALL_AT: Final = (1, 5, 10)
 DRAWN: Final = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -222,19 +214,3 @@ def examples(
         }
         for row, columns in zip(rows.tolist(), best.tolist(), strict=True)
     ]
-
-
-TASK = Task(
-    name="retrieval",
-    title="Zero-shot retrieval on COCO val2017 and Flickr30k",
-    files=(
-        "coco/annotations/captions_val2017.json",
-        "coco/val2017/000000000139.jpg",
-        "flickr30k/dataset_flickr30k.json",
-        "flickr30k/flickr30k_images/1007129816.jpg",
-    ),
-    size="5,000 images with 25,014 captions (1 GB); 1,000 images with 5,000 captions (150 MB)",
-    source="cocodataset.org; Karpathy's splits (dataset_flickr30k.json) and the Flickr30k images",
-    license="captions of COCO: CC BY 4.0; images: Flickr's terms of use; Flickr30k: non-commercial research",
-    evaluate=evaluate,
-)

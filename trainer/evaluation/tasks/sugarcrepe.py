@@ -8,11 +8,10 @@ from typing import Any, Final
 
 import torch
 
-from trainer.evaluation.annotations import checksums, field
-from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
+from trainer.evaluation.sets.annotations import checksums, field
+from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
-from trainer.evaluation.tasks.examples import limited, read_object, require
-from trainer.evaluation.tasks.parts import Problems
+from trainer.evaluation.tasks.examples import Problems, limited, read_object, require
 
 FILES: Final = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
 IMAGES: Final = "coco/val2017"
@@ -89,23 +88,3 @@ def metrics_of(choices: Choices) -> dict[str, float]:
         return columns
     macro = torch.tensor(list(columns.values()), dtype=torch.float64).mean().item()
     return columns | {"overall": choices.accuracy, "macro": macro}
-
-
-TASK = Task(
-    name="sugarcrepe",
-    title="SugarCrepe",
-    files=(
-        "sugarcrepe/replace_obj.json",
-        "sugarcrepe/replace_att.json",
-        "sugarcrepe/replace_rel.json",
-        "sugarcrepe/swap_obj.json",
-        "sugarcrepe/swap_att.json",
-        "sugarcrepe/add_obj.json",
-        "sugarcrepe/add_att.json",
-        "coco/val2017/*.jpg",
-    ),
-    size="7,511 pairs of captions of 1,560 images; COCO val2017 is 1 GB",
-    source="https://github.com/RAIVNLab/sugar-crepe",
-    license="MIT (annotations); the images have the licenses of Flickr",
-    evaluate=evaluate,
-)

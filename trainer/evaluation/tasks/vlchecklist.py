@@ -13,16 +13,15 @@ from typing import Any, Final
 
 import yaml
 
-from common.errors import UserError
-from common.files import check_file
-from common.text import one_line
-from common.yaml_text import check_yaml
-from trainer.evaluation.annotations import checksums, field
-from trainer.evaluation.items import Items, balanced_items
-from trainer.evaluation.tasks.base import Embedder, ImageSource, MissingFilesError, Task, TaskOptions, TaskResult
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.text import one_line
+from hypergrit_common.yaml_text import check_yaml
+from trainer.evaluation.metrics.items import Items, balanced_items
+from trainer.evaluation.sets.annotations import checksums, field
+from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
-from trainer.evaluation.tasks.examples import is_file, item, limited, read_list, require
-from trainer.evaluation.tasks.parts import Problems
+from trainer.evaluation.tasks.examples import Problems, is_file, item, limited, read_list, require
 
 FOLDER: Final = "vl_checklist"
 CORPUS: Final = f"{FOLDER}/corpus/v1"
@@ -202,21 +201,3 @@ def group_means(metrics: dict[str, float]) -> dict[str, float]:
         if all(column in metrics for column in columns):
             means[group] = fmean(metrics[column] for column in columns)
     return means
-
-
-TASK = Task(
-    name="vlchecklist",
-    title="VL-CheckList",
-    files=(
-        "vl_checklist/corpus/v1/TYPE/COLUMN/CORPUS.yaml",
-        "vl_checklist/data/**/*.json",
-        "vl_checklist/vg/VG_100K/*.jpg",
-        "vl_checklist/vg/VG_100K_2/*.jpg",
-        "vl_checklist/swig/*.jpg",
-        "vl_checklist/hake/**/*.jpg",
-    ),
-    size="56 files of up to 31,000 pairs; the images of Visual Genome are 15 GB",
-    source="https://github.com/om-ai-lab/VL-CheckList",
-    license="free for non-commercial use; the images of Visual Genome have CC BY 4.0",
-    evaluate=evaluate,
-)

@@ -3,7 +3,7 @@
 import { getJson } from "./load.js";
 
 export const MARKS = ["right", "wrong", "unsure"];
-/** Stages whose dropped rows pipeline.audit accepts. */
+/** Stages whose dropped rows hypergrit quality accepts. */
 const STAGES = [null, "parse", "ground", "score"];
 export const canMark = (details) => STAGES.includes(details.stage) && Boolean(details.caption);
 
@@ -74,7 +74,7 @@ export class Marks {
   }
   /** Spreadsheets would compute texts that begin like a formula. */
   safe(text) {
-    return this.form.formula.includes(text[0]) ? `'${text}` : text;
+    return text.replace(new RegExp(this.form.formula, "g"), "$1'");
   }
   download() {
     const cell = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);

@@ -130,7 +130,7 @@ export function command(output, changed) {
   const settings = NAMES.filter((name) => name in changed).map((name) => `score.${name}=${changed[name]}`);
   const source = output.name.replace(/\/+$/, "");
   return [
-    "python -m pipeline.refilter",
+    "hypergrit rewrite",
     `source=${quoted(source)}`,
     `output=${quoted(`${source}_refiltered`)}`,
     ...settings,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.evaluation.data.build_imagenet_tree import (
     DATA_NOUN,
     build_tree,
@@ -13,7 +13,7 @@ from trainer.evaluation.data.build_imagenet_tree import (
     read_classes,
     read_synsets,
 )
-from trainer.evaluation.hierarchy import TREE_FILE, read_tree
+from trainer.evaluation.metrics.hierarchy import TREE_FILE, read_tree
 
 NOUNS = """\
   1 This line is a part of the license.

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.evaluation.data.build_imagenet_tree import DATA_NOUN
 from trainer.evaluation.data.build_words import WORDS_FILE, build, read_counts, read_index
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.sets.test_sets import write, write_image
 from trainer.evaluation.sets.probe import TRAIN_FILES, read_probe
-from trainer.evaluation.tasks.base import MissingFilesError
+from trainer.evaluation.task import MissingFilesError
 
 
 def sizes(root: Path, key: str) -> tuple[int, int, int]:

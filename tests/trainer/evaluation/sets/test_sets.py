@@ -10,10 +10,10 @@ import PIL.Image
 import pytest
 from scipy.io import savemat
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from trainer.evaluation.sets.base import set_infos
 from trainer.evaluation.sets.registry import READERS, read_set
-from trainer.evaluation.tasks.base import MissingFilesError
+from trainer.evaluation.task import MissingFilesError
 
 PLANES = np.arange(3 * 32 * 32, dtype=np.uint32).astype(np.uint8)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.small import small_model
-from trainer.evaluation.tasks.base import Fit, ImageFeatures, ImageSource
+from trainer.evaluation.task import Fit, ImageFeatures, ImageSource
 from trainer.models.dual_encoder import DualEncoder
 
 WIDTH = 16

@@ -11,15 +11,15 @@ import torch
 
 from tests.trainer.evaluation.tasks.embedding import picture, small_embedder, write_shards
 from tests.trainer.small import NAMES
-from trainer.evaluation.entailment import entailment_metrics
-from trainer.evaluation.items import read_items
-from trainer.evaluation.runner import RunSettings, run_task
-from trainer.evaluation.shard_points import embed_shards
-from trainer.evaluation.tasks.base import MissingFilesError, TaskOptions, TaskResult, UnsuitableModelError
-from trainer.evaluation.tasks.registry import load_task, read_description
+from trainer.analyses.shard_points import embed_shards
+from trainer.evaluation.catalog import TASKS
+from trainer.evaluation.metrics.entailment import entailment_metrics
+from trainer.evaluation.metrics.items import read_items
+from trainer.evaluation.run.runner import RunSettings, run_task
+from trainer.evaluation.task import MissingFilesError, TaskOptions, TaskResult, UnsuitableModelError
 
 OPTIONS = TaskOptions()
-TASKS = ("traversal", "interpolation", "norms", "horopca", "cosne", "factors", "words", "syntax_edges", "order")
+ANALYSES = ("traversal", "interpolation", "norms", "horopca", "cosne", "factors", "words", "syntax_edges", "order")
 NEEDS = {
     "horopca": "meru",
     "cosne": "poinclip",
@@ -31,7 +31,7 @@ NEEDS = {
 
 
 def run(task: str, model: str, root: Path, options: TaskOptions = OPTIONS) -> TaskResult:
-    return load_task(task).evaluate(small_embedder(model, root), root, options)
+    return TASKS[task].evaluate(small_embedder(model, root), root, options)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +41,7 @@ def shards(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ANALYSES)
 def test_results_are_finite_json_with_rules_and_checksums_and_figures_are_pictures(
     task: str, shards: Path, tmp_path: Path
 ) -> None:
@@ -62,14 +62,14 @@ def test_results_are_finite_json_with_rules_and_checksums_and_figures_are_pictur
         assert height > 150
 
 
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", ANALYSES)
 def test_the_description_is_read_without_importing_the_task(task: str) -> None:
-    found = read_description(task)
+    found = TASKS[task]
     assert found.name == task
     assert ("held_out/00000.tar" in found.files) == (task != "words")
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if task not in ("factors", "words")])
+@pytest.mark.parametrize("task", [task for task in ANALYSES if task not in ("factors", "words")])
 def test_without_shards_the_expected_layout_is_named(task: str, tmp_path: Path) -> None:
     with pytest.raises(MissingFilesError, match=r"held_out/00000\.tar"):
         run(task, NEEDS.get(task, "hycoclip"), tmp_path)
@@ -148,7 +148,7 @@ def test_paths_of_the_paper_and_geodesics_end_at_the_target_but_released_paths_b
 
 def test_the_order_task_agrees_with_the_evaluation_of_the_trainer(shards: Path) -> None:
     embedder = small_embedder("hycoclip", shards)
-    result = load_task("order").evaluate(embedder, shards, OPTIONS)
+    result = TASKS["order"].evaluate(embedder, shards, OPTIONS)
     points = embed_shards(embedder, shards)
     expected = entailment_metrics(embedder.model, points.lifted(embedder.model), points.owner)
     own = {name: value for name, value in result.metrics.items() if "/pep_" not in name}
@@ -157,7 +157,7 @@ def test_the_order_task_agrees_with_the_evaluation_of_the_trainer(shards: Path) 
 
 def test_the_runner_writes_the_items_of_the_metrics(tmp_path: Path, shards: Path) -> None:
     embedder = small_embedder("meru", shards)
-    content = run_task(load_task("order"), embedder, "meru", RunSettings(data=shards, output=tmp_path, options=OPTIONS))
+    content = run_task(TASKS["order"], embedder, "meru", RunSettings(data=shards, output=tmp_path, options=OPTIONS))
     items = read_items(tmp_path / "meru" / "order.npz")
     assert {name: found.metric() for name, found in items.items()} == content["metrics"]
     boxes = items["cross_image/order"].units.tolist()
@@ -169,13 +169,13 @@ def test_figures_are_drawn_on_request_also_after_a_run_without_them(tmp_path: Pa
     with_figures = RunSettings(data=shards, output=tmp_path, options=OPTIONS)
     without = replace(with_figures, figures=False)
     picture, content = tmp_path / "meru" / "norms-histogram.png", tmp_path / "meru" / "norms.json"
-    assert run_task(load_task("norms"), embedder, "meru", without)["figures"] == []
+    assert run_task(TASKS["norms"], embedder, "meru", without)["figures"] == []
     assert not picture.exists()
-    assert run_task(load_task("norms"), embedder, "meru", with_figures)["figures"]
+    assert run_task(TASKS["norms"], embedder, "meru", with_figures)["figures"]
     assert picture.exists()
     written = content.stat().st_mtime_ns
     for settings in (with_figures, without):
-        run_task(load_task("norms"), embedder, "meru", settings)
+        run_task(TASKS["norms"], embedder, "meru", settings)
     assert content.stat().st_mtime_ns == written
 
 
@@ -183,7 +183,7 @@ def test_norms_separate_groups_at_different_distances(shards: Path) -> None:
     embedder = small_embedder("meru", shards)
     with torch.no_grad():
         embedder.model.get_parameter("textual_alpha").sub_(6.0)
-    result = load_task("norms").evaluate(embedder, shards, OPTIONS)
+    result = TASKS["norms"].evaluate(embedder, shards, OPTIONS)
     assert result.metrics["text_below_image"] == result.metrics["phrase_below_box"] == 1.0
     shares = result.details["histograms"]["text"]["shares"]  # type: ignore[index]
     assert sum(shares) == pytest.approx(1.0)

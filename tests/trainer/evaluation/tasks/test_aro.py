@@ -6,11 +6,10 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
-from trainer.evaluation.tasks.base import ImageSource, TaskOptions
-from trainer.evaluation.tasks.vg_attribution import TASK as ATTRIBUTION
-from trainer.evaluation.tasks.vg_relation import TASK as RELATION
+from trainer.evaluation.task import ImageSource, TaskOptions
+from trainer.evaluation.tasks.aro import evaluate_attribution, evaluate_relation
 
 Write = Callable[..., Path]
 
@@ -45,7 +44,7 @@ def first_caption(item: object) -> Tensor:
 def test_macro_leaves_out_groups_below_25_cases(tmp_path: Path, write: Write) -> None:
     cases = [case(i) for i in range(30)] + [case(i, "wet", "red") for i in range(30, 55)] + [case(60, "red", "old")]
     write_cases(write, cases)
-    result = ATTRIBUTION.evaluate(FakeEmbedder(text=first_caption, image=first_caption), tmp_path, TaskOptions())
+    result = evaluate_attribution(FakeEmbedder(text=first_caption, image=first_caption), tmp_path, TaskOptions())
     assert result.metrics == pytest.approx({"macro": 1 / 2, "micro": 31 / 56, "macro_all_groups": 2 / 3})
     assert result.details["n_groups_in_macro"] == 2
     mistakes = result.details["mistakes"]
@@ -67,7 +66,7 @@ def test_macro_leaves_out_groups_below_25_cases(tmp_path: Path, write: Write) ->
 
 def test_relations_are_grouped_by_name(tmp_path: Path, write: Write) -> None:
     write_cases(write, [case(i) for i in range(25)], "relation")
-    result = RELATION.evaluate(FakeEmbedder(text=first_caption, image=first_caption), tmp_path, TaskOptions())
+    result = evaluate_relation(FakeEmbedder(text=first_caption, image=first_caption), tmp_path, TaskOptions())
     assert result.metrics == {"macro": 1, "micro": 1, "macro_all_groups": 1}
     assert result.details["most_frequent"] == [{"group": "red", "accuracy": 1.0, "n": 25}]
 
@@ -75,16 +74,16 @@ def test_relations_are_grouped_by_name(tmp_path: Path, write: Write) -> None:
 def test_images_are_cropped_to_the_box(tmp_path: Path, write: Write) -> None:
     write_cases(write, [case(0)])
     embedder = FakeEmbedder()
-    ATTRIBUTION.evaluate(embedder, tmp_path, TaskOptions())
+    evaluate_attribution(embedder, tmp_path, TaskOptions())
     assert embedder.seen == [ImageSource(path=tmp_path / "aro/images/0.jpg", box=(4, 8, 60, 50))]
     assert embedder.calls == [{"fit": "crop", "legacy_norm": False, "trunk": False}]
 
 
 def test_constant_model_is_always_wrong_and_a_random_one_right_half_of_the_time(tmp_path: Path, write: Write) -> None:
     write_cases(write, [case(i, f"red{i % 20}", f"wet{i % 9}") for i in range(900)])
-    result = ATTRIBUTION.evaluate(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
+    result = evaluate_attribution(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
     assert result.metrics["micro"] == 0
-    random = ATTRIBUTION.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    random = evaluate_attribution(FakeEmbedder(), tmp_path, TaskOptions())
     assert random.metrics["micro"] == pytest.approx(0.5, abs=0.07)
     assert "macro" not in random.metrics
 
@@ -92,7 +91,7 @@ def test_constant_model_is_always_wrong_and_a_random_one_right_half_of_the_time(
 def test_missing_images_are_counted(tmp_path: Path, write: Write) -> None:
     write_cases(write, [case(0), case(1)])
     (tmp_path / "aro/images/1.jpg").unlink()
-    result = ATTRIBUTION.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    result = evaluate_attribution(FakeEmbedder(), tmp_path, TaskOptions())
     assert (result.n_used, result.skipped) == (1, {"missing image": 1})
 
 
@@ -109,4 +108,4 @@ def test_malformed_entries_are_user_errors(
 ) -> None:
     write_cases(write, [case(0), case(1) | change])
     with pytest.raises(UserError, match=rf"visual_genome_attribution\.json, {message}"):
-        ATTRIBUTION.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate_attribution(FakeEmbedder(), tmp_path, TaskOptions())

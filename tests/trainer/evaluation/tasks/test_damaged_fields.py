@@ -9,13 +9,14 @@ import numpy as np
 import PIL.Image
 import pytest
 
-from common.errors import UserError
-from tests.trainer.evaluation.test_evaluate import model_and_tokenizer
-from trainer.evaluation.contamination import ROW, count_copies
+from hypergrit_common.errors import UserError
+from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
 from trainer.evaluation.embedder import CachedEmbedder
-from trainer.evaluation.tasks import detection, hierarcaps_expanded, retrieval, vg_attribution
-from trainer.evaluation.tasks.base import TaskOptions
-from trainer.evaluation.tasks.parts import Problems
+from trainer.evaluation.run.contamination import ROW, count_copies
+from trainer.evaluation.task import TaskOptions
+from trainer.evaluation.tasks import detection, hierarcaps_expanded, retrieval
+from trainer.evaluation.tasks.aro import evaluate_attribution
+from trainer.evaluation.tasks.examples import Problems
 
 N = 4
 CAPTIONS, INSTANCES = "coco/annotations/captions_val2017.json", "coco/annotations/instances_val2017.json"
@@ -67,8 +68,8 @@ def test_a_name_that_no_file_can_have_is_a_skipped_image(root: Path, embedder: C
     change(root / ATTRIBUTION, lambda content: content[0].update(image_path=name))
     found = retrieval.evaluate(embedder, root, TaskOptions())
     assert (found.n_used, found.skipped["coco: unreadable image"]) == (N - 1, 1)
-    for task in (detection, vg_attribution):
-        part = task.TASK.evaluate(embedder, root, TaskOptions())
+    for evaluate in (detection.evaluate, evaluate_attribution):
+        part = evaluate(embedder, root, TaskOptions())
         assert (part.n_used, part.skipped) == (N - 1, {"missing image": 1})
     assert count_copies(embedder.seen, np.zeros(1, ROW), 1).n_images >= N
 
@@ -93,7 +94,7 @@ def test_huge_boxes_are_a_line_that_names_the_entry(root: Path, embedder: Cached
     number = float("inf") if value == "Infinity" else value
     change(root / ATTRIBUTION, lambda content: content[1].update(bbox_x=number, bbox_w=number))
     with pytest.raises(UserError, match=r"attribution\.json, entry 1: the box \[") as found:
-        vg_attribution.evaluate(embedder, root, TaskOptions())
+        evaluate_attribution(embedder, root, TaskOptions())
     assert len(str(found.value)) < 400
     change(root / INSTANCES, lambda content: content["annotations"][1].update(bbox=[number, 1, number, 9]))
     with pytest.raises(UserError, match=r"annotation 1: the box"):
@@ -113,9 +114,9 @@ def test_ids_beyond_64_bits_are_ids(root: Path, embedder: CachedEmbedder) -> Non
 def test_an_address_that_is_null_is_none(root: Path, embedder: CachedEmbedder) -> None:
     for file in (CAPTIONS, INSTANCES):
         change(root / file, lambda content: content["images"][0].update(coco_url=None))
-    for task in (detection, retrieval):
+    for evaluate in (detection.evaluate, retrieval.evaluate):
         embedder.seen.clear()
-        task.TASK.evaluate(embedder, root, TaskOptions())
+        evaluate(embedder, root, TaskOptions())
         assert sorted(image.urls for image in embedder.seen) == [(), *((f"http://c/{i}",) for i in range(1, N))]
 
 
@@ -127,11 +128,15 @@ def test_one_malformed_entry_of_many_is_skipped_and_named(root: Path, embedder: 
     change(root / CAPTIONS, lambda content: repeat(content["annotations"], "caption"))
     change(root / INSTANCES, lambda content: repeat(content["annotations"], "bbox"))
     change(root / ATTRIBUTION, lambda content: repeat(content, "true_caption"))
-    for task, file in ((retrieval, CAPTIONS), (detection, INSTANCES), (vg_attribution, ATTRIBUTION)):
-        found, name = task.TASK.evaluate(embedder, root, TaskOptions()), Path(file).name
+    for evaluate, file in (
+        (retrieval.evaluate, CAPTIONS),
+        (detection.evaluate, INSTANCES),
+        (evaluate_attribution, ATTRIBUTION),
+    ):
+        found, name = evaluate(embedder, root, TaskOptions()), Path(file).name
         assert found.skipped == {f"malformed entry of {name}": 1}
         assert list(found.details["malformed"]) == [f"{name}, item 1"]  # type: ignore[call-overload]
-        assert found.n_used == (N if task is retrieval else 30 * N - 1)
+        assert found.n_used == (N if evaluate is retrieval.evaluate else 30 * N - 1)
 
 
 @pytest.mark.parametrize("part", ["image", "category"])
@@ -161,7 +166,7 @@ def test_a_crowd_flag_of_another_type_is_a_malformed_entry(root: Path, embedder:
 def test_a_box_with_a_boolean_is_a_malformed_entry(root: Path, embedder: CachedEmbedder) -> None:
     change(root / ATTRIBUTION, lambda content: content[1].update(bbox_x=True))
     with pytest.raises(UserError, match=r"entry 1: the box \[True, 1, 9, 9\]"):
-        vg_attribution.evaluate(embedder, root, TaskOptions())
+        evaluate_attribution(embedder, root, TaskOptions())
 
 
 def test_one_malformed_image_of_many_is_skipped_and_named(root: Path, embedder: CachedEmbedder) -> None:
@@ -169,9 +174,9 @@ def test_one_malformed_image_of_many_is_skipped_and_named(root: Path, embedder: 
         content["images"] += [content["images"][0] | {"id": i, "file_name": f"{i}.jpg"} for i in range(N, 200)]
         content["images"][-1]["file_name"] = None
 
-    for task, file in ((retrieval, CAPTIONS), (detection, INSTANCES)):
+    for evaluate, file in ((retrieval.evaluate, CAPTIONS), (detection.evaluate, INSTANCES)):
         change(root / file, edit)
-        found, name = task.TASK.evaluate(embedder, root, TaskOptions()), f"{Path(file).name}/images"
+        found, name = evaluate(embedder, root, TaskOptions()), f"{Path(file).name}/images"
         assert found.skipped[f"malformed entry of {name}"] == 1
         assert list(found.details["malformed"]) == [f"{name}, item 199"]  # type: ignore[call-overload]
         assert found.n_used == N

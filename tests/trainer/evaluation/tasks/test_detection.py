@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
 from tests.trainer.small import small_model
-from trainer.evaluation.tasks.base import ImageSource, MissingFilesError, TaskOptions
-from trainer.evaluation.tasks.detection import BASE, NOVEL, PROMPTS, TASK, similarities
+from trainer.evaluation.task import ImageSource, MissingFilesError, TaskOptions
+from trainer.evaluation.tasks.detection import BASE, NOVEL, PROMPTS, evaluate, similarities
 
 Write = Callable[..., Path]
 CATEGORIES = sorted((*NOVEL, *BASE, 10))
@@ -50,7 +50,7 @@ def right(item: object) -> Tensor:
 def test_perfect_model(tmp_path: Path, write: Write) -> None:
     write_coco(write, one_of_each())
     for name in ("clip", "meru", "phyclip"):
-        result = TASK.evaluate(FakeEmbedder(small_model(name), right, right), tmp_path, TaskOptions())
+        result = evaluate(FakeEmbedder(small_model(name), right, right), tmp_path, TaskOptions())
         assert result.metrics == pytest.approx(dict.fromkeys(result.metrics, 1.0))
     assert {"AP", "AP50", "base/AP50", "65/novel/AP50", "65/base/AP50", "65/all/AP50"} <= result.metrics.keys()
     assert {f"best/{name}" for name in ("AP", "65/all/AP50")} <= result.metrics.keys()
@@ -62,21 +62,21 @@ def test_perfect_model(tmp_path: Path, write: Write) -> None:
 
 def test_constant_model_has_the_share_of_each_category(tmp_path: Path, write: Write) -> None:
     write_coco(write, one_of_each())
-    result = TASK.evaluate(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
     assert result.metrics["AP"] == pytest.approx(1 / 17, rel=0.02)
     assert result.metrics["65/all/AP50"] == pytest.approx(1 / 65, rel=0.02)
 
 
 def test_random_model_is_near_the_share_of_each_category(tmp_path: Path, write: Write) -> None:
     write_coco(write, [annotation(i, i % 40, NOVEL[i % 17], [i % 150, i % 70, 9, 9]) for i in range(1700)])
-    result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     assert result.metrics["AP50"] == pytest.approx(1 / 17, abs=0.03)
 
 
 def test_context_enlarges_the_crop_and_not_the_box(tmp_path: Path, write: Write) -> None:
     write_coco(write, [annotation(0, 0, 17, [17, 4, 8, 20])])
     embedder = FakeEmbedder(text=constant, image=constant)
-    result = TASK.evaluate(embedder, tmp_path, TaskOptions(box_context=1.5))
+    result = evaluate(embedder, tmp_path, TaskOptions(box_context=1.5))
     assert [image.box for image in embedder.seen] == [(15, -1, 12, 30)]
     assert result.rules["image"] == "box, squeezed to a square, with sides of 1.5 times the box"
     assert result.metrics["AP"] == pytest.approx(1.0)
@@ -110,7 +110,7 @@ def test_crowds_other_categories_and_boxes_outside_are_not_classified(tmp_path: 
     write_coco(write, rows)
     (tmp_path / "coco/val2017/000000000001.jpg").unlink()
     embedder = FakeEmbedder(text=right, image=right)
-    result = TASK.evaluate(embedder, tmp_path, TaskOptions())
+    result = evaluate(embedder, tmp_path, TaskOptions())
     assert result.n_used == 2
     assert result.skipped == {"box without area": 2, "missing image": 1, "crowd": 1}
     assert [image.box for image in embedder.seen] == [(17, 0, 9, 9), (18, 0, 9, 9)]
@@ -121,7 +121,7 @@ def test_crowds_other_categories_and_boxes_outside_are_not_classified(tmp_path: 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(MissingFilesError, match=r"instances_val2017\.json is missing"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
 @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ def test_malformed_annotations_are_user_errors(
 ) -> None:
     write_coco(write, [annotation(7, 0, 17, [0, 0, 9, 9]) | change])
     with pytest.raises(UserError, match=message):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
 def test_missing_categories_are_user_errors(tmp_path: Path, write: Write) -> None:
@@ -146,4 +146,4 @@ def test_missing_categories_are_user_errors(tmp_path: Path, write: Write) -> Non
     table = instances(one_of_each()) | {"categories": [{"id": 1, "name": "person"}]}
     write("coco/annotations/instances_val2017.json", table)
     with pytest.raises(UserError, match="lacks the category 2;"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())

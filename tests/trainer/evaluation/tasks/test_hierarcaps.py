@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
 from tests.trainer.small import small_model
-from trainer.evaluation.tasks.base import ImageSource, MissingFilesError, TaskOptions
-from trainer.evaluation.tasks.hierarcaps import TASK
+from trainer.evaluation.task import ImageSource, MissingFilesError, TaskOptions
+from trainer.evaluation.tasks.hierarcaps import evaluate
 
 Write = Callable[..., Path]
 N = 8
@@ -56,7 +56,7 @@ def on_ray(item: object) -> Tensor:
 
 def test_perfect_embeddings_of_the_radius_rule(tmp_path: Path, write: Write) -> None:
     write_rows(write)
-    result = TASK.evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
     assert result.metrics | {f"radius/{k}": pytest.approx(v) for k, v in CLIP_PERFECT.items()} == result.metrics
     assert not any(name.startswith("pep") for name in result.metrics)
     assert result.details["n_texts"] == 3 * N + 1
@@ -65,7 +65,7 @@ def test_perfect_embeddings_of_the_radius_rule(tmp_path: Path, write: Write) -> 
 @pytest.mark.parametrize("name", ["meru", "hycoclip"])
 def test_perfect_embeddings_of_the_path_rule(tmp_path: Path, write: Write, name: str) -> None:
     write_rows(write)
-    result = TASK.evaluate(FakeEmbedder(small_model(name), on_ray, on_ray), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(small_model(name), on_ray, on_ray), tmp_path, TaskOptions())
     assert {key: result.metrics[f"path/{key}"] for key in ("precision", "recall")} == {"precision": 1, "recall": 1}
     assert result.metrics["path/tau"] == 1
     examples = result.details["examples"]
@@ -80,7 +80,7 @@ def test_perfect_embeddings_of_the_path_rule(tmp_path: Path, write: Write, name:
 @pytest.mark.parametrize("name", ["clip", "meru", "phyclip"])
 def test_collapsed_embeddings_have_a_tau_of_zero(tmp_path: Path, write: Write, name: str) -> None:
     write_rows(write)
-    result = TASK.evaluate(FakeEmbedder(small_model(name), constant, constant), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(small_model(name), constant, constant), tmp_path, TaskOptions())
     for rule in ("radius", "path"):
         assert result.metrics[f"{rule}/tau"] == pytest.approx(0, abs=1e-12)
         assert result.metrics[f"{rule}/equal_distances"] == 1
@@ -92,7 +92,7 @@ def test_collapsed_embeddings_have_a_tau_of_zero(tmp_path: Path, write: Write, n
 
 def test_random_embeddings_are_near_chance(tmp_path: Path, write: Write) -> None:
     write_rows(write, 150, shared=False)
-    result = TASK.evaluate(FakeEmbedder(small_model("meru")), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(small_model("meru")), tmp_path, TaskOptions())
     assert result.metrics["radius/tau"] == pytest.approx(0, abs=0.15)
     assert result.metrics["path/tau"] == pytest.approx(0, abs=0.15)
     assert result.metrics["radius/precision"] < 0.05
@@ -107,7 +107,7 @@ def test_negatives_are_the_first_ones_by_the_released_rule_and_drawn_by_the_pape
     write_rows(write, 120, shared=False)
     embedder = FakeEmbedder(small_model("meru"))
     released, *drawn = (
-        TASK.evaluate(embedder, tmp_path, options)
+        evaluate(embedder, tmp_path, options)
         for options in (TaskOptions(), TaskOptions(rule="paper"), TaskOptions(rule="paper", seed=1))
     )
     assert len({result.metrics["pep/margin_auc"] for result in (released, *drawn)}) == 3
@@ -118,13 +118,13 @@ def test_negatives_are_the_first_ones_by_the_released_rule_and_drawn_by_the_pape
 def test_images_of_coco_are_used_if_there_is_no_folder_of_the_benchmark(tmp_path: Path, write: Write) -> None:
     write_rows(write, folder="coco/val2014")
     (tmp_path / "coco/val2014/COCO_val2014_000000000003.jpg").unlink()
-    result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     assert (result.n_used, result.skipped) == (N - 1, {"missing image": 1})
 
 
 def test_limit_and_figure(tmp_path: Path, write: Write) -> None:
     write_rows(write)
-    result = TASK.evaluate(FakeEmbedder(text=random_vector), tmp_path, TaskOptions(max_examples=3))
+    result = evaluate(FakeEmbedder(text=random_vector), tmp_path, TaskOptions(max_examples=3))
     assert result.n_used == 3
     pytest.importorskip("matplotlib")
     result.figures[0].draw(tmp_path / "distances.png")
@@ -133,7 +133,7 @@ def test_limit_and_figure(tmp_path: Path, write: Write) -> None:
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingFilesError, match=r"hierarcaps_test\.csv is missing"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_missing_file_is_named(tmp_path: Path) -> None:
 def test_malformed_files_are_user_errors(tmp_path: Path, write: Write, content: str, message: str) -> None:
     write("hierarcaps/hierarcaps_test.csv", content)
     with pytest.raises(UserError, match=message):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
 def test_the_expanded_file_compares_positive_with_negative_captions(tmp_path: Path, write: Write) -> None:
@@ -158,14 +158,14 @@ def test_the_expanded_file_compares_positive_with_negative_captions(tmp_path: Pa
     lines += [f"{chain.format(i)},{chain.format(i ^ 1)},http://x/COCO_val2014_{i:012}.jpg" for i in range(N)]
     lines.append(f"{chain.format(0)},{chain.format(1)},http://x/none.jpg")
     path = write("hierarcaps/hierarcaps_test_expanded.csv", "\n".join(lines) + "\n")
-    result = TASK.evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
     found = [result.metrics[f"expanded/level_{level}"] for level in (1, 2, 3, 4)]
     assert found == [0.0, 1.0, 1.0, 1.0]  # the captions of level 1 are equal points, and ties are wrong
     assert result.chance["expanded/level_4"] == 0.5
     assert result.skipped == {"expanded file: missing image": 4}
     assert len(result.checksums) == 2
     path.write_text("positive,negative,image_url\na => b,c => d,http://x/1.jpg\n")
-    damaged = TASK.evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
+    damaged = evaluate(FakeEmbedder(text=on_arc, image=on_arc), tmp_path, TaskOptions())
     assert damaged.metrics == {key: value for key, value in result.metrics.items() if "expanded" not in key}
     reason = damaged.details["malformed"]["expanded"]  # type: ignore[index]
     assert "expanded.csv, line 2 has no chain of 4 captions" in reason
@@ -176,4 +176,4 @@ def test_a_file_that_is_not_text_is_a_user_error(tmp_path: Path, write: Write) -
     write_rows(write)
     (tmp_path / "hierarcaps/hierarcaps_test.csv").write_bytes(b"id,captions,image_url\n1,\xff\xfe,x\n")
     with pytest.raises(UserError, match=r"hierarcaps_test\.csv cannot be read"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
 from tests.trainer.small import small_model
-from trainer.evaluation.hierarchy import read_tree
+from trainer.evaluation.metrics.hierarchy import read_tree
 from trainer.evaluation.sets.base import set_infos
-from trainer.evaluation.tasks.base import MissingFilesError, TaskOptions
-from trainer.evaluation.tasks.hierarchical import TASK
+from trainer.evaluation.task import MissingFilesError, TaskOptions
+from trainer.evaluation.tasks.hierarchical import evaluate
 
 Write = Callable[..., Path]
 CLASSES = read_tree().classes
@@ -51,13 +51,13 @@ def test_class_names_match_the_synsets() -> None:
 def test_perfect_model(tmp_path: Path, write: Write, name: str) -> None:
     write_images(write)
     embedder = FakeEmbedder(small_model(name), class_name, image_class)
-    result = TASK.evaluate(embedder, tmp_path, TaskOptions())
+    result = evaluate(embedder, tmp_path, TaskOptions())
     best = {"TIE": 0, "J": 1, "P_H": 1, "R_H": 1, "accuracy_micro": 1}
     released, paper = {"LCA": 1, "LCA_max": 1}, {"LCA": 0, "LCA_max": 0}
     assert {key: value for key, value in result.metrics.items() if "/" not in key} == best | released
     assert result.metrics["paper/LCA"] == 0
     assert result.details["confusions"] == []
-    swapped = TASK.evaluate(embedder, tmp_path, TaskOptions(rule="paper"))
+    swapped = evaluate(embedder, tmp_path, TaskOptions(rule="paper"))
     assert {key: value for key, value in swapped.metrics.items() if "/" not in key} == best | paper
     assert swapped.metrics["released/LCA"] == 1
     assert result.n_used == 20
@@ -65,7 +65,7 @@ def test_perfect_model(tmp_path: Path, write: Write, name: str) -> None:
 
 def test_constant_model_predicts_one_class(tmp_path: Path, write: Write) -> None:
     write_images(write, range(0, 1000, 5), 1)
-    result = TASK.evaluate(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
     assert result.metrics["accuracy_micro"] <= 1 / 200
     assert result.metrics["TIE"] > 8
     assert result.details["confusions"]
@@ -73,7 +73,7 @@ def test_constant_model_predicts_one_class(tmp_path: Path, write: Write) -> None
 
 def test_random_model_has_the_measured_metrics(tmp_path: Path, write: Write) -> None:
     write_images(write, range(1000), 1)
-    result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     measured = {"TIE": 11.429, "LCA": 5.716, "LCA_max": 7.038, "J": 0.3123, "P_H": 0.4675, "R_H": 0.4675}
     assert {name: result.chance[name] for name in measured} == pytest.approx(measured, abs=5e-4)
     assert {name: result.metrics[name] for name in measured} == pytest.approx(measured, rel=0.1)
@@ -82,8 +82,8 @@ def test_random_model_has_the_measured_metrics(tmp_path: Path, write: Write) -> 
 def test_inner_product_and_distance_of_one_factor_give_equal_metrics(tmp_path: Path, write: Write) -> None:
     write_images(write, range(0, 1000, 10), 1)
     embedder = FakeEmbedder(small_model("meru"))
-    released = TASK.evaluate(embedder, tmp_path, TaskOptions(ranking="released"))
-    assert TASK.evaluate(embedder, tmp_path, TaskOptions(ranking="metric")).metrics == released.metrics
+    released = evaluate(embedder, tmp_path, TaskOptions(ranking="released"))
+    assert evaluate(embedder, tmp_path, TaskOptions(ranking="metric")).metrics == released.metrics
 
 
 def test_confusions_name_the_common_ancestor(tmp_path: Path, write: Write) -> None:
@@ -93,7 +93,7 @@ def test_confusions_name_the_common_ancestor(tmp_path: Path, write: Write) -> No
         wnid = source.path.parent.name  # type: ignore[attr-defined]
         return random_vector(NAMES[1 - CLASSES.index(wnid)])
 
-    result = TASK.evaluate(FakeEmbedder(text=class_name, image=swapped), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=class_name, image=swapped), tmp_path, TaskOptions())
     confusion = {"true": "tench", "predicted": "goldfish", "n": 3}
     found = result.details["confusions"]
     assert isinstance(found, list)
@@ -107,25 +107,25 @@ def test_confusions_name_the_common_ancestor(tmp_path: Path, write: Write) -> No
 def test_limit_takes_images_at_equal_distances(tmp_path: Path, write: Write) -> None:
     write_images(write, range(3), 5)
     embedder = FakeEmbedder()
-    assert TASK.evaluate(embedder, tmp_path, TaskOptions(max_examples=3)).n_used == 3
+    assert evaluate(embedder, tmp_path, TaskOptions(max_examples=3)).n_used == 3
     assert [image.path.parent.name for image in embedder.seen] == [CLASSES[i] for i in (0, 1, 2)]
 
 
 def test_missing_and_unreadable_images_are_counted(tmp_path: Path, write: Write) -> None:
     write_images(write)
     write(f"imagenet/val/{CLASSES[0]}/ILSVRC2012_val_000000.JPEG", "broken")
-    result = TASK.evaluate(FakeEmbedder(text=class_name, image=image_class), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=class_name, image=image_class), tmp_path, TaskOptions())
     assert (result.n_used, result.skipped) == (19, {"unreadable image": 1})
     assert result.metrics["TIE"] == 0
 
 
 def test_wrong_layouts_are_reported(tmp_path: Path, write: Write) -> None:
     with pytest.raises(MissingFilesError, match=r"expected .*/imagenet/val/WNID"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_images(write)
     (tmp_path / "imagenet/val" / CLASSES[999]).rmdir()
     with pytest.raises(UserError, match="999 classes, but imagenet has 1000"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write("imagenet/val/n99999999/1.JPEG")
     with pytest.raises(UserError, match="imagenet/val/n99999999 is not the class n15075141"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder
 from tests.trainer.small import small_model
-from trainer.evaluation.tasks.base import TaskOptions
-from trainer.evaluation.tasks.registry import load_task
+from trainer.evaluation.catalog import TASKS
+from trainer.evaluation.task import TaskOptions
 
 Write = Callable[..., Path]
 
@@ -52,7 +52,7 @@ def write_corpus(write: Write, column: str, n: int) -> None:
 @pytest.mark.parametrize("task", ["classification", "retrieval", "hierarchical", "sugarcrepe", "vlchecklist"])
 def test_items_reduce_to_the_metrics(tmp_path: Path, write: Write, task: str, model: str) -> None:
     write_benchmarks(write)
-    result = load_task(task).evaluate(FakeEmbedder(small_model(model)), tmp_path, TaskOptions())
+    result = TASKS[task].evaluate(FakeEmbedder(small_model(model)), tmp_path, TaskOptions())
     assert result.items
     for name, items in result.items.items():
         assert items.metric() == pytest.approx(result.metrics[name]), name
@@ -64,11 +64,11 @@ def test_items_reduce_to_the_metrics(tmp_path: Path, write: Write, task: str, mo
 
 def test_own_sets_are_named_and_their_tree_is_used(tmp_path: Path, write: Write) -> None:
     write_benchmarks(write)
-    classification = load_task("classification").evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    classification = TASKS["classification"].evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     assert list(classification.metrics) == ["things/accuracy", "things/accuracy_micro"]
     assert classification.rules["things/prompts"] == "prompts.txt"
     assert classification.chance["things/accuracy"] == pytest.approx(1 / 3)
-    hierarchical = load_task("hierarchical").evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    hierarchical = TASKS["hierarchical"].evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     assert hierarchical.n_used == 9
     assert {"things/TIE", "things/J", "things/paper/LCA"} <= hierarchical.metrics.keys()
     assert "own/things/tree.txt" in hierarchical.checksums
@@ -78,11 +78,11 @@ def test_own_sets_are_named_and_their_tree_is_used(tmp_path: Path, write: Write)
 def test_own_set_with_the_name_of_a_known_set_is_refused(tmp_path: Path, write: Write) -> None:
     write("own/pets/dog/0.jpg")
     with pytest.raises(UserError, match="has the name of a known data set"):
-        load_task("classification").evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        TASKS["classification"].evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
 def test_tree_without_the_classes_of_the_folders_is_malformed(tmp_path: Path, write: Write) -> None:
     write("own/things/dog/0.jpg")
     write("own/things/tree.txt", "thing - thing\ncat thing cat\n")
     with pytest.raises(UserError, match="dog is not the class cat"):
-        load_task("hierarchical").evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        TASKS["hierarchical"].evaluate(FakeEmbedder(), tmp_path, TaskOptions())

@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
 from trainer.evaluation.sets.probe import Split, read_probe, split_tail
-from trainer.evaluation.tasks.base import ImageSource, MissingFilesError, TaskOptions
-from trainer.evaluation.tasks.linear_probe import NAMES, TASK
+from trainer.evaluation.task import ImageSource, MissingFilesError, TaskOptions
+from trainer.evaluation.tasks.linear_probe import NAMES, evaluate
 
 Write = Callable[..., Path]
 
@@ -30,7 +30,7 @@ def test_accuracy_of_each_set_and_their_mean(tmp_path: Path, write: Write) -> No
     write_set(write, "pets")
     write_set(write, "dtd")
     embedder = FakeEmbedder(image=by_class)
-    result = TASK.evaluate(embedder, tmp_path, TaskOptions())
+    result = evaluate(embedder, tmp_path, TaskOptions())
     assert result.metrics == {"dtd/accuracy": 1.0, "pets/accuracy": 1.0, "mean/accuracy": 1.0}
     assert result.chance == pytest.approx(dict.fromkeys(result.metrics, 1 / 3))
     assert result.n_used == 30
@@ -44,7 +44,7 @@ def test_accuracy_of_each_set_and_their_mean(tmp_path: Path, write: Write) -> No
 
 def test_constant_features_have_the_accuracy_of_one_class(tmp_path: Path, write: Write) -> None:
     write_set(write, "pets")
-    result = TASK.evaluate(FakeEmbedder(image=constant), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(image=constant), tmp_path, TaskOptions())
     assert result.metrics["pets/accuracy"] == pytest.approx(1 / 3)
 
 
@@ -71,18 +71,18 @@ def test_classes_with_one_image_stay_in_train() -> None:
 def test_missing_and_unreadable_images_are_counted(tmp_path: Path, write: Write) -> None:
     write_set(write, "pets")
     write("linear_probe/pets/test/dog/000.jpg", "broken")
-    result = TASK.evaluate(FakeEmbedder(image=by_class), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(image=by_class), tmp_path, TaskOptions())
     assert (result.n_used, result.skipped) == (14, {"unreadable image": 1})
 
 
 def test_wrong_layouts_are_reported(tmp_path: Path, write: Write) -> None:
     with pytest.raises(MissingFilesError, match="has none of the 19 sets with training images"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_set(write, "pets")
     write("linear_probe/pets/test/horse/1.jpg")
     with pytest.raises(UserError, match=r"pets/test has the class 'horse', which .*pets/train lacks"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_set(write, "dtd")
-    result = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     assert list(result.details["malformed"]) == ["pets"]  # type: ignore[call-overload]
     assert list(result.metrics) == ["dtd/accuracy", "mean/accuracy"]

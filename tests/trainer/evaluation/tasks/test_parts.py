@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from common.errors import UserError
-from trainer.evaluation.tables import notes_of_model
-from trainer.evaluation.tasks.parts import MAX_NAMED, Problems
+from hypergrit_common.errors import UserError
+from trainer.evaluation.report.tables import notes_of_model
+from trainer.evaluation.tasks.examples import MAX_NAMED, Problems
 
 FILE = Path("data/captions.json")
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from common.errors import UserError
-from tests.trainer.evaluation.test_evaluate import model_and_tokenizer
-from trainer.evaluation.tasks.base import Fit, ImageFeatures, ImageSource, MissingFilesError, TaskOptions
-from trainer.evaluation.tasks.parts import Problems
+from hypergrit_common.errors import UserError
+from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
+from trainer.evaluation.task import Fit, ImageFeatures, ImageSource, MissingFilesError, TaskOptions
+from trainer.evaluation.tasks.examples import Problems
 from trainer.evaluation.tasks.retrieval import evaluate, read_coco
 from trainer.models.registry import build_model
 

@@ -9,10 +9,10 @@ from typing import Literal
 import pytest
 from torch import Tensor
 
-from common.errors import UserError
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
-from trainer.evaluation.tasks.base import ImageSource, MissingFilesError, TaskOptions
-from trainer.evaluation.tasks.vlchecklist import COLUMNS, TASK
+from trainer.evaluation.task import ImageSource, MissingFilesError, TaskOptions
+from trainer.evaluation.tasks.vlchecklist import COLUMNS, evaluate
 
 Write = Callable[..., Path]
 Rule = Literal["released", "paper"]
@@ -47,7 +47,7 @@ def lamp(item: object) -> Tensor:
 
 def test_all_13_columns_their_corpora_and_means_are_reported(tmp_path: Path, write: Write) -> None:
     write_all(write)
-    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
     assert len(COLUMNS) == 13
     assert {"object", "attribute", "relation", *COLUMNS} <= result.metrics.keys()
     assert set(result.metrics.values()) == {1.0}
@@ -60,39 +60,39 @@ def test_column_is_one_corpus_by_the_released_rule_and_the_mean_by_the_paper(tmp
     write_corpus(write, "attribute/color", "vg", [pair(0)])
     write_corpus(write, "attribute/color", "vaw", [pair(0, "cow", "lamp")])
     embedder = FakeEmbedder(text=lamp, image=lamp)
-    released = TASK.evaluate(embedder, tmp_path, TaskOptions()).metrics
+    released = evaluate(embedder, tmp_path, TaskOptions()).metrics
     assert released == {
         "attribute/color": 1,
         "attribute/color/mean": 0.5,
         "attribute/color/vg": 1,
         "attribute/color/vaw": 0,
     }
-    assert TASK.evaluate(embedder, tmp_path, TaskOptions(rule="paper")).metrics["attribute/color"] == 0.5
+    assert evaluate(embedder, tmp_path, TaskOptions(rule="paper")).metrics["attribute/color"] == 0.5
 
 
 def test_first_thousand_pairs_are_used_by_the_released_rule_and_all_by_the_paper(tmp_path: Path, write: Write) -> None:
     pairs = [pair(0)] * 1000 + [pair(0, "cow", "lamp")] * 1000
     write_corpus(write, "relation/spatial", "vg", pairs)
     embedder = FakeEmbedder(text=lamp, image=lamp)
-    released = TASK.evaluate(embedder, tmp_path, TaskOptions())
-    every = TASK.evaluate(embedder, tmp_path, TaskOptions(rule="paper"))
+    released = evaluate(embedder, tmp_path, TaskOptions())
+    every = evaluate(embedder, tmp_path, TaskOptions(rule="paper"))
     assert (released.n_used, released.metrics["relation/spatial"]) == (1000, 1.0)
     assert (every.n_used, every.metrics["relation/spatial"]) == (2000, 0.5)
-    assert TASK.evaluate(embedder, tmp_path, TaskOptions(max_examples=7)).n_used == 7
-    assert TASK.evaluate(embedder, tmp_path, TaskOptions(max_examples=5000)).n_used == 1000
+    assert evaluate(embedder, tmp_path, TaskOptions(max_examples=7)).n_used == 7
+    assert evaluate(embedder, tmp_path, TaskOptions(max_examples=5000)).n_used == 1000
 
 
 def test_constant_model_is_always_wrong(tmp_path: Path, write: Write) -> None:
     write_all(write)
-    result = TASK.evaluate(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=constant, image=constant), tmp_path, TaskOptions())
     assert set(result.metrics.values()) == {0.0}
 
 
 def test_images_are_squeezed_and_normalized_twice_on_request(tmp_path: Path, write: Write) -> None:
     write_corpus(write, "object/mid", "vg_obj", [pair(0)])
     embedder = FakeEmbedder()
-    TASK.evaluate(embedder, tmp_path, TaskOptions())
-    TASK.evaluate(embedder, tmp_path, TaskOptions(vlc_legacy_norm=True))
+    evaluate(embedder, tmp_path, TaskOptions())
+    evaluate(embedder, tmp_path, TaskOptions(vlc_legacy_norm=True))
     assert [(call["fit"], call["legacy_norm"]) for call in embedder.calls] == [("squeeze", False), ("squeeze", True)]
 
 
@@ -100,7 +100,7 @@ def test_missing_images_damaged_and_missing_captions_are_counted(tmp_path: Path,
     pairs = [pair(0), pair(1), pair(2, false=" desk"), pair(3, false=""), ["VG_100K/4.jpg", {"POS": ["a"], "NEG": []}]]
     write_corpus(write, "object/large", "vg_obj", pairs, missing=1)
     write_corpus(write, "object/large", "hake", [pair(9)], missing=1)
-    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
     assert (result.n_used, result.skipped) == (2, {"no caption": 2, "missing image": 2})
     assert result.details["damaged_captions"] == {"object/large/vg_obj": 1}
     assert set(result.details["missing"]) == {"object/large/hake", *COLUMNS} - {"object/large"}  # type: ignore[call-overload]
@@ -112,7 +112,7 @@ def test_each_missing_column_is_named_with_its_layout(tmp_path: Path, write: Wri
     write_all(write)
     shutil.rmtree(tmp_path / "vl_checklist/corpus/v1/Attribute/color")
     (tmp_path / "vl_checklist/corpus/v1/Object/Size/small/vg_obj.yaml").unlink()
-    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(rule=rule))
+    result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(rule=rule))
     missing: dict[str, str] = result.details["missing"]  # type: ignore[assignment]
     assert missing.keys() == ({"attribute/color", "object/small"} if rule == "released" else {"attribute/color"})
     for column, reason in missing.items():
@@ -126,10 +126,10 @@ def test_few_malformed_entries_among_those_used_are_skipped_and_others_do_not_co
     tmp_path: Path, write: Write
 ) -> None:
     write_corpus(write, "object/mid", "vg_obj", [*([pair(0)] * 99), ["VG_100K/0.jpg"], *([["VG_100K/0.jpg"]] * 900)])
-    used = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(max_examples=100))
+    used = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(max_examples=100))
     assert (used.n_used, used.skipped) == (99, {"malformed entry of object/mid/vg_obj": 1})
     assert list(used.details["malformed"]) == ["object/mid/vg_obj, item 99"]  # type: ignore[call-overload]
-    before = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(max_examples=99))
+    before = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions(max_examples=99))
     assert (before.n_used, before.skipped, before.details["malformed"]) == (99, {}, {})
 
 
@@ -137,7 +137,7 @@ def test_a_link_to_another_disk_is_followed(tmp_path: Path, write: Write) -> Non
     write_corpus(write, "object/mid", "vg_obj", [pair(0)])
     (tmp_path / "vl_checklist/data").rename(tmp_path / "disk")
     (tmp_path / "vl_checklist/data").symlink_to(tmp_path / "disk")
-    assert TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions()).n_used == 1
+    assert evaluate(FakeEmbedder(), tmp_path, TaskOptions()).n_used == 1
 
 
 def test_damaged_captions_reach_the_model_unchanged(tmp_path: Path, write: Write) -> None:
@@ -148,14 +148,14 @@ def test_damaged_captions_reach_the_model_unchanged(tmp_path: Path, write: Write
         texts.append(text)
         return random_vector(text)
 
-    TASK.evaluate(FakeEmbedder(text=record), tmp_path, TaskOptions())
+    evaluate(FakeEmbedder(text=record), tmp_path, TaskOptions())
     assert texts == ["lamp ON desk", " desk"]
 
 
 def test_malformed_corpora_do_not_stop_the_others(tmp_path: Path, write: Write) -> None:
     write_corpus(write, "object/mid", "vg_obj", [pair(0)])
     write_corpus(write, "object/mid", "hake", [["VG_100K/1.jpg"]], missing=1)
-    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
     assert result.metrics["object/mid"] == 1
     assert "hake.json, entry 0" in result.details["malformed"]["object/mid/hake"]  # type: ignore[index]
 
@@ -163,7 +163,7 @@ def test_malformed_corpora_do_not_stop_the_others(tmp_path: Path, write: Write) 
 def test_damaged_corpus_files_do_not_stop_the_others(tmp_path: Path, write: Write) -> None:
     write_all(write)
     write("vl_checklist/corpus/v1/Object/Size/small/hake.yaml", "ANNO_PATH: [")
-    result = TASK.evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
+    result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
     assert result.details["malformed"].keys() == {"object/small/hake"}  # type: ignore[attr-defined]
     assert {"object", "attribute", "relation", *COLUMNS} <= result.metrics.keys()
     assert result.n_used == 4 * 25
@@ -172,21 +172,21 @@ def test_damaged_corpus_files_do_not_stop_the_others(tmp_path: Path, write: Writ
 
 def test_checksums_cover_the_corpus_files(tmp_path: Path, write: Write) -> None:
     write_corpus(write, "object/mid", "vg_obj", [pair(0)])
-    before = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions()).checksums
+    before = evaluate(FakeEmbedder(), tmp_path, TaskOptions()).checksums
     name = "vl_checklist/corpus/v1/Object/Location/mid/vg_obj.yaml"
     (tmp_path / name).write_text((tmp_path / name).read_text().replace("vg/", "./vg/"))
-    after = TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions()).checksums
+    after = evaluate(FakeEmbedder(), tmp_path, TaskOptions()).checksums
     changed = {key for key, value in before.items() if after[key] != value}
     assert changed == {name, "vl_checklist/corpus/v1"}
 
 
 def test_missing_data_is_named(tmp_path: Path, write: Write) -> None:
     with pytest.raises(MissingFilesError, match=r"vl_checklist/corpus/v1 is missing"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_corpus(write, "object/mid", "vg_obj", [pair(0)])
     (tmp_path / "vl_checklist/data/Object/Location/mid/vg_obj.json").unlink()
     with pytest.raises(MissingFilesError, match="no usable corpus"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_missing_data_is_named(tmp_path: Path, write: Write) -> None:
 def test_malformed_entries_are_user_errors(tmp_path: Path, write: Write, entry: list[object], message: str) -> None:
     write_corpus(write, "object/mid", "vg_obj", [pair(0), entry])
     with pytest.raises(UserError, match=rf"vg_obj\.json, {message}"):
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,6 @@ def test_malformed_entries_are_user_errors(tmp_path: Path, write: Write, entry: 
 def test_malformed_corpus_files_are_user_errors(tmp_path: Path, write: Write, content: str) -> None:
     write("vl_checklist/corpus/v1/Object/Size/small/vg_obj.yaml", content)
     with pytest.raises(UserError, match=r"small/vg_obj\.yaml") as found:
-        TASK.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     assert len(str(found.value)) < 500
     assert "\n" not in str(found.value)

@@ -1,0 +1,213 @@
+"""The frame of every command: exit codes, signals, and messages that are safe to print."""
+
+import argparse
+import functools
+import json
+import logging
+import os
+import re
+import select
+import signal
+import sys
+import threading
+import traceback
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from types import FrameType, TracebackType
+from typing import Any, Final, ParamSpec
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.text import message, message_lines
+
+P = ParamSpec("P")
+
+BUG, USER_ERROR, FAILED_SHARDS, NOTHING_KEPT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 4, 130, 141, 143
+"""Exit codes. The last three are 128 + the number of SIGINT, SIGPIPE and SIGTERM, as in a shell."""
+EXIT_CODES: Final = """\
+Exit codes: 0 done; 1 a bug; 2 an error that you can fix, described by the message; 130 interrupted (Ctrl-C);
+143 terminated (SIGTERM); 141 the reader of the output closed it."""
+
+
+LIBRARY_WARNINGS: Final = ((FutureWarning, "`torch.jit.script` is deprecated"),)
+"""Warnings of libraries about their own code, by their first words: users can do nothing about them."""
+
+
+class TerminatedError(SystemExit):
+    """SIGTERM was received. A SystemExit, so that no handler of ordinary exceptions catches it."""
+
+    def __init__(self) -> None:
+        super().__init__(TERMINATED)
+
+
+def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
+    """Decorate the `main` of a command: its errors and signals end in a message of one line and an exit code.
+
+    `kept` is printed after an interruption; it tells what is kept and how to go on. Bugs still raise, and their
+    traceback is printed with all control characters escaped.
+    """
+
+    def decorate(main: Callable[P, int]) -> Callable[P, int]:
+        @functools.wraps(main)
+        def run(*arguments: P.args, **options: P.kwargs) -> int:
+            sys.excepthook = print_exception
+            after = f": {kept}" if kept else ""
+            try:
+                with sigterm_raises():
+                    code = main(*arguments, **options)
+                    sys.stdout.flush()
+                    return code
+            except UserError as error:
+                return _fail(f"error: {error}", USER_ERROR)
+            except KeyboardInterrupt:
+                return _fail(f"interrupted{after}", INTERRUPTED)
+            except TerminatedError:
+                return _fail(f"terminated{after}", TERMINATED)
+            except BrokenPipeError:
+                if not close_broken_stdout():
+                    raise
+                return CLOSED_PIPE
+
+        return run
+
+    return decorate
+
+
+def argument_parser(prog: str, description: str | None, epilog: str = EXIT_CODES) -> argparse.ArgumentParser:
+    """Return a parser whose `--help` prints these texts as they are."""
+    return argparse.ArgumentParser(
+        prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def _fail(text: str, code: int) -> int:
+    notify(text, logging.ERROR)
+    close_broken_stdout()
+    return code
+
+
+@contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Raise TerminatedError in the main thread on the first SIGTERM; a second one ends the process at once."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before: Any = signal.signal(signal.SIGTERM, _terminate)
+    try:
+        yield
+    except TerminatedError:
+        before = None  # at its end, Ray may send its driver another SIGTERM, which must not change the exit code
+        raise
+    finally:
+        if before is not None:
+            signal.signal(signal.SIGTERM, before)
+
+
+def _terminate(_: int, __: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
+    raise TerminatedError
+
+
+@contextmanager
+def sigterm_handler_kept() -> Iterator[None]:
+    """Restore the handler of SIGTERM when the context ends: ray.init replaces it by one that aborts with a trace.
+
+    In place of the default handler, which would not shut Ray down, TerminatedError is raised.
+    """
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread() and before is not None:
+            signal.signal(signal.SIGTERM, _terminate if before == signal.SIG_DFL else before)
+
+
+def close_broken_stdout() -> bool:
+    """Return True if the reader of the standard output has closed it; the flush at exit then raises no more."""
+    try:
+        descriptor = sys.stdout.fileno()
+    except (OSError, ValueError):  # replaced by an object without a file, as in tests
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
+
+
+class MessageFormatter(logging.Formatter):
+    """A formatter whose records are one safe line each, followed by the lines of a traceback."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """Format a record; names and texts from outside in it cannot control the terminal."""
+        record.message = message(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        """Format a traceback; as in `formatMessage`."""
+        return message_lines(super().formatException(ei))
+
+
+class JsonFormatter(logging.Formatter):
+    """A formatter whose records are one JSON object a line: time in UTC, level, message, and what is in `progress`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Format a record; a traceback is one of its fields."""
+        at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": record.getMessage()}
+        if record.exc_info:
+            values["traceback"] = self.formatException(record.exc_info)
+        if (progress := getattr(record, "progress", None)) is not None:
+            values["progress"] = progress
+        return json.dumps(values, ensure_ascii=True)
+
+
+def set_up_logging(
+    level: int = logging.INFO, text: str = "%(asctime)s %(levelname)s %(message)s", is_json: bool = False
+) -> None:
+    """Log to the standard error with `MessageFormatter`, or with `JsonFormatter` if `is_json`.
+
+    Nothing changes if the root logger has handlers already.
+    """
+    quiet_libraries()
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter() if is_json else MessageFormatter(text, "%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=[handler])
+
+
+def logs_json() -> bool:
+    """Return True if the lines on the standard error are JSON."""
+    return any(isinstance(handler.formatter, JsonFormatter) for handler in logging.getLogger().handlers)
+
+
+def notify(text: str, level: int = logging.WARNING) -> None:
+    """Print a message to the standard error: as it is, or as a record of the log if its lines are JSON."""
+    if logs_json():
+        logging.getLogger("hypergrit").log(level, "%s", text)
+    else:
+        print(message(text), file=sys.stderr)
+
+
+def quiet_libraries() -> None:
+    """Hide messages of libraries about their own code.
+
+    Also hide the colors of Ray's prefixes if NO_COLOR is set or the standard error is no terminal. Set in the
+    environment too, for the processes that this one starts.
+    """
+    for kind, start in LIBRARY_WARNINGS:
+        warnings.filterwarnings("ignore", re.escape(start), kind)
+    known = os.environ.get("PYTHONWARNINGS", "").split(",")
+    filters = [f"ignore:{start}:{kind.__name__}" for kind, start in LIBRARY_WARNINGS]
+    os.environ["PYTHONWARNINGS"] = ",".join(dict.fromkeys([*filter(None, known), *filters]))
+    if os.environ.get("NO_COLOR") or not (sys.stderr and sys.stderr.isatty()):
+        os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+
+
+def print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Print a traceback with all control characters escaped, or log it if the log is JSON; for `sys.excepthook`."""
+    if logs_json():
+        logging.getLogger("hypergrit").critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
+        return
+    print(message_lines("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)

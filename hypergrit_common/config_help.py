@@ -1,0 +1,142 @@
+"""The text of `--help`, generated from the configuration: every key, its default, and the comment above its field."""
+
+import ast
+import dataclasses
+import inspect
+import io
+import re
+import textwrap
+import tokenize
+from collections.abc import Collection, Iterator, Mapping
+from difflib import get_close_matches
+from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
+
+from hypergrit_common.cli import close_broken_stdout
+from hypergrit_common.errors import UserError
+from hypergrit_common.text import message_lines
+
+ALL: Final = "all"
+"""Topic of `--help` with every key."""
+MAX_DEFAULT_CHARS: Final = 80
+RUNTIME_MARK: Final = "[runtime]"
+RUNTIME_NOTE: Final = f"keys ({RUNTIME_MARK}: may change when the command is run again on the same output):"
+
+
+class Key(NamedTuple):
+    """A key of a configuration, as `--help` lists it."""
+
+    name: str
+    default: Any
+    comment: str
+    is_runtime: bool
+
+
+def field_comments(cls: type) -> dict[str, str]:
+    """Map each field of a dataclass and its base classes to the comment above it, joined to one line."""
+    found: dict[str, str] = {}
+    for parent in reversed([kind for kind in cls.__mro__ if dataclasses.is_dataclass(kind)]):
+        found |= _comments_in(parent)
+    return found
+
+
+def _comments_in(cls: type) -> dict[str, str]:
+    source = textwrap.dedent(inspect.getsource(cls))
+    comments = {
+        token.start[0]: token.string.lstrip("# ")
+        for token in tokenize.generate_tokens(io.StringIO(source).readline)
+        if token.type == tokenize.COMMENT and not token.line[: token.start[1]].strip()
+    }
+    body = ast.parse(source).body[0]
+    assert isinstance(body, ast.ClassDef)
+    found: dict[str, str] = {}
+    for statement in body.body:
+        if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+            first = statement.lineno
+            while first - 1 in comments:
+                first -= 1
+            found[statement.target.id] = " ".join(comments[line] for line in range(first, statement.lineno))
+    return found
+
+
+def list_keys(
+    cls: type, prefix: str = "", kinds: Mapping[str, type] | None = None, is_runtime: bool = False
+) -> Iterator[Key]:
+    """Yield the keys of `cls` and its groups in order of declaration; `kinds` as in `hypergrit_common.config.merge`."""
+    comments, hints = field_comments(cls), get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        default = item.default if item.default is not dataclasses.MISSING else None
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
+        may_change = is_runtime or bool(item.metadata.get("runtime"))
+        nested = (kinds or {}).get(item.name) or (type(default) if dataclasses.is_dataclass(default) else None)
+        if nested:
+            yield from list_keys(nested, f"{prefix}{item.name}.", is_runtime=may_change)
+        else:
+            comment = with_choices(comments.get(item.name, ""), hints[item.name])
+            yield Key(prefix + item.name, default, comment, may_change)
+
+
+def with_choices(comment: str, hint: Any) -> str:
+    """Append the values of a Literal type to the comment, unless it already names all of them."""
+    options = [hint, *get_args(hint)]
+    choices = [value for kind in options if get_origin(kind) is Literal for value in get_args(kind)]
+    if all(re.search(rf"\b{re.escape(str(value))}\b", comment) for value in choices):
+        return comment
+    return f"{comment}; one of {', '.join(map(str, choices))}" if comment else f"one of {', '.join(map(str, choices))}"
+
+
+def format_default(value: Any) -> str:
+    """Format a default value as it is written on the command line."""
+    if value is None:
+        return "null"
+    if isinstance(value, tuple):
+        return "[" + ",".join(map(str, value)) + "]"
+    return str(value).lower() if isinstance(value, bool) else str(value) or "(not set)"
+
+
+def describe(
+    usage: str,
+    cls: type,
+    short: Mapping[str, str],
+    kinds: Mapping[str, type] | None = None,
+    main: Collection[str] = (),
+    topic: str = ALL,
+) -> str:
+    """Return the text of `--help`: `usage`, then every key; of a `topic`, those of a key or a group; of "", those in `main`.
+
+    Raises UserError for an unknown topic.
+    """
+    short_of = {long: name for name, long in short.items()}
+    found = every = list(list_keys(cls, kinds=kinds))
+    if not topic:
+        found = [key for key in every if key.name in main]
+        usage += f"\nThe {len(found)} keys that most jobs set; `--help all` lists all {len(every)}, `--help KEY` a key or a group.\n"
+    elif topic != ALL:
+        name = short.get(topic, topic)
+        usage, found = "", [key for key in every if f"{key.name}.".startswith(f"{name}.")]
+        if not found:
+            close = ", ".join(get_close_matches(name, [key.name for key in every], n=3))
+            raise UserError(f"there is no key {topic}; {f'similar ones are {close}; ' if close else ''}see --help all")
+    has_runtime = any(key.is_runtime for key in found)
+    lines, group = [usage, RUNTIME_NOTE if has_runtime else "keys:"], ""
+    for key in found:
+        head = key.name.split(".")[0] if "." in key.name else ""
+        if head != group:
+            lines.append("")
+            group = head
+        name = f"{short_of[key.name]} (= {key.name})" if key.name in short_of else key.name
+        value = format_default(key.default)
+        if len(value) >= MAX_DEFAULT_CHARS:
+            value = f"{value[: MAX_DEFAULT_CHARS - 4]}..."
+        lines.append(f"  {name} = {value}{f'   {RUNTIME_MARK}' if key.is_runtime else ''}")
+        if key.comment:
+            lines.append(f"      {key.comment}")
+    return "\n".join(lines)
+
+
+def print_text(text: str) -> None:
+    """Print lines of text, with control characters escaped; a closed pipe (`| head`) is not an error."""
+    try:
+        print(message_lines(text), flush=True)
+    except BrokenPipeError:
+        close_broken_stdout()

@@ -1,0 +1,59 @@
+"""The settings `device` and `precision`, which all commands share."""
+
+import re
+from typing import TYPE_CHECKING, Final, Literal
+
+from hypergrit_common.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+def check_device(config: object, name: str = "device") -> None:
+    """Raise UserError unless the field is `auto`, `cpu`, `cuda` or `cuda:N`; for `__post_init__`."""
+    value = getattr(config, name)
+    if not DEVICE.fullmatch(value):
+        raise UserError(f"{name} is {value!r}; give auto, cpu, cuda or cuda:N")
+
+
+def pick_device(device: str, *, index: int = 0, key: str = "device") -> "torch.device":
+    """Return the torch device of a `device` setting: `auto` is CUDA if a GPU is available, else the CPU.
+
+    `index` is the GPU that `auto` and `cuda` select if each GPU has its own process. `key` is the name of the setting
+    in error messages. Raises UserError if the device does not exist on this machine.
+    """
+    import torch  # takes seconds, and the configuration classes do not need it
+
+    if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
+        return torch.device("cpu")
+    if not torch.cuda.is_available():
+        raise UserError(
+            f"{key}={device}, but torch finds no CUDA device; use {key}=cpu, or install a build of torch for your GPU"
+        )
+    chosen = torch.device("cuda", index) if device in ("auto", "cuda") else torch.device(device)
+    if (chosen.index or 0) >= torch.cuda.device_count():
+        raise UserError(
+            f"{key}={device} needs GPU {chosen.index}, but this machine has {torch.cuda.device_count()}; "
+            "start fewer processes or choose another GPU"
+        )
+    return chosen
+
+
+def resolve_precision(precision: Precision, device: "torch.device") -> Literal["fp32", "bf16", "fp16"]:
+    """Resolve `auto`: bf16 on GPUs with bf16 arithmetic (Ampere and later), else fp32."""
+    if precision != "auto":
+        return precision
+    import torch
+
+    is_fast = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    return "bf16" if is_fast else "fp32"
+
+
+def torch_dtype(precision: Literal["fp32", "bf16", "fp16"]) -> "torch.dtype":
+    """Return the torch dtype of a resolved precision."""
+    import torch
+
+    return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]

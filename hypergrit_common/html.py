@@ -1,0 +1,28 @@
+"""HTML pages from Jinja templates."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from hypergrit_common.text import without_controls
+
+
+def render_page(
+    folder: Path, template: str, filters: Mapping[str, Callable[..., str]] | None = None, /, **values: Any
+) -> str:
+    """Return the page of a template in `folder`. Texts are escaped, and so are control characters.
+
+    HTML cannot represent control characters, and texts of the web hold them. Raises jinja2.UndefinedError if the
+    template uses a value that is not given.
+    """
+    environment = Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= dict(filters or {})
+    return without_controls(environment.get_template(template).render(values))

@@ -1,0 +1,33 @@
+"""JSON files that hold one object, such as the configuration of a model."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hypergrit_common.disk import atomic_write
+from hypergrit_common.files import check_file
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file.
+
+    Raises OSError if the file cannot be opened, and ValueError that begins with its path if it does not hold an object.
+    """
+    check_file(path)
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{path} holds no JSON object")
+    return value
+
+
+def write_object(values: Mapping[str, Any], path: Path) -> None:
+    """Write an object to a JSON file atomically, keys in the given order.
+
+    Raises TypeError for a value that JSON cannot represent.
+    """
+    with atomic_write(path) as draft:
+        draft.write_text(json.dumps(values, indent=1) + "\n", encoding="utf-8")

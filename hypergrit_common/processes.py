@@ -1,0 +1,131 @@
+"""Processes by id: their memory, their descendants, and ways to end them when this process is killed (Linux)."""
+
+import ctypes
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+PR_SET_PDEATHSIG: Final = 1
+"""Number of the option in linux/prctl.h."""
+MARK: Final = "HYPERGRIT_STARTED_BY"
+"""Variable of the environment that marks what a process has started."""
+GRACE_S: Final = 4.0
+"""Seconds that the marked programs have to end by themselves."""
+
+
+def stat_fields(pid: int) -> list[str] | None:
+    """Return the fields of /proc/PID/stat from the state on; None if the process (or /proc) does not exist.
+
+    The name of the process, before them, may be any bytes.
+    """
+    try:
+        return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return None
+
+
+def started_at(pid: int) -> str | None:
+    """Return the start time of a process in clock ticks since boot. Id and start time identify a process."""
+    fields = stat_fields(pid)
+    return fields[19] if fields else None
+
+
+def free_memory() -> int:
+    """Return the bytes of memory that this process can still use, within its container. Raises OSError elsewhere."""
+    lines = (line.split() for line in Path("/proc/meminfo").read_text().splitlines())
+    free = {name: int(value) * 1024 for name, value, *_ in lines}["MemAvailable:"]
+    with suppress(OSError, ValueError):  # without a limit, it is "max"
+        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
+        free = min(free, limit - used)
+    return max(free, 0)
+
+
+def n_cpus() -> int:
+    """Return the number of CPU cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def descendants(root: int) -> dict[int, str]:
+    """Return {process id: start time} of all descendants of `root`."""
+    children: dict[int, list[tuple[int, str]]] = {}
+    for entry in Path("/proc").glob("[0-9]*"):
+        if fields := stat_fields(int(entry.name)):
+            children.setdefault(int(fields[1]), []).append((int(entry.name), fields[19]))
+    found: dict[int, str] = {}
+    pending = [root]
+    while pending:
+        for pid, started in children.get(pending.pop(), []):
+            found[pid] = started
+            pending.append(pid)
+    return found
+
+
+def kill(processes: Mapping[int, str]) -> None:
+    """Kill the processes {id: start time} that still run; a new process with a reused id is not touched."""
+    for pid, started in processes.items():
+        if started_at(pid) == started:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
+    """Let Linux send a signal to this process when `parent`, which started it, ends; at once if it has ended already.
+
+    The end of the thread that started this process counts as well. Does nothing on other systems.
+    """
+    if sys.platform != "linux":
+        return
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
+    if os.getppid() != parent:
+        os.kill(os.getpid(), number)
+
+
+def end_children_with_this_process() -> None:
+    """Start a guard that kills the programs which this process starts from now on, a few seconds after its end (Linux).
+
+    They are found by a variable of their environment, which compilers inherit and pass on.
+    """
+    mark = f"{os.getpid()}-{started_at(os.getpid())}"
+    if os.environ.get(MARK) != mark:
+        _guards.append(subprocess.Popen([sys.executable, "-I", __file__, mark], start_new_session=True))
+        os.environ[MARK] = mark
+
+
+def _guard(mark: str) -> None:
+    parent = os.getppid()
+    while os.getppid() == parent and mark.startswith(f"{parent}-"):
+        time.sleep(1)
+    time.sleep(GRACE_S)
+    for entry in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or belongs to another user
+            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def clean_up_after_this_process(processes: Mapping[int, str], folder: str) -> None:
+    """Start a guard that kills these processes and removes `folder` when this one ends, however it ends."""
+    names = [folder, *(f"{pid}:{started}" for pid, started in processes.items())]
+    # The guard waits for the end of its input, which this process holds open and never writes to. It is the leader of a
+    # session of its own, so that Ctrl-C and the signals of a terminal do not reach it.
+    guard = subprocess.Popen([sys.executable, "-I", __file__, *names], stdin=subprocess.PIPE, start_new_session=True)
+    _guards.append(guard)
+
+
+_guards: "list[subprocess.Popen[bytes]]" = []
+"""The guards of this process; a Popen that is collected would close the guard's input."""
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        _guard(sys.argv[1])
+        sys.exit()
+    sys.stdin.read()
+    kill({int(pid): started for pid, _, started in (name.partition(":") for name in sys.argv[2:])})
+    shutil.rmtree(sys.argv[1], ignore_errors=True)

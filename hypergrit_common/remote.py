@@ -1,0 +1,90 @@
+"""Access to files by path or fsspec URL: opening, the exceptions of stores, and concurrent requests."""
+
+import io
+import sys
+from collections.abc import Callable, Generator, Iterable
+from typing import IO, Any, Final, cast
+
+from fsspec import AbstractFileSystem
+from fsspec.core import url_to_fs
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import available_protocols, known_implementations
+from fsspec.utils import get_protocol
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.header_cache import HeaderCache
+from hypergrit_common.text import one_line as one_line
+from hypergrit_common.threads import Item, Result, map_in_threads
+from hypergrit_common.time_limits import S3_TRIES, time_limits
+
+# Size of the read buffer in bytes. Without it, fsspec copies the whole block (50 MB on S3) for every line read.
+BUFFER: Final = 1 << 20
+# Number of concurrent requests to a store.
+THREADS: Final = 16
+WAITING: Final = 16 * THREADS
+CLIENT_ERRORS: Final = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
+"""Module -> exceptions of HTTP clients that fsspec does not convert to OSError."""
+EXAMPLES: Final = "s3://, gs://, abfs://, hf://, https:// or another protocol of fsspec"
+
+
+def open_store(url: str, **options: Any) -> tuple[AbstractFileSystem, str]:
+    """Return the file system of `url` and the path in it; no request is sent.
+
+    Raises UserError if fsspec does not support the protocol, or if the package for it is missing; the message names the
+    package.
+    """
+    try:
+        fs, path = url_to_fs(url, **time_limits(url), **options)
+    except ImportError as error:
+        package = known_implementations.get(get_protocol(url), {}).get("class", "").partition(".")[0]
+        # For protocols that fsspec implements itself, its message already names the missing package.
+        fix = f"; pip install '{package}'" if package not in ("", "fsspec") else ""
+        raise UserError(f"{url}: {error}{fix}") from error
+    except store_errors(ValueError) as error:
+        fix = "" if get_protocol(url) in available_protocols() else f"; give a path, or a URL such as {EXAMPLES}"
+        raise UserError(f"{url}: {one_line(error)}{fix}") from error
+    if get_protocol(url) in ("s3", "s3a"):
+        fs.retries = S3_TRIES
+    return fs, str(path)
+
+
+def open_file(url: str, headers: bool = False) -> IO[bytes]:
+    """Open a file for reading. Raises UserError like `open_store`, and one of `store_errors` if opening fails.
+
+    `headers`: mostly headers are read, which may lie far apart; of a remote file, large contents are then left out.
+    """
+    fs, path = open_store(url)
+    if isinstance(fs, LocalFileSystem):
+        check_file(path)
+    elif headers:
+        return cast(IO[bytes], fs.open(path, "rb", cache_type=HeaderCache.name))
+    file = fs.open(path, "rb")
+    return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
+
+
+def is_s3(fs: AbstractFileSystem) -> bool:
+    """Return True for the file system of s3fs."""
+    return "s3" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+
+
+def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the exceptions to catch for a failed request to a store, and `others`: `except store_errors() as error`.
+
+    Pass ValueError if the `try` block calls only fsspec, which raises it for a malformed endpoint. Exceptions of
+    packages that are not imported are omitted: importing them takes seconds, and they cannot have raised anything.
+    """
+    modules = {name: sys.modules[name] for name in CLIENT_ERRORS if name in sys.modules}
+    errors = [getattr(module, name) for module_name, module in modules.items() for name in CLIENT_ERRORS[module_name]]
+    return OSError, *errors, *others
+
+
+def map_concurrently(
+    request: Callable[[Item], Result], items: Iterable[Item], n_waiting: int | None = None
+) -> Generator[Result, None, None]:
+    """Yield `request(item)` for each item, in order; up to `THREADS` requests run concurrently.
+
+    At most `n_waiting` items, by default `WAITING`, are taken before their results, so that memory is bounded. Close the
+    iterator to cancel requests that have not started.
+    """
+    return map_in_threads(request, items, THREADS, WAITING if n_waiting is None else n_waiting)

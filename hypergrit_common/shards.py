@@ -1,0 +1,127 @@
+"""List the committed shards in a folder, a glob or a URL, in numeric order."""
+
+import logging
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Final
+
+from fsspec import AbstractFileSystem
+from fsspec.implementations.local import LocalFileSystem
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.time_limits import reported
+from schemas.files import FILES, MANIFEST_FILE
+from schemas.layout import is_shard_folder, split_path
+
+logger = logging.getLogger(__name__)
+
+GLOB: Final = "*?["
+
+
+def natural_key(text: str) -> list[tuple[int, str]]:
+    """Return a sort key that orders numbers in names by value: 9.tar, 10.tar."""
+    return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
+
+
+def list_shards(shards: str, formats: Sequence[str] = ("train",), suffixes: Sequence[str] = (".tar",)) -> list[str]:
+    """List the shards in a folder, a glob or a file, or in several separated by commas: each once, in numeric order.
+
+    `suffixes` are in order of preference: in a folder, only the files with one suffix are listed, the first that any
+    file has. If a folder has no such files, its subfolders `formats` are tried in order. Files of a pipeline output are
+    listed only if their shard has a manifest. Raises UserError if nothing is found or a store cannot be read;
+    `hypergrit_common.errors.prefixed` adds the key of the setting to its message.
+    """
+    urls: dict[str, None] = {}
+    for pattern in filter(None, (part.strip() for part in shards.split(","))):
+        for url in _list_pattern(pattern, formats, suffixes):
+            if url in urls:
+                logger.warning("shards: %s is listed twice and read once", url)
+            urls[url] = None
+    if not urls:
+        raise UserError(f"no shards given; give a folder of *{suffixes[0]}, a glob, or an fsspec URL of either")
+    return sorted(urls, key=natural_key)
+
+
+def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+    fs, path = open_store(pattern)
+    kinds = " or ".join(f"*{suffix}" for suffix in suffixes)
+    with read_errors_explained(pattern):
+        if any(mark in path for mark in GLOB):
+            found = [name for name in map(str, fs.glob(path)) if not fs.isdir(name)]
+        elif fs.isdir(path):
+            folders = [path, *(f"{path.rstrip('/')}/{name}" for name in formats)]
+            found = next((files for folder in folders if (files := _files_in(fs, folder, suffixes))), [])
+        else:
+            found = [path] if fs.exists(path) else []
+        if is_local(fs):
+            for name in found:
+                check_file(name)
+        committed = _drop_uncommitted(fs, found)
+        if not found and not fs.exists(re.split(rf"[^/]*[{re.escape(GLOB)}]", path)[0]):
+            raise UserError(f"{pattern} does not exist; check the path, or the name of the bucket")
+    if not committed:
+        raise UserError(f"{pattern} holds no {kinds}; give a folder or a glob of {kinds}, or one file")
+    return [name if is_local(fs) else str(fs.unstrip_protocol(name)) for name in committed]
+
+
+def _files_in(fs: AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> list[str]:
+    """List the files of a folder with the first of `suffixes` that any file has; return [] if there are none.
+
+    Folders of 1,000 shards in it are listed too.
+    """
+    names = list_names(fs, folder) if fs.isdir(folder) else []
+    by_suffix = ([name for name in names if name.endswith(suffix)] for suffix in suffixes)
+    return next((found for found in by_suffix if found), [])
+
+
+def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
+    """Remove files whose shard has no manifest: the job that writes them is still running, or was killed."""
+    kept: list[str] = []
+    manifests: dict[str, set[str] | None] = {}
+    for path in paths:
+        found = split_path(path)
+        if found.folder in FILES and found.root not in manifests:
+            manifests[found.root] = names_in(fs, f"{found.root}/{MANIFEST_FILE.folder}")
+        committed = manifests.get(found.root) if found.folder in FILES else None
+        if committed is None or f"{found.stem}{MANIFEST_FILE.suffix}" in committed:
+            kept.append(path)
+        else:
+            logger.warning("%s has no manifest and is skipped: its shard is not finished", path)
+    return kept
+
+
+def names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
+    """Return the file names in a folder, with those in folders of 1,000 shards in it; None if it does not exist."""
+    return {split_path(name).name for name in list_names(fs, folder)} if fs.isdir(folder) else None
+
+
+def list_names(fs: AbstractFileSystem, folder: str) -> list[str]:
+    """Return the paths of the files in a folder, and in folders of 1,000 shards in it, which are listed concurrently.
+
+    Folders with a number as their name, but other files than such shards, are left alone.
+    """
+    names = [str(name).rstrip("/") for name in fs.ls(folder, detail=False)]
+    parts = [name for name in names if is_shard_folder(name.rpartition("/")[2])]
+    listings = map_concurrently(lambda part: fs.ls(part, detail=False), parts)
+    found = (str(name) for listing in listings for name in listing)
+    return [*names, *(name for name in found if "/" in split_path(name).name)]
+
+
+def is_local(fs: AbstractFileSystem) -> bool:
+    """True for the local file system."""
+    return isinstance(fs, LocalFileSystem)
+
+
+@contextmanager
+def read_errors_explained(url: str) -> Iterator[None]:
+    """Convert exceptions of the store of `url` to a UserError that names `url`."""
+    try:
+        with reported(f"waiting for {url}") if "://" in url else nullcontext():
+            yield
+    except store_errors(ValueError) as error:
+        raise UserError(
+            f"{url} cannot be read: {one_line(error)}; check the path, the credentials and their permissions"
+        ) from error

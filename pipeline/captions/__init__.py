@@ -1,1 +1,0 @@
-"""The captions stage: a cleaned caption for each row, beside the original."""

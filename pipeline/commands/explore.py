@@ -1,0 +1,112 @@
+"""The verb `explore`: look at finished outputs, in a browser, as a report, beside each other, or one row on the terminal."""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, Final
+
+from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.paths import absolute
+from hypergrit_common.text import one_line
+from hypergrit_common.urls import check_no_user
+from pipeline.explore.config import ExploreOptions
+from pipeline.output.source import is_option, take_options
+from pipeline.output.store import Store
+from schemas.files import REPORT_FILE, STATS_FILE
+
+USAGE: Final = f"""\
+usage: hypergrit explore OUT [OTHER] [key=value ...]
+
+Serves a page with all rows of an output: pictures with boxes, dependency trees and scores; filters and search; a
+preview of other thresholds with the command that applies them; marks of boxes for `hypergrit quality`. With two outputs,
+it shows both pictures of each row. The shards are not changed.
+
+  hypergrit explore out/demo                               the page of an output
+  hypergrit explore out/demo out/strict                    both pictures of each row
+  hypergrit explore out/demo row=000000000017              one row from input to output, on the terminal; also row=URL
+  hypergrit explore out/demo out/strict compare=compare.html    what differs: rows, drops, boxes, settings
+  hypergrit explore out/demo report=true                   write report.html and stats.json again
+  hypergrit explore s3://data/coyo static=page images=5000 the page as files, for any file server
+
+  OUT, OTHER           output folders or URLs of jobs, with arrow/; for pictures also grit/ or write.image_bytes=true
+
+{EXIT_CODES}
+"""
+
+
+@command("run the same command again")
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    if not arguments or "-h" in arguments or "--help" in arguments:
+        print_text(describe(USAGE, ExploreOptions, {}))
+        return 0 if arguments else 2
+    set_up_logging()
+    keys = {field.name for field in fields(ExploreOptions)}
+    names = [item for item in arguments if not is_option(item, keys)]
+    options, others = take_options([item for item in arguments if is_option(item, keys)], ExploreOptions)
+    if others:
+        raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+    n_most = 1 if options.report or options.row else 2
+    n_least = 2 if options.compare else 1
+    if not n_least <= len(names) <= n_most:
+        raise UserError(f"{len(names)} outputs are given; see hypergrit explore --help for the number that it takes")
+    for name in names:
+        check_no_user("OUT", name)
+    if options.report:
+        write_report_again(absolute(names[0]))
+    elif options.row:
+        from pipeline.explore.index import open_output
+        from pipeline.explore.life import describe_rows
+
+        print_text(describe_rows(*open_output(absolute(names[0])), options.row))
+    elif options.compare:
+        from pipeline.explore.compare import compare
+
+        compare(absolute(names[0]), absolute(names[1]), Path(options.compare))
+    else:
+        explore(names, options)
+    return 0
+
+
+def explore(names: Sequence[str], options: ExploreOptions) -> None:
+    """Serve the page of one or two outputs, or write it into a folder."""
+    from pipeline.explore.server import serve
+    from pipeline.explore.site import read_outputs, write_static
+
+    outputs = read_outputs(names, options.cache)
+    if options.static:
+        write_static(outputs, options)
+        print_text(f"{options.static}/index.html: open it through a file server, such as "
+                   f"python -m http.server --directory {options.static} --bind 127.0.0.1")  # fmt: skip
+        return
+    try:
+        asyncio.run(serve(outputs, options))
+    except KeyboardInterrupt:
+        print_text("stopped")
+
+
+def write_report_again(output: str) -> None:
+    """Write stats.json and report.html of finished shards again, and print the summary.
+
+    Keeps the `truth` of an existing stats.json, which cannot be computed from the shards.
+    """
+    from pipeline.report.html import write_report
+    from pipeline.report.stats import build_stats
+    from pipeline.report.summary import summary_table
+
+    stats = build_stats(output, truth=read_truth(output))
+    write_report(output)
+    print_text(f"{summary_table(stats)}\nreport: {output}/{REPORT_FILE}")
+
+
+def read_truth(output: str) -> dict[str, Any] | None:
+    """Return the `truth` of an existing stats.json. Raises UserError if the file is damaged."""
+    previous = Store(output).read(STATS_FILE)
+    try:
+        return json.loads(previous).get("truth") if previous else None
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise UserError(f"{output}/{STATS_FILE} is damaged: {one_line(error)}; delete it and run this again") from error

@@ -1,0 +1,424 @@
+"""Try rows of a finished output again whose download failed for a reason that can pass; their shards are replaced.
+
+A retried shard is that of a job in which these rows succeeded at once: its stages see what they would see in that job.
+Kept rows have their stored images. The last digits of the models' results depend on the rows that share a batch, so that
+the rows which the models dropped take part too; their images, which are not stored, are fetched again. If one is not the
+same any more, its row keeps its result.
+"""
+
+import dataclasses
+import logging
+import re
+import socket
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
+from hypergrit_common.config import runtime_keys
+from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.paths import absolute
+from hypergrit_common.text import counted
+from hypergrit_common.urls import check_no_user
+from pipeline.config import KEYS, PipelineConfig, runtime_settings
+from pipeline.faults import ShardError
+from pipeline.output.commit import finish_replacements, open_output
+from pipeline.output.ledger import check_finished, read_batches, read_manifests
+from pipeline.output.manifest import manifest_hash, read_manifest
+from pipeline.output.resume import Work, check_secrets, formats_by_hash, formats_of, plan_work, read_record
+from pipeline.output.source import (
+    OF_ONE_RUN,
+    check_formats,
+    check_hashes,
+    check_keys,
+    read_config,
+    read_table,
+    take_options,
+)
+from pipeline.output.store import Store
+from pipeline.output.write.stage import write_shard
+from pipeline.read.listing import list_files
+from pipeline.read.source import planned_rows
+from pipeline.read.takedown import TAKEN_DOWN, read_takedown, refuse
+from pipeline.read.types import ShardPlan, Task
+from pipeline.report.cards import DroppedPicture, read_dropped
+from pipeline.report.summary import Report
+from pipeline.run.job import Shards
+from pipeline.run.loop import Run, connected, tasks_of, with_limits
+from pipeline.run.provenance import check_no_query, check_writable, make_provenance, with_absolute_paths
+from pipeline.run.steps import Done, Notes, Part, Steps
+from pipeline.stages.download.permits import PermitAddress
+from pipeline.stages.download.stage import drop_duplicates
+from schemas.files import JOB_FILE
+from schemas.manifest import Manifest, Provenance
+from schemas.rows import DOWNLOADED, READ
+from schemas.status import INTERNAL_ERROR, KEPT, LASTING, PASSING, REASONS
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
+
+# The options of retry: which rows are tried again.
+
+STATUS: Final = re.compile(r"[1-9](xx|[0-9][0-9])")
+ALLOWED: Final = frozenset(REASONS["download"]) - LASTING
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetryOptions:
+    """The options of `retry=true`."""
+
+    # drop reasons of the download, and statuses of http_error: 429, or 5xx for all from 500 to 599
+    reasons: tuple[str, ...] = PASSING
+
+    def __post_init__(self) -> None:
+        wrong = [reason for reason in self.reasons if not is_reason(reason)]
+        if wrong or not self.reasons:
+            raise UserError(
+                f"reasons is {list(self.reasons)}; give HTTP statuses (429, 5xx) and drop reasons of the download: "
+                f"{', '.join(sorted(ALLOWED))}"
+            )
+
+
+def is_reason(value: object) -> bool:
+    """Return True for a drop reason of the download that may pass, or an HTTP status."""
+    return isinstance(value, str) and (value in ALLOWED or STATUS.fullmatch(value) is not None)
+
+
+def is_retried(reasons: tuple[str, ...], stage: str | None, reason: str | None, detail: str | None) -> bool:
+    """Return True if `reasons` name the drop of a row."""
+    if stage != "download":
+        return False
+    status = detail or ""
+    return reason in reasons or (reason == "http_error" and (status in reasons or f"{status[:1]}xx" in reasons))
+
+
+def may_be_retried(reasons: tuple[str, ...], reason: str) -> bool:
+    """Return True if `reasons` may name rows that the download dropped for this reason."""
+    return reason in reasons or (reason == "http_error" and any(map(STATUS.fullmatch, reasons)))
+
+
+# The rows of a finished shard: those to try again, and what the stages saw of the others.
+
+DOWNLOAD_COLUMNS: Final = tuple(name for name in DOWNLOADED.names if name not in READ.names)
+TEXT_STAGES: Final = ("captions", "parse")
+"""Stages after the download that need no image."""
+DROP: Final = ("status", "stage", "reason", "detail")
+
+
+@dataclass(frozen=True)
+class OldShard:
+    """A finished shard before it is replaced: its SCORED table with the images of kept rows, and its manifest."""
+
+    table: pa.Table
+    manifest: Manifest
+    failed: pa.Array  # keys of the rows to try again
+
+    @property
+    def places(self) -> dict[str, int]:
+        """Key of a row -> its place in the table."""
+        return {key: place for place, key in enumerate(self.table["key"].to_pylist())}
+
+
+def read_old(store: Store, output: str, index: int, reasons: tuple[str, ...]) -> OldShard:
+    """Read a finished shard. Raises ShardError if it cannot be read, or is not that of its manifest."""
+    manifest = read_manifest(store, index)
+    if manifest is None:
+        raise ShardError(f"shard {index} of {output} has gone")
+    check_hashes(store, manifest)
+    try:
+        table = read_table(output, {"output": output, "shard": index, "manifest": manifest_hash(manifest)})
+    except UserError as error:
+        raise ShardError(str(error)) from error
+    return OldShard(table, manifest, pa.array(failed_keys([table], reasons), pa.string()))
+
+
+def failed_keys(parts: Iterable[pa.Table | pa.RecordBatch], reasons: tuple[str, ...]) -> list[str]:
+    """Return the keys of the rows to try again."""
+    columns = ("key", "stage", "reason", "detail")
+    rows = (row for part in parts for row in zip(*(part[name].to_pylist() for name in columns), strict=True))
+    return [key for key, *drop in rows if is_retried(reasons, *drop)]
+
+
+def count_rows(output: str, reasons: tuple[str, ...], manifest: Manifest) -> Task:
+    """Return the shard with the number of its rows to try again. Raises ShardError if it cannot be read."""
+    try:
+        keys = failed_keys(read_batches(Store(output), manifest, ("key", "stage", "reason", "detail")), reasons)
+    except UserError as error:
+        raise ShardError(str(error)) from error
+    return Task(manifest["shard"], len(keys), None)
+
+
+def as_downloaded(rows: pa.Table, old: OldShard) -> pa.Table:
+    """Return rows of the READ table as the download left them, with the images that are stored.
+
+    Rows that a later stage dropped are kept, without an image; so are duplicates, which are looked for again.
+    """
+    places = old.places
+    before = old.table.take(pa.array([places[key] for key in rows["key"].to_pylist()], pa.int64()))
+    facts = before.select([*DOWNLOAD_COLUMNS, "stage", "reason", "detail"]).to_pylist()
+    kept = set(kept_indices(rows))
+    table = add_columns(rows, DOWNLOADED, {i: {n: facts[i][n] for n in DOWNLOAD_COLUMNS} for i in kept})
+    table = set_column(table, "image", before["image"])
+    for stage in ("read", "download"):
+        lost = {i: facts[i] for i in kept if facts[i]["stage"] == stage and facts[i]["reason"] != "duplicate"}
+        drops = {i: Drop(row["reason"], row["detail"] or "") for i, row in lost.items() if row["reason"] != TAKEN_DOWN}
+        table = drop_rows(table, stage, drops)
+    gone = [facts[i]["detail"] if i in kept and facts[i]["reason"] == TAKEN_DOWN else None for i in range(len(facts))]
+    return refuse(table, gone) if any(gone) else table
+
+
+def decide_duplicates(table: pa.Table, old: OldShard) -> pa.Table:
+    """Drop the duplicates of a DOWNLOADED table as the job does within a shard, whatever was a duplicate before.
+
+    A duplicate of a row that has gone stays one.
+    """
+    columns = {name: table[name].to_pylist() for name in DROP}
+    for i, reason in enumerate(columns["reason"]):
+        if reason == "duplicate":
+            columns["status"][i], columns["stage"][i], columns["reason"][i], columns["detail"][i] = (
+                KEPT,
+                None,
+                None,
+                None,
+            )
+    for name, values in columns.items():
+        table = set_column(table, name, pa.array(values, pa.string()))
+    table = drop_duplicates(table)
+    before, details = old.table["reason"].to_pylist(), old.table["detail"].to_pylist()
+    alone = [i for i in kept_indices(table) if before[i] == "duplicate"]
+    return drop_rows(table, "download", {i: Drop("duplicate", details[i]) for i in alone})
+
+
+# The steps of the job for the shards of which rows are tried again.
+
+
+class RetrySteps(Steps):
+    """The steps of a process that replaces finished shards, in which some rows are tried again.
+
+    Rows that no stage has to see again are marked as dropped by `write`, which comes last, and get their columns back
+    there. Raises ShardError, besides the exceptions of `Steps`, if the finished shard cannot be read.
+    """
+
+    def __init__(
+        self,
+        config: PipelineConfig,
+        provenance: Provenance,
+        reasons: tuple[str, ...],
+        permits: PermitAddress | None = None,
+        lease: str | None = None,
+    ) -> None:
+        super().__init__(config, provenance, permits, lease)
+        self.reasons = reasons
+        self._old: tuple[int, OldShard] | None = None
+
+    def old(self, plan: ShardPlan) -> OldShard:
+        """Return the finished shard; that of the last plan is kept."""
+        if self._old is None or self._old[0] != plan.index:
+            self._old = plan.index, read_old(self.store, self.config.output, plan.index, self.reasons)
+        return self._old[1]
+
+    def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
+        """Yield the rows to try again, read from the input: arrow/ may lack the queries of URLs."""
+        rows = planned_rows(plan) if rows is None else rows
+        yield from super().read(plan, rows.filter(pc.is_in(rows["key"], self.old(plan).failed)))
+
+    def download(self, plan: ShardPlan, parts: Iterable[Part]) -> Part:
+        """Download the images of the rows to try again; return them with all others, as a job would."""
+        tried, notes = super().download(plan, parts)
+        old, rows = self.old(plan), planned_rows(plan)
+        others = rows.filter(pc.invert(pc.is_in(rows["key"], tried["key"])))
+        found = [(without_images(table), more) for table, more in super().read(plan, others)]
+        table = pa.concat_tables([tried, as_downloaded(pa.concat_tables([part for part, _ in found]), old)])
+        table = decide_duplicates(table.take(pc.index_in(rows["key"], table["key"].combine_chunks())), old)
+        notes = sum((more for _, more in found), notes)
+        kept = kept_indices(table)
+        is_recovered = bool(
+            set(old.failed.to_pylist()) & set(table["key"].take(pa.array(kept, pa.int64())).to_pylist())
+        )
+        if not is_recovered:
+            return freeze(table, kept), notes
+        lacking = self.without_image(plan, table, kept)
+        if not lacking:
+            return table, notes
+        keys = table["key"].take(pa.array(lacking, pa.int64()))
+        again, more = super().download(
+            plan, super().read(plan, rows.filter(pc.is_in(rows["key"], keys.combine_chunks())))
+        )
+        table = add_fetched(table, again)
+        images, stages = table["image"], old.table["stage"].to_pylist()
+        lost = [i for i in lacking if not images[i].is_valid and stages[i] not in TEXT_STAGES]
+        return freeze(table, lost), notes + more
+
+    def without_image(self, plan: ShardPlan, table: pa.Table, kept: Sequence[int]) -> list[int]:
+        """Return the rows of a DOWNLOADED table whose image is needed, and not stored: for a model, or as a thumbnail."""
+        stages, keys, images = self.old(plan).table["stage"].to_pylist(), table["key"].to_pylist(), table["image"]
+        shown = read_dropped(self.store, plan.index, keys)
+        return [i for i in kept if not images[i].is_valid and (stages[i] not in TEXT_STAGES or keys[i] in shown)]
+
+    def write(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> Done:
+        """Give the rows that no stage saw their columns back, and replace the shard, unless it is as it was."""
+        old = self.old(plan)
+        stages = table["stage"].to_pylist()
+        frozen = [stage == "write" for stage in stages]
+        if any(frozen):
+            places = pa.array([i if is_frozen else len(frozen) + i for i, is_frozen in enumerate(frozen)], pa.int64())
+            table = pa.concat_tables([old.table, table.select(old.table.schema.names)]).take(places)
+        if all(is_frozen or stage in ("read", "download") for is_frozen, stage in zip(frozen, stages, strict=True)):
+            if all(table[name].equals(old.table[name]) for name in DROP):
+                return Done(old.manifest, notes.faults, host=socket.gethostname())
+            shown = read_dropped(self.store, plan.index, table["key"].to_pylist())
+            notes = dataclasses.replace(notes, dropped=tuple(DroppedPicture(key, "", "", shown[key]) for key in shown))
+        return super().write(plan, table, notes)
+
+    def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
+        """Replace the files of the shard."""
+        config = self.config
+        runtime = runtime_settings(config)
+        return write_shard(
+            table, plan, config.write, self.store, self.provenance, runtime, lease=self.lease, replaces=True
+        )
+
+
+def without_images(table: pa.Table) -> pa.Table:
+    """Return a READ table without the images of the input."""
+    return set_column(table, "image", pa.nulls(table.num_rows, pa.binary()))
+
+
+def freeze(table: pa.Table, rows: Iterable[int]) -> pa.Table:
+    """Mark rows that no stage has to see again."""
+    return drop_rows(table, "write", dict.fromkeys(rows, Drop(INTERNAL_ERROR)))
+
+
+def add_fetched(table: pa.Table, fetched: pa.Table) -> pa.Table:
+    """Return a DOWNLOADED table with images that were fetched again and are still the same."""
+    pairs = zip(*(fetched[name].to_pylist() for name in ("key", "sha256", "image")), strict=True)
+    images = {(key, digest): image for key, digest, image in pairs if image is not None}
+    rows = zip(*(table[name].to_pylist() for name in ("key", "sha256", "image")), strict=True)
+    column = [images.get((key, digest)) if image is None else image for key, digest, image in rows]
+    return set_column(table, "image", pa.array(column, pa.binary()))
+
+
+# Find the shards of a finished output with rows to try again, and replace them.
+
+logger = logging.getLogger("hypergrit")
+
+TAKEN: Final = runtime_keys(PipelineConfig) - {*OF_ONE_RUN, "dry_run_rows"}
+"""Settings that may differ from the job's: they do not decide the content."""
+
+
+def retry(arguments: Sequence[str]) -> int:
+    """Try rows of an output again; return the number of shards that failed, which stay as they are. Raises UserError."""
+    output, options, changes = take_arguments(arguments)
+    store = Store(output)
+    code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short)]
+    old = dataclasses.replace(read_config(store, code, loads=True), output=output)
+    config = with_absolute_paths(dataclasses.replace(read_config(store, changes, loads=True), output=output))
+    check_keys(changes, (*TAKEN, *KEYS.plugins), "retry")
+    config.download.check_use()
+    if config.read.takedown is not None:
+        read_takedown(config.read.takedown)
+    check_writable(store)
+    with open_output(store) as lease:
+        work, provenance = plan_job(store, old)
+        check_secrets(work.old_record, config)
+        manifests = finished_shards(store, work)
+        chosen = [
+            manifest for manifest in manifests
+            if any(may_be_retried(options.reasons, reason) for reason in manifest["counts"]["dropped"].get("download", ()))
+        ]  # fmt: skip
+        with connected(config.ray):
+            search, count = Run(config, lease), partial(count_rows, config.output, options.reasons)
+            results = search.values(count, tasks_of(chosen), "rows to try again")
+            counts = {result.index: result.n_rows for result in results if isinstance(result, Task)}
+            plans, n_rows = [plan for plan in work.plans if counts.get(plan.index)], sum(counts.values())
+            logger.info("%s of %s are tried again", counted(n_rows, "row"), counted(len(plans), "shard"))
+            lease.check()
+            store.remove_drafts()
+            written = formats_by_hash(old)
+            formats = {manifest["shard"]: formats_of(manifest, written) for manifest in manifests}
+            run = Run(with_limits(config, n_rows, len(plans)), lease)
+            shards = Shards(run, provenance, formats, partial(RetrySteps, reasons=options.reasons))
+            for recipe, group in shards.recipes(plans):
+                deque(run.results(recipe, group), maxlen=0)
+        lease.check()
+        finish_replacements(store, lease)  # of workers that failed or died
+        store.remove_drafts()
+        Report(config).write(store, [plan.index for plan in work.plans])
+    return len(search.failed | run.failed)
+
+
+def take_arguments(arguments: Sequence[str]) -> tuple[str, RetryOptions, list[str]]:
+    """Return the absolute output, the options of retry, and the settings and YAML files. Raises UserError."""
+    outputs = [item.partition("=")[2] for item in arguments if item.startswith("output=")]
+    if len(outputs) != 1 or not outputs[0]:
+        raise UserError(f"{len(outputs)} outputs are given; give one: hypergrit run retry=true output=OUT")
+    check_no_user("output", outputs[0])
+    files = [item for item in arguments if "=" not in item]
+    rest = [item for item in arguments if "=" in item and not item.startswith(("output=", "retry="))]
+    options, changes = take_options(rest, RetryOptions)
+    return absolute(outputs[0]), options, [*files, *changes]
+
+
+def plan_job(store: Store, config: PipelineConfig) -> tuple[Work, Provenance]:
+    """Return the shards of the job that wrote an output, and its provenance.
+
+    Raises UserError if the job could not be resumed: other versions, models or input, or an output that the job did not
+    write.
+    """
+    if read_record(store) is None:
+        raise UserError(
+            f"{store.url(JOB_FILE)} does not exist; retry needs an output of the job or of refilter: retry the source "
+            "of this output, and make it again"
+        )
+    files = list_files(config.input)
+    check_no_query(config, [path for path, _ in files])
+    provenance = make_provenance(config)
+    try:
+        return plan_work(config, files, provenance, store), provenance
+    except UserError as error:
+        raise UserError(f"retry needs an output with which the job can be resumed: {error}") from error
+
+
+def finished_shards(store: Store, work: Work) -> list[Manifest]:
+    """Return the manifests of the finished shards. Raises UserError if there is none, or one lacks arrow/ or images."""
+    unfinished = {plan.index for plan in work.unfinished}
+    planned = {plan.index for plan in work.plans} - unfinished
+    manifests = [manifest for manifest in read_manifests(store) if manifest["shard"] in planned]
+    check_finished(store, manifests)
+    for manifest in manifests:
+        check_formats(store, manifest)
+    if unfinished:
+        logger.warning("%d shards are not finished, and left to the job", len(unfinished))
+    return manifests
+
+
+USAGE: Final = f"""\
+usage: hypergrit run retry=true output=OUT [reasons=[...]] [secrets.yaml] [key=value ...]
+
+Tries rows again that a finished job dropped for a reason that can pass, and replaces their shards. A replaced shard is
+that of a job in which these rows succeeded at once. The settings are those of the job, the input files must still be
+there, and a proxy and headers must be given again. No kept row is downloaded again; in shards with rows that succeed,
+those that the models dropped are. After a kill, run the same command again.
+
+  hypergrit run retry=true output=out/demo
+  hypergrit run retry=true output=s3://data/coyo "reasons=[timeout,429,5xx]" download.timeout_s=60 ray.address=auto
+
+  output               output folder or URL of a job; it needs arrow/ and the images, in grit/ or arrow/
+  download.*, ray.*, report.* and other settings marked [runtime]: as in the job, for this command only
+                       (hypergrit run --help explains them)
+
+{EXIT_CODES}
+3 done, but some shards failed, and are as before: the log has their errors, and the same command tries them again.
+"""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command, or print its help; return the exit code. Raises UserError."""
+    if "-h" in arguments or "--help" in arguments:
+        print_text(describe(USAGE, RetryOptions, {}))
+        return 0
+    return FAILED_SHARDS if retry(arguments) else 0

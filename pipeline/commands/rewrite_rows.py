@@ -1,0 +1,344 @@
+"""The rows of a finished shard as `rewrite` passes them on: thresholds, keys, drops and images, one after the other."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, get_args
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hypergrit_common.errors import UserError
+from pipeline.commands.evaluation_set import LATER, EvaluationSet, drop_found
+from pipeline.models import NO_MODEL
+from pipeline.output.ledger import read_batches
+from pipeline.output.source import unchanged_manifest, with_images
+from pipeline.output.store import Store
+from pipeline.read.types import ShardPlan
+from pipeline.stages.ground.grounder import PhraseDrop
+from pipeline.stages.ground.stage import why_dropped
+from pipeline.stages.parse.stage import lacking_phrase
+from pipeline.stages.score.filters import Thresholds
+from pipeline.stages.score.stage import Place, Rows, score_table
+from schemas.files import DROPS_FILE
+from schemas.manifest import Provenance, SourceShard
+from schemas.rows import GROUNDED, HEAVY, SCORED
+from schemas.status import INTERNAL_ERROR, KEPT, KEY_REASONS
+from schemas.table import Drop, conform, drop_rows, set_column
+
+# The rows of a shard of a source, with all that the command does to them.
+
+
+@dataclass(frozen=True)
+class Part:
+    """A finished shard of a source, and what becomes of its rows.
+
+    `number` counts the shards of all sources. `plan` and `provenance` are those of its rows in the new output, and
+    `n_kept` is the number of its kept rows. `offset` is added to keys, None: they stay as they are. `thresholds` are
+    applied anew, None: the rows stay as they are; `keep_all` is the setting score.keep_all, `keeps_pairs` that of
+    `ground`.
+    """
+
+    source: SourceShard
+    number: int
+    plan: ShardPlan
+    provenance: Provenance
+    n_kept: int
+    offset: int | None = None
+    thresholds: Thresholds | None = None
+    keep_all: bool = False
+    keeps_pairs: bool = False
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """What its rows depend on, as JSON gives it back."""
+        thresholds = None if self.thresholds is None else dataclasses.asdict(self.thresholds)
+        kept = {"keep_all": self.keep_all, "keeps_pairs": self.keeps_pairs}
+        return {"source": self.source, "offset": self.offset, "thresholds": thresholds, **kept}
+
+
+@dataclass(frozen=True)
+class PartReader:
+    """Reads parts for the output `output`, with all steps applied.
+
+    `drops` is the identity of the files of rows to drop that `output` holds, None without any. The images of the rows
+    are compared with `found`.
+    """
+
+    output: str
+    drops: str | None = None
+    found: EvaluationSet | None = None
+
+    def batches(self, part: Part, columns: Sequence[str] = SCORED.names) -> Iterator[pa.Table]:
+        """Yield the rows in their order, images only where arrow/ has them. Raises UserError.
+
+        `columns` are all that is read, unless the steps need more.
+        """
+        store, drops = Store(part.source["output"]), self._drops(part)
+        names = SCORED.names if drops or part.thresholds is not None else columns
+        schema = pa.schema([SCORED.field(name) for name in names])
+        for batch in read_batches(store, unchanged_manifest(store, part.source), names):
+            table = conform(pa.Table.from_batches([batch]).select(names), schema)
+            if part.thresholds is not None:
+                table = refilter_table(table, part)
+            if part.offset is not None:
+                table = shift_keys(table, part.offset, part.source["output"])
+            yield drop_by_key(table, drops).select(columns)
+
+    def table(self, part: Part) -> pa.Table:
+        """Return all rows with the images of the kept ones. Raises UserError."""
+        table = with_source_images(concat(self.batches(part)), part)
+        return table if self.found is None else drop_found(table, self.found)
+
+    def pick(self, part: Part, kept: Sequence[int], dropped: Sequence[int]) -> pa.Table:
+        """Return first the n-th kept rows for each n of `kept`, then likewise `dropped`, with their images.
+
+        Raises UserError if the shard has changed since the command was started, lacks a row or an image, or is damaged.
+        """
+        wanted = {True: sorted(kept), False: sorted(dropped)}
+        table = concat(chosen_rows(self.batches(part), wanted))
+        if table.num_rows != len(kept) + len(dropped):
+            name = f"shard {part.source['shard']} of {part.source['output']}"
+            raise UserError(f"{name} lacks rows that its manifest counts; see hypergrit verify")
+        is_kept = pc.equal(table["status"], KEPT).to_pylist()
+        places = {kind: iter(numbers) for kind, numbers in wanted.items()}
+        row_of = {(kind, next(places[kind])): row for row, kind in enumerate(is_kept)}
+        rows = [row_of[kind, n] for kind, numbers in ((True, kept), (False, dropped)) for n in numbers]
+        return with_source_images(table.take(pa.array(rows, pa.int64())), part)
+
+    def _drops(self, part: Part) -> dict[str, Drop]:
+        """Return the rows to drop by key. Raises UserError without a decision on them."""
+        if self.drops is None:
+            return {}
+        decided = read_drops(self.output, self.drops, part)
+        if decided is None:
+            store = Store(self.output)
+            raise UserError(f"{store.url(store.file(DROPS_FILE, part.number))} has gone; run the same command again")
+        return {row["key"]: Drop(row["reason"], row["detail"] or "") for row in decided[0].to_pylist()}
+
+
+def concat(tables: Iterable[pa.Table]) -> pa.Table:
+    """Join tables; none give an empty SCORED table."""
+    return pa.concat_tables([*tables] or [SCORED.empty_table()])
+
+
+def chosen_rows(tables: Iterable[pa.Table], wanted: dict[bool, list[int]]) -> Iterator[pa.Table]:
+    """Yield the n-th kept and the n-th dropped rows in the order of the rows; `wanted` has the n of both, kept = True."""
+    seen, left = {True: 0, False: 0}, {kind: set(numbers) for kind, numbers in wanted.items()}
+    for table in tables:
+        rows = list[int]()
+        for row, is_kept in enumerate(pc.equal(table["status"], KEPT).to_pylist()):
+            if seen[is_kept] in left[is_kept]:
+                rows.append(row)
+            seen[is_kept] += 1
+        if rows:
+            yield table.take(rows)
+
+
+def with_source_images(table: pa.Table, part: Part) -> pa.Table:
+    """Return rows of a part with the images of the kept ones, which its source has under their old keys.
+
+    With `keep_all`, rows that new thresholds drop keep their images too.
+    """
+    store, status = Store(part.source["output"]), table["status"]
+    keys = pa.array([format_key(int(key) - part.offset) for key in table["key"].to_pylist()]) if part.offset else None
+    if part.thresholds is not None and part.keep_all:
+        is_filtered = pc.and_(pc.equal(table["stage"], "score"), pc.not_equal(table["reason"], INTERNAL_ERROR))
+        status = pc.if_else(pc.fill_null(is_filtered, False), KEPT, status)
+    wanted = set_column(set_column(table, "status", status), "key", table["key"] if keys is None else keys)
+    return set_column(table, "image", with_images(wanted, store, unchanged_manifest(store, part.source))["image"])
+
+
+# Keys, which are numbers of rows.
+
+
+def shift_keys(table: pa.Table, offset: int, source: str) -> pa.Table:
+    """Return a table with all keys shifted: those of the rows, and those that name the row of which one is a duplicate.
+
+    Raises UserError for a key that is no row number of `source`.
+    """
+
+    def shift(key: str) -> str:
+        return format_key(key_number(key, source) + offset)
+
+    keys, reasons, details = (table[name].to_pylist() for name in ("key", "reason", "detail"))
+    pairs = zip(reasons, details, strict=True)
+    details = [shift(detail) if detail and reason in KEY_REASONS else detail for reason, detail in pairs]
+    table = set_column(table, "key", pa.array([shift(key) for key in keys], pa.string()))
+    return set_column(table, "detail", pa.array(details, pa.string()))
+
+
+def key_number(key: str, source: str) -> int:
+    """Return the number of a row of `source`, an output. Raises UserError unless the key is one that `read` gives."""
+    if not (key.isascii() and key.isdigit() and format_key(int(key)) == key):
+        raise UserError(f"row {key!r} of {source}: its key is no row number of at least 12 digits; only shards of the "
+                        "job and of its commands have a place in the order of the rows")  # fmt: skip
+    return int(key)
+
+
+def format_key(number: int) -> str:
+    """Return the key of the row with this number."""
+    return f"{number:012d}"
+
+
+# Rows to drop, which were found before any shard is written: a file of the new output for each part.
+
+DROPS: Final = pa.schema([("key", pa.string()), ("reason", pa.string()), ("detail", pa.string())])
+"""A row to drop, by its key in the new output (schemas.status)."""
+MADE_FROM, KEPT_ROWS = b"made_from", b"kept_rows"
+
+
+def drop_by_key(table: pa.Table, drops: dict[str, Drop]) -> pa.Table:
+    """Drop these rows of a SCORED table; what earlier commands dropped stays so."""
+    found = {i: drops[key] for i, key in enumerate(table["key"].to_pylist()) if key in drops} if drops else {}
+    seen = {i: drop for i, drop in found.items() if drop.reason == "in_evaluation_set"}
+    repeated = {i: drop for i, drop in found.items() if i not in seen}
+    return drop_rows(drop_rows(table, "write", repeated), "download", seen, (*HEAVY, *LATER))
+
+
+def write_drops(output: str, identity: str, part: Part, drops: pa.Table, n_kept: int | None = None) -> None:
+    """Write the rows of a part to drop, and how many rows are kept if that is known."""
+    store, kept = Store(output), b"" if n_kept is None else b"%d" % n_kept
+    content = encode(drops, {MADE_FROM: identity.encode(), KEPT_ROWS: kept})
+    store.write_bytes(store.file(DROPS_FILE, part.number), content)
+
+
+def read_drops(output: str, identity: str, part: Part) -> tuple[pa.Table, int | None] | None:
+    """Return what `write_drops` wrote; None without it, if it has another identity, or if it is damaged."""
+    store = Store(output)
+    table = decode_table(store.read(store.file(DROPS_FILE, part.number)), identity)
+    if table is None:
+        return None
+    kept = table.schema.metadata.get(KEPT_ROWS)
+    return table, int(kept) if kept else None
+
+
+def encode(table: pa.Table, metadata: dict[bytes, bytes]) -> bytes:
+    """Return a table with its metadata as the content of an Arrow file."""
+    sink = pa.BufferOutputStream()
+    schema = table.schema.with_metadata(metadata)
+    with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+        writer.write_table(table.cast(schema))
+    return sink.getvalue().to_pybytes()
+
+
+def decode_table(content: bytes | None, identity: str) -> pa.Table | None:
+    """Return the table in an Arrow file; None without one, if it is damaged, or if it has another identity."""
+    try:
+        table = pa.ipc.open_file(pa.BufferReader(content or b"")).read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, ValueError):
+        return None
+    return table if (table.schema.metadata or {}).get(MADE_FROM) == identity.encode() else None
+
+
+# Other thresholds.
+
+
+def refilter_table(table: pa.Table, part: Part) -> pa.Table:
+    """Return the SCORED table that the job would have made with the thresholds of a part, from that of its shard.
+
+    Rows that a stage before `score` dropped are returned as they are. Raises UserError for a box or a row whose cosine
+    was never computed.
+    """
+    was_scored = pc.or_(
+        pc.is_in(table["stage"], pa.array([None, "write"], pa.string())),
+        pc.and_(
+            pc.equal(pc.fill_null(table["stage"], ""), "score"),
+            pc.not_equal(pc.fill_null(table["reason"], ""), INTERNAL_ERROR),
+        ),
+    )
+    before = table
+    for name, value in (("status", KEPT), ("stage", None), ("reason", None), ("detail", None)):
+        table = set_column(table, name, pc.if_else(was_scored, pa.scalar(value, pa.string()), table[name]))
+    if not part.keeps_pairs:
+        table = drop_pairs(table)
+    has_scorer = part.provenance["models"]["scorer"]["name"] != NO_MODEL
+    cosines = StoredCosines(before) if has_scorer else None
+    assert part.thresholds is not None
+    grounded = conform(table.select(GROUNDED.names), GROUNDED)
+    scored = score_table(grounded, part.thresholds, cosines, part.keep_all, part.keeps_pairs)
+    return with_failures_of_write(scored, before)
+
+
+def with_failures_of_write(table: pa.Table, before: pa.Table) -> pa.Table:
+    """Return the table with the rows dropped again that could not be written, unless a filter drops them now."""
+    failed = pc.and_(pc.equal(pc.fill_null(before["stage"], ""), "write"), pc.equal(table["status"], KEPT))
+    if not pc.any(failed).as_py():
+        return table
+    for name in ("status", "stage", "reason", "detail"):
+        table = set_column(table, name, pc.if_else(failed, before[name], table[name]))
+    for name in HEAVY:
+        table = set_column(table, name, pc.if_else(failed, pa.scalar(None, table[name].type), table[name]))
+    return table
+
+
+def drop_pairs(table: pa.Table) -> pa.Table:
+    """Drop the rows without a box as `parse` and `ground` drop them in a job that keeps no pairs."""
+    columns = {name: table[name].to_pylist() for name in ("status", "noun_chunks", "ref_exps", "boxes")}
+    rows = enumerate(zip(*columns.values(), strict=True))
+    pairs = {
+        i: (chunks, expressions) for i, (status, chunks, expressions, boxes) in rows if status == KEPT and not boxes
+    }
+    unparsed = {i: lacking_phrase(chunks) for i, (chunks, expressions) in pairs.items() if not expressions}
+    table = drop_rows(table, "parse", unparsed, (*HEAVY, "boxes"))
+    ungrounded = {
+        i: why_dropped(
+            chunks, {n: chunk["removed"] for n, chunk in enumerate(chunks) if chunk["removed"] in get_args(PhraseDrop)}
+        )
+        for i, (chunks, expressions) in pairs.items()
+        if expressions
+    }
+    return drop_rows(table, "ground", ungrounded)
+
+
+class StoredCosines:
+    """The cosines of a SCORED table."""
+
+    def __init__(self, table: pa.Table) -> None:
+        self._keys, self._scores, self._similarity = (
+            table[name].to_pylist() for name in ("key", "box_scores", "clip_similarity")
+        )
+
+    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
+        """Return the cosine of crop and phrase for each box. Raises UserError for one that was not computed."""
+        found = [self._scores[i][b]["clip_cosine"] for i, b in places]
+        if None in found:
+            self._fail(places[found.index(None)].row, "a box")
+        return found
+
+    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
+        """Return the cosine of image and caption for each row. Raises UserError for one that was not computed."""
+        found = [self._similarity[i] for i in indices]
+        if None in found:
+            self._fail(indices[found.index(None)], "the caption")
+        return found
+
+    def _fail(self, row: int, what: str) -> None:
+        raise UserError(
+            f"row {self._keys[row]}: {what} has no CLIPScore, since a filter of the source removed it; lower thresholds "
+            "need a source job with score.keep_all=true"
+        )
+
+
+def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
+    """Raise UserError if a threshold is lowered whose removed boxes have no scores in the source."""
+    if kept_all:
+        return
+    if new.min_image_similarity is None and old.min_image_similarity is not None:
+        new = dataclasses.replace(new, min_image_similarity=-1.0)
+    lowered = [
+        f"score.{field.name} from {getattr(old, field.name)} to {getattr(new, field.name)}"
+        for field in dataclasses.fields(Thresholds)
+        if field.name != "size_rule"
+        and getattr(old, field.name) is not None
+        and getattr(new, field.name) < getattr(old, field.name)
+    ]
+    # A side of n px means an area of at least n x n; the rule of the release rounds, so it may be looser or stricter.
+    if new.size_rule != old.size_rule and (old.size_rule, new.size_rule) != ("area", "side"):
+        lowered.append(f"score.size_rule from {old.size_rule} to {new.size_rule}")
+    if lowered:
+        raise UserError(
+            f"{'; '.join(lowered)}: the boxes that the source removed have no CLIPScore, and the images of dropped rows "
+            "are gone; only a source job with score.keep_all=true allows lower thresholds"
+        )

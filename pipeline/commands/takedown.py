@@ -1,0 +1,335 @@
+"""Command line of takedown: remove rows that a list names from a finished output."""
+
+import dataclasses
+import io
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import permutations
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hypergrit_common.cli import EXIT_CODES
+from hypergrit_common.config_help import print_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.tar import reader_of
+from hypergrit_common.text import counted
+from pipeline.commands.frame import Main, TakedownOptions, derive_command
+from pipeline.config import PipelineConfig
+from pipeline.faults import ShardError
+from pipeline.output.commit import (
+    Staging,
+    check_committed,
+    exclusive,
+    finish_replacements,
+    open_output,
+    read_places,
+    replace,
+    restore_index,
+)
+from pipeline.output.contents import file_problem
+from pipeline.output.ledger import check_finished, read_batches, read_manifests, write_summary
+from pipeline.output.source import (
+    RUNNING,
+    check_keys,
+    may_lack_queries,
+    read_config,
+    take_options,
+    take_output,
+    take_path,
+)
+from pipeline.output.store import Store, temporary_folder_prefix
+from pipeline.output.takedowns import FoundRows, find_rows, read_errors, remove_leftovers, unreadable
+from pipeline.output.write.grit import write_arrow, write_grit_parquet
+from pipeline.output.write.samples import count_removed, kept_boxes
+from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
+from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, read_takedown, taken_down
+from pipeline.report.summary import Report
+from pipeline.run.loop import Run, tasks_of
+from pipeline.run.provenance import check_writable
+from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, REPORT_FILE, STATS_FILE, SUMMARY_FILE, grit_schema
+from schemas.manifest import Counts, Manifest
+from schemas.rows import SCORED
+from schemas.status import KEPT
+
+# The counts of a shard without the rows that go.
+
+
+def without(manifest: Manifest, found: FoundRows) -> Manifest:
+    """Return a manifest whose counts have these rows as taken down; its files are still those with the rows."""
+    rows = [row for _, row in found.values()]
+    kept = [row for row in rows if row["status"] == KEPT]
+    removed = count_removed(rows)
+    before = manifest["removed"]
+    changed: Manifest = {
+        **manifest,
+        "counts": counts_without(manifest["counts"], found),
+        "boxes": manifest["boxes"] - sum(len(kept_boxes(row)) for row in kept),
+        "phrases": manifest["phrases"] - sum(len({row["boxes"][i]["phrase"] for i in kept_boxes(row)}) for row in kept),
+        "asked": manifest["asked"]
+        - sum(chunk["removed"] is None for row in rows for chunk in row["noun_chunks"] or ()),
+        "removed": {
+            "phrases": subtract(before["phrases"], removed["phrases"]),
+            "boxes": subtract(before["boxes"], removed["boxes"]),
+        },
+    }
+    n_pairs = changed.pop("pairs", 0) - sum(not kept_boxes(row) for row in kept)
+    return {**changed, "pairs": n_pairs} if n_pairs else changed
+
+
+def counts_without(counts: Counts, found: FoundRows) -> Counts:
+    """Return the counts of a shard in which these rows are taken down."""
+    dropped = {stage: Counter(reasons) for stage, reasons in counts["dropped"].items()}
+    n_kept = counts["kept"]
+    for kind, row in found.values():
+        if row["status"] == KEPT:
+            n_kept -= 1
+        else:
+            dropped[row["stage"]][row["reason"]] -= 1
+        dropped.setdefault(STAGE_OF[kind], Counter())[TAKEN_DOWN] += 1
+    left = {stage: subtract(reasons, {}) for stage, reasons in dropped.items()}
+    return {"read": counts["read"], "kept": n_kept, "dropped": {stage: n for stage, n in left.items() if n}}
+
+
+def subtract(counts: Mapping[str, int], less: Mapping[str, int]) -> dict[str, int]:
+    """Return the positive differences of two counts."""
+    return {name: n - less.get(name, 0) for name, n in counts.items() if n > less.get(name, 0)}
+
+
+# Remove rows from the files of a finished shard, without decoding or encoding an image.
+
+SIMILARITY: Final = grit_schema("").names.index("")
+"""Place of the column of grit/ whose name ends with the scorer."""
+
+Kinds = Mapping[str, Kind]
+"""Key of a row to remove -> kind of the entry that names it."""
+
+
+def remove_rows(store: Store, manifest: Manifest, found: FoundRows, lease: str) -> None:
+    """Replace a shard by one without these rows.
+
+    Raises UserError for a file that is not that of the manifest, whose damage a copy would hide, and if the lease with
+    the token `lease` does not hold the output any more.
+    """
+    index, kinds = manifest["shard"], {key: kind for key, (kind, _) in found.items()}
+    with Staging(store) as staging, tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
+        for name, facts in manifest["files"].items():
+            problem = file_problem(store, name, facts, folder)
+            if problem and name == store.file(INDEX_FILE, index):
+                orders = permutations(kind for kind in manifest["formats"] if kind != "arrow")
+                problem = "" if any(restore_index(store, manifest, order) for order in orders) else problem
+            if problem:
+                raise unreadable(store, index, ValueError(f"{name}: {problem}"))
+        try:
+            stage_files(store, staging, manifest, kinds)
+        except read_errors() as error:
+            raise unreadable(store, index, error) from error
+        new: Manifest = {**without(manifest, found), "files": dict(staging.files)}
+        with exclusive(store, index):
+            replace(store, staging, new, lease, [store.file(kind, index) for kind in (DROPPED_FILE, SUMMARY_FILE)])
+        check_committed(store, new)
+    write_summary(store, new)
+
+
+def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds) -> None:
+    """Write the new files of a shard under temporary names."""
+    index, names = manifest["shard"], manifest["files"]
+    places: dict[str, list[SamplePlace]] = {}
+    order, metadata = read_index(store, index) if store.file(INDEX_FILE, index) in names else ([], {})
+    for kind in sorted(FILES, key=lambda kind: order.index(kind) if kind in order else len(order)):
+        name = store.file(FILES[kind][0], index)
+        if name in names and name.endswith(".tar"):
+            places[kind] = copy_tar(store, staging, name, kinds)
+    table, rows = store.file(FILES["grit"][1], index), store.file(FILES["arrow"][0], index)
+    if table in names:
+        copy_parquet(store, staging, table, kinds)
+    if rows in names:
+        copy_arrow(store, staging, manifest, kinds)
+    if store.file(INDEX_FILE, index) in names:
+        with staging.open(store.file(INDEX_FILE, index), rows=sum(map(len, places.values()))) as file:
+            write_index(file, places, metadata)
+
+
+def read_index(store: Store, index: int) -> tuple[list[str], dict[str, str]]:
+    """Return the formats in the index of a shard, in their order, and its metadata."""
+    with pa.ipc.open_file(store.read(store.file(INDEX_FILE, index)) or b"") as reader:
+        table = reader.read_all()
+        return table["format"].cast(pa.string()).unique().to_pylist(), text_of(reader.schema.metadata)
+
+
+def text_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
+    """Return the metadata of a schema as text."""
+    return {name.decode(): value.decode() for name, value in (metadata or {}).items()}
+
+
+def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[SamplePlace]:
+    """Write a tar without the samples of these rows; return the places of the others."""
+    samples = [sample for sample in read_places(store, name) if sample.key not in kinds]
+    with (
+        store.fs.open(store.path(name), "rb") as source,
+        staging.open(name, rows=len(samples)) as file,
+        TarWriter(file) as tar,
+    ):
+        read_at = reader_of(source)
+        for sample in samples:
+            tar.add_sample(sample.key, ((part.name, read_at(part.offset, part.size)) for part in sample.members))
+    return tar.samples
+
+
+def copy_parquet(store: Store, staging: Staging, name: str, kinds: Kinds) -> None:
+    """Write the parquet of grit/ with nothing but key and status in these rows."""
+    table = pq.read_table(io.BytesIO(store.read(name) or b""))
+    rows = [taken_down_columns(row, kinds[row["key"]]) if row["key"] in kinds else row for row in table.to_pylist()]
+    with staging.open(name, rows=len(rows)) as file:
+        write_grit_parquet(file, rows, table.schema.names[SIMILARITY], text_of(table.schema.metadata))
+
+
+def taken_down_columns(row: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
+    """Return the columns of grit/ of a row that is taken down, as `grit_columns` gives them."""
+    stage = STAGE_OF[kind]
+    status = "failed_to_download" if stage == "download" else "dropped"
+    error = f"{stage}: {TAKEN_DOWN}: {kind}"
+    return {**dict.fromkeys(row), "key": row["key"], "status": status, "error_message": error}
+
+
+def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds) -> None:
+    """Write the file of arrow/ with nothing but key, place and drop in these rows."""
+    name = store.file(FILES["arrow"][0], manifest["shard"])
+    rows = [
+        taken_down(row, kind) if (kind := kinds.get(row["key"])) else row
+        for batch in read_batches(store, manifest, SCORED.names)
+        for row in batch.to_pylist()
+    ]
+    with store.fs.open(store.path(name), "rb") as file:
+        metadata = text_of(pa.ipc.open_file(file).schema.metadata)
+    with staging.open(name, rows=len(rows)) as file:
+        write_arrow(file, rows, with_images=True, metadata=metadata)
+
+
+# Take rows down: remove what a list names from all formats of a finished output, in place.
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """The rows of a shard that a list names: text of each for the listing."""
+
+    shard: int
+    lines: tuple[str, ...]
+
+
+def takedown(arguments: Sequence[str]) -> int:
+    """Remove the rows, or list them with `dry_run=true`; return the number of shards that failed. Raises UserError."""
+    output, rest = take_output(arguments, "hypergrit takedown OUT list=FILE")
+    path, rest = take_path(rest, "list")
+    options, changes = take_options(rest, TakedownOptions)
+    entries = read_takedown(path)
+    if not len(entries):
+        raise UserError(f"list={path} has no entries; give one URL, host or SHA-256 a line")
+    store = Store(output)
+    config = dataclasses.replace(read_config(store, changes), output=output)
+    check_keys(changes, RUNNING, "takedown")
+    return list_rows(store, config, entries) if options.dry_run else remove_all(store, config, entries)
+
+
+def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
+    """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
+    manifests = read_manifests(store)
+    check_finished(store, manifests)
+    entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
+    step = partial(find_in, config.output, entries, None)
+    run = Run(config)
+    found = list(found_by(run, step, manifests))
+    for shard in sorted(found, key=lambda shard: shard.shard):
+        for line in shard.lines:
+            print_text(line)
+    n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
+    shards = f"{n_shards} of {counted(len(manifests), 'shard')}"
+    print_text(f"{counted(n_rows, 'row')} in {shards} would be taken down; nothing was changed")
+    return len(run.failed)
+
+
+def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
+    """Remove the rows shard by shard, then write the report; return the number of shards that failed.
+
+    The entries are recorded first: whatever happens then, no command writes their rows again. Those of earlier lists
+    are looked for too, since their run may have been interrupted. The report of a shard that failed would show its rows,
+    so there is none until all have succeeded.
+    """
+    check_writable(store)
+    with open_output(store) as lease:
+        manifests = read_manifests(store)
+        if may_lack_queries(config, manifests):
+            entries = entries.without_queries()
+        store.record_takedowns(entries)
+        remove_leftovers(store, manifests)
+        step = partial(find_in, config.output, store.takedowns, lease.token)
+        run = Run(config, lease)
+        found = list(found_by(run, step, manifests))
+        lease.check()
+        finish_replacements(store, lease)  # of workers that failed or died
+        remove_leftovers(store, read_manifests(store))
+        if run.failed:
+            store.remove([STATS_FILE, REPORT_FILE])
+        else:
+            Report(config).write(store, [manifest["shard"] for manifest in manifests])
+    n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
+    print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
+    return len(run.failed)
+
+
+def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Manifest]) -> Iterator[Found]:
+    """Yield the rows found in each shard that does not fail."""
+    return (result for result in run.values(step, tasks_of(manifests), "searched") if isinstance(result, Found))
+
+
+def find_in(output: str, entries: TakedownList, lease: str | None, manifest: Manifest) -> Found:
+    """Find the rows of a shard, and remove them if a lease is given. Raises ShardError for a damaged shard."""
+    store = Store(output)
+    try:
+        found = find_rows(store, manifest, entries)
+        if found and lease is not None:
+            remove_rows(store, manifest, found, lease)
+    except UserError as error:
+        raise ShardError(str(error)) from error
+    lines = (f"shard {manifest['shard']} row {key} {kind}: {row['url'] or '-'} {row['sha256'] or '-'}"
+             for key, (kind, row) in found.items())  # fmt: skip
+    return Found(manifest["shard"], tuple(lines))
+
+
+USAGE: Final = f"""\
+usage: hypergrit takedown OUT list=FILE [dry_run=true] [key=value ...]
+
+Removes rows from all formats of a finished output, in place, and writes the report again. A row stays in the ledger as
+taken_down with its key and its place in the input; image, caption, phrases, boxes, URL and hash are removed. Shards
+without such rows are left as they are. The output keeps digests of the entries (_takedowns.json): neither the job nor
+another command writes their rows to it again, or to outputs made from it.
+
+  hypergrit takedown out/demo list=takedown.txt dry_run=true
+  hypergrit takedown s3://data/coyo list=s3://data/takedown.txt ray.address=auto
+
+  OUT                  output folder or URL of a job
+  list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a
+                       line; lines that begin with # are left out
+  ray.*, report.*      as in the job; ray.runner=local: processes of this machine
+
+{EXIT_CODES}
+0 the rows are in no file of the output.
+3 some shards are damaged, and still have their rows: the log has their errors; `hypergrit verify OUT requeue=true`, then
+  the same command again.
+"""
+
+
+def load() -> Main:
+    """Import the command."""
+    return takedown
+
+
+main = derive_command(USAGE, load, TakedownOptions)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""Compare the statistics of two outputs."""

@@ -1,1 +1,0 @@
-"""Commands that make an output from finished outputs, without running the job again."""

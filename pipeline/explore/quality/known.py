@@ -1,0 +1,283 @@
+"""The known boxes of an output's images, and the phrases that refer to them."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path, PurePosixPath
+from typing import Any, Final
+from urllib.parse import urlsplit
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.text import one_line
+from pipeline.explore.quality.boxes import Corners, FoundRow, image_names
+
+Words = frozenset[str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownObject:
+    """A true box. A phrase refers to it if it covers `span` or contains one of `names`; both None or empty: any phrase.
+
+    A crowd is a region with many objects: boxes in it are neither right nor wrong.
+    """
+
+    corners: Corners
+    span: tuple[int, int] | None = None
+    names: tuple[str, ...] = ()
+    is_crowd: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """The true boxes of the images by row id, file name, or file name without extension.
+
+    `shadowed` names belong to a second image too and are compared with row ids only; `ambiguous` ones are left out.
+    """
+
+    source: str
+    images: Mapping[str, Sequence[KnownObject]]
+    captions: Mapping[str, str]
+    categories: frozenset[str] = frozenset()  # names of COCO's categories
+    shadowed: frozenset[str] = frozenset()
+    ambiguous: frozenset[str] = frozenset()
+
+    def of(self, row: FoundRow) -> Sequence[KnownObject] | None:
+        """Return the true boxes of a row; None if the file has no such image."""
+        for name in names_of(row):
+            if name in self.images and (name == row.id or name not in self.shadowed):
+                expected = self.captions.get(name)
+                if expected is not None and expected != row.caption:
+                    raise UserError(
+                        f"{self.source}: the caption of image {name!r} is {expected[:80]!r}, but the output has "
+                        f"{row.caption[:80]!r}; give the known boxes of this output"
+                    )
+                return self.images[name]
+        return None
+
+    def warnings(self) -> list[str]:
+        """Return a line for each kind of names that belong to several images."""
+        return [
+            f"{self.source}: {len(names)} names belong to several images and {use}: {', '.join(sorted(names)[:5])[:200]}"
+            for names, use in (
+                (self.shadowed, "are compared with the rows' `id` only"),
+                (self.ambiguous, "find none of them; set the rows' `id` to the id of the image"),
+            )
+            if names
+        ]
+
+
+def names_of(row: FoundRow) -> list[str]:
+    """Return the names by which a row is found: its id, then the file name of its URL with and without extension."""
+    path = PurePosixPath(urlsplit(row.url).path) if row.url else None
+    names = [row.id, *([path.name, path.stem] if path else [])]
+    return [name for name in names if name]
+
+
+def refers(row: FoundRow, span: tuple[int, int], known: KnownObject) -> bool:
+    """True if the phrase [start, end) of a row refers to a known object."""
+    if known.span is not None:
+        return span[0] < known.span[1] and known.span[0] < span[1]
+    return not known.names or any(contains(row.caption[span[0] : span[1]], name) for name in known.names)
+
+
+def contains(phrase: str, name: str) -> bool:
+    """True if a name, or its plural in "s" or "es", occurs in a phrase as whole words."""
+    words = words_of(phrase)
+    return any(form in words for form in forms_of(name))
+
+
+@cache
+def words_of(phrase: str) -> str:
+    """Return the words of a phrase in lower case, each between spaces. Each of 26 thresholds asks for each phrase."""
+    return f" {' '.join(''.join(c if c.isalnum() else ' ' for c in phrase.lower()).split())} "
+
+
+@cache
+def forms_of(name: str) -> tuple[str, ...]:
+    """Return the singular and the plurals of a name between spaces."""
+    name = name.lower().strip()
+    plural = f"{name[:-1]}ies" if name.endswith("y") else name
+    return tuple(f" {form} " for form in (name, f"{name}s", f"{name}es", plural))
+
+
+# Read known boxes from a JSON file: COCO annotations, or phrases with their boxes.
+
+BAD_ENTRY: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError)
+"""Exceptions for values of another type or range than the form of the file has."""
+
+
+def read_known(path: Path, synonyms: Mapping[str, Sequence[str]], *, any_phrase: bool = False) -> Known:
+    """Read known boxes from a JSON file, whose form is recognised.
+
+    `synonyms` gives further names of COCO's categories; with `any_phrase`, phrases and names are not compared. Raises
+    UserError with file, entry and fix.
+    """
+    data = read_json(path)
+    if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
+        return read_coco(path, data, synonyms, any_phrase)
+    if isinstance(data, dict) and data and all(isinstance(v, dict) and "phrases" in v for v in data.values()):
+        return read_phrases(path, data)
+    raise UserError(
+        f"{path} holds no known boxes; give COCO's JSON (images, annotations, categories) or "
+        '{"ROW ID": {"caption": ..., "phrases": [{"start": 0, "end": 5, "boxes": [[x0, y0, x1, y1]]}]}}'
+    )
+
+
+def read_synonyms(path: Path) -> dict[str, list[str]]:
+    """Read further names of categories. Raises UserError unless the file is an object of lists of texts."""
+    found = read_json(path)
+    lists = found.values() if isinstance(found, dict) else [None]
+    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
+        raise UserError(f'{path} must hold one object of lists: {{"person": ["man", "girl"]}}')
+    return dict(found)
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON file. Raises UserError if it is missing or damaged."""
+    try:
+        check_file(path)
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path} cannot be read: {one_line(error)}; give a JSON file") from error
+
+
+def read_coco(path: Path, data: dict[str, Any], synonyms: Mapping[str, Sequence[str]], any_phrase: bool) -> Known:
+    """Convert COCO's JSON; the boxes [x, y, width, height] are in pixels of the sizes given under `images`."""
+    categories: dict[int | str, str] = {}
+    for number, entry in enumerate(entries(path, data, "categories")):
+        try:
+            categories[identity(entry["id"])] = name_of(entry["name"])
+        except BAD_ENTRY as error:
+            raise UserError(f"{path}: categories[{number}] needs an id and a name") from error
+    images: dict[str, tuple[str, str, list[KnownObject]]] = {}
+    sizes: dict[int | str, tuple[float, float]] = {}
+    lists: dict[int | str, list[KnownObject]] = {}
+    for number, image in enumerate(entries(path, data, "images")):
+        try:
+            key, width, height = identity(image["id"]), finite(image["width"]), finite(image["height"])
+            if not (width > 0 and height > 0):
+                raise ValueError
+            file = str(PurePosixPath(image.get("file_name") or ""))
+        except BAD_ENTRY as error:
+            raise UserError(f"{path}: images[{number}] needs id, width and height above 0") from error
+        if str(key) in images:
+            raise UserError(f"{path}: images[{number}] has the id {short(key)} of another image; give each its own")
+        sizes[key], lists[key] = (width, height), []
+        images[str(key)] = (str(key), file, lists[key])
+    for number, annotation in enumerate(entries(path, data, "annotations")):
+        try:
+            key = identity(annotation["image_id"])
+            width, height = sizes[key]
+            x, y, w, h = map(finite, list_of(annotation["bbox"]))
+            if w < 0 or h < 0:
+                raise ValueError
+        except BAD_ENTRY as error:
+            raise UserError(
+                f"{path}: annotations[{number}] needs the image_id of an image and a bbox of 4 numbers, "
+                "[x, y, width, height]"
+            ) from error
+        try:
+            category = categories[identity(annotation["category_id"])]
+        except BAD_ENTRY as error:
+            if not any_phrase:
+                raise UserError(
+                    f"{path}: annotations[{number}] has no category that `categories` names; give any_phrase=true"
+                ) from error
+            category = ""
+        names = () if any_phrase else (category, *synonyms.get(category, ()))
+        corners = (x / width, y / height, (x + w) / width, (y + h) / height)
+        lists[key].append(KnownObject(corners=corners, names=names, is_crowd=bool(annotation.get("iscrowd"))))
+    index = image_names(list(images.values()))
+    return Known(
+        source=str(path),
+        images=index.images,
+        captions={},
+        categories=frozenset(categories.values()),
+        shadowed=index.shadowed,
+        ambiguous=index.ambiguous,
+    )
+
+
+def read_phrases(path: Path, data: dict[str, Any]) -> Known:
+    """Convert phrases with boxes, in fractions of width and height; the demo's truth.json has this form.
+
+    `noun_start` and `noun_end`, if given, narrow the phrase to its noun, which a found phrase must cover.
+    """
+    images: dict[str, list[KnownObject]] = {}
+    captions: dict[str, str] = {}
+    for row, entry in data.items():
+        found = images.setdefault(row, [])
+        if isinstance(entry.get("caption"), str):
+            captions[row] = entry["caption"]
+        try:
+            for phrase in list_of(entry["phrases"]):
+                span = span_of(phrase, captions.get(row))
+                found += [KnownObject(corners=corners_of(box), span=span) for box in list_of(phrase["boxes"])]
+        except BAD_ENTRY as error:
+            raise UserError(
+                f"{path}: row {row!r} needs phrases with start, end and boxes of 4 fractions each ({one_line(error)})"
+            ) from error
+    return Known(source=str(path), images=images, captions=captions)
+
+
+def entries(path: Path, data: Mapping[str, Any], name: str) -> list[Any]:
+    """Return a list of COCO's JSON; an absent one is empty. Raises UserError if it is no list."""
+    found = data.get(name, [])
+    if not isinstance(found, list):
+        raise UserError(f"{path}: `{name}` is no list; give COCO's JSON (images, annotations, categories)")
+    return found
+
+
+def list_of(value: Any) -> list[Any]:
+    """Return a list. Raises TypeError for other types: a text is a sequence of digits, too."""
+    if not isinstance(value, list):
+        raise TypeError(f"{short(value)} is no list")
+    return value
+
+
+def identity(value: Any) -> int | str:
+    """Return an id. Raises TypeError unless it is a whole number or a text."""
+    if not isinstance(value, int | str) or isinstance(value, bool):
+        raise TypeError(f"{short(value)} is no id")
+    return value
+
+
+def name_of(value: Any) -> str:
+    """Return the name of a category. Raises ValueError unless it is a text with a letter or digit."""
+    if not isinstance(value, str) or not any(map(str.isalnum, value)):
+        raise ValueError(f"{short(value)} is no name")
+    return value
+
+
+def finite(value: Any) -> float:
+    """Return a number. Raises TypeError for other types, ValueError for NaN and infinity."""
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise TypeError(f"{short(value)} is no number")
+    if not math.isfinite(value):
+        raise ValueError(f"{value} is no finite number")
+    return float(value)
+
+
+def span_of(phrase: Mapping[str, Any], caption: str | None) -> tuple[int, int]:
+    """Return the span [start, end) of a phrase or of its noun. Raises ValueError unless 0 <= start < end."""
+    start, end = phrase["start"], phrase["end"]
+    for first, last in ((start, end), (phrase.get("noun_start", start), phrase.get("noun_end", end))):
+        begin, stop = int(finite(first)), int(finite(last))
+        if not 0 <= begin < stop <= (stop if caption is None else len(caption)):
+            raise ValueError(f"the span from {begin} to {stop} is not in the caption")
+    return begin, stop
+
+
+def corners_of(box: Any) -> Corners:
+    """Return the corners of a box. Raises ValueError unless x0 <= x1 and y0 <= y1."""
+    x0, y0, x1, y1 = map(finite, list_of(box))
+    if x1 < x0 or y1 < y0:
+        raise ValueError(f"{box} has its second corner above or left of the first one")
+    return x0, y0, x1, y1
+
+
+def short(value: Any) -> str:
+    return repr(value)[:40]

@@ -1,1 +1,0 @@
-"""Training of GLIP. The rest of the pipeline does not import it; `pipeline.ground.glip.train` is its command."""

@@ -1,0 +1,274 @@
+"""Read finished shards: manifests, selected columns of arrow/, and images."""
+
+import hashlib
+import logging
+import os
+from array import array
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import map_concurrently, one_line
+from hypergrit_common.tar import iter_members, reader_of
+from pipeline.output.commit import read_places
+from pipeline.output.counts import summarize
+from pipeline.output.manifest import manifest_hash, parse_manifest
+from pipeline.output.store import Store, indices
+from pipeline.output.write.tar import Place, SamplePlace
+from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
+from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
+from schemas.manifest import Manifest
+from schemas.rows import VERSION
+
+logger = logging.getLogger("hypergrit")
+
+
+def check_finished(store: Store, shards: Collection[object]) -> None:
+    """Raise UserError if an output does not exist or has no finished shard."""
+    if not shards:
+        if store.is_local and not os.path.lexists(store.root):
+            raise UserError(f"{store.root} does not exist; check the path, or run the job with this output first")
+        raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
+
+
+def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
+    """Return the manifests of the finished shards, or of those with an index in `only`, in order.
+
+    Shards of earlier versions with the same major schema version are read too. Raises UserError if one has another
+    major schema version.
+    """
+    found = indices(store, MANIFEST_FILE)
+    if only is not None:
+        selected = set(only)
+        found = [index for index in found if index in selected]
+    return read_manifests_of(store, found)
+
+
+def read_manifests_of(store: Store, indices: Collection[int]) -> list[Manifest]:
+    """Return the manifests of these shards, in order, of those that still exist; the output is not listed."""
+    files = [store.file(MANIFEST_FILE, index) for index in indices]
+    contents = zip(files, map_concurrently(store.read, files), strict=True)
+    return parse_manifests(store, {file: content for file, content in contents if content is not None})
+
+
+def parse_manifests(store: Store, contents: Mapping[str, bytes]) -> list[Manifest]:
+    """Return the manifests in these files, in the order of their shards.
+
+    Damaged ones are left out. Raises UserError if one has another major schema version.
+    """
+    manifests: list[Manifest] = []
+    for file, content in contents.items():
+        manifest = parse_manifest(content)
+        if manifest is not None:
+            manifests.append(manifest)
+        else:
+            logger.warning("%s is no manifest, and its shard is left out; the next run of the job computes it again",
+                           store.url(file))  # fmt: skip
+    major = VERSION.partition(".")[0]
+    old = next((manifest for manifest in manifests if manifest["schema"].partition(".")[0] != major), None)
+    if old:
+        raise UserError(
+            f"shard {old['shard']} of {store.root} has schema {old['schema']}, but this version of HyperGRIT reads "
+            f"{major}.x; run the job again to replace the shard"
+        )
+    return sorted(manifests, key=lambda manifest: manifest["shard"])
+
+
+def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a shard in batches, with only these columns; nothing if the shard has no arrow/ file.
+
+    Raises UserError if the file is damaged.
+    """
+    name = store.file(FILES["arrow"][0], manifest["shard"])
+    if name not in manifest["files"]:
+        return
+    batches = _read_batches(store, store.path(name), columns)
+    while True:
+        try:
+            batch = next(batches)
+            batch.validate(full=True)
+        except StopIteration:
+            return
+        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
+                f"{store.url(store.file(MANIFEST_FILE, manifest['shard']))}, and run the job again to replace the shard"
+            ) from error
+        yield batch
+
+
+def _read_batches(store: Store, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with pa.memory_map(path) if store.is_local else pa.PythonFile(store.fs.open(path, "rb"), "r") as source:
+        schema = pa.ipc.open_file(source).schema
+        fields = sorted(schema.get_field_index(column) for column in columns)
+        if fields[0] < 0:
+            raise ValueError(f"it has not all of the columns {', '.join(columns)}")
+        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
+        for i in range(reader.num_record_batches):
+            yield reader.get_batch(i)
+
+
+def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:
+    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped."""
+    images: dict[str, bytes] = {}
+    for batch in read_batches(store, manifest, ("key", "image")):
+        for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):
+            if key in keys and image.is_valid:
+                images[key] = image.as_py()
+    name, missing = store.file(FILES["grit"][0], manifest["shard"]), set(keys) - set(images)
+    if missing and name in manifest["files"]:
+        with store.fs.open(store.path(name), "rb") as file:
+            read_at = reader_of(file)
+            for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
+                key, _, extension = member.name.partition(".")
+                if key in missing and extension == GRIT_IMAGE:
+                    images[key] = read_at(member.data_offset, member.size)
+                    missing.remove(key)
+                if not missing:
+                    break
+    return images
+
+
+# The summary of a shard, computed from arrow/ where the worker that wrote the shard has left none.
+
+
+def count_shard(store: Store, manifest: Manifest) -> Summary:
+    """Count the rows of a shard. Raises UserError if a file is damaged, and ValueError if rows and manifest disagree."""
+    return summarize(manifest, read_batches(store, manifest, COLUMNS))
+
+
+def write_summary(store: Store, manifest: Manifest, stamp: str | None = None) -> Summary:
+    """Count a shard, and write its summary. Raises like `count_shard`.
+
+    `stamp` is the SHA-256 of the file of the manifest, of which an earlier version may have written another form.
+    """
+    summary, index = count_shard(store, manifest), manifest["shard"]
+    content = SummaryFile({index: stamp or manifest_hash(manifest)}, summary).to_bytes()
+    store.write_bytes(store.file(SUMMARY_FILE, index), content)
+    return summary
+
+
+def stamp_of(content: bytes) -> str:
+    """Return the hash of the file of a manifest by which its summary knows it."""
+    return hashlib.sha256(content).hexdigest()
+
+
+# Find keys that are in more than one shard: every row has a key of its own in the whole output.
+
+CHUNK: Final = 1 << 16
+"""Consecutive numbers whose bits are in one array, of 8 KiB."""
+
+
+@dataclass
+class ShardKeys:
+    """The keys of the rows of a shard: numbers, as `read` gives them, and other texts."""
+
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, key: str) -> None:
+        """Add the key of a row."""
+        if key.isascii() and key.isdigit() and len(key) <= 18 and f"{int(key):012d}" == key:
+            self.numbers.append(int(key))
+        else:
+            self.texts.append(key)
+
+
+class AllKeys:
+    """The keys of the shards seen so far: a bit for each number, and the texts. 10^9 rows take 125 MB."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, np.ndarray] = {}
+        self._texts: set[str] = set()
+
+    def add(self, keys: ShardKeys) -> list[str]:
+        """Add the keys of a shard; return those that another shard has."""
+        repeated = sorted(self._texts & set(keys.texts))
+        self._texts.update(keys.texts)
+        if not keys.numbers:
+            return repeated
+        numbers = np.unique(np.frombuffer(keys.numbers, np.int64))
+        chunks, starts = np.unique(numbers // CHUNK, return_index=True)
+        for chunk, places in zip(chunks.tolist(), np.split(numbers % CHUNK, starts[1:]), strict=True):
+            flags = np.zeros(CHUNK, bool)
+            flags[places] = True
+            new, old = np.packbits(flags), self._bits.get(chunk)
+            if old is not None:
+                found = np.flatnonzero(np.unpackbits(new & old))
+                repeated += [f"{chunk * CHUNK + place:012d}" for place in found.tolist()]
+                new |= old
+            self._bits[chunk] = new
+        return repeated
+
+
+# Read the files of a shard row by row and sample by sample, in their order, so that little is in memory.
+
+BATCH_ROWS: Final = 64
+
+Row = dict[str, Any]
+Sample = tuple[str, dict[str, bytes]]
+"""Key and members of a sample."""
+
+
+def arrow_rows(path: str, schema: pa.Schema, version: str) -> Iterator[Row]:
+    """Yield the rows of an Arrow file. Raises ValueError if it has another schema, and errors of Arrow if it is damaged.
+
+    `version` is the schema version of its manifest: files of an earlier one may lack columns.
+    """
+    with pa.memory_map(path) as source:
+        reader = pa.ipc.open_file(source)
+        check_schema(reader.schema, schema, version)
+        for i in range(reader.num_record_batches):
+            batch = reader.get_batch(i)
+            batch.validate(full=True)
+            for start in range(0, batch.num_rows, BATCH_ROWS):
+                yield from batch.slice(start, BATCH_ROWS).to_pylist()
+
+
+def parquet_rows(path: str, schema: pa.Schema, version: str) -> Iterator[Row]:
+    """Yield the rows of a parquet file. Raises like `arrow_rows`."""
+    with pq.ParquetFile(path) as file:
+        check_schema(file.schema_arrow, schema, version)
+        for batch in file.iter_batches(BATCH_ROWS):
+            yield from batch.to_pylist()
+
+
+def check_schema(found: pa.Schema, expected: pa.Schema, version: str) -> None:
+    """Raise ValueError if columns are missing or have another type; a file of an earlier version may have fewer."""
+    if version == VERSION and found.names != expected.names:
+        raise ValueError(f"its columns are {', '.join(found.names)}, but should be {', '.join(expected.names)}")
+    for item in found:
+        number = expected.get_field_index(item.name)
+        if number < 0 or (version == VERSION and not item.equals(expected.field(number))):
+            kind = "missing in the schema" if number < 0 else f"not {expected.field(number).type}"
+            raise ValueError(f"its column {item.name} of the type {item.type} is {kind}")
+
+
+def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iterator[Sample]:
+    """Yield the samples of a tar with the contents of their members. Raises ValueError if a member occurs twice."""
+    with store.fs.open(store.path(name), "rb") as file:
+        read_at = reader_of(file)
+        for sample in places:
+            if len({member.name for member in sample.members}) != len(sample.members):
+                raise ValueError(f"a member of sample {sample.key} occurs twice")
+            yield sample.key, {member.name: read_at(member.offset, member.size) for member in sample.members}
+
+
+def indexed_places(path: str, version: str) -> dict[str, list[SamplePlace]]:
+    """Read `_index/` of a shard: format -> places. Raises like `arrow_rows`."""
+    found: dict[str, list[SamplePlace]] = {}
+    for row in arrow_rows(path, INDEX, version):
+        members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
+        place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
+        found.setdefault(row["format"], []).append(place)
+    return found
+
+
+def tar_places(store: Store, name: str) -> Sequence[SamplePlace]:
+    """Return the places of the samples of a tar, from its headers. Raises TarError."""
+    return list(read_places(store, name))

@@ -1,0 +1,90 @@
+"""The files of the shards of an output, found by listing its folders."""
+
+from array import array
+from collections.abc import Collection
+from functools import partial
+from typing import Final, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hypergrit_common.remote import map_concurrently
+from pipeline.output.store import Store, shard_sizes
+from schemas.files import FAILED_FILE, FAILED_FOLDER, FILES, INDEX_FOLDER, MANIFEST_FILE, MANIFEST_FOLDER
+from schemas.layout import Layout, ShardFile
+
+FOLDERS: Final = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER)
+
+
+class Sizes(NamedTuple):
+    """The files of one kind: the sorted indices [n] of their shards, and their sizes [n] in bytes."""
+
+    indices: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+
+    def get(self, index: int) -> int | None:
+        """Return the size of the file of a shard, None without one."""
+        place = int(np.searchsorted(self.indices, index))
+        return int(self.sizes[place]) if place < len(self.indices) and self.indices[place] == index else None
+
+
+NOTHING: Final = Sizes(np.zeros(0, np.int64), np.zeros(0, np.int64))
+
+
+class Listing:
+    """The files of an output; 16 bytes of memory for each."""
+
+    def __init__(self, files: dict[ShardFile, Sizes], layout: Layout) -> None:
+        self._files, self._layout = files, layout
+
+    def files(self, kind: ShardFile) -> Sizes:
+        """Return the files of one kind."""
+        return self._files.get(kind, NOTHING)
+
+    def committed(self) -> list[int]:
+        """Return the indices of the shards that have a manifest."""
+        found: list[int] = self.files(MANIFEST_FILE).indices.tolist()
+        return found
+
+    def size(self, path: str) -> int | None:
+        """Return the size of a file, None if it is not there. `path` is relative to the output."""
+        found = self._layout.shard(path)
+        return None if found is None else self.files(found[0]).get(found[1])
+
+    def complete(self, formats: Collection[str]) -> set[int]:
+        """Return the indices of the shards that have a manifest and all files of these formats."""
+        found = self.files(MANIFEST_FILE).indices
+        for kind in (kind for name in formats for kind in FILES[name]):
+            found = np.intersect1d(found, self.files(kind).indices, assume_unique=True)
+        return set(found.tolist())
+
+    def stale_failures(self) -> list[str]:
+        """Return the records of failures of shards that have been finished since."""
+        found = np.intersect1d(self.files(FAILED_FILE).indices, self.files(MANIFEST_FILE).indices)
+        return [self._layout.path(FAILED_FILE, index) for index in found.tolist()]
+
+
+def list_output(store: Store) -> Listing:
+    """List the files of all shards: one request per 1,000 files of an object store."""
+    layout = store.layout  # read once, before the threads below need it
+    parts = map_concurrently(partial(list_folder, store), FOLDERS)
+    return Listing({kind: sizes for part in parts for kind, sizes in part.items()}, layout)
+
+
+def list_folder(store: Store, folder: str) -> dict[ShardFile, Sizes]:
+    """List a folder of shards."""
+    found: dict[str, tuple[array[int], array[int]]] = {}
+    for name, size in shard_sizes(store, folder):
+        stem, dot, suffix = name.partition(".")
+        index = store.layout.parse(stem)
+        if index is not None:
+            indices, sizes = found.setdefault(dot + suffix, (array("q"), array("q")))
+            indices.append(index)
+            sizes.append(size)
+    return {ShardFile(folder, suffix): in_order(*columns) for suffix, columns in found.items()}
+
+
+def in_order(indices: "array[int]", sizes: "array[int]") -> Sizes:
+    """Return files by the indices of their shards."""
+    order = np.argsort(np.frombuffer(indices, np.int64), kind="stable")
+    return Sizes(np.frombuffer(indices, np.int64)[order], np.frombuffer(sizes, np.int64)[order])

@@ -1,0 +1,444 @@
+"""The output folder of a job, on a local disk or in an object store."""
+
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from functools import cached_property, partial
+from pathlib import Path
+from typing import Final, cast
+
+from fsspec.implementations.local import LocalFileSystem
+
+from hypergrit_common.disk import sync
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import NotAFileError, check_file
+from hypergrit_common.process import ProcessId, this_process
+from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.time_limits import reported
+from pipeline.faults import ShardError
+from pipeline.read.takedown import TakedownList
+from schemas.files import (
+    COMMAND_FILE,
+    JOB_FILE,
+    LAYOUT_FILE,
+    MANIFEST_FILE,
+    OUTPUT_FOLDERS,
+    ROLLUP_FOLDER,
+    TAKEDOWNS_FILE,
+    shard_files,
+)
+from schemas.layout import FLAT, FOLDERS, Layout, ShardFile, is_shard_folder, layout_for, parse_layout
+from schemas.manifest import FileFacts
+
+# Names of temporary files that tell which process writes them, and the removal of those that nobody writes any more.
+
+SUFFIX: Final = ".tmp"
+LOCK_SUFFIX: Final = ".lock.tmp"
+"""Suffix of lock files: their names hold no process, since several processes use them."""
+FOLDER_PREFIX: Final = "hypergrit-"
+FOLDER: Final = re.compile(rf"{FOLDER_PREFIX}([0-9a-f]{{8}}-\d+-\d+)\.[a-z0-9_]{{8}}")
+"""Names of the temporary folders: the prefix, the process, and the eight characters that `tempfile` adds."""
+MAX_AGE_S: Final = 3600
+"""A temporary file of another machine, or without the name of its writer, is abandoned if it is unchanged for this
+long: writing a file takes minutes at most."""
+
+
+def temporary_name(path: str) -> str:
+    """Return a name that no other process and no other call uses, in the folder of `path`."""
+    return f"{path}.{this_process()}.{secrets.token_hex(4)}{SUFFIX}"
+
+
+def temporary_folder_prefix() -> str:
+    """Return the prefix for temporary folders of this process."""
+    return f"{FOLDER_PREFIX}{this_process()}."
+
+
+def remove_abandoned(folders: Iterable[str], in_subfolders: bool = False) -> None:
+    """Remove the temporary files of dead processes in local folders; folders that do not exist are skipped.
+
+    `in_subfolders`: also in the folders of shards in them.
+    """
+    for folder in folders:
+        with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+            for entry in entries:
+                if in_subfolders and is_shard_folder(entry.name):
+                    remove_abandoned([entry.path])
+                elif entry.name.endswith(LOCK_SUFFIX):
+                    remove_free_lock(entry.path)
+                elif entry.name.endswith(SUFFIX) and is_abandoned(entry, entry.name.split(".")[-3:-2]):
+                    with suppress(FileNotFoundError):
+                        os.remove(entry.path)
+
+
+def remove_free_lock(path: str) -> None:
+    """Remove a lock file of `swap.locked` that no process holds, such as that of a killed process."""
+    with suppress(OSError):
+        descriptor = os.open(path, os.O_RDWR)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):  # else its last holder has removed it
+                os.remove(path)
+        finally:
+            os.close(descriptor)
+
+
+def remove_abandoned_folders(parent: str) -> None:
+    """Remove the temporary folders of dead processes in `parent`, such as those of killed workers in TMPDIR.
+
+    Folders with other names, such as `hypergrit-data`, are not touched.
+    """
+    with suppress(OSError), os.scandir(parent) as entries:
+        for entry in entries:
+            found = FOLDER.fullmatch(entry.name)
+            if found and entry.is_dir(follow_symlinks=False) and is_abandoned(entry, [found[1]]):
+                shutil.rmtree(entry.path, ignore_errors=True)
+
+
+def is_abandoned(entry: os.DirEntry[str], writer: list[str]) -> bool:
+    """Return whether the process that `writer` names is dead; without a known process, whether the file is old."""
+    process = ProcessId.parse(writer[0]) if writer else None
+    alive = process.is_alive() if process else None
+    if alive is not None:
+        return not alive
+    try:
+        return time.time() - Path(entry.path).stat().st_mtime > MAX_AGE_S
+    except FileNotFoundError:
+        return False
+
+
+_SPACE: Final = "free some space and run the same command again; finished shards are kept"
+_PERMISSION: Final = "allow this user to write there, or choose another output="
+DISK_FIXES: Final = {
+    errno.ENOSPC: _SPACE,
+    errno.EDQUOT: _SPACE,
+    errno.EFBIG: "raise the limit for the size of files (ulimit -f), or lower rows_per_shard",
+    errno.EACCES: _PERMISSION,
+    errno.EPERM: _PERMISSION,
+    errno.EROFS: _PERMISSION,
+    errno.ENOTDIR: "there is a file where a folder is needed; choose another output=",
+    errno.EEXIST: "there is a file where a folder is needed; choose another output=",
+    errno.EISDIR: "there is a folder where a file is needed; choose another output=",
+}
+"""Error number of the file system -> the fix for the user. Other errors are not converted."""
+REMOTE_FIX: Final = "check the address, the bucket, the credentials and their permissions; finished shards are kept"
+FOR_EVERY_SHARD: Final = (PermissionError, FileNotFoundError, NotADirectoryError, ValueError)
+"""Errors of an upload that every other one would meet too: permissions, a missing bucket, a malformed address."""
+UPLOADS: Final = 3
+"""Number of uploads of a file before a shard gives up on a store that does not keep it."""
+
+
+@contextmanager
+def convert_disk_errors(path: str) -> Iterator[None]:
+    """Convert errors of the file system that the user can fix to UserError, with `path` and the fix."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in DISK_FIXES:
+            raise
+        raise UserError(f"cannot write {path}: {os.strerror(error.errno)}; {DISK_FIXES[error.errno]}") from error
+
+
+class Store:
+    """An output folder: a local path or any fsspec URL. File paths are relative to it.
+
+    Directory listings are not cached, since other nodes of a cluster write to the same folder. Methods raise UserError
+    if a remote store refuses a request, or if a local folder is not writable.
+    """
+
+    def __init__(self, output: str) -> None:
+        self.fs, self.root = open_store(output, use_listings_cache=False)
+        self.is_local = isinstance(self.fs, LocalFileSystem)
+        if self.is_local and ("::" in output or min(output, default=" ") < " "):
+            raise UserError(f"{output!r} has '::' or a control character in its name; give another one")
+        self._layout: Layout | None = None
+
+    @property
+    def layout(self) -> Layout:
+        """The names of the files of shards; read once. Raises UserError if its record is damaged."""
+        if self._layout is None:
+            content = self.read(LAYOUT_FILE)
+            try:
+                self._layout = FLAT if content is None else parse_layout(json.loads(content))
+            except (ValueError, LookupError, TypeError, RecursionError) as error:
+                raise UserError(
+                    f"{self.url(LAYOUT_FILE)} is damaged ({one_line(error)}); write {layout_json(FOLDERS)} to it"
+                ) from error
+        return self._layout
+
+    def record_layout(self, layout: Layout) -> None:
+        """Set the layout of an output that has no shards yet. Raises UserError if the output cannot be written."""
+        if layout != FLAT:
+            self.write(LAYOUT_FILE, layout_json(layout) + "\n")
+        self._layout = layout
+
+    @cached_property
+    def takedowns(self) -> TakedownList:
+        """What was taken down from this output and its sources; read once. Raises UserError if its record is damaged."""
+        content = self.read(TAKEDOWNS_FILE)
+        try:
+            return TakedownList() if content is None else TakedownList.from_json(json.loads(content))
+        except (ValueError, LookupError, TypeError, RecursionError) as error:
+            raise UserError(
+                f"{self.url(TAKEDOWNS_FILE)} is damaged ({one_line(error)}): what was taken down could come back; remove it, "
+                "and run hypergrit takedown again with all lists"
+            ) from error
+
+    def record_takedowns(self, entries: TakedownList) -> None:
+        """Add entries to what was taken down from this output. Raises UserError if it cannot be written."""
+        known = self.takedowns
+        if (every := known | entries) != known:
+            self.write(TAKEDOWNS_FILE, json.dumps(every.to_json()) + "\n")
+            self.takedowns = every
+
+    def file(self, kind: ShardFile, index: int) -> str:
+        """Return the path of a file of a shard, relative to the output."""
+        return self.layout.path(kind, index)
+
+    def shard_files(self, index: int) -> list[str]:
+        """Return the paths of all files that a shard may have besides its manifest."""
+        return shard_files(self.layout, index)
+
+    def path(self, relative: str) -> str:
+        """Return the path of a file in the file system `fs`."""
+        return f"{self.root.rstrip('/')}/{relative}"
+
+    def read(self, relative: str) -> bytes | None:
+        """Return the content of a file, or None if it does not exist. Raises UserError for a pipe, which would never end."""
+        options = {"max_concurrency": 1} if is_s3(self.fs) else {}  # else s3fs asks for the size first
+        try:
+            with self.convert_errors("read", relative):
+                if self.is_local:
+                    check_file(self.path(relative))
+                return cast(bytes, self.fs.cat_file(self.path(relative), **options))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except NotAFileError as error:
+            raise UserError(str(error)) from error
+
+    def size(self, relative: str) -> int | None:
+        """Return the size of a file in bytes, or None if it does not exist."""
+        try:
+            with self.convert_errors("read", relative):
+                return int(self.fs.info(self.path(relative))["size"])
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes in bytes of the files in a folder by name; an empty dictionary if it does not exist.
+
+        In an object store this takes one request per 1,000 files.
+        """
+        return self.contents(folder)[0]
+
+    def contents(self, folder: str) -> tuple[dict[str, int], list[str]]:
+        """Return the sizes in bytes of the files in a folder by name like `sizes`, and the names of its folders."""
+        try:
+            with self.convert_errors("read", folder):
+                if self.is_local:
+                    return local_contents(self.path(folder))
+                found = self.fs.ls(self.path(folder), detail=True)
+        except (FileNotFoundError, NotADirectoryError):
+            return {}, []
+        items = [(item["name"].rstrip("/").rsplit("/", 1)[-1], item) for item in found]
+        files = {name: item["size"] for name, item in items if item["type"] == "file"}
+        return files, [name for name, item in items if item["type"] == "directory"]
+
+    def names(self, folder: str) -> list[str]:
+        """Return the sorted names of the files in a folder; an empty list if it does not exist."""
+        return sorted(self.sizes(folder))
+
+    def write(self, relative: str, text: str) -> None:
+        """Write a small text file atomically: readers see the old or the new one."""
+        self.write_bytes(relative, text.encode())
+
+    def write_bytes(self, relative: str, data: bytes) -> None:
+        """Write a small file atomically: readers see the old or the new one."""
+        with self.convert_errors("write", relative):
+            self.make_folder(relative)
+            if self.is_local:
+                write_atomically(self.path(relative), data)
+                return
+            self.fs.pipe_file(self.path(relative), data)
+        if self.size(relative) != len(data):
+            raise UserError(f"cannot write {self.url(relative)}: the store did not keep the upload; {REMOTE_FIX}")
+
+    def upload(self, path: str, relative: str, facts: FileFacts) -> None:
+        """Copy a local file to a remote store, and check the result.
+
+        The check compares the size, and on S3 the hash too, which is uploaded as metadata of the object: a lost upload
+        may leave an older object of the same size. Raises ShardError if the object differs after `UPLOADS` attempts or
+        the request fails, which another machine or a later attempt may not meet; and UserError for what concerns every
+        shard: permissions, credentials, the bucket.
+        """
+        metadata = {"Metadata": {"sha256": facts["sha256"]}} if is_s3(self.fs) else {}
+        for _ in range(UPLOADS):
+            try:
+                with self.convert_errors("write", relative):
+                    self.make_folder(relative)
+                    self.fs.put_file(path, self.path(relative), **metadata)
+                    if self.has(relative, facts):
+                        return
+            except UserError as error:
+                if isinstance(error.__cause__, FOR_EVERY_SHARD) or "Credential" in type(error.__cause__).__name__:
+                    raise
+                raise ShardError(f"{error} (from {socket.gethostname()})") from error
+        raise ShardError(
+            f"cannot write {self.url(relative)}: the store accepted {UPLOADS} uploads, but the object is missing or "
+            f"differs; {REMOTE_FIX}"
+        )
+
+    def has(self, relative: str, facts: FileFacts) -> bool:
+        """Return True if a remote file has this size, and on S3 this hash in its metadata."""
+        try:
+            if not is_s3(self.fs):
+                return bool(self.fs.info(self.path(relative))["size"] == facts["bytes"])
+            bucket, key, _ = self.fs.split_path(self.path(relative))
+            head = self.fs.call_s3("head_object", Bucket=bucket, Key=key)
+        except FileNotFoundError:
+            return False
+        return bool(head["ContentLength"] == facts["bytes"] and head["Metadata"].get("sha256") == facts["sha256"])
+
+    def make_folder(self, relative: str) -> None:
+        """Create the folder of a file.
+
+        Does nothing in an object store, which has no folders: the first part of its path is the bucket, which the user
+        has to create.
+        """
+        if self.is_local or self.root.startswith("/"):
+            self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
+
+    def remove(self, relatives: Iterable[str]) -> None:
+        """Delete files, in order, if they exist."""
+        for relative in relatives:
+            with suppress(FileNotFoundError), self.convert_errors("remove", relative):
+                if self.is_local:
+                    os.remove(self.path(relative))
+                else:
+                    self.fs.rm_file(self.path(relative))
+
+    def remove_many(self, relatives: Iterable[str]) -> None:
+        """Delete files concurrently, in any order, if they exist."""
+        for _ in map_concurrently(lambda relative: self.remove([relative]), relatives):
+            pass
+
+    def remove_drafts(self) -> None:
+        """Remove the files that killed workers have left half-written; an object store has none."""
+        if self.is_local:
+            folders = (self.path(folder) for folder in ("", ROLLUP_FOLDER, *OUTPUT_FOLDERS))
+            remove_abandoned(folders, in_subfolders=bool(self.layout.per_folder))
+
+    def url(self, relative: str) -> str:
+        """Return the path of a local file, or the URL of a remote one."""
+        return self.path(relative) if self.is_local else str(self.fs.unstrip_protocol(self.path(relative)))
+
+    @contextmanager
+    def convert_errors(self, action: str, relative: str) -> Iterator[None]:
+        """Convert errors of the store to UserError, with the file and the fix.
+
+        `action` is "read", "write" or "remove". Two kinds of errors are not converted: reading or removing a file that
+        does not exist, which the caller handles, and reading from a local disk, for which there is no general fix.
+        """
+        if self.is_local:
+            with convert_disk_errors(self.path(relative)) if action != "read" else nullcontext():
+                yield
+            return
+        url = self.fs.unstrip_protocol(self.path(relative))
+        try:
+            with reported(f"waiting to {action} {url}"):
+                yield
+        except store_errors(ValueError) as error:
+            if action != "write" and isinstance(error, FileNotFoundError | NotADirectoryError):
+                raise
+            raise UserError(f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}") from error
+
+
+def layout_json(layout: Layout) -> str:
+    """Return the record of a layout."""
+    return json.dumps(layout._asdict(), sort_keys=True)
+
+
+def local_contents(folder: str) -> tuple[dict[str, int], list[str]]:
+    """Return the sizes in bytes of the files in a local folder by name, and the names of its folders. Raises OSError.
+
+    A file that another process removes or renames meanwhile, such as a temporary one, is left out.
+    """
+    sizes: dict[str, int] = {}
+    folders: list[str] = []
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with suppress(FileNotFoundError):
+                if entry.is_file():
+                    sizes[entry.name] = entry.stat().st_size
+                elif entry.is_dir():
+                    folders.append(entry.name)
+    return sizes, folders
+
+
+def write_atomically(path: str, data: bytes) -> None:
+    """Write a local file under a temporary name of its own, and rename it. Raises OSError."""
+    draft = temporary_name(path)
+    try:
+        with open(draft, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    except BaseException:
+        with suppress(OSError):
+            os.remove(draft)
+        raise
+    sync(os.path.dirname(path))
+
+
+# The layout of an output: chosen when the output is created, and the files of shards that it holds.
+
+
+def settle_layout(store: Store, n_shards: int) -> None:
+    """Choose the layout of an output for this number of shards, unless it has one already; call before any is written.
+
+    Raises UserError if the output cannot be written.
+    """
+    if store.layout != FLAT or layout_for(n_shards) == FLAT:
+        return
+    if store.read(JOB_FILE) is None and store.read(COMMAND_FILE) is None and not indices(store, MANIFEST_FILE):
+        store.record_layout(layout_for(n_shards))
+
+
+def shard_sizes(store: Store, folder: str) -> Iterator[tuple[str, int]]:
+    """Yield the files in a folder of shards, each with its size in bytes, as paths below that folder.
+
+    In an object store this takes one request per 1,000 files; those of folders of 1,000 shards run concurrently, and
+    few of their answers are in memory. Raises UserError for an output in such folders that has lost its record.
+    """
+    files, folders = store.contents(folder)
+    if not store.layout.per_folder:
+        if any(map(is_shard_folder, folders)):
+            raise UserError(
+                f"{store.root} has folders of shards, but no {LAYOUT_FILE}; copy it from the original output, or write "
+                f"{layout_json(FOLDERS)} to it"
+            )
+        yield from files.items()
+        return
+    parts = sorted(filter(is_shard_folder, folders))
+    for part, found in zip(parts, map_concurrently(partial(sizes_in, store, folder), parts), strict=True):
+        yield from ((f"{part}/{name}", size) for name, size in found.items())
+
+
+def sizes_in(store: Store, folder: str, part: str) -> dict[str, int]:
+    """Return the sizes of the files in a folder of 1,000 shards by name."""
+    return store.sizes(f"{folder}/{part}")
+
+
+def indices(store: Store, kind: ShardFile) -> list[int]:
+    """Return the sorted indices of the shards that have a file of this kind."""
+    names = (name for name, _ in shard_sizes(store, kind.folder) if name.endswith(kind.suffix))
+    found = (store.layout.parse(name.removesuffix(kind.suffix)) for name in names)
+    return sorted(index for index in found if index is not None)

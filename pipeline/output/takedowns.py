@@ -1,0 +1,183 @@
+"""What was taken down: the rows of an output that a list names, and what is left of them where no manifest counts.
+
+The rows of a shard are found in whichever of its formats has most columns.
+"""
+
+import io
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import one_line as one_remote_line
+from hypergrit_common.remote import store_errors
+from hypergrit_common.tar import TarError, reader_of
+from pipeline.output.commit import read_places
+from pipeline.output.ledger import read_batches, read_manifests
+from pipeline.output.store import LOCK_SUFFIX, SUFFIX, Store, indices, shard_sizes
+from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList
+from schemas.files import (
+    DROPPED_FILE,
+    DROPS_FILE,
+    FACTS_FILE,
+    FILES,
+    INDEX_FILE,
+    MANIFEST_FILE,
+    OUTPUT_FOLDERS,
+    SUMMARY_FILE,
+    TRAIN_ANNOTATIONS,
+)
+from schemas.manifest import Manifest
+from schemas.status import KEPT
+
+Row = Mapping[str, Any]
+"""The columns FACTS of a row."""
+
+LEDGER = ("key", "url", "sha256", "status", "stage", "reason")
+FACTS = (*LEDGER, "noun_chunks", "boxes", "box_scores")
+
+
+FoundRows = Mapping[str, tuple[Kind, Row]]
+"""Rows of a shard that a list names, by key: the kind of the entry that names each, and its columns."""
+
+
+def find_rows(store: Store, manifest: Manifest, entries: TakedownList) -> FoundRows:
+    """Return the rows that the list names, without those already taken down. Raises UserError for a damaged shard."""
+    if not len(entries):
+        return {}
+    formats = manifest["formats"]
+    read = rows_of_arrow if "arrow" in formats else rows_of_grit if "grit" in formats else rows_of_train
+    try:
+        return read(store, manifest, entries)
+    except read_errors() as error:
+        raise unreadable(store, manifest["shard"], error) from error
+
+
+def read_errors() -> tuple[type[Exception], ...]:
+    """Return the exceptions of reading a damaged file."""
+    return store_errors(TarError, pa.ArrowException, ValueError, LookupError, UserError)
+
+
+def unreadable(store: Store, index: int, error: Exception) -> UserError:
+    """Return the error for a shard with a damaged file."""
+    return UserError(
+        f"shard {index} of {store.root} cannot be read ({one_remote_line(error)}); run hypergrit verify with requeue=true, "
+        "and then this takedown again"
+    )
+
+
+def rows_of_arrow(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
+    """Find the rows in arrow/; the columns of the others than LEDGER are read for the rows that are found only."""
+    batches = read_batches(store, manifest, LEDGER)
+    found = matching(entries, (row for batch in batches for row in batch.to_pylist()))
+    rows = (row for batch in read_batches(store, manifest, FACTS) for row in batch.to_pylist()) if found else ()
+    return {row["key"]: (found[row["key"]][0], row) for row in rows if row["key"] in found}
+
+
+def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind, Row]]:
+    """Return the rows that the list names, by key."""
+    pairs = ((row, entries.match(row["url"], row["sha256"])) for row in rows if row["reason"] != TAKEN_DOWN)
+    return {row["key"]: (kind, row) for row, kind in pairs if kind}
+
+
+def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
+    """Find the rows in the parquet of grit/, which has the kept boxes of kept rows."""
+    content = store.read(store.file(FILES["grit"][1], manifest["shard"])) or b""
+    columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks"]
+    rows = (row_of_grit(row) for row in pq.read_table(io.BytesIO(content), columns=columns).to_pylist())
+    return matching(entries, rows)
+
+
+def row_of_grit(row: Row) -> Row:
+    """Return FACTS of a row of the parquet; each distinct span is a noun chunk."""
+    boxes = row["noun_chunks"] or []
+    spans = list(dict.fromkeys((box[0], box[1]) for box in boxes))
+    stage, _, rest = (row["error_message"] or "").partition(": ")
+    return {
+        **{name: row[name] for name in ("key", "url", "sha256")},
+        **({"status": KEPT} if row["status"] == "success" else {"status": row["status"]}),
+        "stage": stage or None,
+        "reason": rest.partition(": ")[0] or None,
+        "noun_chunks": [{"removed": None} for _ in spans],
+        "boxes": [{"phrase": spans.index((box[0], box[1]))} for box in boxes],
+        "box_scores": [{"removed": None} for _ in boxes],
+    }
+
+
+def rows_of_train(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
+    """Find the rows in train/, which has the kept rows only."""
+    name = store.file(FILES["train"][0], manifest["shard"])
+    with store.fs.open(store.path(name), "rb") as file:
+        rows = (row_of_train(sample) for sample in annotations(store, name, reader_of(file)))
+        return matching(entries, rows)
+
+
+def annotations(store: Store, name: str, read_at: Callable[[int, int], bytes]) -> Iterator[dict[str, Any]]:
+    """Yield the JSON of the samples of a tar of train/."""
+    for sample in read_places(store, name):
+        for part in sample.members:
+            if part.name == TRAIN_ANNOTATIONS:
+                yield json.loads(read_at(part.offset, part.size))
+
+
+def row_of_train(sample: Mapping[str, Any]) -> Row:
+    """Return FACTS of the JSON of a sample."""
+    return {
+        "key": sample["key"],
+        **{name: sample["provenance"][name] for name in ("url", "sha256")},
+        "status": KEPT,
+        "stage": None,
+        "reason": None,
+        "noun_chunks": sample["noun_chunks"],
+        "boxes": sample["boxes"],
+        "box_scores": [{"removed": None} for _ in sample["boxes"]],
+    }
+
+
+def leftovers(store: Store, manifests: Sequence[Manifest]) -> dict[int, list[str]]:
+    """Return the files with rows that belong to no finished shard, by the index in their names.
+
+    `manifests` are those of all finished shards. Such files are left by commits that did not end, by verify with
+    requeue=true, and by failed shards; the next run writes them anew.
+    """
+    named = {manifest["shard"]: {*manifest["files"]} for manifest in manifests}
+    found: dict[int, list[str]] = {}
+    for kind in (*(kind for kinds in FILES.values() for kind in kinds), INDEX_FILE, DROPPED_FILE, SUMMARY_FILE):
+        for index in indices(store, kind):
+            is_counted = index in named and kind in (DROPPED_FILE, SUMMARY_FILE)
+            if not is_counted and store.file(kind, index) not in named.get(index, ()):
+                found.setdefault(index, []).append(store.file(kind, index))
+    return found
+
+
+def listed_leftovers(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield the files of no finished shard with a row that was taken down from the output, and what is wrong with each."""
+    for index, names in leftovers(store, read_manifests(store)).items() if len(store.takedowns) else ():
+        formats = [kind for kind, files in FILES.items() if store.file(files[-1], index) in names]
+        part = cast(Manifest, {"shard": index, "formats": formats, "files": dict.fromkeys(names)})
+        try:
+            key = next(iter(find_rows(store, part, store.takedowns)), None)
+        except UserError as error:
+            yield names[0], f"may have rows that were taken down; run hypergrit takedown again ({error})"
+        else:
+            if key is not None:
+                yield names[0], f"row {key} was taken down, but is here; run hypergrit takedown again"
+
+
+def drafts(store: Store) -> list[str]:
+    """Return the files that were being written, of any process; nobody but the holder of the lease publishes one."""
+    folders = [(folder, shard_sizes(store, folder)) for folder in OUTPUT_FOLDERS]
+    names = [f"{folder}/{name}" for folder, found in folders for name, _ in found] + store.names("")
+    return [name for name in names if name.endswith(SUFFIX) and not name.endswith(LOCK_SUFFIX)]
+
+
+def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
+    """Remove what may hold rows outside of the files of finished shards. Needs the lease."""
+    left = leftovers(store, manifests)
+    finished = {manifest["shard"] for manifest in manifests}
+    damaged = [store.file(MANIFEST_FILE, index) for index in indices(store, MANIFEST_FILE) if index not in finished]
+    working = [store.file(kind, index) for kind in (FACTS_FILE, DROPS_FILE) for index in indices(store, kind)]
+    store.remove_many([*damaged, *working, *(name for names in left.values() for name in names), *drafts(store)])

@@ -1,0 +1,198 @@
+"""Functions shared by the formats: the kept boxes of a row, their phrases, and reproducible JSON."""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import numpy as np
+
+from hypergrit_common.text import AT, USER_INFO_IN_PROSE
+from hypergrit_common.urls import id_without_secrets, json_without_secrets, text_without_secrets, without_secrets
+from pipeline.read.types import ShardPlan
+from schemas.manifest import Counts, Removed
+from schemas.status import DROPPED, KEPT, check_reason, further_reasons
+
+Row = Mapping[str, Any]
+"""One row of a SCORED table, as returned by `Table.to_pylist`."""
+
+
+@dataclass(frozen=True)
+class GroundedPhrase:
+    """A span of the caption with a kept box; `box` is an index in the row's `boxes`."""
+
+    kind: Literal["noun_chunk", "ref_exp"]
+    start: int
+    end: int
+    box: int
+
+
+def kept_boxes(row: Row) -> list[int]:
+    """Return the indices in `boxes` of the boxes that no filter removed, best first.
+
+    Raises ValueError if a box has no entry in `box_scores`, which is a bug.
+    """
+    scores = row["box_scores"]
+    if scores is None or row["boxes"] is None or len(scores) != len(row["boxes"]):
+        raise ValueError(f"row {row['key']} is kept, but its boxes and box_scores do not have the same length")
+    return [i for i, score in enumerate(scores) if score["removed"] is None]
+
+
+def grounded_phrases(row: Row, ref_exps: str) -> Iterator[GroundedPhrase]:
+    """Yield the noun chunk of each kept box, then the referring expressions of those chunks.
+
+    With `ref_exps` "all", yield all expressions; with "maximal", only those that are not part of another one; with
+    "disjoint", those of `_disjoint`.
+    """
+    kept = kept_boxes(row)
+    expressions = row["ref_exps"] or ()
+    if ref_exps == "maximal":
+        expressions = [expression for expression in expressions if expression["is_maximal"]]
+    elif ref_exps == "disjoint":
+        expressions = _disjoint(expressions, Counter(row["boxes"][i]["phrase"] for i in kept))
+    for i in kept:
+        chunk = row["noun_chunks"][row["boxes"][i]["phrase"]]
+        yield GroundedPhrase("noun_chunk", chunk["start"], chunk["end"], i)
+    spans: dict[int, dict[tuple[int, int], None]] = {}
+    for expression in expressions:
+        spans.setdefault(expression["chunk"], {})[expression["start"], expression["end"]] = None
+    for i in kept:
+        for start, end in spans.get(row["boxes"][i]["phrase"], ()):
+            yield GroundedPhrase("ref_exp", start, end, i)
+
+
+def _disjoint(expressions: Sequence[Row], n_boxes: Mapping[int, int]) -> list[Row]:
+    """Choose grounded expressions that do not overlap: greedily the most boxes first, then the longest, then the first.
+
+    `n_boxes` counts the kept boxes of each chunk.
+    """
+    chosen: list[Row] = []
+    grounded = [expression for expression in expressions if n_boxes.get(expression["chunk"])]
+    for e in sorted(grounded, key=lambda e: (-n_boxes[e["chunk"]], e["start"] - e["end"], e["start"], e["chunk"])):
+        if all(e["end"] <= other["start"] or other["end"] <= e["start"] for other in chosen):
+            chosen.append(e)
+    return chosen
+
+
+def shortest_float(value: float | None) -> float | None:
+    """Return the float64 with the fewest digits that rounds to the same float32: 0.65 instead of 0.6499999761581421."""
+    return None if value is None else float(str(np.float32(value)))
+
+
+def shorten_floats(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply `shortest_float` to every float of `fields`."""
+    return {name: shortest_float(value) if isinstance(value, float) else value for name, value in fields.items()}
+
+
+def to_json(value: Any) -> bytes:
+    """Encode as UTF-8 JSON with sorted keys. Raises ValueError for NaN and infinity, which JSON does not have."""
+    return json.dumps(value, sort_keys=True, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+# Check the rows of a shard, and count them for the manifest.
+
+KEY: Final = re.compile(r"[0-9A-Za-z_-]+")
+"""Valid keys of samples. A dot or slash is not allowed: WebDataset ends the key at the first dot of a member name."""
+
+
+def kept_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that no stage dropped."""
+    return [row for row in rows if row["status"] == KEPT]
+
+
+def count_rows(rows: Sequence[Row], plan: ShardPlan, provenance: Mapping[str, Any]) -> Counts:
+    """Count the rows of a shard by status, stage and reason; `provenance` records the stages of the user.
+
+    Raises ValueError if the number of rows is not that of the plan, a key occurs twice, or a row is invalid
+    (`check_row`).
+    """
+    n_keys = len({row["key"] for row in rows})
+    if len(rows) != plan.n_rows or n_keys != plan.n_rows:
+        raise ValueError(
+            f"shard {plan.index} was planned with {plan.n_rows} rows, but has {len(rows)} rows with {n_keys} distinct "
+            "keys"
+        )
+    dropped: dict[str, Counter[str]] = {}
+    further = further_reasons(provenance)
+    for row in rows:
+        check_row(row, further)
+        if row["status"] == DROPPED:
+            dropped.setdefault(row["stage"], Counter())[row["reason"]] += 1
+    n_dropped = sum(reasons.total() for reasons in dropped.values())
+    counts = {stage: dict(reasons) for stage, reasons in dropped.items()}
+    return {"read": len(rows), "kept": len(rows) - n_dropped, "dropped": counts}
+
+
+def check_row(row: Row, further: Mapping[str, Collection[str]]) -> None:
+    """Raise ValueError if the key is invalid, or the row is neither kept with an image nor dropped with a reason.
+
+    The reason must be a drop reason of its stage (schemas.status.REASONS, or `further` ones of the user's stages).
+    """
+    status, stage, reason = row["status"], row["stage"], row["reason"]
+    if not KEY.fullmatch(row["key"]):
+        raise ValueError(f"key {row['key']!r} cannot name a tar member; use letters, digits, - and _")
+    if status == DROPPED and stage is not None and reason is not None:
+        check_reason(stage, reason, further)
+    elif status != KEPT or stage is not None or reason is not None:
+        raise ValueError(
+            f"row {row['key']} is neither kept nor dropped with a reason: "
+            f"status {status!r}, stage {stage!r}, reason {reason!r}"
+        )
+    elif row["image"] is None:
+        raise ValueError(f"row {row['key']} is kept without an image")
+
+
+def count_removed(rows: Sequence[Row]) -> Removed:
+    """Count the removed noun chunks and boxes of all rows, dropped rows included, by reason."""
+    phrases = Counter(chunk["removed"] for row in rows for chunk in row["noun_chunks"] or ())
+    boxes = Counter(score["removed"] for row in rows for score in row["box_scores"] or ())
+    return {
+        "phrases": {reason: n for reason, n in phrases.items() if reason},
+        "boxes": {reason: n for reason, n in boxes.items() if reason},
+    }
+
+
+# URLs of the rows without secrets: user names, passwords and, on request, queries are not written.
+
+
+def remove_url_secrets(row: Row, *, strip_query: bool) -> dict[str, Any]:
+    """Return a row whose URLs have no user info and, if `strip_query`, no query. Captions keep their queries.
+
+    >>> remove_url_secrets({"url": "http://ann:pw@example.org/1.jpg?key=7"}, strip_query=False)
+    {'url': 'http://example.org/1.jpg?key=7'}
+    """
+    cleaned = dict(row)
+    for name, clean in (
+        ("id", id_without_secrets),
+        ("url", without_secrets),
+        ("source", text_without_secrets),
+        ("detail", text_without_secrets),
+        ("extra", json_without_secrets),
+    ):
+        if value := row.get(name):
+            cleaned[name] = clean(value, strip_query=strip_query)
+    return cleaned | _original_caption(row)
+
+
+def _original_caption(row: Row) -> dict[str, Any]:
+    """Return the original caption and the given boxes, whose spans move with its characters."""
+    text = row.get("caption_original") or ""
+    cuts = [
+        (found.start() + len(found["start"] or found["escaped"]), found.end())
+        for found in (USER_INFO_IN_PROSE.finditer(text) if AT.search(text) else ())
+    ]
+    if not cuts:
+        return {}
+    boxes = {name: row.get(name) for name in ("given_noun_chunks", "given_ref_exps")}
+    moved = {name: [_move(box, cuts) for box in found] for name, found in boxes.items() if found}
+    starts, ends = [0, *(end for _, end in cuts)], [*(start for start, _ in cuts), len(text)]
+    return moved | {"caption_original": "".join(text[a:b] for a, b in zip(starts, ends, strict=True))}
+
+
+def _move(box: dict[str, Any], cuts: Sequence[tuple[int, int]]) -> dict[str, Any]:
+    """Move the span of a box to a caption without these ranges of characters."""
+    return box | {
+        name: box[name] - sum(max(0, min(box[name], end) - start) for start, end in cuts) for name in ("start", "end")
+    }

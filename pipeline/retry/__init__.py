@@ -1,1 +1,0 @@
-"""Try rows again whose download failed for a reason that can pass."""

@@ -1,0 +1,146 @@
+"""Write an output whose shards are made from finished shards: resumable, with the files and the report of a job."""
+
+import dataclasses
+import logging
+import socket
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+
+import pyarrow as pa
+
+from hypergrit_common.config import RESOLVED_FILE, to_yaml
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import map_concurrently
+from hypergrit_common.text import counted
+from pipeline.config import PipelineConfig, runtime_settings
+from pipeline.output.commit import open_output
+from pipeline.output.listing import list_output
+from pipeline.output.lock import Lease
+from pipeline.output.manifest import is_same, read_manifest
+from pipeline.output.resume import write_command, write_record
+from pipeline.output.store import Store, settle_layout
+from pipeline.output.write.stage import write_shard
+from pipeline.read.types import ShardPlan, Task
+from pipeline.report.summary import Report
+from pipeline.run.loop import Run, connected, with_limits
+from pipeline.run.provenance import check_apart, check_writable
+from pipeline.run.steps import Compute, Done, Recipe
+from schemas.files import JOB_FILE, MANIFEST_FILE
+from schemas.job import JobRecord, LeftOut
+from schemas.manifest import Manifest, Origin, Provenance
+
+logger = logging.getLogger("hypergrit")
+
+
+@dataclass(frozen=True)
+class NewShard:
+    """A shard that a command makes."""
+
+    plan: ShardPlan
+    provenance: Provenance
+    origin: Origin
+
+
+MakeTable = Callable[[NewShard], pa.Table]
+"""Makes the SCORED table of a shard, in a worker; must be picklable."""
+Plan = Callable[[Store, Lease], Sequence[NewShard]]
+Prepare = Callable[[Store, Lease], object]
+
+
+def write_output(
+    make_table: MakeTable,
+    plan: Plan,
+    sources: Iterable[Store],
+    config: PipelineConfig,
+    left_out: Sequence[LeftOut] = (),
+    record: JobRecord | None = None,
+    prepare: Prepare | None = None,
+) -> int:
+    """Make the shards that are not finished, and write the report; return the number of shards that failed.
+
+    `left_out` are unfinished shards of the sources, which are recorded. `record` lets the job itself resume the output.
+    `plan` gives the shards; `prepare` is called before the first one is made. No other command can write to the output
+    meanwhile.
+
+    Raises UserError if the output holds other shards and `overwrite` is not set, if it is a source or in the
+    folder of one, or if it cannot be written.
+    """
+    store = Store(config.output)
+    check_apart(store, sources)
+    check_writable(store)
+    with open_output(store) as lease:
+        store.remove_drafts()
+        for source in sources:
+            store.record_takedowns(source.takedowns)
+        shards = plan(store, lease)
+        finished, others = finished_shards(store, shards)
+        check_overwrite(store, config, len(others))
+        logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
+        planned = {shard.plan.index for shard in shards}
+        settle_layout(store, len(planned))
+        store.remove_many(store.file(MANIFEST_FILE, index) for index in others)
+        store.remove_many(name for index in others if index not in planned for name in store.shard_files(index))
+        store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False, dry_run=False)))
+        if record is not None:
+            write_record(store, record)
+        else:
+            store.remove([JOB_FILE])  # of another command, whose shards have been discarded
+        write_command(store, shards[0].origin["command"], sorted(planned), left_out)
+        left = [shard for shard in shards if shard.plan.index not in finished]
+        with connected(config.ray) if left else nullcontext():
+            if left and prepare is not None:
+                prepare(store, lease)
+            run = Run(with_limits(config, sum(shard.plan.n_rows for shard in left), len(left)), lease, records=True)
+            recipe = Recipe(partial(Compute, partial(commit, make_table, config, lease.token)), text="written")
+            run.finish(recipe, [Task(shard.plan.index, shard.plan.n_rows, shard) for shard in left])
+        lease.check()
+        store.remove_drafts()
+        Report(config).write(store, [shard.plan.index for shard in shards])
+    return len(run.failed)
+
+
+def check_overwrite(store: Store, config: PipelineConfig, n_others: int) -> None:
+    """Raise UserError if the output holds finished shards of another command and `overwrite` is not set."""
+    if n_others and not config.overwrite:
+        raise UserError(
+            f"the output {store.root} holds {counted(n_others, 'finished shard')} that this command would discard; give "
+            "overwrite=true to replace them, or another output="
+        )
+
+
+def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int], set[int]]:
+    """Return the indices of the finished shards of an output that are among `shards`, and those of other shards.
+
+    A shard of which a file is missing or has another size is neither; its manifest is removed.
+    """
+    listing = list_output(store)
+    wanted = {shard.plan.index: shard for shard in shards}
+    finished, damaged, others = set[int](), set[int](), set[int]()
+
+    def judge(index: int) -> set[int]:
+        shard, manifest = wanted.get(index), read_manifest(store, index)
+        if shard is None or manifest is None or not is_made_from(manifest, shard):
+            return others
+        sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
+        return finished if all(listing.size(name) == size for name, size in sizes.items()) else damaged
+
+    indices = listing.committed()
+    for index, found in zip(indices, map_concurrently(judge, indices), strict=True):
+        found.add(index)
+    store.remove_many(store.file(MANIFEST_FILE, index) for index in damaged)
+    return finished, others
+
+
+def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
+    """Return True if a manifest is that of this shard."""
+    return is_same(manifest, shard.plan, [shard.provenance]) and manifest.get("origin") == shard.origin
+
+
+def commit(make_table: MakeTable, config: PipelineConfig, lease: str, shard: NewShard) -> Done:
+    """Make a shard and commit it. Raises UserError if the lease with this token does not hold the output any more."""
+    table, runtime = make_table(shard), runtime_settings(config)
+    plan, provenance = shard.plan, shard.provenance
+    manifest = write_shard(table, plan, config.write, config.output, provenance, runtime, shard.origin, lease)
+    return Done(manifest, (), host=socket.gethostname())

@@ -1,0 +1,338 @@
+"""Compute shards in child processes of this one, without Ray."""
+
+import dataclasses
+import logging
+import os
+import resource
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import ExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import pyarrow as pa
+
+from hypergrit_common.processes import free_memory
+from pipeline.config import PipelineConfig, RayConfig
+from pipeline.faults import (
+    START_S,
+    Child,
+    Fault,
+    ProcessDiedError,
+    RemoteError,
+    ShardError,
+    StepTimeoutError,
+    check_limit,
+    check_process,
+    describe,
+    drop_faulty,
+    find_faulty,
+    is_fault,
+)
+from pipeline.output.manifest import failed_shard
+from pipeline.read.source import planned_rows
+from pipeline.read.types import ShardPlan, Task
+from pipeline.run import progress as watch
+from pipeline.run.steps import Done, Notes, Part, Recipe, Steps
+from pipeline.stages.order import STEPS, Step
+from schemas.manifest import FailedShard, Manifest, Provenance
+from schemas.rows import READ
+from schemas.table import kept_indices
+
+# The stages of a shard one by one, from file to file: the object in the child process of a search for faulty rows.
+
+MEMORY_SHARE: Final = 0.8
+"""Share of the free memory that a stage may use: beyond it, an allocation fails in this process and in no other."""
+
+
+class Bench:
+    """Runs and probes single stages. `make_steps` returns the steps of the job."""
+
+    def __init__(self, make_steps: Callable[[], Steps]) -> None:
+        self.steps = make_steps()
+        self.loaded: set[str] = set()
+
+    def stages(self, step: Step) -> tuple[str, ...]:
+        """Return the names of the stages of a step."""
+        return self.steps.stages_of[step]
+
+    def load(self, stage: str) -> None:
+        """Load a stage, unless it is loaded, and limit the memory of this process.
+
+        A GPU maps more addresses than there is memory.
+        """
+        if stage in self.loaded:
+            return
+        if stage not in ("read", "write"):
+            self.steps.stage(stage)
+        torch = sys.modules.get("torch")
+        if torch is None or not torch.cuda.is_initialized():
+            limit_memory()
+        self.loaded.add(stage)
+
+    def run(self, stage: str, plan: ShardPlan, notes: Notes, source: str, target: str) -> Any:
+        """Run a stage on the table in `source`; write its result to `target` and return the notes.
+
+        `write` commits the shard and returns a `Done`.
+        """
+        if stage == "read":
+            return save_parts(self.steps.read(plan, load_table(source)), notes, target)
+        if stage == "write":
+            return self.steps.write(plan, load_table(source), notes)
+        if stage == "download":
+            table, more = self.steps.download(plan, ((part, Notes({})) for part in load_parts(source)))
+            notes += more
+        else:
+            table, notes = self.steps.run_stage(stage, plan, load_table(source), notes)
+        save_table(table, target)
+        return notes
+
+    def probe(self, stage: str, plan: ShardPlan, source: str, rows: Sequence[int]) -> None:
+        """Run a stage on some rows; the result is thrown away. Exceptions are left to `run`, which finds their rows."""
+        try:
+            if stage == "read":
+                for _ in self.steps.read(plan, take(load_table(source), rows)):
+                    pass
+            elif stage == "download":
+                self.probe_parts(source, rows)
+            else:
+                apply = partial(self.steps.rehearse, plan) if stage == "write" else self.steps.stage(stage)
+                apply(take(load_table(source), rows))
+        except BaseException as error:
+            if not is_fault(error):
+                raise
+            check_process(error)
+
+    def probe_parts(self, source: str, rows: Sequence[int]) -> None:
+        """Download some rows, part by part: all at once may not fit into memory."""
+        start = 0
+        for part in load_parts(source):
+            inside = [row - start for row in rows if start <= row < start + part.num_rows]
+            if inside:
+                self.steps.stage("download")(take(part, inside))
+            start += part.num_rows
+
+
+def take(table: pa.Table, rows: Sequence[int]) -> pa.Table:
+    """Return some rows of a table."""
+    return table.take(pa.array(rows, pa.int64()))
+
+
+def save_parts(parts: Iterable[Part], notes: Notes, path: str) -> Notes:
+    """Write the parts of a shard to an Arrow file, each as a batch; return `notes` and theirs."""
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, READ) as writer:
+        for table, more in parts:
+            writer.write_table(table.combine_chunks())
+            notes += more
+    return notes
+
+
+def save_table(table: pa.Table, path: str) -> None:
+    """Write a table to an Arrow file."""
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
+
+
+def load_parts(path: str) -> Iterator[pa.Table]:
+    """Yield the batches of an Arrow file, mapped into memory, as tables."""
+    reader = pa.ipc.open_file(pa.memory_map(path))
+    for i in range(reader.num_record_batches):
+        yield pa.Table.from_batches([reader.get_batch(i)])
+
+
+def load_table(path: str) -> pa.Table:
+    """Return the table of an Arrow file, mapped into memory."""
+    return pa.ipc.open_file(pa.memory_map(path)).read_all()
+
+
+def limit_memory() -> None:
+    """Limit the addresses of this process to those in use and MEMORY_SHARE of the free memory, where Linux tells it."""
+    with suppress(OSError, ValueError, KeyError):
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+        _, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (used + int(MEMORY_SHARE * free_memory()), hard))
+
+
+# Compute a step of a shard on which processes die or hang: find the rows, drop them, keep the others.
+
+logger = logging.getLogger("hypergrit")
+
+LEAST_PROBE_S: Final = 30.0
+"""Time limit of a probe of one row; that of more rows is their share of the limit of the step, if it is larger."""
+ROUNDS: Final = 3
+
+
+class Rescue:
+    """Runs the stages of one step one after the other, each from a file, in a child process.
+
+    If the child dies or exceeds the time limit, parts of the rows are tried in further children until the rows at
+    fault are found. The stage then runs once on the whole shard without them, as after an exception.
+    """
+
+    def __init__(self, make_steps: Callable[[], Steps], timeout_s: float, limit: int | None) -> None:
+        self.make_steps, self.timeout_s, self.limit = make_steps, timeout_s, limit
+
+    def run(self, step: Step, plan: ShardPlan, table: pa.Table | None = None, notes: Notes | None = None) -> Any:
+        """Return what the step returns, for the table and the notes of the previous step.
+
+        Raises ProcessDiedError or StepTimeoutError if no single row is at fault, and the exceptions of `Child.call`.
+        """
+        result: Any = notes or Notes({})
+        with tempfile.TemporaryDirectory() as folder, Child(partial(Bench, self.make_steps)) as child:
+            source = Path(folder) / "input.arrow"
+            save_table(planned_rows(plan) if table is None else table, str(source))
+            for stage in child.call("stages", step, timeout_s=START_S):
+                target = source.with_name(f"{stage}.arrow")
+                result = self._run_stage(child, stage, plan, result, str(source), str(target))
+                source = target
+            return result if step == "write" else (load_table(str(source)), result)
+
+    def _run_stage(self, child: Child, stage: str, plan: ShardPlan, notes: Notes, source: str, target: str) -> Any:
+        for _ in range(ROUNDS):
+            try:
+                return self._call(child, self.timeout_s, "run", stage, plan, notes, source, target)
+            except (ProcessDiedError, StepTimeoutError) as death:
+                logger.warning("shard %d: %s in stage %r; searching for the rows", plan.index, describe(death), stage)
+                table = load_table(source)
+                faults = self._search(child, stage, plan, source, table)
+                if not faults:
+                    raise
+                notes = dataclasses.replace(notes, faults=(*notes.faults, *faults.values()))
+                check_limit(notes.faults, self.limit)
+                source = f"{source}.without"
+                save_table(drop_faulty(table, stage, faults), source)
+        raise ProcessDiedError(f"stage {stage!r} still ends its process after {ROUNDS} searches")
+
+    def _search(self, child: Child, stage: str, plan: ShardPlan, source: str, table: pa.Table) -> dict[int, Fault]:
+        kept, keys = kept_indices(table), table["key"]
+
+        def probe(rows: Sequence[int]) -> Fault | None:
+            limit_s = max(self.timeout_s * len(rows) / len(kept), min(self.timeout_s, LEAST_PROBE_S))
+            try:
+                self._call(child, limit_s, "probe", stage, plan, source, list(rows))
+            except (ProcessDiedError, StepTimeoutError) as death:
+                return Fault(keys[rows[0]].as_py() if rows else "", stage, describe(death))
+            return None
+
+        if stage == "read" and probe([]) is not None:
+            return {}  # the file itself, not one of its rows
+        return find_faulty(kept, probe, self.limit)
+
+    def _call(self, child: Child, timeout_s: float, method: str, stage: str, *arguments: Any) -> Any:
+        """Call a method of the bench; the time limit does not include loading the stage."""
+        child.call("load", stage, timeout_s=START_S)  # of no effect if the child has loaded it
+        return child.call(method, stage, *arguments, timeout_s=timeout_s)
+
+
+class Worker:
+    """The object in a child: the steps, and what one leaves for the next, which never leaves the child."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.last, self.steps = recipe.steps[-1], recipe.make()
+        self.state: tuple[Any, ...] = ()
+        for step in STEPS if recipe.job is not None else ():
+            self.steps.load(step)
+
+    def run(self, step: Step, plan: ShardPlan | Task, is_first: bool) -> Any:
+        """Run a step of a shard; return the result of the last one."""
+        state, self.state = () if is_first else self.state, ()
+        result = getattr(self.steps, step)(plan, *state)
+        if step == self.last:
+            return result
+        self.state = result
+        return None
+
+
+def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance) -> Iterator[Manifest]:
+    """Compute the shards one after the other in a child process; yield each manifest once it is committed.
+
+    `provenance` is `make_provenance(config)`. Rows on which a stage raises, crashes or hangs are
+    dropped as `internal_error`. Raises UserError for errors that the user can fix, and ShardError for a shard that
+    fails for another reason.
+
+    >>> import csv, tempfile
+    >>> from pathlib import Path
+    >>> from pipeline import load_config, make_provenance, plan_shards, run_local
+    >>> folder = Path(tempfile.mkdtemp())
+    >>> rows = [("url", "caption"), ("ftp://example.org/a.jpg", "a cat"), ("", "a dog")]
+    >>> with (folder / "pairs.csv").open("w", newline="") as file:
+    ...     csv.writer(file).writerows(rows)
+    >>> config = load_config([f"input={folder / 'pairs.csv'}", f"output={folder / 'out'}"])
+    >>> plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+    >>> [manifest["counts"] for manifest in run_local(plans, config, make_provenance(config))]
+    [{'read': 2, 'kept': 0, 'dropped': {'download': {'invalid_url': 1}, 'read': {'missing_url': 1}}}]
+    """
+    for result in compute_local(plans, config.ray, Recipe(partial(Steps, config, provenance), config)):
+        if not isinstance(result, Done):
+            raise ShardError(f"shard {result['shard']} failed in step {result['step']!r}: {result['error']}")
+        yield result.manifest
+
+
+def compute_local(plans: Sequence[ShardPlan | Task], config: RayConfig, recipe: Recipe) -> Iterator[Any]:
+    """Compute shards in child processes, those of a job in one; yield the result of each, or its FailedShard.
+
+    They are in order of completion, and no shard begins before a result is asked for. Raises UserError for errors that
+    the user can fix, and TooManyFaultsError.
+    """
+    n_children = 1 if recipe.job is not None else min(config.cpu_workers or os.cpu_count() or 1, len(plans))
+    with ExitStack() as stack:
+        idle = [stack.enter_context(Child(partial(Worker, recipe))) for _ in range(n_children)]
+        pool, left, running = ThreadPoolExecutor(n_children), iter(plans), dict[Future[Any], Child]()
+        stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        idle[0].start()
+        while True:
+            for child, plan in zip(idle, left, strict=False):
+                running[pool.submit(compute_in, child, plan, config, recipe)] = child
+            if not running:
+                return
+            done, _ = wait(running, return_when=FIRST_COMPLETED)
+            idle = [running.pop(future) for future in done]
+            for future in done:
+                yield future.result()
+
+
+def compute_in(child: Child, plan: ShardPlan | Task, config: RayConfig, recipe: Recipe) -> Any:
+    """Compute a shard in a child; one of a job, after a crash or a hang, stage by stage, to find the rows at fault."""
+    for attempt in range(1, config.retries + 2):
+        step = recipe.steps[0]
+        try:
+            for step in recipe.steps:
+                watch.begun(plan.index, step, plan.n_rows)
+                result = child.call("run", step, plan, step == recipe.steps[0], timeout_s=config.step_timeout_s)
+                watch.ended(plan.index, step)
+            return result
+        except (ProcessDiedError, StepTimeoutError) as death:
+            if child.is_closed:
+                raise
+            if recipe.job is not None:
+                text = "shard %d: %s in step %r; computed again stage by stage"
+                logger.warning(text, plan.index, describe(death), step)
+                return rescue_shard(plan, recipe.job, recipe.make)
+            failed = record_of(plan, step, death, attempt)
+        except (ShardError, RemoteError) as error:
+            failed = record_of(plan, step, error, attempt)
+    return failed
+
+
+def rescue_shard(plan: Any, config: PipelineConfig, make_steps: Callable[[], Steps]) -> Done | FailedShard:
+    """Compute a shard whose process has died, in processes of its own."""
+    rescue = Rescue(make_steps, config.ray.step_timeout_s, config.max_internal_errors)
+    step: Step = "prepare"
+    done: Any = ()
+    try:
+        for step in STEPS:
+            done = rescue.run(step, plan, *done)
+        assert isinstance(done, Done)
+        return done
+    except (ProcessDiedError, StepTimeoutError, ShardError, RemoteError) as error:
+        return record_of(plan, step, error, attempts=2)
+
+
+def record_of(plan: ShardPlan | Task, step: Step, error: Exception, attempts: int) -> FailedShard:
+    """Return the record of a shard that failed with this error."""
+    text = str(error) if isinstance(error, ShardError | RemoteError) else describe(error)
+    trace = error.traceback if isinstance(error, RemoteError) else ""
+    return failed_shard(plan, step, text, trace, attempts)

@@ -1,0 +1,146 @@
+"""The only loop over shards: a runner computes them; here their faults and failures are counted and recorded."""
+
+import dataclasses
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, cast
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.progress import tracked
+from hypergrit_common.text import counted
+from pipeline.config import PipelineConfig, RayConfig
+from pipeline.faults import Fault, check_limit
+from pipeline.output.lock import Lease
+from pipeline.output.manifest import write_failed
+from pipeline.read.types import ShardPlan, Task
+from pipeline.report.stats import Rollups
+from pipeline.run.local import compute_local
+from pipeline.run.progress import progress
+from pipeline.run.steps import Compute, Done, Recipe
+from schemas.files import MANIFEST_FILE
+from schemas.manifest import FailedShard, Manifest
+
+logger = logging.getLogger("hypergrit")
+
+Plans = Sequence[ShardPlan | Task]
+Runner = Callable[[Plans, RayConfig, Recipe], Iterator[Any]]
+"""Yields the result of each shard, or its FailedShard, once it is committed or has failed."""
+
+
+class Run:
+    """Computes shards, in one call of `results` or in several, with common limits for all of them.
+
+    `config` has the limits, if there are any. Nothing is computed any more once `lease` is lost. If it `records`, its
+    output gets a record of each failed shard in place of the manifest; else failed shards stay as they are.
+    """
+
+    def __init__(self, config: PipelineConfig, lease: Lease | None = None, records: bool = False) -> None:
+        self.config, self.lease = config, lease
+        self.output = lease.store if lease is not None and records else None
+        self.faults: list[Fault] = []
+        self.failed: set[int] = set()
+        self.hosts: dict[int, str] = {}  # that wrote the other shards
+
+    def results(self, recipe: Recipe, plans: Plans) -> Iterator[Any]:
+        """Compute shards; yield the result of each, or its FailedShard, in order of completion.
+
+        Raises UserError if more than `ray.max_failed_shards` fail or the lease is lost, and for errors that the user can
+        fix, and TooManyFaultsError above `max_internal_errors`.
+        """
+        if not plans:
+            return
+        results = pick_runner(self.config.ray)(plans, self.config.ray, recipe)
+        if self.lease is not None:
+            results = self.lease.guard(results)
+        for result in self._shown(results, recipe, plans):
+            if isinstance(result, Done):
+                self.hosts[result.manifest["shard"]] = result.host
+                self._record_faults(result.faults)
+            elif isinstance(result, dict):
+                self.fail(cast(FailedShard, result))
+            yield result
+
+    def values(self, function: Callable[[Any], Any], tasks: Sequence[Task], text: str) -> Iterator[Any]:
+        """Yield what a picklable function returns for the subject of each task, or its FailedShard; see `Recipe`."""
+        return self.results(Recipe(partial(Compute, function), text=text), tasks)
+
+    def finish(self, recipe: Recipe, plans: Plans) -> None:
+        """Compute shards of the output, and write its rollups as soon as their shards are there. Raises like `results`."""
+        assert self.output is not None
+        with Rollups(self.output, (plan.index for plan in plans)) as rollups:
+            for result in self.results(recipe, plans):
+                rollups.add(result.manifest["shard"] if isinstance(result, Done) else result["shard"])
+
+    def fail(self, failed: FailedShard) -> None:
+        """Count a failed shard, record it, and log it in one line. Raises UserError above the limit."""
+        self.failed.add(failed["shard"])
+        if self.output is not None:
+            assert self.lease is not None
+            self.lease.check()  # the record removes the manifest of an earlier run
+            self.output.remove([self.output.file(MANIFEST_FILE, failed["shard"])])
+            write_failed(self.output, failed)
+        logger.warning(
+            "shard %d failed in %s after %s, the others go on: %s",
+            failed["shard"], failed["step"], counted(failed["attempts"], "attempt"), failed["error"],
+        )  # fmt: skip
+        limit = self.config.ray.max_failed_shards
+        if limit is not None and len(self.failed) > limit:
+            where = "" if self.output is None else "The folder _failed/ of the output holds their errors; "
+            raise UserError(
+                f"{counted(len(self.failed), 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard "
+                f"{failed['shard']}: {failed['error']}. {where}finished shards are kept"
+            )
+
+    def _record_faults(self, faults: Iterable[Fault]) -> None:
+        """Add the faults of a shard, and log them: the first with its traceback, the others in a line."""
+        for fault in faults:
+            trace = f"\n{fault.traceback}" if fault.traceback and not self.faults else ""
+            text = "row %s is dropped as internal_error in %s: %s%s"
+            logger.warning(text, fault.key, fault.stage, fault.detail, trace)
+            self.faults.append(fault)
+        check_limit(self.faults, self.config.max_internal_errors)
+
+    def _shown(self, results: Iterator[Any], recipe: Recipe, plans: Plans) -> Iterator[Any]:
+        """Pass on the results, and show the progress: of a job in rows, as its steps go on, else in shards."""
+        config = self.config
+        if recipe.job is not None:
+            return progress(results, sum(plan.n_rows for plan in plans), config)
+        return tracked(results, len(plans), recipe.text, quiet=config.quiet, most_s=config.log.interval_s)
+
+
+def tasks_of(manifests: Iterable[Manifest]) -> list[Task]:
+    """Return a task for each finished shard, whose subject is its manifest."""
+    return [Task(manifest["shard"], manifest["counts"]["read"], manifest) for manifest in manifests]
+
+
+def with_limits(config: PipelineConfig, n_rows: int, n_shards: int) -> PipelineConfig:
+    """Replace limits that are not set by their defaults, which depend on the number of rows and shards."""
+    max_errors, max_failed = config.max_internal_errors, config.ray.max_failed_shards
+    ray = dataclasses.replace(
+        config.ray, max_failed_shards=max(n_shards // 100, 10) if max_failed is None else max_failed
+    )
+    max_errors = max(n_rows // 100, 100) if max_errors is None else max_errors
+    return dataclasses.replace(config, max_internal_errors=max_errors, ray=ray)
+
+
+def pick_runner(config: RayConfig) -> Runner:
+    """Return the runner of `ray.runner`; Ray is imported only if it is used."""
+    if config.runner == "local":
+        return compute_local
+    from pipeline.run.ray import compute_on_ray
+
+    return compute_on_ray
+
+
+@contextmanager
+def connected(config: RayConfig) -> Iterator[None]:
+    """Join the Ray cluster once for all calls in the `with` block; local processes need nothing. Raises UserError."""
+    if config.runner == "local":
+        yield
+        return
+    from pipeline.run.ray import joined
+
+    with joined(config):
+        yield

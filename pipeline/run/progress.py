@@ -1,0 +1,355 @@
+"""Show the progress of a job: a bar on a terminal, else a line now and then, also while no shard is finished."""
+
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from tqdm import tqdm
+
+from hypergrit_common.progress import FIRST_S, has_bar, now_and_then
+from hypergrit_common.text import duration_text
+from pipeline.config import PipelineConfig
+from pipeline.run.steps import Done
+from schemas.manifest import FailedShard
+
+# Events of the steps of shards: runners report them, and whoever shows the progress or exports metrics follows them.
+
+
+class Follower:
+    """Receives the events of a job, all in the thread of the runner. Subclasses override what they follow."""
+
+    def begun(self, index: int, step: str, n_rows: int) -> None:
+        """Note that a worker has begun a step of a shard; steps after it count as not done."""
+
+    def ended(self, index: int, step: str, seconds: float | None) -> None:
+        """Note the end of a step, which took `seconds` without the loading of models; None: not measured by the worker."""
+
+    def lost(self, index: int) -> None:
+        """Note that the running step of a shard has failed, or its worker has died."""
+
+    def finished(self, result: Any) -> None:
+        """Note the `Done`, or the record of the failure, of a shard."""
+
+    def models(self, n: int, n_busy: int) -> None:
+        """Note the number of model workers that are ready, and of those that compute; called every few seconds."""
+
+
+_FOLLOWERS: Final[list[Follower]] = []
+
+
+@contextmanager
+def followed_by(follower: Follower) -> Iterator[None]:
+    """Send the events to `follower` for the `with` block."""
+    _FOLLOWERS.append(follower)
+    try:
+        yield
+    finally:
+        _FOLLOWERS.remove(follower)
+
+
+def begun(index: int, step: str, n_rows: int) -> None:
+    """Report the beginning of a step."""
+    for follower in tuple(_FOLLOWERS):
+        follower.begun(index, step, n_rows)
+
+
+def ended(index: int, step: str, seconds: float | None = None) -> None:
+    """Report the end of a step."""
+    for follower in tuple(_FOLLOWERS):
+        follower.ended(index, step, seconds)
+
+
+def lost(index: int) -> None:
+    """Report the failure of a step."""
+    for follower in tuple(_FOLLOWERS):
+        follower.lost(index)
+
+
+def finished(result: Any) -> None:
+    """Report the end of a shard."""
+    for follower in tuple(_FOLLOWERS):
+        follower.finished(result)
+
+
+def models(n: int, n_busy: int) -> None:
+    """Report the number of model workers, and of those that compute."""
+    for follower in tuple(_FOLLOWERS):
+        follower.models(n, n_busy)
+
+
+# Estimate the progress and the remaining time of a job from the steps of its shards.
+#
+# A step takes the same time for each row. Steps that share workers form a pool, which is as large as the number of steps
+# that it has computed at the same time. The remaining work of each pool, divided by its size, is a lower bound of the
+# remaining time; the slowest pool decides, and the last shard passes the other steps once more. No shard in work ends before
+# its own steps have.
+
+STEPS: Final = ("prepare", "infer", "write")
+LOCAL: Final = (STEPS,)
+"""Pools of the local runner: one process computes all steps."""
+ON_RAY: Final = (("prepare", "write"), ("infer",))
+"""Pools on Ray: CPU workers, and model workers."""
+WINDOW_S: Final = 120.0
+"""Time after which a pool that computes less than before counts as smaller."""
+
+
+@dataclass
+class Pool:
+    """Workers that share some steps: the most steps at the same time in the present and in the previous window."""
+
+    steps: Sequence[str]
+    start: float = 0.0
+    peak: int = 0
+    before: int = 0
+
+    def see(self, now: float, n: int) -> None:
+        """Note `n` steps at the same time."""
+        if now - self.start > WINDOW_S:
+            self.start, self.before, self.peak = now, self.peak, 0
+        self.peak = max(self.peak, n)
+
+    @property
+    def size(self) -> int:
+        """The number of steps that the pool computes at the same time."""
+        return max(self.peak, self.before, 1)
+
+
+@dataclass
+class Estimate:
+    """The steps of all shards of a job with `n_rows` rows. Times are seconds of any clock that does not go back."""
+
+    n_rows: int
+    groups: Sequence[Sequence[str]] = LOCAL
+    rows: Counter[str] = field(default_factory=Counter)  # that have passed each step
+    seconds: dict[str, float] = field(default_factory=dict)  # of the steps that were measured
+    measured: Counter[str] = field(default_factory=Counter)  # their rows
+
+    def __post_init__(self) -> None:
+        self.pools = [Pool(steps) for steps in self.groups]
+        self._sizes: dict[int, int] = {}  # rows of the shards in work
+        self._done: dict[int, set[str]] = {}
+        self._running: dict[int, tuple[str, float]] = {}
+
+    def begun(self, now: float, index: int, step: str, n_rows: int) -> None:
+        """Note the beginning of a step; a shard that begins again loses this step and those after it."""
+        self._sizes[index], self._running[index] = n_rows, (step, now)
+        done = self._done.setdefault(index, set())
+        for again in done & set(STEPS[STEPS.index(step) :]):
+            self.rows[again] -= n_rows
+            done.remove(again)
+        for pool in self.pools:
+            pool.see(now, sum(running in pool.steps for running, _ in self._running.values()))
+
+    def ended(self, now: float, index: int, step: str, seconds: float | None = None) -> None:
+        """Note the end of a step; `seconds`: its time without the loading of models, if it is known."""
+        running = self._running.pop(index, None)
+        if running is None or index not in self._sizes or step in self._done[index]:
+            return
+        n_rows = self._sizes[index]
+        self._done[index].add(step)
+        self.rows[step] += n_rows
+        took = now - running[1] if seconds is None else seconds
+        self.seconds[step] = self.seconds.get(step, 0.0) + took
+        self.measured[step] += n_rows
+
+    def lost(self, index: int) -> None:
+        """Note that a step has ended without a result."""
+        self._running.pop(index, None)
+
+    def finished(self, index: int, n_rows: int) -> None:
+        """Note that a shard needs no more steps: it is committed, or has failed."""
+        for step in set(STEPS) - self._done.pop(index, set()):
+            self.rows[step] += n_rows
+        self._sizes.pop(index, None)
+        self._running.pop(index, None)
+
+    def fraction(self) -> float:
+        """Return the share of the work that is done, in which each step weighs as much as it takes, if this is known."""
+        costs = [self.cost(step) for step in STEPS]
+        weights = [1.0] * len(STEPS) if None in costs else [cost or 0.0 for cost in costs]
+        whole = sum(weights) * self.n_rows
+        done = sum(weight * self.rows[step] for step, weight in zip(STEPS, weights, strict=True))
+        return min(1.0, done / whole) if whole else 0.0
+
+    def cost(self, step: str) -> float | None:
+        """Return the seconds of a worker for a row; None before the end of the first such step."""
+        return self.seconds[step] / self.measured[step] if self.measured[step] else None
+
+    def remaining_s(self, now: float) -> float | None:
+        """Estimate the remaining seconds; None as long as a step has not been measured."""
+        costs = {step: self.cost(step) for step in STEPS}
+        if None in costs.values():
+            return None
+        known = {step: cost or 0.0 for step, cost in costs.items()}
+        left = {step: known[step] * max(0, self.n_rows - self.rows[step]) for step in STEPS}
+        longest = 0.0
+        for index, (step, start) in self._running.items():
+            times = {step: known[step] * self._sizes[index] for step in STEPS[STEPS.index(step) :]}
+            passed = min(now - start, times[step])
+            left[step] -= min(passed, left[step])
+            longest = max(longest, sum(times.values()) - passed)
+        waits = [sum(left[step] for step in pool.steps) / pool.size for pool in self.pools]
+        slowest = max(range(len(waits)), key=waits.__getitem__)
+        size = max(self._sizes.values(), default=0)
+        others = (step for i, pool in enumerate(self.pools) if i != slowest for step in pool.steps)
+        return max(longest, waits[slowest] + sum(min(known[step] * size, left[step]) for step in others))
+
+
+logger = logging.getLogger("hypergrit")
+
+Result = Done | FailedShard
+BAR_S: Final = 1.0
+BAR: Final = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}{postfix}]"
+
+
+class Progress(Follower):
+    """The counts of a job, and the thread that shows them."""
+
+    def __init__(self, n_rows: int, config: PipelineConfig) -> None:
+        self.n_rows, self.interval_s = n_rows, config.log.interval_s
+        self.estimate = Estimate(n_rows, LOCAL if config.ray.runner == "local" else ON_RAY)
+        self.kept = self.dropped = self.unfinished = 0
+        self.start = time.monotonic()
+        self.is_terminal = has_bar()
+        self.bar: Any = tqdm(total=1.0, bar_format=BAR, disable=config.quiet or not self.is_terminal)
+        self._lock = threading.RLock()
+        self._shown = ExitStack()
+        if not config.quiet:
+            show, first_s, most_s = (
+                (self._move_bar, BAR_S, BAR_S) if self.is_terminal else (self._log, FIRST_S, self.interval_s)
+            )
+            self._shown.callback(show)
+            self._shown.enter_context(now_and_then(show, first_s, most_s))
+
+    def begun(self, index: int, step: str, n_rows: int) -> None:
+        """Note the beginning of a step."""
+        with self._lock:
+            self.estimate.begun(time.monotonic(), index, step, n_rows)
+
+    def ended(self, index: int, step: str, seconds: float | None) -> None:
+        """Note the end of a step."""
+        with self._lock:
+            self.estimate.ended(time.monotonic(), index, step, seconds)
+
+    def lost(self, index: int) -> None:
+        """Note a step that has failed."""
+        with self._lock:
+            self.estimate.lost(index)
+
+    def finished(self, result: Result) -> None:
+        """Count the rows of a shard."""
+        with self._lock:
+            if isinstance(result, Done):
+                counts = result.manifest["counts"]
+                index, n = result.manifest["shard"], counts["read"]
+                self.kept += counts["kept"]
+                self.dropped += n - counts["kept"]
+            else:
+                index, n = result["shard"], result["rows"]
+                self.unfinished += n
+            self.estimate.finished(index, n)
+
+    def values(self) -> dict[str, Any]:
+        """Return the present counts, rows a second, the share of the work that is done, and the remaining seconds."""
+        with self._lock:
+            now = time.monotonic()
+            done, left = self.kept + self.dropped + self.unfinished, self.estimate.remaining_s(now)
+            return {
+                "rows": self.n_rows,
+                "finished": done,
+                "kept": self.kept,
+                "dropped": self.dropped,
+                "unfinished": self.unfinished,
+                "prepared": self.estimate.rows["prepare"],
+                "grounded": self.estimate.rows["infer"],
+                "share": round(self.estimate.fraction(), 4),
+                "rows_per_s": round(done / max(now - self.start, 1e-9), 2),
+                "left_s": None if left is None or done == self.n_rows else round(left, 1),
+            }
+
+    def close(self) -> None:
+        """End the thread, and show the last state."""
+        self._shown.close()
+        self.bar.close()
+
+    def _move_bar(self) -> None:
+        values = self.values()
+        self.bar.n = values["share"]
+        self.bar.set_description_str(f"{values['finished']:,} of {self.n_rows:,} rows", refresh=False)
+        self.bar.set_postfix_str(", ".join(details(values)))
+
+    def _log(self) -> None:
+        values = self.values()
+        text = f"{values['finished']:,} of {self.n_rows:,} rows, {values['share']:.0%} of the work"
+        logger.info("%s", ", ".join([text, *details(values)]), extra={"progress": values})
+
+
+def details(values: dict[str, Any]) -> list[str]:
+    """Return the parts of a line on the progress after its number of rows."""
+    parts = [f"{values[name]:,} {name}" for name in ("prepared", "grounded") if values[name] > values["finished"]]
+    parts += [f"{values[name]:,} {name}" for name in ("kept", "dropped", "unfinished") if values[name]]
+    if values["finished"]:
+        parts.append(f"{values['rows_per_s']:,.1f} rows/s")
+    if values["left_s"] is not None:
+        parts.append(f"about {duration_text(values['left_s'])} left")
+    return parts
+
+
+def progress(results: Iterable[Result], n_rows: int, config: PipelineConfig) -> Iterator[Result]:
+    """Pass on the results of shards with `n_rows` rows in total, and show the progress, unless `config.quiet`."""
+    shown = Progress(n_rows, config)
+    try:
+        with followed_by(shown):
+            for result in results:
+                finished(result)
+                yield result
+    finally:
+        shown.close()
+
+
+# The workers of a job, as far as its duration depends on them.
+
+WAITING = "download"
+"""The stage that mostly waits for the network, and leaves its CPU to others meanwhile."""
+DOWNLOAD_CPU = "download on the CPU"
+"""Name for the part of its time in which it does not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capacity:
+    """Workers at hand. `tasks` prepare and write shards, `models` ground and score, each with `gpus_per_model` GPUs."""
+
+    description: str
+    cpus: float
+    tasks: float
+    models: float
+    gpus_per_model: float = 0.0
+    is_sequential: bool = False
+
+    def wall_seconds(self, times: Mapping[str, float], n_shards: int, with_models: Iterable[str]) -> float:
+        """Return the duration of a job from the seconds of each stage, and of DOWNLOAD_CPU, summed over its shards.
+
+        Model workers run the stages `with_models`.
+
+        Steps of different shards overlap, so the busiest resource decides: model workers, tasks, or CPUs if both share
+        them. A shard is in one step at a time.
+        """
+        seconds = {name: value for name, value in times.items() if name != DOWNLOAD_CPU}
+        total, model = sum(seconds.values()), sum(seconds.get(name, 0.0) for name in with_models)
+        if self.is_sequential:
+            return total
+        tasks, models = max(min(self.tasks, n_shards), 1e-9), max(min(self.models, n_shards), 1e-9)
+        longest = max(model / models, (total - model) / tasks, total / n_shards if n_shards else 0.0)
+        on_cpus = total - seconds.get(WAITING, 0.0) + times.get(DOWNLOAD_CPU, 0.0)
+        on_cpus -= model if self.gpus_per_model else 0.0
+        return max(longest, on_cpus / max(self.cpus, 1e-9))
+
+
+def local_capacity() -> Capacity:
+    """Return the capacity of `ray.runner=local`: one shard after the other."""
+    return Capacity(description="this machine, one process", cpus=1, tasks=1, models=1, is_sequential=True)

@@ -1,0 +1,181 @@
+"""Stage `captions`: a cleaned caption for each row, beside the original."""
+
+import html
+import re
+import unicodedata
+from dataclasses import dataclass
+from typing import ClassVar, Final
+
+import ftfy
+import pyarrow as pa
+
+from hypergrit_common.text import USER_INFO_IN_PROSE
+from pipeline.stages.stage import Stage
+from schemas.rows import CAPTIONED
+from schemas.status import REASONS
+from schemas.table import Drop, add_columns, drop_rows, kept_indices
+
+
+@dataclass(frozen=True, kw_only=True)
+class CaptionsConfig:
+    """Cleaning of captions."""
+
+    # also clean as in RedCaps: lower case, only ASCII and Latin letters, no bracketed text, @handles as <usr>
+    redcaps: bool = False
+
+    max_characters: ClassVar[int] = 1000
+    """Longest cleaned caption; rows with a longer one, which is an article rather than a caption, are dropped."""
+
+
+# Clean the text of a caption.
+
+BRACKETED: Final = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
+HANDLE: Final = re.compile(r"(?<!\S)@\S+")
+LONG_REFERENCE: Final = re.compile(r"&#[0-9]{8,};?")
+"""A numeric HTML entity with more digits than characters need; Python converts at most 4,300 digits to a number."""
+MAX_NESTING: Final = 32  # levels of brackets that `clean_as_redcaps` removes; each takes a pass over the caption
+FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
+
+
+NESTED_ENTITY: Final = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)++", re.IGNORECASE)
+TAG_NAMES: Final = (
+    "a|abbr|acronym|area|article|aside|audio|b|bdi|bdo|big|blockquote|body|br|button|canvas|caption|center|cite|code|col"
+    "|colgroup|dd|del|details|div|dl|dt|em|embed|fieldset|figcaption|figure|font|footer|form|h[1-6]|head|header|hr|html"
+    "|i|iframe|img|input|ins|kbd|label|legend|li|link|main|map|mark|meta|nav|nobr|noscript|o:p|object|ol|option|p|param"
+    "|picture|pre|q|s|samp|script|section|select|small|source|span|strike|strong|style|sub|summary|sup|svg|table|tbody"
+    "|td|textarea|tfoot|th|thead|time|title|tr|track|tt|u|ul|video|wbr"
+)
+BOOLEAN: Final = (
+    "allowfullscreen|alt|async|autofocus|autoplay|checked|controls|defer|disabled|download|hidden|ismap|itemscope|loop"
+    "|multiple|muted|noshade|novalidate|nowrap|on[a-z]{4,}|playsinline|readonly|rel|required|reversed|selected"
+    r"|(?:aria|data)-[\w-]+"
+)
+"""Attributes without a value. Other words are none, so that "<a and b>" in a formula stays."""
+TAG: Final = re.compile(
+    rf"</?(?:{TAG_NAMES})"
+    r"(?:\s++(?:[\w:.@-]++\s*+=\s*+(?:\"(?:[^\"<>]*+|[^\"]{0,500}+)\"|'(?:[^'<>]*+|[^']{0,500}+)'|[^\s\"'<>]++)"
+    rf"|(?:{BOOLEAN})(?![\w-])))*+\s*+(?:/\s*+)?+>|<!DOCTYPE(?:\s[^<>]{{0,500}}+)?>|<!--[^<>]*-->",
+    re.IGNORECASE,
+)
+"""Tags of HTML. Other words in angle brackets stay, such as <person> in place of names (CC12M).
+
+A quoted value may contain angle brackets up to a limit, which keeps the time linear.
+"""
+IMAGE_TAG: Final = re.compile(r"<img\s[^<>]{0,500}?\bsrc\s*=[^<>]{0,500}>", re.IGNORECASE)
+"""A tag of an image whose attributes are malformed: `<img src=foo.jpg alt=a dog>`."""
+COMMENT_LIMIT: Final = 500
+"""Characters of a comment with angle brackets; the limit keeps the time linear."""
+COMMENT: Final = re.compile(rf"<!--.{{0,{COMMENT_LIMIT}}}?-->", re.DOTALL)
+CODE: Final = re.compile(r"<(script|style)(?:\s[^<>]{0,500})?>[^<]*+</\1\s*+>", re.IGNORECASE)
+"""A script or style sheet with its contents."""
+DOUBLED_QUOTES: Final = re.compile(r'"{2,}')
+INVISIBLE: Final = re.compile(
+    r"[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0]"
+    # tag characters, except in the emoji of a flag such as Scotland's
+    r"|(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0000-\U000e007f]++"
+    r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
+)
+"""Zero-width and bidirectional characters; joiners only where they join nothing (emoji and Persian need them)."""
+MAX_ROUNDS: Final = 50
+"""Upper limit on repetitions of the cleaning; two are enough for nearly all captions."""
+
+
+def clean(text: str) -> str:
+    """Decode HTML entities (however often they are encoded), remove HTML tags, doubled quotes and invisible characters,
+    repair mojibake with ftfy, remove user names and passwords from URLs, and collapse white space.
+
+    The steps are repeated until they change nothing, so that cleaning a clean caption does not change it.
+    """
+    for _ in range(MAX_ROUNDS):
+        cleaned = _clean_once(text)
+        if cleaned == text:
+            break
+        text = cleaned
+    return text
+
+
+def _clean_once(text: str) -> str:
+    if "&" in text:
+        text = html.unescape(LONG_REFERENCE.sub(_shorten, NESTED_ENTITY.sub("&", text)))
+    if "<" in text:
+        text = IMAGE_TAG.sub(" ", TAG.sub(" ", COMMENT.sub(" ", CODE.sub(" ", text))))
+    if not (text.isascii() and text.isprintable()):
+        text = INVISIBLE.sub("", ftfy.fix_text(text, FTFY))
+    if "@" in text or "%40" in text:
+        text = USER_INFO_IN_PROSE.sub(lambda found: found["start"] or found["escaped"], text)
+    return " ".join(DOUBLED_QUOTES.sub('"', text).split())
+
+
+def _shorten(reference: re.Match[str]) -> str:
+    """Remove the leading zeros of a numeric entity; one beyond Unicode becomes U+FFFD, as in HTML."""
+    digits = reference[0].strip("&#;").lstrip("0") or "0"
+    return f"&#{digits};" if len(digits) < 8 else "\ufffd"
+
+
+def clean_as_redcaps(text: str) -> str:
+    """Clean a caption as in RedCaps; MERU describes it for YFCC (arXiv 2304.09172, appendix D).
+
+    Converts to lower case; removes accents, text in round or square brackets, and all characters except ASCII and Latin
+    letters; replaces words that start with @ by <usr>.
+    """
+    for _ in range(MAX_NESTING):  # innermost brackets first
+        before, text = text, BRACKETED.sub(" ", text)
+        if text == before:
+            break
+    letters = (char for char in unicodedata.normalize("NFKD", text.lower()) if _is_latin(char))
+    return " ".join(HANDLE.sub("<usr>", "".join(letters)).split())
+
+
+def _is_latin(char: str) -> bool:
+    """True for ASCII characters and Latin letters."""
+    return char.isascii() or unicodedata.name(char, "").startswith("LATIN")
+
+
+MAX_SHORTENING: Final = 8
+"""Assumed maximum factor by which cleaning shortens a caption (`&amp;` becomes `&`).
+
+An original caption that exceeds the limit by more than this factor is dropped without being cleaned.
+"""
+
+
+def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
+    """Clean captions. Takes a DOWNLOADED table and returns a CAPTIONED table.
+
+    Adds `caption`. Rows are dropped as `empty_caption` or `caption_too_long`.
+
+    >>> import pyarrow as pa
+    >>> from pipeline import CaptionsConfig, clean_captions
+    >>> from schemas.rows import DOWNLOADED
+    >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept"}
+    >>> row["caption_original"] = " A dog &amp; a  cat "
+    >>> table = clean_captions(pa.Table.from_pylist([row], schema=DOWNLOADED), CaptionsConfig())
+    >>> table["caption"].to_pylist()
+    ['A dog & a cat']
+    """
+    originals = table["caption_original"].to_pylist()
+    values: dict[int, dict[str, str]] = {}
+    drops: dict[int, Drop] = {}
+    for i in kept_indices(table):
+        original = originals[i] or ""
+        if len(original) > MAX_SHORTENING * config.max_characters:
+            drops[i] = Drop("caption_too_long", f"{len(original)} characters")
+            continue
+        caption = clean(original)
+        if config.redcaps:
+            caption = clean_as_redcaps(caption)
+        if not caption:
+            drops[i] = Drop("empty_caption")
+        elif len(caption) > config.max_characters:
+            drops[i] = Drop("caption_too_long", f"{len(caption)} characters")
+        values[i] = {"caption": caption}
+    return drop_rows(add_columns(table, CAPTIONED, values), "captions", drops)
+
+
+class Captions(Stage):
+    """`clean_captions` as a stage."""
+
+    name, schema, reasons = "captions", CAPTIONED, REASONS["captions"]
+    Config = CaptionsConfig
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        return clean_captions(table, self.config)

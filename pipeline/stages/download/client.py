@@ -1,0 +1,349 @@
+"""Fetching of rows with the state that a worker keeps from shard to shard: connections, names, hosts, bytes."""
+
+import asyncio
+import errno
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
+
+import uvloop
+
+from pipeline.stages.download.addresses import (
+    FetchError,
+    PrivateAddressError,
+    Verdict,
+    canonical_host,
+    check_addresses,
+    check_url,
+    is_local_name,
+    parse_address,
+    proxy_hosts,
+)
+from pipeline.stages.download.config import DownloadConfig
+from pipeline.stages.download.fetch import Request, attempt_fetch, new_session
+from pipeline.stages.download.hosts import (
+    MAX_REPEATS,
+    BudgetError,
+    ByteBudget,
+    Host,
+    HostDeadError,
+    Hosts,
+    Lease,
+    Outage,
+    Patience,
+    Pulse,
+    Rows,
+    Shortage,
+    count_open_files,
+    has_source,
+    raise_file_limit,
+    share_files,
+)
+from pipeline.stages.download.permits import JobPermits, LocalPermits, PermitAddress, Slots
+from pipeline.stages.download.resolver import NameLookupError, Resolver
+
+
+class PauseError(Exception):
+    """A pause of this process during an attempt, whose `failure` therefore says nothing."""
+
+    def __init__(self, failure: FetchError) -> None:
+        super().__init__(str(failure))
+        self.failure = failure
+
+
+class Contact:
+    """Notes a connection for its host, and a new one for the network of this machine."""
+
+    def __init__(self, host: Host, reach: Outage) -> None:
+        self._host, self._reach = host, reach
+
+    def connected(self) -> None:
+        self._reach.worked()
+        self._host.connected()
+
+    def reused(self) -> None:
+        self._host.reused()
+
+
+class Client:
+    """Fetches bodies on the running event loop, until `close`."""
+
+    def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
+        self.config = config
+        shares = share_files(config, raise_file_limit() - count_open_files())
+        self.pulse = Pulse()
+        self.shortage = Shortage(self.pulse.time)
+        allowed = config.private_hosts | proxy_hosts(config.proxy)  # rows whose host is the proxy are refused before
+        self._rows = Rows()
+        self._names = Outage("name server", self._rows, self.pulse.time)
+        self._reach = Outage("host", self._rows, self.pulse.time, self._probe)
+        self._reached: deque[tuple[str, int]] = deque(maxlen=2)  # addresses and ports that answered last
+        self.resolver = Resolver(
+            allowed,
+            config.dns_concurrency,
+            config.dns_timeout_s,
+            shares.lookups,
+            self.shortage,
+            self.pulse,
+            self._names.worked,
+        )
+        self.budget = ByteBudget(max(config.max_bytes_in_flight, 2 * config.max_bytes))
+        # Timers may fire a little early, so a time-out must count as a failure of its whole time.
+        patience_s = 0.9 * min(config.connect_timeout_s, config.timeout_s)
+        self.hosts = Hosts(config.host_failures, patience_s, self.pulse.time)
+        self.session = new_session(config, self.resolver, shares.idle)
+        self._permits = JobPermits(permits) if permits else LocalPermits(config.concurrency_per_host)
+        self._slots = Slots(shares.requests, self._permits)
+
+    async def close(self) -> None:
+        """Close all connections."""
+        if isinstance(self._permits, JobPermits):
+            self._permits.close()
+        await self.resolver.close()
+        await self.session.close()
+
+    @asynccontextmanager
+    async def body(self, request: Request) -> AsyncIterator[bytes]:
+        """Fetch the body of an image, from one host after the other if it is redirected.
+
+        Its bytes count in the budget until the context ends. Raises FetchError, and OSError if this machine lacks
+        something for too long.
+        """
+        with self._rows.one():
+            while True:
+                found, lease = await self._fetch(request)
+                with lease:
+                    if isinstance(found, bytes):
+                        yield found
+                        return
+                request = found
+
+    async def _fetch(self, request: Request) -> tuple[bytes | Request, Lease]:
+        """Fetch from one host with the retries of the configuration. Raises FetchError.
+
+        The row holds a connection during its attempts only, not while it waits for its name, its host, memory or the
+        next attempt.
+        """
+        host, deadline = self.hosts.at(request.host, request.port), request.deadline
+        patience, reach = Patience(self.shortage), Patience(self._reach)
+        n_bytes = n_retries = n_repeats = 0
+        while True:
+            await self._resolve(request)
+            left_s = deadline.left_s
+            try:
+                return await self._attempt(request, host, n_bytes)
+            except BudgetError as error:
+                n_bytes = error.n_bytes
+                continue
+            except HostDeadError as error:
+                if not await self._is_unreached(request, host, host.since_s, reach):
+                    raise FetchError(error.reason, str(error)) from error
+                continue
+            except PauseError as error:
+                if n_repeats == MAX_REPEATS:
+                    raise error.failure from error
+                deadline.left_s, n_repeats = left_s, n_repeats + 1
+                continue
+            except FetchError as error:
+                if error.lack is not None and self._is_of_machine(error.lack, request):
+                    deadline.left_s = left_s
+                    await patience.wait(error.lack)  # of no effect on the time and the retries of the row
+                    continue
+                if error.is_unreached and await self._is_unreached(request, host, error.start_s, reach):
+                    deadline.left_s = left_s
+                    continue
+                # A host that has never answered is not asked again after a time-out.
+                is_transient = error.is_transient and (error.drop.reason != "timeout" or host.has_answered)
+                pause_s = max(self.config.backoff_s * 2.0 ** min(n_retries, 30), error.retry_after_s)
+                if not is_transient or n_retries == self.config.retries or pause_s >= deadline.left_s:
+                    raise
+                n_retries += 1
+            with deadline.passing(self.pulse.time):
+                await asyncio.sleep(pause_s)
+
+    async def _is_unreached(self, request: Request, host: Host, start_s: float, patience: Patience) -> bool:
+        """Return True, when it is time to try again, if the failures since `start_s` may be those of the network."""
+        if host.is_convicted or not await self._reach.explains(request.host, start_s, patience):
+            host.is_convicted = True
+            return False
+        if not host.is_convicted:
+            host.forgive()
+        return True
+
+    async def _probe(self) -> bool:
+        """Return True if one of the hosts that answered last accepts a connection."""
+        for address, port in list(self._reached):
+            try:
+                async with asyncio.timeout(self.config.connect_timeout_s):
+                    _, writer = await asyncio.open_connection(address, port)
+            except OSError:
+                continue
+            writer.close()
+            return True
+        return False
+
+    def _is_of_machine(self, lack: OSError, request: Request) -> bool:
+        """Return False if `lack` is not one: EADDRNOTAVAIL for addresses that this machine could never reach."""
+        if lack.errno != errno.EADDRNOTAVAIL:
+            return True
+        addresses = self.resolver.known(request.host) if parse_address(request.host) is None else (request.host,)
+        return any(map(has_source, addresses))
+
+    async def _resolve(self, request: Request) -> None:
+        """Check the host, and look it up if it is a name. Raises FetchError."""
+        try:
+            check_url(request.url, self.config.private_hosts)
+            if parse_address(request.host) is None and self.config.proxy_resolves:
+                if is_local_name(request.host) and canonical_host(request.host) not in self.config.private_hosts:
+                    raise PrivateAddressError(f"{request.host} is a name of the proxy's own network")
+            elif parse_address(request.host) is None:
+                check_addresses(request.host, await self._look_up(request.host), self.config.private_hosts)
+        except PrivateAddressError as error:
+            raise FetchError("private_address", str(error)) from error
+        except NameLookupError as error:
+            raise FetchError("dns_error", f"{request.host}: {error}") from error
+
+    async def _look_up(self, name: str) -> tuple[str, ...]:
+        """Find the addresses of a name, again if no name server could be reached. Raises NameLookupError and OSError."""
+        patience = Patience(self._names)
+        while True:
+            try:
+                return await self.resolver.lookup(name)
+            except NameLookupError as error:
+                if error.answer.asked_s is None:
+                    raise
+                is_final = not await self._names.explains(name, error.answer.asked_s, patience)
+                self.resolver.judge(name, error.answer, is_final=is_final)
+                if is_final:
+                    raise
+
+    async def _attempt(self, request: Request, host: Host, n_bytes: int) -> tuple[bytes | Request, Lease]:
+        """Make one attempt with a connection slot and `n_bytes` of memory.
+
+        Raises FetchError, BudgetError, HostDeadError and PauseError.
+        """
+        await host.enter()
+        try:
+            async with self._slots.at(canonical_host(request.host)):
+                lease = await self.budget.lease(n_bytes)
+                start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
+                try:
+                    host.start()
+                    with request.deadline.passing(self.pulse.time):
+                        found = await attempt_fetch(
+                            self.session, request, self.config, lease, Contact(host, self._reach)
+                        )
+                except BaseException as error:
+                    lease.release()
+                    if isinstance(error, FetchError):
+                        if error.verdict is not Verdict.ANSWERED and self.pulse.has_paused(n_pauses):
+                            raise PauseError(error) from error
+                        error.start_s = start_s
+                        self._note(error, host, start_s)
+                    raise
+                host.answered()
+                self.shortage.worked()
+                self._remember(request)
+                return found, lease
+        finally:
+            host.leave()
+
+    def _note(self, error: FetchError, host: Host, start_s: float) -> None:
+        """Record what a failed attempt says about its host."""
+        if error.lack is not None:
+            return
+        self.shortage.worked()
+        if not error.is_unreached and error.drop.reason not in ("timeout", "dns_error", "private_address"):
+            self._reach.worked()
+        if error.verdict is Verdict.SILENT:
+            host.failed(start_s, error.drop.reason)
+        elif error.verdict is Verdict.ANSWERED:
+            host.answered()
+
+    def _remember(self, request: Request) -> None:
+        """Note that a host answered, and where."""
+        self._reach.worked()
+        addresses = self.resolver.known(request.host) if parse_address(request.host) is None else (request.host,)
+        if addresses and not self.config.proxy and (addresses[0], request.port) not in self._reached:
+            self._reached.append((addresses[0], request.port))
+
+
+# The event loop of a download stage: it lives as long as the stage, and connections and host names with it.
+
+Result = TypeVar("Result")
+
+
+class Worker:
+    """A Client on an event loop of its own, opened when it is first needed.
+
+    The loop runs only within `run`. A process that inherits the object by fork, or receives it by pickle, opens its own.
+    """
+
+    def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
+        self._config, self._permits = config, permits
+        self._open: _Open | None = None
+        self._lock = threading.Lock()
+
+    def run(self, work: Callable[[Client], Coroutine[Any, Any, Result]]) -> Result:
+        """Run `work(client)` to its end. After an exception, the next call starts with a new client."""
+        with self._lock:
+            if self._open is None or self._open.pid != os.getpid():
+                self._open = _Open(self._config, self._permits)
+            try:
+                return self._open.runner.run(work(self._open.client))
+            except BaseException:
+                self._close()
+                raise
+
+    def close(self) -> None:
+        """Close all connections."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        opened, self._open = self._open, None
+        if opened is not None:
+            opened.close()
+
+    def __getstate__(self) -> tuple[DownloadConfig, PermitAddress | None]:
+        return self._config, self._permits
+
+    def __setstate__(self, state: tuple[DownloadConfig, PermitAddress | None]) -> None:
+        self.__init__(*state)  # type: ignore[misc]
+
+
+class _Open:
+    """A loop and its client; closed by `close`, when the object is collected, or at the end of the process."""
+
+    def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
+        self.pid = os.getpid()
+        self.runner = asyncio.Runner(loop_factory=uvloop.new_event_loop)
+        self.runner.get_loop()  # raises for a lack of open files
+        self.client = self.runner.run(_new_client(config, permits))
+        self.close = weakref.finalize(self, _close, self.runner, self.client, self.pid)
+
+
+async def _new_client(config: DownloadConfig, permits: PermitAddress | None) -> Client:
+    return Client(config, permits)
+
+
+def _close(runner: asyncio.Runner, client: Client, pid: int) -> None:
+    if os.getpid() != pid:  # after a fork, loop and connections belong to the parent
+        return
+
+    def run() -> None:
+        runner.run(client.close())
+        runner.close()
+
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        run()
+    else:  # collected as garbage while another loop runs in this thread
+        thread = threading.Thread(target=run)
+        thread.start()
+        thread.join()

@@ -1,0 +1,111 @@
+"""Settings of the download stage."""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+from yarl import URL
+
+from hypergrit_common.config import check_positive, check_range, runtime, secret
+from hypergrit_common.errors import UserError
+from hypergrit_common.images import ImageLimits
+from pipeline.images import ResizeConfig
+from pipeline.stages.download.addresses import canonical_hosts, check_headers, check_proxy, headers_by_origin
+
+
+@dataclass(frozen=True, kw_only=True)
+class DownloadConfig:
+    """Settings of HTTP requests, limits on images, and the stored size."""
+
+    # maximum number of requests that one worker has in flight
+    concurrency: int = runtime(64)
+    # maximum number of requests that the whole job has in flight to the same host
+    concurrency_per_host: int = runtime(16)
+    # time limit for one attempt, from the request to the last byte, in seconds
+    timeout_s: float = runtime(15.0)
+    # time limit for one row, with all attempts and the pauses between them, in seconds; waiting for a turn is free
+    deadline_s: float = runtime(40.0)
+    # further attempts after a broken connection, HTTP 429 or 5xx, or a time-out of a host that has answered before
+    retries: int = runtime(2)
+    # largest response body, in bytes; larger ones are dropped
+    max_bytes: int = 32_000_000
+    # smallest shorter side of a downloaded image, in pixels
+    min_side_px: int = 1
+    # mail address or web page for complaints, sent in the User-Agent header
+    contact: str = runtime("")
+    # private host names or addresses from which images may be fetched, without port
+    allowed_private_hosts: tuple[str, ...] = ()
+    # headers to send, by the origin of the URL: {"https://images.example.org": {Authorization: "Bearer ..."}}; "*" is every
+    # origin. Never saved, recorded or printed
+    headers: dict[str, dict[str, str]] = secret(factory=dict)
+    # proxy of all requests, such as http://proxy.example.org:3128, with a user name and password if it needs them; none:
+    # without the one that an earlier run had. Never saved, recorded or printed
+    proxy: str | None = secret(factory=lambda: None)
+    # leave the look-up of host names to the proxy, which must then refuse those of its own network
+    proxy_resolves: bool = runtime(False)
+    resize: ResizeConfig = field(default_factory=ResizeConfig)
+
+    # What no job has had a reason to change.
+
+    connect_timeout_s: ClassVar[float] = 5.0
+    """Time for connecting, which two lost packets leave enough of: TCP sends its first one again after 1 and 3 s."""
+    max_bytes_in_flight: ClassVar[int] = 256_000_000
+    """Bytes of bodies that a worker holds, from their arrival until they are decoded; at least twice max_bytes are used."""
+    dns_concurrency: ClassVar[int] = 128
+    """Host names that a worker looks up; a look-up of more than a second gives its place to another."""
+    dns_timeout_s: ClassVar[float] = 30.0
+    """Time for the look-up of a host name, longer than resolvers take by default; not part of the limits above."""
+    host_failures: ClassVar[int] = 4
+    """Attempts in a row without a complete response after which the other rows of a host are dropped without a request;
+    each minute, one row tries it again."""
+    backoff_s: ClassVar[float] = 0.5
+    """Pause before the first retry, which doubles with each retry; a longer Retry-After wins."""
+    max_redirects: ClassVar[int] = 5
+    """Redirects that are followed for a row; each address is checked like the first. RFC 1945 names 5."""
+    user_agent_token: ClassVar[str] = "hypergrit"
+    """Name of this client in the User-Agent header, and in X-Robots-Tag lines that address it."""
+    disallowed_header_directives: ClassVar[tuple[str, ...]] = ("noai", "noimageai", "noindex", "noimageindex")
+    """X-Robots-Tag directives by which a server opts out, those of img2dataset; a job has to respect them."""
+    decode_threads: ClassVar[int] = 1
+    """Decoding threads of a worker; more workers use more cores."""
+
+    def __post_init__(self) -> None:
+        # With a limit of 0 requests, the stage would wait indefinitely.
+        check_range(self, "concurrency", "concurrency_per_host", "max_bytes", "min_side_px", least=1)
+        check_range(self, "retries", least=0)
+        check_positive(self, "timeout_s", "deadline_s")
+        if not self.contact.isprintable():
+            raise UserError("contact is sent in a header; give one line of printable characters")
+        check_headers(self.headers)
+        if self.proxy == "none":
+            object.__setattr__(self, "proxy", "")
+        check_proxy(self.proxy)
+
+    def check_use(self) -> None:
+        """Raise UserError if requests need a proxy that is not set; a saved configuration has none."""
+        if self.proxy_resolves and not self.proxy:
+            raise UserError("download.proxy_resolves is true, but there is no proxy; set download.proxy too")
+
+    @property
+    def secrets(self) -> list[str]:
+        """What an output is not to be downloaded without, without the values: `proxy`, and the origins with headers."""
+        return [*(["proxy"] if self.proxy else []), *(origin for origin, values in self.headers.items() if values)]
+
+    def headers_for(self, url: URL) -> dict[str, str]:
+        """Return the extra headers of a request."""
+        found = self._headers_by_origin
+        return found.get(url.origin(), found[None])
+
+    @cached_property
+    def limits(self) -> ImageLimits:
+        """The sizes of images that are decoded."""
+        return ImageLimits(min_side_px=self.min_side_px)
+
+    @cached_property
+    def _headers_by_origin(self) -> dict[URL | None, dict[str, str]]:
+        return headers_by_origin(self.headers)
+
+    @cached_property
+    def private_hosts(self) -> frozenset[str]:
+        """The canonical forms of `allowed_private_hosts`."""
+        return canonical_hosts(self.allowed_private_hosts)

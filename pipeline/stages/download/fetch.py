@@ -1,0 +1,353 @@
+"""One attempt to fetch a URL: redirects on the same host, limits during streaming, a drop reason for every failure."""
+
+import asyncio
+import errno
+import os
+import ssl
+import zlib
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from functools import cache
+from types import SimpleNamespace
+from typing import Any, Final, Protocol
+
+import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from yarl import URL
+
+from hypergrit_common.errors import MACHINE_ERRORS
+from hypergrit_common.version import hypergrit_version
+from pipeline.stages.download.addresses import FetchError, PrivateAddressError, Verdict, check_url, parse_url
+from pipeline.stages.download.config import DownloadConfig
+from pipeline.stages.download.hosts import Lease, error_number
+from pipeline.stages.download.resolver import NameLookupError, Resolver
+
+# Response headers with a meaning for the downloader: Retry-After and X-Robots-Tag.
+
+
+def retry_after_s(value: str, now: datetime) -> float:
+    """The wait in seconds of a Retry-After header: a number, or a date (RFC 9110, section 10.2.3); else 0."""
+    if value.isascii() and value.strip().isdigit():
+        return float(value)
+    try:
+        date = parsedate_to_datetime(value)
+        date = date if date.tzinfo else date.replace(tzinfo=UTC)
+        return max(0.0, (date - now).total_seconds())
+    except Exception:  # ValueError, but also OverflowError and others, by the version of Python
+        return 0.0
+
+
+VALUED: Final = frozenset({"max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"})
+"""Directives with a value behind a colon, which are no names of bots."""
+
+
+def opt_out(values: Iterable[str], token: str, directives: Collection[str]) -> str | None:
+    """The first of `directives` in the X-Robots-Tag lines that apply to the client `token`.
+
+    A name before a colon (`bot: noai, noindex`) addresses what follows in its line to that bot. Before it, and after
+    the name `*`, a line applies to everyone.
+    """
+    for value in values:
+        applies = True
+        for part in value.split(","):
+            name, colon, rest = (text.strip().lower() for text in part.partition(":"))
+            if colon and name not in VALUED and not name[:1].isdigit():
+                applies, name = name in ("*", token.lower()), rest
+            if applies and name in directives:
+                return name
+    return None
+
+
+# The HTTP session of a worker.
+
+IDLE_S: Final = 5.0
+"""Time for which an idle connection is kept."""
+
+MAX_INTERIM: Final = 16
+"""Number of interim responses (100 Continue, 103 Early Hints) before the final one."""
+
+
+class Watcher(Protocol):
+    """Whoever wants to know that a request has got a connection; passed as `trace_request_ctx`."""
+
+    def connected(self) -> None:
+        """Note a new connection."""
+        ...
+
+    def reused(self) -> None:
+        """Note an idle connection, on which the host has answered before."""
+        ...
+
+
+class InterimFloodError(Exception):
+    """A server sends interim responses without end."""
+
+
+class BoundedHandler(ResponseHandler):
+    """A connection that ends after MAX_INTERIM interim responses, which aiohttp would collect without limit.
+
+    The headers of each response are limited by aiohttp, to 128 of 8 KB.
+    """
+
+    _n_interim = 0
+
+    def set_response_params(self, **params: Any) -> None:
+        self._n_interim = 0
+        super().set_response_params(**params)
+
+    def feed_data(self, data: Any, size: int = 0) -> None:
+        if 100 <= data[0].code < 200:
+            self._n_interim += 1
+            if self._n_interim > MAX_INTERIM:
+                if self._n_interim == MAX_INTERIM + 1:
+                    self.set_exception(InterimFloodError())
+                    self.transport and self.transport.abort()  # type: ignore[func-returns-value]
+                return
+        super().feed_data(data, size)
+
+
+class Connector(aiohttp.TCPConnector):
+    """A TCPConnector whose connections are BoundedHandlers, and that keeps at most `max_idle` idle ones."""
+
+    def __init__(self, max_idle: int, **options: Any) -> None:
+        super().__init__(**options)
+        self._max_idle = max_idle
+        self._factory = lambda: BoundedHandler(loop=self._loop)  # type: ignore[assignment]
+
+    def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
+        is_full = sum(map(len, self._conns.values())) >= self._max_idle
+        super()._release(key, protocol, should_close=should_close or is_full)
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """The TLS context of this process. Creating one takes 20 ms, longer than the rest of the work for an image."""
+    return ssl.create_default_context()
+
+
+def new_session(config: DownloadConfig, resolver: Resolver, max_idle: int) -> aiohttp.ClientSession:
+    """Open an HTTP session: persistent connections, no cookies, no proxy but that of `config`, no decompression.
+
+    At most `max_idle` connections are kept idle.
+    """
+    tracing = aiohttp.TraceConfig()
+    tracing.on_connection_create_end.append(_on_connected)
+    tracing.on_connection_reuseconn.append(_on_reused)
+    contact = f"; +{config.contact}" if config.contact else ""
+    return aiohttp.ClientSession(
+        connector=Connector(
+            max_idle,
+            limit=0,  # slots.py limits the connections
+            resolver=resolver,
+            use_dns_cache=False,  # the resolver has its own
+            keepalive_timeout=IDLE_S,
+            ssl=tls_context(),
+            timeout_ceil_threshold=float("inf"),
+        ),
+        timeout=aiohttp.ClientTimeout(total=None, sock_connect=config.connect_timeout_s, ceil_threshold=float("inf")),
+        headers={
+            "User-Agent": f"{config.user_agent_token}/{hypergrit_version()} (image-text dataset builder{contact})",
+            "Accept": "image/*,*/*;q=0.5",
+            "Accept-Encoding": "identity",
+        },
+        cookie_jar=aiohttp.DummyCookieJar(),
+        auto_decompress=False,
+        proxy=config.proxy or None,
+        trace_configs=[tracing],
+    )
+
+
+async def _on_connected(
+    session: aiohttp.ClientSession, context: SimpleNamespace, _: aiohttp.TraceConnectionCreateEndParams
+) -> None:
+    context.trace_request_ctx.connected()
+
+
+async def _on_reused(
+    session: aiohttp.ClientSession, context: SimpleNamespace, _: aiohttp.TraceConnectionReuseconnParams
+) -> None:
+    context.trace_request_ctx.reused()
+
+
+REDIRECTS: Final = (301, 302, 303, 307, 308)
+UNREACHED: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
+INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+
+
+class Deadline:
+    """The time that is left for the attempts of a row and the pauses between them."""
+
+    def __init__(self, limit_s: float) -> None:
+        self.left_s = limit_s
+
+    @contextmanager
+    def passing(self, clock: Callable[[], float]) -> Iterator[None]:
+        """Let the time pass within the context."""
+        start_s = clock()
+        try:
+            yield
+        finally:
+            self.left_s -= clock() - start_s
+
+
+@dataclass(frozen=True)
+class Request:
+    """The next request to send for a row."""
+
+    url: URL
+    deadline: Deadline
+    n_redirects: int = 0  # redirects followed to reach this URL
+
+    @property
+    def host(self) -> str:
+        return self.url.raw_host or ""
+
+    @property
+    def port(self) -> int:
+        return self.url.port or 0
+
+
+class Attempt:
+    """A connection for an attempt; `is_connected` once it is there."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.is_connected = False
+        self._watcher = watcher
+
+    def connected(self) -> None:
+        self.is_connected = True
+        self._watcher.connected()
+
+    def reused(self) -> None:
+        self.is_connected = True
+        self._watcher.reused()
+
+
+async def attempt_fetch(
+    session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, watcher: Watcher
+) -> bytes | Request:
+    """Make one attempt, within `timeout_s` and the remaining time of the row.
+
+    Return the body, or the Request for the host to which the server redirects. Raises FetchError, also for the
+    exceptions of aiohttp and the operating system, and BudgetError.
+    """
+    attempt = Attempt(watcher)
+    limit_s = min(config.timeout_s, request.deadline.left_s)
+    try:
+        async with asyncio.timeout(limit_s):
+            return await follow(session, request, config, lease, attempt)
+    except PrivateAddressError as error:
+        raise FetchError("private_address", str(error)) from error
+    except NameLookupError as error:
+        if config.proxy:
+            raise proxy_error("its name cannot be resolved") from error
+        raise FetchError("dns_error", f"{request.host}: {error}") from error
+    except aiohttp.ClientHttpProxyError as error:
+        is_host = error.status >= 500  # the proxy cannot reach the host; other codes are between us and the proxy
+        detail = f"the proxy answered {error.status}"
+        verdict = Verdict.SILENT if is_host else Verdict.ANSWERED
+        raise FetchError("connection_error", detail, is_transient=is_host, verdict=verdict) from error
+    except aiohttp.ClientProxyConnectionError as error:
+        raise proxy_error("no connection") from error
+    except (aiohttp.ClientSSLError, ssl.SSLError) as error:
+        detail = str(getattr(error, "certificate_error", None) or error)
+        raise FetchError("tls_error", detail, verdict=Verdict.SILENT) from error
+    except TimeoutError as error:
+        # The time of the row, which other hosts may have used up, says nothing about this one.
+        full_s = min(config.timeout_s, config.deadline_s)
+        if attempt.is_connected:
+            detail = f"{config.timeout_s:g} s" if limit_s == config.timeout_s else f"{config.deadline_s:g} s in all"
+            verdict = Verdict.SILENT if limit_s >= full_s else Verdict.NOTHING
+            raise FetchError("timeout", detail, is_transient=True, verdict=verdict) from error
+        # Not repeated: TCP has sent several packets meanwhile, and a dead host would occupy a connection again.
+        detail = f"no connection in {min(limit_s, config.connect_timeout_s):g} s"
+        verdict = Verdict.SILENT if limit_s >= min(full_s, config.connect_timeout_s) else Verdict.NOTHING
+        raise FetchError("timeout", detail, verdict=verdict, is_unreached=True) from error
+    except InterimFloodError as error:
+        raise FetchError("connection_error", "no valid HTTP: endless interim responses") from error
+    except aiohttp.ClientResponseError as error:
+        raise FetchError("connection_error", f"no valid HTTP: {type(error).__name__}") from error
+    except (aiohttp.ClientError, OSError) as error:
+        number = error_number(error)
+        name = errno.errorcode.get(number, "") or type(error).__name__
+        lack = OSError(number, os.strerror(number)) if number in MACHINE_ERRORS else None
+        is_unreached, verdict = number in UNREACHED, Verdict.SILENT
+        raise FetchError(
+            "connection_error", name, is_transient=True, verdict=verdict, lack=lack, is_unreached=is_unreached
+        ) from error
+
+
+async def follow(
+    session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, attempt: Attempt
+) -> bytes | Request:
+    """Send a request and follow its redirects on the same host and port.
+
+    Return the body, or the first Request to another host. The address of each redirect is checked before the request is
+    sent. Raises FetchError and the exceptions of aiohttp.
+    """
+    url = request.url
+    for n in range(request.n_redirects, config.max_redirects + 1):
+        if (url.raw_host, url.port) != (request.url.raw_host, request.url.port):
+            return Request(url, request.deadline, n)
+        check_url(url, config.private_hosts)
+        headers = config.headers_for(url)
+        async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=attempt) as response:
+            is_redirect = response.status in REDIRECTS and "Location" in response.headers
+            tags = response.headers.getall("X-Robots-Tag", ())
+            directive = opt_out(tags, config.user_agent_token, config.disallowed_header_directives)
+            if directive and (is_redirect or response.status == 200):
+                raise FetchError("opted_out", directive)
+            if is_redirect:
+                url = parse_url(response.headers["Location"], base=url)
+                continue
+            if response.status != 200:
+                is_transient = response.status == 429 or response.status >= 500
+                wait_s = retry_after_s(response.headers.get("Retry-After", ""), datetime.now(UTC))
+                raise FetchError("http_error", str(response.status), is_transient=is_transient, retry_after_s=wait_s)
+            return await read_body(response, config.max_bytes, lease)
+    raise FetchError("too_many_redirects", f"more than {config.max_redirects}")
+
+
+def proxy_error(reason: str) -> FetchError:
+    """Return the error for a proxy that cannot be reached, for which no row is to blame."""
+    lack = OSError(errno.ENETDOWN, f"the proxy cannot be reached ({reason})")
+    return FetchError("connection_error", f"proxy: {reason}", is_transient=True, lack=lack)
+
+
+def too_many_bytes(limit: int) -> FetchError:
+    return FetchError("too_many_bytes", f"more than {limit}")
+
+
+async def read_body(response: aiohttp.ClientResponse, max_bytes: int, lease: Lease) -> bytes:
+    """Read a body, and decompress it if the server compressed it although that was not requested.
+
+    Raises FetchError if the compressed or the decompressed body has more than `max_bytes`; reading stops there. Raises
+    BudgetError if there is no room for it now.
+    """
+    declared = response.content_length or 0
+    if declared > max_bytes:
+        raise too_many_bytes(max_bytes)
+    wbits = INFLATE_WBITS.get(response.headers.get("Content-Encoding", "").strip().lower())
+    need = 2 * max_bytes if wbits is not None else declared or max_bytes
+    blocks, total = [], 0
+    async for block in response.content.iter_any():
+        total += len(block)
+        if total > max_bytes:
+            raise too_many_bytes(max_bytes)
+        lease.grow_to(total, need)
+        blocks.append(block)
+    body = b"".join(blocks)
+    if wbits is None:
+        return body
+    decompressor = zlib.decompressobj(wbits)
+    try:
+        inflated = decompressor.decompress(body, max_bytes)
+    except zlib.error as error:
+        raise FetchError("undecodable", f"content encoding: {error}") from error
+    if decompressor.unconsumed_tail:
+        raise too_many_bytes(max_bytes)
+    lease.grow_to(total + len(inflated), need)
+    return inflated

@@ -1,0 +1,242 @@
+"""Look-up of host names: in threads of its own, once for all rows of a name, remembered from shard to shard.
+
+Neither asyncio nor aiohttp can do this: uvloop resolves in a pool of four threads, and aiohttp starts a look-up within
+the time limit of the request. Here a row waits for its name before it takes a connection, so that a name server that is
+slow or silent costs only the rows of its own names.
+"""
+
+import _thread
+import asyncio
+import errno
+import os
+import socket
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final
+
+from aiohttp.abc import AbstractResolver, ResolveResult
+
+from pipeline.stages.download.addresses import check_addresses
+from pipeline.stages.download.hosts import MAX_REPEATS, Patience, Pulse, Shortage, is_doubtful, lack_behind
+
+FOUND_S: Final = 600.0
+MISSING_S: Final = 60.0
+"""How long an address, and the failure of a look-up, are remembered. The answers of getaddrinfo have no times."""
+
+MAX_NAMES: Final = 20_000
+"""Number of names that are remembered (about 10 MB)."""
+
+SLOW_S: Final = 1.0
+"""A look-up that takes longer gives its place to the next one."""
+
+RETRY_PAUSE_S: Final = 0.5
+QUICK_FAILURE_S: Final = 5.0
+"""A temporary failure that came within QUICK_FAILURE_S is asked again once; a later one has been retried by libc."""
+
+TEMPORARY: Final = (socket.EAI_AGAIN, socket.EAI_SYSTEM)
+
+Found = tuple[str, ...] | Exception | None
+"""The addresses of a name, the exception of its look-up, or None without an answer in time."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The addresses of a name, or the reason why there are none, until a time of the event loop.
+
+    `asked_s` is the begin of a look-up to which no name server gave an answer, perhaps because none can be reached.
+    """
+
+    addresses: tuple[str, ...]
+    failure: str
+    expires_s: float
+    asked_s: float | None = None
+
+
+class NameLookupError(Exception):
+    """A name has no addresses; the message is the reason."""
+
+    def __init__(self, answer: Answer) -> None:
+        super().__init__(answer.failure)
+        self.answer = answer
+
+
+class Resolver(AbstractResolver):
+    """A resolver with a cache, for one event loop.
+
+    `lookup` finds the addresses of a name. `resolve` hands them to aiohttp, which connects to no others; it raises
+    PrivateAddressError if one of them is private, unless the name is in `allowed` (canonical forms). At most
+    `concurrency` look-ups run that are not slow, and `max_threads` in all. `answered` is called for each answer of a
+    name server, also that a name does not exist.
+    """
+
+    def __init__(
+        self,
+        allowed: frozenset[str],
+        concurrency: int,
+        timeout_s: float,
+        max_threads: int,
+        shortage: Shortage,
+        pulse: Pulse,
+        answered: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._answered = answered
+        self.allowed, self.timeout_s, self.shortage, self.pulse = allowed, timeout_s, shortage, pulse
+        self._answers: dict[str, Answer] = {}
+        self._running: dict[str, asyncio.Task[Answer]] = {}
+        self._places = asyncio.Semaphore(concurrency)
+        self._threads = asyncio.Semaphore(max_threads)
+
+    async def lookup(self, host: str) -> tuple[str, ...]:
+        """Find the addresses of a name. Raises NameLookupError, and OSError for a lack on this machine."""
+        answer = self._answers.get(host)
+        if answer is None or answer.expires_s < asyncio.get_running_loop().time():
+            if host not in self._running:
+                self._running[host] = task = asyncio.create_task(self._ask(host))
+                task.add_done_callback(partial(self._end, host))
+            # A row that is cancelled must not take the answer from the others.
+            answer = await asyncio.shield(self._running[host])
+        if answer.failure:
+            raise NameLookupError(answer)
+        return answer.addresses
+
+    def judge(self, host: str, answer: Answer, *, is_final: bool) -> None:
+        """Keep an answer with `asked_s` as one of the name's own fault, or forget it, so that the name is asked again."""
+        if self._answers.get(host) is answer:  # else another row has done so
+            del self._answers[host]
+            if is_final:
+                self._answers[host] = replace(answer, asked_s=None)
+
+    def known(self, host: str) -> tuple[str, ...]:
+        """Return the addresses of the last look-up of a name, if there are any."""
+        answer = self._answers.get(host)
+        return answer.addresses if answer is not None else ()
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
+    ) -> list[ResolveResult]:
+        """Return the addresses for a connection; those of the last look-up, even if they have expired since."""
+        addresses = self.known(host) or await self.lookup(host)
+        check_addresses(host, addresses, self.allowed)
+        return [
+            ResolveResult(
+                hostname=host,
+                host=address,
+                port=port,
+                family=socket.AF_INET6 if ":" in address else socket.AF_INET,
+                proto=socket.IPPROTO_TCP,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for address in addresses
+        ]
+
+    async def close(self) -> None:
+        for task in self._running.values():
+            task.cancel()
+
+    def _end(self, host: str, task: asyncio.Task[Answer]) -> None:
+        self._running.pop(host, None)
+        if not task.cancelled():
+            task.exception()  # each row of the name has raised it, unless it was cancelled
+
+    async def _ask(self, host: str) -> Answer:
+        found, asked_s = await self._ask_with_retries(host)
+        if isinstance(found, tuple) or (isinstance(found, socket.gaierror) and found.errno not in TEMPORARY):
+            self._answered()
+        is_unanswered = found is None or (isinstance(found, socket.gaierror) and found.errno in TEMPORARY)
+        addresses, failure = (found, "") if isinstance(found, tuple) else ((), self._failure(found))
+        if not addresses and not failure:
+            failure = "no addresses"
+        expires_s = asyncio.get_running_loop().time() + (MISSING_S if failure else FOUND_S)
+        answer = Answer(addresses, failure, expires_s, asked_s if is_unanswered else None)
+        self._answers.pop(host, None)
+        self._answers[host] = answer  # the last, so that the oldest is the first
+        if len(self._answers) > MAX_NAMES:
+            del self._answers[next(iter(self._answers))]
+        return answer
+
+    def _failure(self, error: Exception | None) -> str:
+        if error is None:
+            return f"no answer in {self.timeout_s:g} s"
+        if isinstance(error, socket.gaierror):
+            return error.strerror or str(error)
+        return f"{type(error).__name__}: {error}"
+
+    async def _ask_with_retries(self, host: str) -> tuple[Found, float]:
+        """Ask again after a quick temporary failure, once, after a pause, and while this machine lacks something.
+
+        Also return the begin of the first look-up. Raises OSError if the lack lasts too long.
+        """
+        patience, has_retried, n_repeats = Patience(self.shortage), False, 0
+        asked_s = self.pulse.time()
+        while True:
+            start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
+            found = await self._ask_once(host)
+            is_quick = self.pulse.time() - start_s < QUICK_FAILURE_S
+            if not isinstance(found, tuple) and self.pulse.has_paused(n_pauses) and n_repeats < MAX_REPEATS:
+                n_repeats += 1
+                continue
+            lack = lack_behind(found) if isinstance(found, Exception) else None
+            if lack is None and isinstance(found, Exception) and is_quick and self.shortage.felt_since(start_s):
+                # Without a file for its socket, the C library may also report an unknown name.
+                lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            if lack is not None and not (is_doubtful(found) and patience.is_alone):
+                await patience.wait(lack)
+                continue
+            self.shortage.worked()
+            is_temporary = isinstance(found, OSError) and (
+                not isinstance(found, socket.gaierror) or found.errno in TEMPORARY
+            )
+            if has_retried or not (is_temporary and is_quick):
+                return found, asked_s
+            has_retried = True
+            await asyncio.sleep(RETRY_PAUSE_S)
+
+    async def _ask_once(self, host: str) -> Found:
+        """Ask for a name in a thread."""
+        await self._threads.acquire()
+        try:
+            async with self._places:
+                found = self._start(host)
+                await asyncio.wait([found], timeout=min(SLOW_S, self.timeout_s))
+        except BaseException:
+            self._threads.release()
+            raise
+        # A thread cannot be stopped: it occupies its place among all until the C library returns.
+        found.add_done_callback(lambda _: self._threads.release())
+        await asyncio.wait([found], timeout=max(0.0, self.timeout_s - SLOW_S))
+        return found.result() if found.done() else None
+
+    def _start(self, host: str) -> asyncio.Future[tuple[str, ...] | Exception]:
+        """Start the look-up of a name in a thread of its own.
+
+        The end of the process does not wait for it, as it would for a thread of a pool. `threading.Thread.start` waits
+        until the thread runs, which would stop the event loop for half a second at 128 look-ups.
+        """
+        loop = asyncio.get_running_loop()
+        found: asyncio.Future[tuple[str, ...] | Exception] = loop.create_future()
+
+        def finish(result: tuple[str, ...] | Exception) -> None:
+            if not found.done():
+                found.set_result(result)
+
+        def run() -> None:
+            result = look_up(host)
+            with suppress(RuntimeError):  # the loop was closed meanwhile
+                loop.call_soon_threadsafe(finish, result)
+
+        try:
+            _thread.start_new_thread(run, ())
+        except RuntimeError as error:  # no more threads
+            finish(error)
+        return found
+
+
+def look_up(host: str) -> tuple[str, ...] | Exception:
+    """Return the addresses of a name in the order of the system, or the exception of the look-up."""
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM, flags=socket.AI_ADDRCONFIG)
+    except Exception as error:  # gaierror; UnicodeError for a label above 63 characters
+        return error
+    return tuple(dict.fromkeys(str(address[0]) for *_, address in found))

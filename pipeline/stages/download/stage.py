@@ -1,0 +1,240 @@
+"""Stage `download`: concurrent requests on one event loop, decoding in threads, rows in their original order."""
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Final
+
+import pyarrow as pa
+
+from hypergrit_common.errors import is_machine_error
+from hypergrit_common.images import Decoded, ImageRejected, decode_reduced
+from pipeline.faults import Fault, describe, format_traceback
+from pipeline.images import MAX_SIDE_PX, encode_jpeg, keeps_size, resize_as
+from pipeline.stages.download.addresses import FetchError, parse_url
+from pipeline.stages.download.client import Client, Worker
+from pipeline.stages.download.config import DownloadConfig
+from pipeline.stages.download.fetch import Deadline, Request
+from pipeline.stages.download.hosts import TRIALS
+from pipeline.stages.download.permits import PermitAddress, PermitsError
+from pipeline.stages.stage import Context, Stage, TableFunction
+from schemas.rows import DOWNLOADED
+from schemas.status import REASONS
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
+
+POPULAR: Final = 16
+"""Number of rows in a table above which a host is tried with several rows at once."""
+PATIENCE_S: Final = 10.0
+PAUSE_S: Final = 0.2
+"""Pause before an image is decoded again if this machine lacked files, memory or threads, for at most PATIENCE_S."""
+PIXEL_BYTES: Final = 4
+METADATA_BYTES: Final = 1 << 17
+"""A stored JPEG has at most PIXEL_BYTES per pixel and METADATA_BYTES besides, so that a shard of them is bounded."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result for a row: its new fields, and the image bytes to store, the drop, or the fault if the stage raised."""
+
+    fields: dict[str, Any]
+    image: bytes | None = None
+    drop: Drop | None = None
+    fault: Fault | None = None
+
+
+class Download(Stage):
+    """Fetch, verify, resize and encode images. Takes a READ table and returns a DOWNLOADED table.
+
+    Nothing is fetched for rows that already have an image (tars). A row is dropped if its image cannot be fetched or
+    decoded, exceeds a limit of the configuration, or repeats image and caption of an earlier row.
+
+    An object keeps its connections, host names and dead hosts from one table to the next. `permits` is the address of a
+    PermitServer, by which all workers of a job together keep to `concurrency_per_host`; without it, each keeps to it
+    alone. Raises PermitsError if the server cannot be reached, and OSError if the machine lacks open files, memory,
+    ports or disk space for a long time. The first table raises the soft limit for open files.
+
+    >>> import numpy as np
+    >>> import pyarrow as pa
+    >>> from pipeline import Download, DownloadConfig
+    >>> from pipeline.images import encode_jpeg
+    >>> from schemas.rows import READ
+    >>> image = encode_jpeg(np.zeros((512, 768, 3), np.uint8))
+    >>> row = {"key": "000000000000", "source": "a.tar", "source_row": 0, "status": "kept", "image": image}
+    >>> table = Download(DownloadConfig())(pa.Table.from_pylist([row], schema=READ))
+    >>> table.select(["width", "height", "original_width", "original_height"]).to_pylist()
+    [{'width': 384, 'height': 256, 'original_width': 768, 'original_height': 512}]
+    """
+
+    name, schema, reasons = "download", DOWNLOADED, REASONS["download"]
+    Config = DownloadConfig
+
+    def __init__(self, config: DownloadConfig, permits: PermitAddress | None = None) -> None:
+        super().__init__(config)
+        self._worker = Worker(config, permits)
+
+    @classmethod
+    def load(cls, context: Context) -> TableFunction:
+        """Load the stage for the parts of a shard, in which duplicates are found later (`drop_duplicates`)."""
+        return cls(context.settings[cls.name], context.permits).isolate
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        return drop_duplicates(self.prepare(table))
+
+    def prepare(self, table: pa.Table) -> pa.Table:
+        """Fetch, verify, resize and encode images, without looking for duplicates."""
+        return self.isolate(table)[0]
+
+    def isolate(self, table: pa.Table) -> tuple[pa.Table, list[Fault]]:
+        """Return the table of `prepare`, and the rows on which the stage raised, which it drops as `internal_error`.
+
+        A search for them (`run_isolated`) would fetch all rows again.
+        """
+        kept = kept_indices(table)
+        keys, urls, images = (table[name].to_pylist() for name in ("key", "url", "image"))
+        rows = [(keys[i], urls[i], images[i]) for i in kept]
+        found = self._worker.run(lambda client: self._prepare_all(rows, client))
+        outcomes = dict(zip(kept, found, strict=True))
+        drops = {i: outcome.drop for i, outcome in outcomes.items() if outcome.drop is not None}
+        table = add_columns(table, DOWNLOADED, {i: outcome.fields for i, outcome in outcomes.items()})
+        stored = [outcomes[i].image if i in outcomes else None for i in range(table.num_rows)]
+        faults = [outcome.fault for outcome in found if outcome.fault is not None]
+        return drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops), faults
+
+    def close(self) -> None:
+        """Close all connections; the next table opens new ones."""
+        self._worker.close()
+
+    async def _prepare_all(self, rows: Sequence[tuple[str, str | None, bytes | None]], client: Client) -> list[Outcome]:
+        """The outcomes of `rows` (key, URL, image bytes or None), in their order."""
+        client.hosts.forget()
+        requests = [parse_request(url or "", self.config) if image is None else image for _, url, image in rows]
+        workers = ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode")
+        with client.pulse.beating(), workers as pool:
+            try:
+                async with asyncio.TaskGroup() as group:
+                    tasks = {
+                        i: group.create_task(self._row(rows[i][0], requests[i], client, pool))
+                        for i in by_host(requests)
+                    }
+            except ExceptionGroup as errors:  # PermitsError or a lack on this machine, which the rows share
+                raise errors.exceptions[0] from None
+        return [tasks[i].result() for i in range(len(rows))]
+
+    async def _row(
+        self, key: str, request: Request | bytes | FetchError, client: Client, pool: ThreadPoolExecutor
+    ) -> Outcome:
+        """The outcome of one row, whatever happens to it."""
+        try:
+            if isinstance(request, FetchError):
+                raise request
+            if isinstance(request, bytes):
+                return await self._prepare(request, pool)
+            async with client.body(request) as body:
+                return await self._prepare(body, pool)
+        except FetchError as error:
+            return Outcome({}, drop=error.drop)
+        except PermitsError:
+            raise
+        except Exception as error:
+            if is_machine_error(error):
+                raise
+            fault = Fault(key, "download", describe(error), format_traceback(error))
+            return Outcome({}, drop=fault.drop, fault=fault)
+
+    async def _prepare(self, data: bytes, pool: ThreadPoolExecutor) -> Outcome:
+        """Prepare an image in a thread; on the event loop, all connections would wait meanwhile.
+
+        A lack on this machine usually ends when other images are done.
+        """
+        loop = asyncio.get_running_loop()
+        end_s = loop.time() + PATIENCE_S
+        while True:
+            try:
+                return await loop.run_in_executor(pool, prepare_image, data, self.config)
+            except (OSError, MemoryError, RuntimeError) as error:  # RuntimeError: no thread
+                is_lack = is_machine_error(error) or isinstance(error, MemoryError)
+                if not is_lack or loop.time() >= end_s:
+                    raise
+            await asyncio.sleep(PAUSE_S)
+
+
+def parse_request(url: str, config: DownloadConfig) -> Request | FetchError:
+    """The first request of a row, or the error in its URL."""
+    try:
+        return Request(parse_url(url), Deadline(config.deadline_s))
+    except FetchError as error:
+        return error
+
+
+def by_host(requests: Sequence[Request | bytes | FetchError]) -> list[int]:
+    """The order in which to start: the first row of each host, the second of each, and so on.
+
+    The first rows find out early which hosts are slow or dead, and the rows of one host are spread over time. Hosts
+    with POPULAR rows begin with as many rows as it takes to find out.
+    """
+    hosts = [(request.host, request.port) if isinstance(request, Request) else None for request in requests]
+    totals, seen = Counter(hosts), Counter[tuple[str, int] | None]()
+    ranks = []
+    for host in hosts:
+        is_trial = host is None or (totals[host] >= POPULAR and seen[host] < TRIALS)
+        ranks.append(0 if is_trial else seen[host])
+        seen[host] += 1
+    return sorted(range(len(requests)), key=ranks.__getitem__)
+
+
+def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
+    """Verify, rotate, resize and encode one image; an upright RGB JPEG of the right size keeps its bytes.
+
+    It is encoded again only if its bytes exceed what its pixels and metadata explain.
+    """
+    fields: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
+    if len(data) > config.max_bytes:
+        return Outcome(fields, drop=Drop("too_many_bytes", f"more than {config.max_bytes}"))
+    try:
+        decoded, keeps_bytes = decode_to_store(data, config)
+    except ImageRejected as error:
+        return Outcome(fields, drop=Drop(error.reason, error.detail))
+    size = original = decoded.original_width, decoded.original_height
+    if not keeps_bytes:
+        pixels = resize_as(decoded.pixels, config.resize)
+        size = pixels.shape[1], pixels.shape[0]
+    if max(size) > MAX_SIDE_PX:  # possible with resize.mode=none and high limits
+        detail = f"{size[0]} x {size[1]} px, but the side of a JPEG has at most {MAX_SIDE_PX}"
+        return Outcome(fields, drop=Drop("too_many_pixels", detail))
+    fields |= zip(("width", "height", "original_width", "original_height"), (*size, *original), strict=True)
+    fields["original_format"] = decoded.original_format
+    return Outcome(fields, data if keeps_bytes else encode_jpeg(pixels, config.resize.jpeg_quality))
+
+
+def decode_to_store(data: bytes, config: DownloadConfig) -> tuple[Decoded, bool]:
+    """Decode an image; return True with it if it keeps its bytes. Raises ImageRejected.
+
+    Without resizing, most images keep their bytes, so a JPEG is first decoded at the smallest size, which verifies it.
+    """
+    is_resized = config.resize.mode != "none"
+    decoded = decode_reduced(data, config.limits, config.resize.size if is_resized else 1)
+    width, height = decoded.original_width, decoded.original_height
+    is_lean = len(data) <= PIXEL_BYTES * height * width + METADATA_BYTES
+    keeps_bytes = decoded.is_plain and is_lean and keeps_size(width, height, config.resize)
+    if not (keeps_bytes or is_resized) and decoded.pixels.shape[:2] != (height, width):
+        decoded = decode_reduced(data, config.limits, None)
+    return decoded, keeps_bytes
+
+
+def drop_duplicates(table: pa.Table) -> pa.Table:
+    """Drop the rows of a DOWNLOADED table that repeat image and caption of an earlier row; its key becomes the detail."""
+    hashes, captions, keys = (table[name].to_pylist() for name in ("sha256", "caption_original", "key"))
+    first: dict[tuple[str, str | None], str] = {}
+    drops: dict[int, Drop] = {}
+    for i in kept_indices(table):
+        if hashes[i] is None:
+            continue
+        content = (hashes[i], captions[i])
+        if content in first:
+            drops[i] = Drop("duplicate", first[content])
+        else:
+            first[content] = keys[i]
+    return drop_rows(table, "download", drops)

@@ -1,0 +1,143 @@
+"""Settings of the ground stage; load the grounder that they name, and read its calibrated score threshold."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Final, Literal, cast
+
+from hypergrit_common.config import check_range, runtime
+from hypergrit_common.devices import Precision, check_device, pick_device
+from hypergrit_common.lazy import is_plugin, load_plugin
+from pipeline.models import (
+    NO_MODEL,
+    HubName,
+    calibrated_threshold,
+    check_available,
+    fetch,
+    local_model,
+    parse_hub_name,
+    read_model_config,
+)
+from pipeline.stages.ground.grounder import Grounder
+
+MINIATURE: Final = Path(__file__).parents[3] / "demo" / "weights" / "glip"
+CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))
+"""Keys (group, key) of a model's config.json that may hold its calibrated threshold, in order of precedence."""
+SCORE_THRESHOLD: Final = 0.65
+"""Score threshold of a model without calibration: the value that GRIT uses for GLIP (Kosmos-2, section 2.1)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroundConfig:
+    """The network that locates phrases in images."""
+
+    # miniature; a GLIP folder or weight file; a folder of a Grounding DINO or OWLv2 model of transformers;
+    # owner/name@commit of any of these on the Hugging Face hub; if the repository contains several weight files, append
+    # the name of one: owner/name@commit/file.pth; the URL of a folder, or of a file, with #sha256=... (docs/glip.md);
+    # module:Class of your own (docs/extending.md); or none: rows keep the boxes of the input, all others are pairs
+    grounder: str = "miniature"
+    # vocabulary of GLIP: a vocab.txt, its URL, or owner/name@commit of a repository that contains one; null: the
+    # vocab.txt beside the weights
+    vocabulary: str | None = None
+    # device of the network: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
+    device: str = runtime("auto")
+    # number format of the network: auto, fp32, bf16 or fp16; auto: bf16 on a GPU that supports it (except for Grounding
+    # DINO, which needs fp32), else fp32
+    precision: Precision = runtime("auto")
+    # maximum number of images in a batch; a batch contains only images of the same size (GLIP: the same padded size)
+    batch_size: int = runtime(8)
+    # minimum grounding score of a stored box, 0 to 1; score.min_score decides which boxes are kept
+    floor: float = 0.1
+    # keep rows without a box as pairs of image and caption, beside rows with boxes; always so with grounder=none
+    keep_pairs: bool = False
+    # text prompt of GLIP: caption (the full caption) or phrases (a list of the caption's noun chunks)
+    prompt: Literal["caption", "phrases"] = "caption"
+
+    nms_iou: ClassVar[float] = 0.6
+    """Intersection over union of two boxes of an image above which the one with the lower score is removed, even if their
+    phrases differ: the value of GLIP's released code."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", least=1)
+        check_range(self, "floor", least=0, most=1)
+        check_device(self)
+
+    @property
+    def keeps_pairs(self) -> bool:
+        """True if rows without a box are kept."""
+        return self.keep_pairs or self.grounder == NO_MODEL
+
+
+def make_grounder(config: GroundConfig) -> Grounder:
+    """Load the grounder of a configuration: a model, or a class of the user. Raises UserError like `load_grounder`."""
+    if is_plugin(config.grounder):
+        return cast(Grounder, load_plugin(config.grounder, Grounder, "grounder")(config))
+    return load_grounder(
+        config.grounder,
+        config.device,
+        config.floor,
+        config.prompt,
+        vocabulary=config.vocabulary,
+        precision=config.precision,
+    )
+
+
+def load_grounder(
+    name: str,
+    device: str,
+    floor: float,
+    prompt: Literal["caption", "phrases"],
+    *,
+    vocabulary: str | None = None,
+    precision: Precision = "auto",
+) -> Grounder:
+    """Load the grounder `name`. The other parameters are the fields of GroundConfig with the same names.
+
+    Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
+    """
+    path, torch_device = grounder_path(name), pick_device(device, key="ground.device")
+    if is_transformers(path):
+        from pipeline.stages.ground.hf_grounders import load_hf_grounder
+
+        return load_hf_grounder(path, torch_device, floor, precision=precision)
+    from pipeline.stages.ground.glip.predict import load_glip_grounder
+
+    return load_glip_grounder(path, torch_device, floor, prompt, vocabulary=vocabulary, precision=precision)
+
+
+def is_transformers(grounder: str) -> bool:
+    """Return True for a folder or hub name of a transformers model, False for a GLIP model.
+
+    A hub name without a commit is a transformers model, since hub names of GLIP models must contain a commit.
+    """
+    path = Path(grounder)
+    if path.exists():
+        return "model_type" in read_model_config(path)
+    if "@" not in grounder:
+        return True
+    name = parse_hub_name(grounder)
+    return name is None or (name.file is None and "model_type" in hub_config(name))
+
+
+def hub_config(name: HubName) -> dict[str, Any]:
+    """Return the config.json of a hub repository, or {} if it has none."""
+    check_available("grounder", str(name))
+    return read_model_config(fetch(name, ["config.json"]))
+
+
+def score_threshold(grounder: str) -> float:
+    """Return the calibrated score threshold of a grounder, or SCORE_THRESHOLD if it has none.
+
+    Raises UserError if the threshold in its config.json is not a number from 0 to 1.
+    """
+    path = grounder_path(grounder)
+    name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
+    config = hub_config(name) if name else read_model_config(Path(path))
+    return calibrated_threshold(config, CALIBRATED, otherwise=SCORE_THRESHOLD, most=1, model=f"grounder {grounder!r}")
+
+
+def grounder_path(grounder: str) -> str:
+    """Return the folder of `miniature`, or that of the copy of a URL; return any other name or path unchanged.
+
+    Raises UserError like `local_model`.
+    """
+    return str(MINIATURE) if grounder == "miniature" else local_model(grounder)

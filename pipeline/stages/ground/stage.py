@@ -1,0 +1,239 @@
+"""Stage `ground`: boxes for the phrases of each caption."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any, Final
+
+import pyarrow as pa
+
+from pipeline.images import StoredImages, corners
+from pipeline.models import NO_MODEL
+from pipeline.stages.ground.grounder import Box, Detection, Grounded, Grounder, Span, prefetch
+from pipeline.stages.ground.load import GroundConfig, grounder_path, make_grounder
+from pipeline.stages.stage import Context, Stage, TableFunction
+from schemas.rows import GROUNDED
+from schemas.status import REASONS
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
+
+# Select the boxes of a row from the detections of a network, or read them from the input.
+
+Boxes = list[dict[str, Any]]
+"""Boxes of one row (schemas.rows.BOX), best first."""
+
+
+def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> list[Detection]:
+    """Return the detections that score at least `floor`, best first, after non-maximum suppression across all phrases.
+
+    A box suppresses only boxes with lower scores. Applying a higher score threshold to the result therefore gives the
+    same boxes as a higher `floor`.
+    """
+    good = sorted((d for d in detections if d.score >= floor), key=lambda d: (-d.score, d.phrase, d.box))
+    if not good:
+        return []
+    import torch
+    from torchvision.ops import nms
+
+    boxes, scores = torch.tensor([d.box for d in good]), torch.tensor([d.score for d in good])
+    return [good[i] for i in sorted(nms(boxes, scores, nms_iou).tolist())]
+
+
+def given_boxes(row: Mapping[str, Any]) -> Boxes:
+    """Return the given boxes of a PARSED row, best first; omit those whose phrase is not in the cleaned caption."""
+    pairs = zip(row["given_chunks"], row["given_noun_chunks"], strict=True)
+    boxes = [box_struct(chunk, corners(given), given["score"]) for chunk, given in pairs if chunk >= 0]
+    return sorted(boxes, key=lambda box: -box["score"])
+
+
+def box_struct(phrase: int, box: Box, score: float) -> dict[str, Any]:
+    """Return a box in the form of schemas.rows.BOX, with its corners clipped to the image."""
+    named = zip(("x_min", "y_min", "x_max", "y_max"), box, strict=True)
+    return {"phrase": phrase, **{name: min(max(value, 0.0), 1.0) for name, value in named}, "score": score}
+
+
+COLUMNS: Final = ["caption", "noun_chunks", "given_noun_chunks", "given_chunks", "width", "height"]
+"""Columns that are read for all rows at once; `image` is read batch by batch."""
+
+Row = dict[str, Any]
+RemovalReasons = dict[int, str]
+"""Index of a noun chunk -> reason why the network cannot ground it (schemas.status.PHRASE_REMOVALS)."""
+
+
+class Ground(Stage):
+    """Find boxes for the noun chunks of each caption. Takes a PARSED table and returns a GROUNDED table.
+
+    Adds `boxes`, best first. Rows with given boxes (GRIT input) keep their boxes and skip the network. Sets `removed`
+    for noun chunks that the network cannot ground. Rows without a box are dropped as `no_box` or `ungroundable`, unless
+    the settings keep pairs.
+
+    Raises UserError if the grounder cannot be loaded.
+
+    >>> import pyarrow as pa
+    >>> from demo.world.scenes import TEST_SEEDS, make_scene
+    >>> from pipeline import Ground, GroundConfig
+    >>> from pipeline.images import encode_jpeg
+    >>> from schemas.rows import PARSED
+    >>> scene = make_scene(TEST_SEEDS[0], "openmoji")
+    >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept", "caption": scene.caption}
+    >>> row |= {"image": encode_jpeg(scene.image), "height": scene.image.shape[0], "width": scene.image.shape[1]}
+    >>> row["noun_chunks"] = [{"start": p.start, "end": p.end, "root": -1} for p in scene.phrases]
+    >>> table = Ground(GroundConfig(grounder="miniature"))(pa.Table.from_pylist([row], schema=PARSED))
+    >>> best = table["boxes"][0].as_py()[0]
+    >>> chunk = row["noun_chunks"][best["phrase"]]
+    >>> scene.caption[chunk["start"] : chunk["end"]], best["score"] > 0.5
+    ('four red zebras', True)
+    """
+
+    name, schema, reasons = "ground", GROUNDED, REASONS["ground"]
+    Config = GroundConfig
+    needs_model = True
+
+    def __init__(
+        self, config: GroundConfig, grounder: Grounder | None = None, decode: StoredImages | None = None
+    ) -> None:
+        """Load the grounder of `config` unless one is given; share `decode` with other stages to decode images once."""
+        super().__init__(config)
+        self.decode = decode or StoredImages(max_bytes=0)
+        self.grounder = grounder or make_grounder(config)
+
+    @classmethod
+    def has_model(cls, config: GroundConfig) -> bool:
+        """Return False for a job that keeps the boxes of its input, and finds no others."""
+        return config.grounder != NO_MODEL
+
+    @classmethod
+    def load(cls, context: Context) -> TableFunction:
+        """Load the stage, which shares the decoded images of a shard. Raises UserError like `Context.check_model`."""
+        config = context.settings[cls.name]
+        if not cls.has_model(config):
+            return keep_given
+        context.check_model("grounder", grounder_path(config.grounder))
+        return cls(config, decode=context.images)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        rows = kept_rows(table)
+        given = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
+        others = {i: row for i, row in rows.items() if i not in given}
+        if self.config.keeps_pairs:
+            given |= {i: [] for i, row in others.items() if not groundable(row["noun_chunks"])}
+            others = {i: row for i, row in others.items() if i not in given}
+        boxes, removed = self._ground(table["image"], others)
+        return add_boxes(table, rows, boxes | given, removed, self.config.keeps_pairs)
+
+    def _ground(
+        self, images: pa.ChunkedArray, rows: Mapping[int, Row]
+    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons]]:
+        """Ground rows with the network; return the boxes by row, and the reasons of removed noun chunks by row."""
+        boxes: dict[int, Boxes] = {}
+        removed: dict[int, RemovalReasons] = {}
+        for batch, results in self._run_network(images, rows):
+            for i, result in zip(batch, results, strict=True):
+                boxes[i], reasons = self.boxes_of(rows[i], result)
+                if reasons:
+                    removed[i] = reasons
+        return boxes, removed
+
+    def boxes_of(self, row: Row, result: Grounded) -> tuple[Boxes, RemovalReasons]:
+        """Return the boxes of a row, best first, and the reasons of its removed noun chunks."""
+        chunks = [n for n, _ in groundable(row["noun_chunks"])]  # phrase -> noun chunk
+        selected = select(result.boxes, self.config.floor, self.config.nms_iou)
+        boxes = [box_struct(chunks[d.phrase], d.box, d.score) for d in selected]
+        return boxes, {chunks[phrase]: reason for phrase, reason in result.dropped.items()}
+
+    def bucket(self, row: Row) -> tuple[int, int]:
+        """Return the bucket of the image of a row."""
+        return self.grounder.bucket(*size_of(row))
+
+    def _run_network(
+        self, images: pa.ChunkedArray, rows: Mapping[int, Row]
+    ) -> Iterator[tuple[list[int], list[Grounded]]]:
+        """Yield each batch of rows with the results of the network.
+
+        While the network runs, one thread prepares the next batch and another collects the previous results.
+        """
+        sizes = {i: size_of(row) for i, row in rows.items()}
+        buckets = {i: self.bucket(row) for i, row in rows.items()}
+        order = sorted(sizes, key=lambda i: (buckets[i], sizes[i], i))
+
+        def prepare(batch: list[int]) -> tuple[list[int], Any]:
+            pixels = [self.decode(images[i].as_py()) for i in batch]
+            spans = [spans_of(rows[i]) for i in batch]
+            return batch, self.grounder.prepare(pixels, [rows[i]["caption"] for i in batch], spans)
+
+        def collect(item: tuple[list[int], Any]) -> tuple[list[int], list[Grounded]]:
+            batch, output = item
+            return batch, self.grounder.collect(output)
+
+        prepared = prefetch(prepare, batches(order, buckets, self.config.batch_size))
+        outputs = ((batch, self.grounder.forward(inputs)) for batch, inputs in prepared)
+        return prefetch(collect, outputs)
+
+
+def keep_given(table: pa.Table) -> pa.Table:
+    """Return the GROUNDED table of a PARSED one with the boxes of the input alone; rows without any are pairs."""
+    rows = kept_rows(table)
+    boxes = {i: given_boxes(row) if row["given_noun_chunks"] else [] for i, row in rows.items()}
+    return add_boxes(table, rows, boxes, {}, keeps_pairs=True)
+
+
+def kept_rows(table: pa.Table) -> dict[int, Row]:
+    """Return the COLUMNS of the rows that are not dropped, by position."""
+    kept = kept_indices(table)
+    light = table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist()
+    return dict(zip(kept, light, strict=True))
+
+
+def add_boxes(
+    table: pa.Table,
+    rows: Mapping[int, Row],
+    boxes: Mapping[int, Boxes],
+    removed: Mapping[int, RemovalReasons],
+    keeps_pairs: bool = False,
+) -> pa.Table:
+    """Return the GROUNDED table of a PARSED one, given the boxes of its kept `rows` and their removed noun chunks."""
+    lacking = [] if keeps_pairs else [i for i in rows if not boxes[i]]
+    drops = {i: why_dropped(rows[i]["noun_chunks"], removed.get(i, {})) for i in lacking}
+    table = mark_removed(table, removed)
+    return drop_rows(add_columns(table, GROUNDED, {i: {"boxes": boxes[i]} for i in rows}), "ground", drops)
+
+
+def size_of(row: Row) -> tuple[int, int]:
+    """Return height and width of the image of a row, in pixels."""
+    return row["height"] or 1, row["width"] or 1
+
+
+def spans_of(row: Row) -> list[Span]:
+    """Return the phrases that are grounded."""
+    return [(chunk["start"], chunk["end"]) for _, chunk in groundable(row["noun_chunks"])]
+
+
+def groundable(chunks: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
+    """Return the noun chunks that are not removed, each with its index."""
+    return [(n, chunk) for n, chunk in enumerate(chunks) if chunk["removed"] is None]
+
+
+def batches(indices: Sequence[int], buckets: Mapping[int, Any], size: int) -> Iterator[list[int]]:
+    """Yield batches of at most `size` consecutive `indices`; all indices of a batch are in the same bucket."""
+    for _, members in groupby(indices, key=lambda i: buckets[i]):
+        same = list(members)
+        yield from (same[start : start + size] for start in range(0, len(same), size))
+
+
+def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.Table:
+    """Store the reasons `removed` (row -> noun chunk -> reason) in the noun chunks of `table`."""
+    if not removed:
+        return table
+    column = table["noun_chunks"].to_pylist()
+    for i, reasons in removed.items():
+        for n, reason in reasons.items():
+            column[i][n]["removed"] = reason
+    return set_column(table, "noun_chunks", pa.array(column, table.schema.field("noun_chunks").type))
+
+
+def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:
+    """Return the reason to drop a row without boxes, from the noun chunks that the network could not ground."""
+    if not chunks:
+        return Drop("ungroundable", "no given phrase is found in the cleaned caption")
+    n_phrases = sum(n not in removed for n, _ in groundable(chunks))
+    if n_phrases:
+        return Drop("no_box", f"{n_phrases} phrases")
+    return Drop("ungroundable", ", ".join(sorted(set(removed.values()))))

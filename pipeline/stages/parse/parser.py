@@ -1,0 +1,230 @@
+"""Parse captions with spaCy, faster than `nlp.pipe` and with the same result for captions that need no preparation.
+
+Components that no column needs are not loaded. The attribute ruler and the lemmatizer are replaced by a lookup table
+(token_table.py), matrix products are numpy's (blas.py).
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import spacy
+from spacy.attrs import HEAD, IDX, LENGTH
+from spacy.language import Language
+from spacy.tokens import Doc
+from thinc.api import Model, NumpyOps
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_folder_files
+from hypergrit_common.text import one_line
+from pipeline.stages.parse.chunks import (
+    ANIMATE,
+    LETTER,
+    NounPhrase,
+    merge_collectives,
+    plain_phrases,
+    repair,
+    segments,
+    split_glued_separators,
+    trim,
+    without_last_marks,
+)
+from pipeline.stages.parse.config import ParseConfig, Rules, check_parser, spacy_package
+from pipeline.stages.parse.phrases import PhraseRules, referring_expressions
+from pipeline.stages.parse.tokens import COMPONENTS, TokenTable, read_annotations
+from pipeline.stages.parse.types import CaptionParse, Chunk, Token
+
+# Matrix products of spaCy's models by numpy's BLAS, which takes a third of the time of spaCy's own.
+
+
+class BlasOps(NumpyOps):
+    """CPU operations with `numpy.matmul` as matrix product."""
+
+    name = "numpy"
+
+    def gemm(self, x: Any, y: Any, out: Any = None, trans1: bool = False, trans2: bool = False) -> Any:
+        """Return the matrix product of `x` and `y`, each transposed on request."""
+        return np.matmul(x.T if trans1 else x, y.T if trans2 else y, out=out)
+
+
+def use_blas(nlp: Language) -> None:
+    """Replace the operations of all models of the pipeline that run on the CPU."""
+    ops = BlasOps()
+    for _, component in nlp.pipeline:
+        model = getattr(component, "model", None)
+        for node in model.walk() if isinstance(model, Model) else ():
+            if type(node.ops) is NumpyOps:
+                node.ops = ops
+
+
+# Recognise the language of a caption, by py3langid's model of byte n-grams.
+
+
+class LanguageFilter:
+    """Find captions that are probably in none of the given languages (ISO 639-1 codes).
+
+    Raises UserError if py3langid is not installed or does not know one of the languages.
+
+    >>> from pipeline.stages.parse.parser import LanguageFilter
+    >>> LanguageFilter(["en"], 0.5).wrong_language("ein Hund und eine Katze sitzen auf einem alten Sofa")[:2]
+    'de'
+    """
+
+    def __init__(self, languages: Collection[str], min_probability: float) -> None:
+        try:
+            from py3langid.langid import MODEL_FILE, LanguageIdentifier
+        except ImportError as error:
+            raise UserError("parse.languages needs py3langid; pip install py3langid") from error
+        self.identifier: Any = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+        unknown = sorted(set(languages) - set(self.identifier.labels))
+        if unknown:
+            raise UserError(f"parse.languages: py3langid does not know {unknown}; use ISO 639-1 codes such as en")
+        self.languages = frozenset(languages)
+        self.min_probability = min_probability
+
+    def wrong_language(self, caption: str) -> str | None:
+        """Return language and probability ("de 0.97") of a caption in another language, else None."""
+        language, probability = self.identifier.classify(caption)
+        if language in self.languages or probability < self.min_probability:
+            return None
+        return f"{language} {probability:.2f}"
+
+
+FEW_WORDS: Final = 4
+"""Words below which the language of a caption is not judged."""
+
+
+def share_of_others(captions: Iterable[str], language: str) -> tuple[float, int]:
+    """Return the share of captions that are very probably in another language, and the number that was judged.
+
+    (0, 0) without py3langid.
+    """
+    try:
+        found = LanguageFilter([language], 0.99)
+    except UserError:
+        return 0.0, 0
+    judged = [found.wrong_language(text) is not None for text in captions if text.count(" ") >= FEW_WORDS - 1]
+    return sum(judged) / max(len(judged), 1), len(judged)
+
+
+# Load the spaCy pipeline that `parse.model` names.
+
+UNUSED: Final = ["ner", "senter", "entity_linker", "entity_ruler", "textcat", "textcat_multilabel"]
+"""Components that no column of the PARSED schema needs."""
+
+
+def load_spacy(name: str) -> Language:
+    """Load a spaCy pipeline, by package name or folder, without its UNUSED components.
+
+    Raises UserError if it is not installed, cannot be loaded, or has no dependency parser.
+    """
+    check_parser(name)
+    package = spacy_package(name)
+    try:
+        check_folder_files(package)
+        _use_gpu_for_transformer(package)
+        nlp = spacy.load(package, exclude=UNUSED)
+    except Exception as error:  # its type depends on the file that is damaged
+        raise UserError(f"parse.model={name!r} cannot be loaded by spaCy: {one_line(error)}") from error
+    if "parser" not in nlp.pipe_names:
+        raise UserError(
+            f"parse.model={name!r} has no dependency parser; choose a model with one (its components: {nlp.pipe_names})"
+        )
+    if nlp.vocab.get_noun_chunks is None:
+        raise UserError(f"parse.model={name!r}: spaCy has no noun chunks for the language {nlp.lang!r}; choose another")
+    return nlp
+
+
+def _use_gpu_for_transformer(package: str) -> None:
+    """Run a pipeline with a transformer on the GPU, if there is one and CuPy is installed; others stay on the CPU."""
+    folder = Path(package) if Path(package).is_dir() else spacy.util.get_package_path(package)
+    for path in (folder, *sorted(folder.glob(f"{folder.name}-*"))):
+        if (path / "config.cfg").is_file():
+            names = spacy.util.load_config(path / "config.cfg")["nlp"]["pipeline"]
+            if any("transformer" in name for name in names):
+                spacy.prefer_gpu()
+
+
+class CaptionParser:
+    """A spaCy pipeline and the rules that turn its noun chunks into phrases.
+
+    Raises UserError if the spaCy model is not installed or has no dependency parser.
+    """
+
+    def __init__(self, config: ParseConfig, rules: Rules | None = None) -> None:
+        """Load the pipeline; `rules` replace those of `config.style`."""
+        self.config, self.style = config, rules or config.rules
+        self.nlp = load_spacy(config.model)
+        self.token_table = TokenTable(self.nlp) if TokenTable.fits(self.nlp) else None
+        if self.token_table:
+            for name in COMPONENTS:
+                self.nlp.disable_pipe(name)
+        use_blas(self.nlp)
+        if self.style.split_at_separators:
+            split_glued_separators(self.nlp)
+        self.is_english = self.nlp.lang == "en"
+        self.rules = PhraseRules.from_config(config, self.style, self.is_english)
+
+    def parse(self, captions: Sequence[str]) -> Iterator[CaptionParse]:
+        """Yield the parse of each caption, in order."""
+        # spaCy keeps every new word in its vocabulary. The memory zone discards the words of these captions at its
+        # end; otherwise memory would grow over millions of captions.
+        with self.nlp.memory_zone():
+            originals: deque[tuple[Doc, int]] = deque()
+            docs = self.nlp.pipe(self._prepare(captions, originals), batch_size=self.config.batch_size)
+            for doc in docs:
+                original, n_segments = originals.popleft()
+                yield self._convert(original, [doc, *islice(docs, n_segments - 1)])
+
+    def _prepare(self, captions: Sequence[str], originals: deque[tuple[Doc, int]]) -> Iterator[Doc]:
+        """Yield the segments of each caption; append the caption and the number of its segments to `originals`."""
+        for caption in captions:
+            original = self.nlp.make_doc(caption)
+            parts = segments(original, self.style.split_at_separators, self.style.lower_titles and self.is_english)
+            originals.append((original, len(parts)))
+            yield from parts
+
+    def _convert(self, original: Doc, parts: Sequence[Doc]) -> CaptionParse:
+        strings, text = self.nlp.vocab.strings, original.text
+        positions = original.to_array([IDX, LENGTH]).astype(np.int64)
+        starts, lengths = positions[:, 0].tolist(), positions[:, 1].tolist()
+        tokens: list[Token] = []
+        phrases: list[NounPhrase] = []
+        for doc in parts:
+            annotations = self.token_table.annotate(doc) if self.token_table else read_annotations(doc)
+            offset = len(tokens)
+            heads = (doc.to_array([HEAD]).astype(np.int64).ravel() + np.arange(offset, offset + len(doc))).tolist()
+            for head, a in zip(heads, annotations, strict=True):
+                start = starts[len(tokens)]
+                end = start + lengths[len(tokens)]
+                tokens.append(Token(start, end, head, strings[a.dep], strings[a.pos], strings[a.tag], a.lemma))
+            phrases += plain_phrases(doc.noun_chunks, offset)
+        words = [text[token.start : token.end].lower() for token in tokens]
+        phrases = self._repaired(words, tokens, phrases)
+        chunks: list[Chunk] = []
+        for phrase in phrases:
+            start, end = self._span(text, tokens, phrase)
+            has_letter = LETTER.search(text, start, end)
+            removed = self.rules.removal(words, tokens, phrase) if has_letter else "no_letter"
+            chunks.append(Chunk(start, end, phrase.root, removed))
+        animate = ANIMATE if self.is_english else frozenset()
+        ref_exps = referring_expressions(words, tokens, chunks, phrases, self.style.inner_conjuncts, animate)
+        return CaptionParse(tokens=tokens, chunks=chunks, ref_exps=ref_exps)
+
+    def _span(self, text: str, tokens: list[Token], phrase: NounPhrase) -> tuple[int, int]:
+        if self.style.split_at_separators:
+            return trim(text, tokens, phrase)
+        return tokens[phrase.first].start, tokens[phrase.end - 1].end
+
+    def _repaired(self, words: list[str], tokens: list[Token], phrases: list[NounPhrase]) -> list[NounPhrase]:
+        """Apply the rules that are switched on; those for English only to a model for English."""
+        if self.style.split_at_separators:
+            phrases = [without_last_marks(words, phrase) for phrase in phrases]
+        if self.is_english and self.style.repair_heads:
+            phrases = repair(words, tokens, phrases)
+        if self.is_english and self.style.merge_collectives:
+            phrases = merge_collectives(words, tokens, phrases)
+        return phrases

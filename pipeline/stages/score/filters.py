@@ -1,0 +1,200 @@
+"""Settings and filters of the score stage, and the drop reason of rows without a kept box."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+
+import numpy as np
+
+from hypergrit_common.config import check_range, runtime
+from hypergrit_common.devices import check_device
+from hypergrit_common.errors import UserError
+from hypergrit_common.images import Image
+from pipeline.models import NO_MODEL, calibrated_threshold, local_model, read_model_config
+from pipeline.stages.ground.load import score_threshold
+from schemas.status import BOX_REMOVALS
+from schemas.table import Drop
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+CLIP_SCORE_WEIGHT: Final = 2.5
+"""Factor w of CLIPScore (Hessel et al. 2021, section 3)."""
+
+
+def clip_score(cosine: float) -> float:
+    """Return the CLIPScore of a cosine, the scale of `min_clip_score`.
+
+    >>> clip_score(0.26), clip_score(-0.1)
+    (0.65, 0.0)
+    """
+    return CLIP_SCORE_WEIGHT * max(cosine, 0.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreConfig:
+    """The CLIP model that compares boxes with phrases, and the thresholds that a box must reach."""
+
+    # miniature; a folder written by the trainer; a folder or hub name of transformers; the URL of a folder;
+    # open_clip:ARCHITECTURE/WEIGHTS; module:Class of your own (docs/extending.md); none: nothing is compared with texts
+    scorer: str = "miniature"
+    # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
+    device: str = runtime("auto")
+    # number of images or texts in a batch; incomplete batches are filled up. It decides the last digits of the cosines
+    batch_size: int = 64
+    # minimum size of a box, in pixels of the stored image; size_rule defines what is compared with it
+    min_side_px: int = 32
+    # area: the area of a box must be at least min_side_px squared; side: its width and its height must be at least
+    # min_side_px; released: with corners rounded down to pixels, its area must be above min_side_px squared, as in
+    # HyCoCLIP's conversion of GRIT
+    size_rule: Literal["area", "side", "released"] = "area"
+    # minimum grounding score of a kept box, 0 to 1; null: the calibrated threshold of the grounder, or 0.65 if it has
+    # none
+    min_score: float | None = None
+    # minimum CLIPScore of a crop and its phrase, 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer, or
+    # 0.65 if it has none
+    min_clip_score: float | None = None
+    # minimum cosine of image and caption, -1 to 1, that a row must reach; null: none
+    min_image_similarity: float | None = None
+    # compute all scores of all boxes, and keep the images of rows that are dropped here in arrow/, so that
+    # `hypergrit rewrite` can also lower the thresholds
+    keep_all: bool = False
+
+    def __post_init__(self) -> None:
+        check_range(self, "batch_size", least=1)
+        check_range(self, "min_side_px", least=0)
+        check_range(self, "min_score", least=0, most=1)
+        check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
+        check_range(self, "min_image_similarity", least=-1, most=1)
+        if self.scorer == NO_MODEL and self.min_image_similarity is not None:
+            raise UserError("score.min_image_similarity needs a scorer; give one, or leave out the threshold")
+        check_device(self)
+
+
+@runtime_checkable
+class Encoder(Protocol):
+    """The towers of a scorer. One of the user takes a ScoreConfig."""
+
+    def encode_images(self, batch: Sequence[Image]) -> "Tensor":
+        """Embed RGB images [h w 3] of any sizes as vectors [n d] of any length."""
+        ...
+
+    def encode_texts(self, batch: Sequence[str]) -> "Tensor":
+        """Embed texts as vectors [n d]."""
+        ...
+
+
+# The weights and the calibrated threshold of the scorer that `score.scorer` names; no model is loaded.
+
+OPEN_CLIP: Final = "open_clip:"
+"""Prefix of the scorers of open_clip."""
+MINIATURE: Final = Path(__file__).parents[3] / "demo" / "weights" / "clip"
+CLIP_SCORE_THRESHOLD: Final = 0.65
+"""CLIPScore threshold of a scorer without calibration: a cosine of 0.26, as in HyCoCLIP (appendix A)."""
+
+
+def scorer_path(scorer: str) -> str:
+    """Return the path of the scorer's weights: of a URL, that of its copy. Other names are returned unchanged.
+
+    Raises UserError like `local_model`.
+    """
+    return str(MINIATURE) if scorer == "miniature" else local_model(scorer)
+
+
+def clip_score_threshold(scorer: str) -> float:
+    """Return the calibrated CLIPScore threshold of a scorer, or CLIP_SCORE_THRESHOLD if it has none.
+
+    Raises UserError if the threshold in its config.json is not a number from 0 to 2.5.
+    """
+    config, keys = read_model_config(Path(scorer_path(scorer))), [("thresholds", "clip_score")]
+    return calibrated_threshold(
+        config, keys, otherwise=CLIP_SCORE_THRESHOLD, most=CLIP_SCORE_WEIGHT, model=f"scorer {scorer!r}"
+    )
+
+
+# Thresholds that a box must reach to be kept.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Thresholds:
+    """The thresholds of ScoreConfig, with null replaced by the calibrated threshold of the grounder or scorer."""
+
+    min_side_px: int
+    size_rule: Literal["area", "side", "released"]
+    min_score: float
+    min_clip_score: float
+    min_image_similarity: float | None = None
+
+
+def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
+    """Return the thresholds of `config`; null is replaced by the calibrated threshold of the grounder or scorer.
+
+    `grounder` is the setting `ground.grounder`. Raises UserError if a calibrated threshold is not a valid number.
+
+    >>> from pipeline import ScoreConfig, resolve_thresholds
+    >>> thresholds = resolve_thresholds(ScoreConfig(min_score=0.7), grounder="miniature")
+    >>> thresholds.min_score, thresholds.min_side_px
+    (0.7, 32)
+    """
+    score, clip_score = config.min_score, config.min_clip_score
+    return Thresholds(
+        min_side_px=config.min_side_px,
+        size_rule=config.size_rule,
+        min_score=score_threshold(grounder) if score is None else score,
+        min_clip_score=clip_score_threshold(config.scorer) if clip_score is None else clip_score,
+        min_image_similarity=config.min_image_similarity,
+    )
+
+
+BoxScore = dict[str, Any]
+"""The measurements of a box (schemas.rows.BOX_SCORE)."""
+
+
+def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresholds) -> BoxScore:
+    """Measure a box, and apply the filters by size and by grounding score. `clip_cosine` is computed later.
+
+    `width` and `height` are those of the image, in pixels.
+    """
+    box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
+    side = thresholds.min_side_px
+    columns, rows = (int(box[f"{a}_max"] * n) - int(box[f"{a}_min"] * n) for a, n in (("x", width), ("y", height)))
+    match thresholds.size_rule:
+        case "area":
+            is_small = box_width * box_height < side**2
+        case "side":
+            is_small = min(box_width, box_height) < side
+        case "released":
+            is_small = columns * rows <= side**2
+    removed = None
+    if is_small or not has_crop(box, width, height):
+        removed = "box_too_small"
+    elif box["score"] < float(np.float32(thresholds.min_score)):  # scores are stored as float32
+        removed = "low_score"
+    return {"area_px": box_width * box_height, "clip_cosine": None, "removed": removed}
+
+
+def has_crop(box: dict[str, Any], width: int, height: int) -> bool:
+    """Return True if the crop of a box has pixels: its corners are truncated to whole pixels."""
+    return all(int(box[f"{axis}_max"] * n) > int(box[f"{axis}_min"] * n) for axis, n in (("x", width), ("y", height)))
+
+
+def add_cosine(score: BoxScore, cosine: float, thresholds: Thresholds) -> BoxScore:
+    """Add the cosine of crop and phrase, and apply the filter by CLIPScore unless an earlier one removed the box."""
+    is_low = clip_score(cosine) < thresholds.min_clip_score
+    return {**score, "clip_cosine": cosine, "removed": score["removed"] or ("low_clip_score" if is_low else None)}
+
+
+def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thresholds: Thresholds) -> Drop:
+    """Return the drop reason of a row without a kept box: the last filter that removed a box, and the best value."""
+    removed = {score["removed"] for score in scores}
+    reason = [name for name in BOX_REMOVALS if name in removed][-1]
+    match reason:
+        case "low_clip_score":
+            best = max(clip_score(score["clip_cosine"]) for score in scores if score["removed"] == reason)
+            return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_clip_score:.2f}")
+        case "low_score":
+            best = max(box["score"] for box, score in zip(boxes, scores, strict=True) if score["removed"] == reason)
+            return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_score:.2f}")
+        case _:
+            return Drop(reason, f"largest {max(score['area_px'] for score in scores):.0f} px")

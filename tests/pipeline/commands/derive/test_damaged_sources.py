@@ -1,0 +1,142 @@
+"""Damage of a source is never copied under a new hash, and what its shards do not need stops no command."""
+
+import json
+import os
+import shutil
+import threading
+from pathlib import Path
+
+import pytest
+
+from hypergrit_common.errors import UserError
+from pipeline.commands import rewrite, takedown
+from pipeline.commands.verify import verify
+from pipeline.output.store import Store
+from pipeline.report.stats import build_stats
+from pipeline.summary import totals
+from tests.pipeline.commands.derive.outputs import Row, kept, lost, make_output, picture
+from tests.pipeline.commands.derive.rows import rows_of
+from tests.pipeline.jobs import hash_output
+
+LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
+Printed = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(scope="module")
+def intact(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An output with two shards of three rows."""
+    output = tmp_path_factory.mktemp("intact") / "out"
+    rows: list[Row] = [kept(picture(n), url=f"http://x/{n}") if n % 3 else lost(url=f"http://x/{n}") for n in range(6)]
+    make_output(output, {0: rows[:3], 1: rows[3:]}, rows_per_shard=3)
+    return output
+
+
+@pytest.fixture
+def source(intact: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(intact, tmp_path / "source"))
+
+
+def flip(path: Path, marker: bytes) -> None:
+    """Flip a bit behind a marker: a reader does not notice it."""
+    data = bytearray(path.read_bytes())
+    data[data.index(marker) + 300] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("name", ["grit/00001.tar", "arrow/00001.arrow"])
+@pytest.mark.parametrize("options", [[], ["score.min_score=0.5"], ["dedupe=[bytes]"]], ids=str)
+def test_rewrite_fails_the_damaged_shard_alone_and_names_the_repair(
+    source: Path, tmp_path: Path, name: str, options: list[str]
+) -> None:
+    flip(source / name, b"\xff\xd8\xff" if name.startswith("grit") else b"a cat"[:1])
+    code = rewrite.main([f"source={source}", f"output={tmp_path / 'new'}", *options, *LOCAL])
+    assert code in (2, 3)  # 2: a reader noticed it first
+    assert not (tmp_path / "new/_manifests/00001.json").exists()
+    if code == 3:
+        error = json.loads((tmp_path / "new/_failed/00001.json").read_text())["error"]
+        assert f"shard 1 of {source} is damaged ({name}: other content" in error
+        assert f"hypergrit verify {source} requeue=true" in error
+
+
+def test_rewrite_divides_no_damaged_shard(source: Path, tmp_path: Path, capsys: Printed) -> None:
+    flip(source / "grit/00001.tar", b"\xff\xd8\xff")
+    arguments = [f"source={source}", f"output={tmp_path / 'new'}", "samples_per_shard=2", *LOCAL]
+    assert rewrite.main(arguments) == 2
+    assert f"shard 1 of {source} is damaged (grit/00001.tar: other content" in capsys.readouterr().err
+    assert not (tmp_path / "new/_manifests").exists()
+
+
+def test_an_index_with_a_wrong_offset_is_not_used(source: Path, intact: Path, tmp_path: Path) -> None:
+    shutil.copy(source / "_index/00000.arrow", source / "_index/00001.arrow")
+    for folder in (source, intact):
+        assert rewrite.main([f"source={folder}", f"output={tmp_path / folder.parent.name}", *LOCAL]) == 0
+    found, expected = (sorted((tmp_path / folder.parent.name / "grit").iterdir()) for folder in (source, intact))
+    assert [path.read_bytes() for path in found] == [path.read_bytes() for path in expected]
+
+
+@pytest.mark.parametrize("damage", ["missing", "other"])
+def test_a_takedown_restores_a_damaged_index(source: Path, tmp_path: Path, damage: str) -> None:
+    url = next(row["url"] for row in rows_of(source) if row["status"] == "kept" and int(row["key"]) >= 3)
+    (tmp_path / "list.txt").write_text(url)
+    clean = Path(shutil.copytree(source, tmp_path / "clean"))
+    if damage == "missing":
+        (source / "_index/00001.arrow").unlink()
+    else:
+        shutil.copy(source / "_index/00000.arrow", source / "_index/00001.arrow")
+    for folder in (source, clean):
+        assert takedown.main([str(folder), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
+    assert hash_output(source) == hash_output(clean)
+    assert verify(str(source), 1, is_requeued=False) == 0
+
+
+@pytest.mark.parametrize("name", ["_timings/run.json", "_timings/00001.json", "_summaries/00001.json.zst"])
+@pytest.mark.parametrize("content", [b"x", b"[1]", b'{"read": 5, "started": 5, "rows": []}', b"[" * 100_000])
+def test_a_damaged_file_that_the_shards_do_not_need_stops_no_command(
+    source: Path, tmp_path: Path, name: str, content: bytes
+) -> None:
+    (source / "_timings").mkdir(exist_ok=True)
+    (source / name).write_bytes(content)
+    (tmp_path / "list.txt").write_text("http://x/1\n")
+    assert takedown.main([str(source), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
+    assert json.loads((source / "stats.json").read_text())["rows"]["dropped"]["read"] == {"taken_down": 1}
+
+
+def test_a_summary_that_grows_without_end_is_counted_again(source: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(totals, "MAX_BYTES", 1 << 21)
+    bomb = totals.compressed(bytes(1 << 24))
+    with pytest.raises(OSError, match="more than"):
+        totals.decompressed(bomb)
+    expected = build_stats(str(source))["rows"]
+    (source / "_summaries/00001.json.zst").write_bytes(bomb)
+    assert build_stats(str(source))["rows"] == expected
+
+
+@pytest.mark.parametrize("name", ["config.yaml", "arrow/00001.arrow", "_takedowns.json"])
+def test_a_pipe_in_place_of_a_file_ends_the_command(source: Path, tmp_path: Path, name: str) -> None:
+    (source / name).unlink(missing_ok=True)
+    os.mkfifo(source / name)
+    codes = list[int]()
+    arguments = [f"source={source}", f"output={tmp_path / 'new'}", *LOCAL]
+    thread = threading.Thread(target=lambda: codes.append(rewrite.main(arguments)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert codes in ([2], [3])
+
+
+@pytest.mark.parametrize(
+    "change", [{"provenance": {}}, {"provenance": {"config_hash": "0", "models": []}}, {"files": 5}], ids=str
+)
+def test_a_manifest_of_strangers_is_one_line(source: Path, tmp_path: Path, capsys: Printed, change: object) -> None:
+    path = source / "_manifests/00001.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))  # type: ignore[operator]
+    assert rewrite.main([f"source={source}", f"output={tmp_path / 'new'}", *LOCAL]) in (0, 2)
+    assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["a::b", "a\nb"])
+def test_a_name_that_would_be_another_one_is_refused(source: Path, tmp_path: Path, capsys: Printed, name: str) -> None:
+    with pytest.raises(UserError, match="give another one"):
+        Store(str(tmp_path / name))
+    assert rewrite.main([f"source={source}", f"output={tmp_path / name}", *LOCAL]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -1,0 +1,60 @@
+"""The settings of commands: keys that a command does not use are refused, not ignored."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands import rewrite, takedown
+from pipeline.grit import main as run
+from pipeline.output.source import read_config
+from pipeline.output.store import Store
+from tests.pipeline.commands.derive.outputs import make_output, random_shards
+
+
+@pytest.mark.parametrize(
+    ("options", "argument"),
+    [
+        (["score.min_score=0.95"], "dry_run=true"),
+        ([], "input=/etc/passwd"),
+        (["dedupe=[url]"], "dry_run_rows=3"),
+        (["samples_per_shard=3"], "ground.device=cuda"),
+        (["against=LIST"], "dry_run=true"),
+    ],
+)
+def test_settings_of_the_job_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], argument: str
+) -> None:
+    make_output(tmp_path / "a", random_shards(2, 1))
+    (tmp_path / "list.txt").write_text("http://example.org/x.jpg\n")
+    arguments = [f"source={tmp_path / 'a'}", f"output={tmp_path / 'b'}", "ray.runner=local", argument]
+    arguments += [option.replace("LIST", str(tmp_path / "list.txt")) for option in options]
+    assert rewrite.main(arguments) == 2
+    text = f"rewrite cannot change {argument.partition('=')[0]}, a setting of the job; it takes "
+    assert text in capsys.readouterr().err
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.parametrize("argument", ["input=/tmp/other", "dry_run=true"])
+def test_settings_that_a_retry_does_not_use_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], argument: str
+) -> None:
+    make_output(tmp_path / "a", random_shards(2, 1))
+    assert run(["retry=true", f"output={tmp_path / 'a'}", argument]) == 2
+    assert f"retry cannot change {argument.partition('=')[0]}, a setting of the job" in capsys.readouterr().err
+
+
+def test_takedown_refuses_them_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    make_output(tmp_path / "a", random_shards(2, 1))
+    (tmp_path / "list.txt").write_text("http://example.org/x.jpg\n")
+    assert takedown.main([str(tmp_path / "a"), f"list={tmp_path / 'list.txt'}", "output=/tmp/other"]) == 2
+    assert "takedown cannot change output, a setting of the job" in capsys.readouterr().err
+
+
+def test_a_dry_run_that_an_earlier_version_saved_is_not_one_of_the_next_command(tmp_path: Path) -> None:
+    make_output(tmp_path / "a", random_shards(2, 1))
+    config = tmp_path / "a" / "config.yaml"
+    config.write_text(config.read_text().replace("dry_run: false", "dry_run: true"))
+    assert "dry_run: true" in config.read_text()
+    assert not read_config(Store(str(tmp_path / "a"))).dry_run
+    assert rewrite.main([f"source={tmp_path / 'a'}", f"output={tmp_path / 'b'}", "ray.runner=local"]) == 0
+    assert "dry_run: false" in (tmp_path / "b" / "config.yaml").read_text()

@@ -1,0 +1,393 @@
+"""Takedown: the rows that a list names leave all formats, and nothing else changes."""
+
+import errno
+import itertools
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hypergrit_common.tar import iter_members, reader_of
+from pipeline import load_config, make_provenance, plan_shards
+from pipeline.commands import rewrite, takedown
+from pipeline.commands.verify import verify
+from pipeline.output.commit import Staging
+from pipeline.output.contents import list_contents
+from pipeline.output.manifest import plan_from_json
+from pipeline.output.source import Source, read_config, read_table
+from pipeline.output.store import Store
+from pipeline.output.write.stage import write_shard
+from pipeline.read.takedown import parse_takedown, refuse
+from pipeline.run.steps import Steps
+from pipeline.summary.totals import decompressed
+from schemas.files import FILES, JOURNAL_FOLDER
+from schemas.layout import FLAT
+from tests.pipeline.commands.derive.rows import manifests_of, rows_of, stats_of
+from tests.pipeline.commands.derive.scenes import write_output
+from tests.pipeline.here import compute_here
+from tests.pipeline.jobs import hash_output, run_job
+
+ALL = ("train", "grit", "arrow")
+FORMATS = [ALL, ("train",), ("grit", "train"), ("arrow",)]
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished output in all formats."""
+    output = tmp_path_factory.mktemp("takedown") / "out"
+    write_output(output)
+    return output
+
+
+def run_takedown(output: Path | str, path: Path, *arguments: str) -> int:
+    """Run the command on this machine; return its exit code."""
+    return takedown.main([str(output), f"list={path}", "ray.runner=local", "ray.cpu_workers=1", *arguments])
+
+
+def write_list(folder: Path, *entries: str) -> Path:
+    """Write a takedown list."""
+    path = folder / "list.txt"
+    path.write_text("\n".join(entries) + "\n")
+    return path
+
+
+def entries_for(source: Path) -> list[str]:
+    """A URL of a row of shard 0, and the hash of a kept row of shard 1."""
+    kept = [row for row in rows_of(source) if row["status"] == "kept"]
+    second = next(row for row in kept if int(row["key"]) in range(4, 8))
+    return [str(kept[0]["url"]), str(second["sha256"])]
+
+
+def expected(source: Path, output: Path, entries: list[str], formats: tuple[str, ...]) -> None:
+    """Write the shards that the write stage makes of the rows without what the list names."""
+    found, parsed = Source(str(source)), parse_takedown(entries, "list")
+    config = read_config(found.store, [f"formats=[{','.join(formats)}]"])
+    for index, manifest in found.manifests.items():
+        table = read_table(str(source), found.shard(index))
+        kinds = [parsed.match(row["url"], row["sha256"]) for row in table.to_pylist()]
+        plan = plan_from_json(manifest["plan"])
+        write_shard(refuse(table, kinds), plan, config.write, str(output), manifest["provenance"])
+
+
+@pytest.mark.parametrize("formats", FORMATS, ids="-".join)
+def test_all_formats_are_those_of_a_job_without_the_rows(
+    source: Path, tmp_path: Path, formats: tuple[str, ...]
+) -> None:
+    write_output(tmp_path / "out", formats)
+    entries = entries_for(source)
+    assert run_takedown(tmp_path / "out", write_list(tmp_path, *entries)) == 0
+    expected(source, tmp_path / "job", entries, formats)
+    found, wanted = hash_output(tmp_path / "out"), hash_output(tmp_path / "job")
+    if formats == ALL:
+        assert found == wanted
+        return
+    # train/ and grit/ lack the counts of removed boxes and phrases
+    no_manifests = [{k: v for k, v in hashes.items() if not k.startswith("_man")} for hashes in (found, wanted)]
+    assert no_manifests[0] == no_manifests[1]
+    for ours, theirs in zip(manifests_of(tmp_path / "out"), manifests_of(tmp_path / "job"), strict=True):
+        assert (ours["counts"], ours["boxes"], ours["phrases"]) == (
+            *(theirs["counts"], theirs["boxes"], theirs["phrases"]),
+        )
+
+
+def test_nothing_of_the_rows_is_left_but_their_keys(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(source, output)
+    before = {row["key"]: row for row in rows_of(output)}
+    assert run_takedown(output, write_list(tmp_path, "example.org", "http://example.com/2.jpg")) == 0
+    gone = [row for row in rows_of(output) if row["reason"] == "taken_down"]
+    assert {row["key"] for row in gone} == {key for key in before if int(key) % 3 == 0 or int(key) == 2}
+    for row in gone:
+        left = {"key", "source", "source_row", "status", "stage", "reason", "detail"}
+        assert {name for name, value in row.items() if value is not None} == left
+    texts = [path.read_bytes() for path in sorted(output.rglob("*")) if path.is_file()]
+    summaries = [decompressed(path.read_bytes()) for path in sorted((output / "_summaries").iterdir())]
+    assert any(
+        b"img.example.org" in decompressed(path.read_bytes()) for path in sorted((source / "_summaries").iterdir())
+    )
+    texts += summaries
+    assert len(summaries) == len(manifests_of(output))
+    assert not any(b"img.example.org" in text for text in texts)
+    for name in (FILES["train"][0], FILES["grit"][0]):
+        with open(output / FLAT.path(name, 0), "rb") as file:
+            keys = {member.name.partition(".")[0] for member in iter_members(reader_of(file), 0, file.seek(0, 2))}
+        assert not keys & {row["key"] for row in gone}
+    stats = stats_of(output)["rows"]
+    assert stats["dropped"]["read"]["taken_down"] == len(gone)
+    assert stats["read"] == stats["kept"] + sum(sum(n.values()) for n in stats["dropped"].values())
+
+
+def test_a_shard_without_listed_rows_keeps_its_files_and_a_second_run_changes_nothing(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(source, output)
+    before = [{path: path.stat().st_ino for path in output.rglob(f"{i:05d}.*")} for i in range(3)]
+    path = write_list(tmp_path, "http://img.example.org/0.jpg")
+    assert run_takedown(output, path) == 0
+    assert "1 row in 1 of 3 shards taken down" in capsys.readouterr().out
+    after = [{path: path.stat().st_ino for path in output.rglob(f"{i:05d}.*")} for i in range(3)]
+    assert after[1:] == before[1:]
+    hashes = hash_output(output)
+    assert run_takedown(output, path) == 0
+    assert "0 rows in 0 of 3 shards taken down" in capsys.readouterr().out
+    assert hash_output(output) == hashes
+
+
+def test_a_dry_run_lists_the_rows_and_writes_nothing(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = {path: path.stat().st_mtime_ns for path in source.rglob("*")}
+    assert run_takedown(source, write_list(tmp_path, "example.net"), "dry_run=true") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("shard 0 row 000000000001 host: http://cdn.example.net/1.jpg ")
+    assert lines[-1] == "3 rows in 2 of 3 shards would be taken down; nothing was changed"
+    assert len(lines) == 4
+    assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before
+
+
+class Killed(BaseException):
+    """Stands for a kill, which no handler catches."""
+
+
+@pytest.mark.parametrize("n", range(6))
+def test_a_kill_between_two_files_loses_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, *entries_for(source))
+    shutil.copytree(source, output)
+    publish, calls = Staging.publish_file, list[str]()
+
+    def killed(staging: Staging, relative: str) -> None:
+        if len(calls) == n:
+            raise Killed
+        calls.append(relative)
+        publish(staging, relative)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "publish_file", killed)
+        with pytest.raises(Killed):
+            run_takedown(output, path)
+    assert [problem.file for problem in list_contents(Store(str(output))).problems] == [f"{JOURNAL_FOLDER}/00000.json"]
+    assert run_takedown(output, path) == 0
+    expected(source, tmp_path / "job", entries_for(source), ALL)
+    assert hash_output(output) == hash_output(tmp_path / "job")
+    assert not list((output / JOURNAL_FOLDER).glob("*"))
+
+
+def test_a_worker_that_fails_while_it_replaces_a_shard_loses_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, *entries_for(source))
+    shutil.copytree(source, output)
+    publish = Staging.publish_file
+
+    def full(staging: Staging, relative: str) -> None:
+        if relative.startswith("_manifests"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        publish(staging, relative)
+
+    monkeypatch.setattr(Staging, "publish_file", full)
+    assert run_takedown(output, path, "ray.retries=0") == 3
+    expected_output = tmp_path / "job"
+    monkeypatch.undo()
+    expected(source, expected_output, entries_for(source), ALL)
+    assert hash_output(output) == hash_output(expected_output)
+
+
+@pytest.mark.parametrize("damage", ["journal", "draft", "no draft"])
+def test_a_damaged_replacement_locks_nothing(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, *entries_for(source))
+    shutil.copytree(source, output)
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Staging, "publish_file", killed)
+        with pytest.raises(Killed):
+            run_takedown(output, path)
+    (journal,) = (output / JOURNAL_FOLDER).glob("*.json")
+    draft = next((output / "train").glob("*.tmp"))
+    if damage == "journal":
+        journal.write_text('{"files": {"train/00000.tar": {"draft": "../secret"}}}')
+    elif damage == "draft":
+        draft.write_bytes(draft.read_bytes()[:-1] + b"x")
+    else:
+        draft.unlink()
+    assert run_takedown(output, path) == 0  # removes what is left of the shard
+    assert not list(output.rglob("00000.tar"))
+    assert not list(output.rglob("*.tmp"))
+    assert len(manifests_of(output)) == 2
+
+
+@pytest.mark.parametrize("moment", ["before", "between", "report"])
+def test_a_killed_takedown_is_finished_by_the_same_command_and_stops_no_other(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, *entries_for(source))
+    shutil.copytree(source, output)
+
+    def killed(*arguments: Any) -> Iterator[Any]:
+        yield from itertools.islice(compute_here(*arguments), {"before": 0, "between": 1, "report": 3}[moment])
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("pipeline.run.loop.compute_local", killed)
+        with pytest.raises(Killed):
+            run_takedown(output, path)
+    assert verify(str(output), 1, is_requeued=False) == (0 if moment == "report" else 1)
+    local = ("ray.runner=local", "ray.cpu_workers=1")
+    assert rewrite.main([f"source={output}", f"output={tmp_path / 'new'}", *local]) == 0
+    assert verify(str(tmp_path / "new"), 1, is_requeued=False) == 0  # has none of the rows
+    assert run_takedown(output, write_list(tmp_path, "example.com")) == 0  # finishes the other list too
+    assert verify(str(output), 1, is_requeued=False) == 0
+    gone = [row for row in rows_of(output) if row["reason"] == "taken_down"]
+    kept = [row["key"] for row in rows_of(source) if row["url"] == entries_for(source)[0]]
+    assert {*kept} <= {row["key"] for row in gone}
+
+
+def test_a_takedown_is_permanent(tars: Path, finished: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    rows = [row for row in rows_of(output) if row["status"] == "kept"]
+    digests, before = {row["sha256"] for row in rows[:2]}, hash_output(output)
+    assert run_takedown(output, write_list(tmp_path, *digests)) == 0
+    assert not any(digest.encode() in (output / "_takedowns.json").read_bytes() for digest in digests)
+    after = hash_output(output)
+    assert after != before
+    for path in (*(output / "_manifests").iterdir(), *(output / "train").iterdir()):
+        path.unlink()
+    assert run_job(tars, output) == 0
+    assert not digests & {row["sha256"] for row in rows_of(output)}
+    assert stats_of(output)["rows"]["dropped"]["download"]["taken_down"] == len(digests)
+    assert verify(str(output), 1, is_requeued=False) == 0
+    local = ("ray.runner=local", "ray.cpu_workers=1")
+    assert (
+        rewrite.main([f"source={output}", f"source={finished}", f"output={tmp_path / 'both'}", "mixed=true", *local])
+        == 0
+    )
+    assert not digests & {row["sha256"] for row in rows_of(tmp_path / "both")}  # though the second source has them
+    assert verify(str(tmp_path / "both"), 1, is_requeued=False) == 0
+
+
+def test_verify_reports_listed_rows_wherever_they_are(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(source, output)
+    shutil.copy(output / "_manifests/00000.json", tmp_path / "00000.json")
+    entries = entries_for(source)
+    assert run_takedown(output, write_list(tmp_path, entries[1])) == 0
+    assert run_takedown(source_copy := tmp_path / "other", write_list(tmp_path, *entries)) == 2  # no output
+    assert not source_copy.exists()
+    Store(str(output)).record_takedowns(parse_takedown(entries, "list"))
+    assert verify(str(output), 1, is_requeued=False) == 1
+    assert "was taken down, but is here" in capsys.readouterr().out
+    (output / "_manifests/00000.json").unlink()
+    assert verify(str(output), 1, is_requeued=False) == 1
+    text = capsys.readouterr().out
+    assert "was taken down, but is here; run hypergrit takedown again" in text
+    assert run_takedown(output, write_list(tmp_path, entries[0])) == 0
+    assert verify(str(output), 1, is_requeued=False) == 0
+    assert not list(output.rglob("00000.tar"))
+
+
+def test_drafts_of_lost_workers_and_files_without_a_manifest_are_removed(source: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(source, output)
+    draft = output / "arrow" / "00001.arrow.deadbeef-1-1.0123abcd.tmp"
+    shutil.copy(output / "arrow/00001.arrow", draft)
+    (output / "_manifests/00001.json").write_text("damaged")
+    assert run_takedown(output, write_list(tmp_path, *entries_for(source))) == 0
+    assert not draft.exists()
+    assert not list(output.rglob("00001.*"))
+    assert len(manifests_of(output)) == 2
+
+
+def test_the_job_refuses_the_rows_of_its_list(tars: Path, finished: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    digest = next(row["sha256"] for row in rows_of(output) if row["status"] == "kept")
+    path = write_list(tmp_path, digest)
+    before = hash_output(output)
+    assert run_job(tars, output, f"read.takedown={path}") == 0
+    assert hash_output(output) == before  # finished shards stay; the command is for them
+    config = load_config([f"input={tars}", f"output={output}", "rows_per_shard=4", f"read.takedown={path}"])
+    steps = Steps(config, make_provenance(config))
+    plan = plan_shards(config.input, 4, None, config.read)[0]
+    table, _ = steps.download(plan, steps.read(plan))
+    refused = [row for row in table.to_pylist() if row["status"] == "dropped"]
+    assert [(row["stage"], row["reason"], row["detail"]) for row in refused] == [("download", "taken_down", "sha256")]
+    assert {refused[0][name] for name in ("image", "sha256", "caption_original", "width")} == {None}
+    assert run_takedown(output, path) == 0
+    before = hash_output(output)
+    assert run_job(tars, output) == 0  # goes on with the output as it is
+    assert hash_output(output) == before
+    assert run_job(tars, tmp_path / "new", "read.takedown=/no/such/list") == 2
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"urls": []}', '{"urls": [5], "without_queries": [], "hosts": [], "images": []}']
+)
+def test_a_damaged_record_is_named_and_nothing_is_written(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(source, output)
+    (output / "_takedowns.json").write_text(content)
+    assert rewrite.main([f"source={output}", f"output={tmp_path / 'new'}", "ray.runner=local"]) == 2
+    assert "_takedowns.json is damaged" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["OUT"], "list is not set"),
+        (["list=LIST"], "0 outputs are given"),
+        (["OUT", "OUT", "list=LIST"], "2 outputs are given"),
+        (["OUT", "list=LIST", "dry_run=perhaps"], "dry_run=perhaps: "),
+        (["OUT", "list=LIST", "score.min_score=0.9"], "takedown cannot change score.min_score"),
+        (["OUT", "list=LIST", "lits=x"], "lits"),
+        (["OUT", "list=OUT"], "folder"),
+        (["OUT", "list=EMPTY"], "has no entries"),
+        (["NOTHING", "list=LIST"], "config.yaml does not exist"),
+    ],
+)
+def test_wrong_arguments_are_refused_in_one_line(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    before, path = hash_output(source), write_list(tmp_path, "example.org")
+    (tmp_path / "empty").write_text("# nothing\n")
+    values = {"OUT": str(source), "LIST": str(path), "EMPTY": str(tmp_path / "empty"), "NOTHING": str(tmp_path / "no")}
+    for name, value in values.items():
+        arguments = [item.replace(name, value) for item in arguments]
+    assert takedown.main(arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    assert hash_output(source) == before
+
+
+def test_a_damaged_shard_fails_alone_and_stays_as_it_is(source: Path, tmp_path: Path) -> None:
+    output, entries = tmp_path / "out", entries_for(source)
+    shutil.copytree(source, output)
+    path = output / "train" / "00000.tar"
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1  # seen by its hash alone
+    path.write_bytes(data)
+    manifest = (output / "_manifests" / "00000.json").read_bytes()
+    assert run_takedown(output, write_list(tmp_path, *entries)) == 3
+    assert (output / "_manifests" / "00000.json").read_bytes() == manifest
+    assert [row["key"] for row in rows_of(output) if row["reason"] == "taken_down"] == [
+        row["key"] for row in rows_of(source) if row["sha256"] == entries[1]
+    ]
+    assert not (output / "report.html").exists()  # it would show the rows that are left
+    assert verify(str(output), 1, is_requeued=True) == 1
+    assert run_takedown(output, write_list(tmp_path, *entries)) == 0
+    assert not list(output.rglob("00000.tar"))
+    assert verify(str(output), 1, is_requeued=False) == 0

@@ -1,0 +1,91 @@
+"""The index of a shard names the bytes that tarfile finds, and is committed with the shard."""
+
+import hashlib
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from pipeline.config import WriteConfig
+from pipeline.output.write.stage import write_shard
+from schemas.files import INDEX
+from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, is_finished, kept_row, plan, rows, table
+
+INDEX_PATH = "_index/00001.arrow"
+
+
+def read(folder: Path) -> list[dict[str, Any]]:
+    found = pa.ipc.open_file(folder / INDEX_PATH).read_all()
+    assert found.schema.equals(INDEX)
+    return list(found.to_pylist())
+
+
+@pytest.mark.parametrize("formats", [("train", "grit", "arrow"), ("grit",), ("train",)])
+def test_places_are_those_that_tarfile_finds(tmp_path: Path, formats: tuple[str, ...]) -> None:
+    long_key = [*rows()[:3], kept_row(13) | {"key": "k" * 120}]  # pax headers come before its members
+    manifest = write_shard(table(long_key), plan(), WriteConfig(formats=formats), str(tmp_path), PROVENANCE)
+    samples = read(tmp_path)
+    assert {sample["format"] for sample in samples} == set(formats) - {"arrow"}
+    assert manifest["files"][INDEX_PATH]["rows"] == len(samples)
+    for kind in set(formats) - {"arrow"}:
+        path = tmp_path / kind / "00001.tar"
+        data = path.read_bytes()
+        with tarfile.open(path) as tar:
+            expected = [(item.name, item.offset, item.offset_data, item.size) for item in tar]
+        found = [sample for sample in samples if sample["format"] == kind]
+        members = [(f"{s['key']}.{m['name']}", m["offset"], m["size"]) for s in found for m in s["members"]]
+        assert members == [(name, offset, size) for name, _, offset, size in expected]
+        starts = [sample["offset"] for sample in found]
+        assert starts == [next(o for name, o, _, _ in expected if name.startswith(s["key"])) for s in found]
+        assert [s["offset"] + s["size"] for s in found] == [*starts[1:], data.rstrip(b"\0") and last_end(expected)]
+
+
+def last_end(members: list[tuple[str, int, int, int]]) -> int:
+    """End of the padded content of the last member."""
+    _, _, offset, size = members[-1]
+    return offset + -(-size // 512) * 512
+
+
+def test_manifest_names_the_index_with_its_size_and_hash(tmp_path: Path) -> None:
+    write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
+    content = (tmp_path / INDEX_PATH).read_bytes()
+    facts = json.loads((tmp_path / "_manifests/00001.json").read_text())["files"][INDEX_PATH]
+    assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "rows": 6}
+
+
+def test_equal_rows_give_an_equal_index(tmp_path: Path) -> None:
+    contents = []
+    for name in ("a", "b"):
+        write_shard(table(), plan(), WriteConfig(), str(tmp_path / name), PROVENANCE)
+        contents.append((tmp_path / name / INDEX_PATH).read_bytes())
+    assert contents[0] == contents[1]
+
+
+def test_shard_without_samples_has_an_empty_index(tmp_path: Path) -> None:
+    write_shard(table([dropped_row(10)]), plan(n_rows=1), WriteConfig(), str(tmp_path), PROVENANCE)
+    assert read(tmp_path) == []
+
+
+def test_index_of_formats_that_are_not_written_any_more_is_removed(tmp_path: Path) -> None:
+    write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
+    (tmp_path / "_manifests/00001.json").unlink()
+    write_shard(table(), plan(), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
+    assert not (tmp_path / INDEX_PATH).exists()
+
+
+def test_shard_of_an_earlier_version_without_an_index_is_finished(tmp_path: Path) -> None:
+    write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
+    remove_index(tmp_path)
+    assert is_finished(str(tmp_path), plan(), PROVENANCE)
+
+
+def remove_index(folder: Path) -> None:
+    """Make an output look like one of version 0.3."""
+    for path in (folder / "_manifests").iterdir():
+        manifest = json.loads(path.read_text())
+        del manifest["files"][f"_index/{path.stem}.arrow"]
+        path.write_text(json.dumps(manifest))
+        (folder / "_index" / f"{path.stem}.arrow").unlink()

@@ -1,0 +1,90 @@
+"""Jobs with light steps on a Ray cluster of several nodes on this machine."""
+
+import hashlib
+import os
+import signal
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import psutil
+import ray
+from ray.cluster_utils import Cluster
+
+from pipeline.config import PipelineConfig, RayConfig, load_config
+from pipeline.output.store import SUFFIX
+from pipeline.output.write.tar import TarWriter
+from pipeline.read.plan import plan_shards
+from pipeline.run.ray import connect
+from pipeline.run.ray_driver import Driver
+from pipeline.run.steps import Recipe
+from tests.pipeline.poison import Poison, light_steps
+
+TITLES = ("ray::run_step", "ray::ModelWorker", "ray::rescue_step")
+
+
+def make_tar(folder: Path, n_rows: int) -> Path:
+    """A folder with a tar of small images with captions."""
+    folder.mkdir()
+    jpeg = cv2.imencode(".jpg", np.zeros((32, 32, 3), np.uint8))[1].tobytes()
+    with (folder / "0.tar").open("wb") as file, TarWriter(file) as tar:
+        for i in range(n_rows):
+            tar.add_sample(f"{i:03d}", [("jpg", jpeg), ("txt", b"a dog")])
+    return folder
+
+
+def make_job(tar: Path, output: Path, *arguments: str) -> PipelineConfig:
+    """The configuration of a job with shards of 4 rows."""
+    return load_config([f"input={tar}", f"output={output}", "rows_per_shard=4", "formats=[arrow]", *arguments])
+
+
+def make_driver(config: PipelineConfig, *poisons: Poison, only: Collection[int] | None = None) -> Driver:
+    """A driver of the job with light steps, for the shards `only`."""
+    plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+    chosen = [plan for plan in plans if only is None or plan.index in only]
+    return Driver(chosen, config.ray, Recipe(light_steps(config, *poisons), config))
+
+
+def digests(output: Path) -> dict[str, str]:
+    """SHA-256 of the shards and manifests by name, without what killed workers left: the job removes it at its end."""
+    paths = [path for folder in ("arrow", "_manifests") for path in sorted((output / folder).iterdir())]
+    files = [path for path in paths if path.suffix != SUFFIX]
+    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@contextmanager
+def cluster_of(*nodes: dict[str, Any]) -> Iterator[Cluster]:
+    """A cluster whose head runs no tasks, and the connection of this process to it."""
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    try:
+        for node in nodes:
+            cluster.add_node(**node)
+        connect(RayConfig(address=cluster.address))
+        yield cluster
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+def workers(titles: str | tuple[str, ...] = TITLES) -> list[int]:
+    """The process ids of Ray's workers below this process that run a step or hold a model, or have other `titles`."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            title = "".join(process.cmdline()[:1])
+        except psutil.Error:
+            continue
+        if title.startswith(titles):
+            found.append(process.pid)
+    return found
+
+
+def kill_worker(number: int, titles: str | tuple[str, ...] = TITLES) -> bool:
+    """Kill one of the workers; return False without workers."""
+    pids = sorted(workers(titles))
+    if pids:
+        os.kill(pids[number % len(pids)], signal.SIGKILL)
+    return bool(pids)

@@ -1,0 +1,84 @@
+"""The lines on the progress of a job where there is no terminal, and the log as JSON."""
+
+import dataclasses
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipeline.config import LogConfig, load_config
+from pipeline.output.manifest import failed_shard
+from pipeline.run import progress as watch
+from pipeline.run.progress import Result, progress
+from pipeline.run.steps import Done
+from tests.pipeline.output.write.shards import plan
+from tests.pipeline.settings import with_constants
+
+ROWS = 4
+
+
+def done(index: int, kept: int = 3) -> Done:
+    counts = {"read": ROWS, "kept": kept, "dropped": {"download": {"timeout": ROWS - kept}}}
+    manifest: Any = {"shard": index, "counts": counts}
+    return Done(manifest, ())
+
+
+def results(pause: float) -> Iterator[Result]:
+    """A job with three shards, the last of which fails."""
+    for index in range(3):
+        for step in ("prepare", "infer", "write"):
+            watch.begun(index, step, ROWS)
+            time.sleep(pause)
+            watch.ended(index, step)
+        yield failed_shard(plan(index, ROWS), "write", "x", "", 1) if index == 2 else done(index)
+
+
+def lines(
+    caplog: pytest.LogCaptureFixture, *arguments: str, pause: float = 0.08, interval_s: float = LogConfig.interval_s
+) -> list[logging.LogRecord]:
+    config = load_config(["input=in", "output=out", "ray.runner=local", *arguments])
+    config = dataclasses.replace(config, log=with_constants(LogConfig, interval_s=interval_s))
+    with caplog.at_level(logging.INFO):
+        assert len(list(progress(results(pause), 3 * ROWS, config))) == 3
+    return [record for record in caplog.records if hasattr(record, "progress")]
+
+
+def test_lines_show_progress_before_the_first_shard_is_finished_and_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    found = lines(caplog, interval_s=0.02)
+    values: list[dict[str, Any]] = [vars(record)["progress"] for record in found]
+    early = [value for value in values if value["finished"] == 0 and value["prepared"]]
+    assert early
+    assert 0 < early[0]["share"] < 0.4
+    assert early[0]["left_s"] is None
+    assert "4 prepared" in found[values.index(early[0])].getMessage()
+    middle = next(value for value in values if value["finished"] == ROWS)
+    assert middle["left_s"] > 0.2  # six more steps, if the machine is not busy
+    last = found[-1].getMessage()
+    assert last.startswith("12 of 12 rows, 100% of the work, 6 kept, 2 dropped, 4 unfinished, ")
+    assert last.endswith(" rows/s")
+    assert "\r" not in "".join(record.getMessage() for record in found)
+
+
+def test_a_short_job_gets_one_line_and_a_quiet_one_none(caplog: pytest.LogCaptureFixture) -> None:
+    assert len(lines(caplog, pause=0.001)) == 1
+    caplog.clear()
+    assert lines(caplog, "quiet=true", interval_s=0.001, pause=0.001) == []
+
+
+def test_the_lines_of_a_log_in_json_are_objects_also_the_last_one_of_a_failed_job(tmp_path: Path) -> None:
+    (tmp_path / "in.csv").write_text("caption\na dog\n")
+    arguments = [f"input={tmp_path / 'in.csv'}", f"output={tmp_path / 'out'}", "log.format=json", "ray.runner=local"]
+    code = "import sys; from pipeline.grit import main; sys.exit(main(sys.argv[1:]))"
+    run = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
+    assert run.returncode == 2
+    records = [json.loads(line) for line in run.stderr.splitlines()]
+    assert records[-1].keys() == {"time", "level", "message"}
+    assert records[-1]["level"] == "ERROR"
+    assert "column" in records[-1]["message"]
+    assert run.stdout == ""

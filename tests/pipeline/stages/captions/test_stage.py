@@ -1,0 +1,171 @@
+import time
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipeline.stages.captions import CaptionsConfig, clean, clean_as_redcaps, clean_captions
+from schemas.rows import CAPTIONED, DOWNLOADED
+from tests.pipeline.settings import with_constants
+
+
+def run_stage(*captions: str | None, config: CaptionsConfig | None = None) -> list[dict]:
+    """Rows with these captions after the stage."""
+    rows = [
+        {"key": f"{i:012d}", "source": "a", "source_row": i, "status": "kept", "caption_original": caption}
+        for i, caption in enumerate(captions)
+    ]
+    table = clean_captions(pa.Table.from_pylist(rows, schema=DOWNLOADED), config or CaptionsConfig())
+    assert table.schema.equals(CAPTIONED)
+    return table.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("caf\u00c3\u00a9 au lait", "café au lait"),
+        ("cats &amp; dogs", "cats & dogs"),
+        ("salt &amp;amp; pepper", "salt & pepper"),
+        (" a\tred \u00a0 bus\n", "a red bus"),
+        ("two 🐕\u200d🦺 dogs", "two 🐕\u200d🦺 dogs"),
+        ("nul\x00 byte", "nul byte"),
+        ("salt &amp;amp;amp;amp; pepper", "salt & pepper"),
+        ("a <b>red</b> dog<br/>on grass", "a red dog on grass"),
+        ('&lt;a href="x.html" class=y&gt;a dog&lt;/a&gt;', "a dog"),
+        ("<a href=x onclick>a cat</a>", "a cat"),
+        ("<img src=\"a>b\" alt>a dog <input disabled> <b title='x < y'>runs</b>", "a dog runs"),
+        ("<section>a</section> <article class=x>red</article> <button hidden>dog</button><svg/>", "a red dog"),
+        ("a < b > c, x <a and b> y, a <b, c> d", "a < b > c, x <a and b> y, a <b, c> d"),
+        ("<person> holds a dog, 3 < 5 > 2", "<person> holds a dog, 3 < 5 > 2"),
+        ('the ""big"" dog', 'the "big" dog'),
+        ("a\u200b do\u00adg \u202edna\u202c cat\ufeff\u200d", "a dog dna cat"),
+        ("\u0645\u06cc\u200c\u0631\u0648\u062f", "\u0645\u06cc\u200c\u0631\u0648\u062f"),
+    ],
+)
+def test_entities_mojibake_and_white_space_are_cleaned(original: str, expected: str) -> None:
+    assert clean(original) == expected
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    pieces=st.lists(
+        st.sampled_from(
+            ["&", "amp;", "lt;", "gt;", "quot;", "#60;", "<", ">", "b", "/", "br", '"', "\u200b", "\u200d", "\u202e",
+             " ",              "\t", "a", "é", "Ã©", "â€™", "ﬁ", "\x00", "\x1b[0m", "'", "🐶", "\ufeff", "\u0301", "&nbsp;", "x=", "ＡＢ"]
+        ),
+        max_size=25,
+    )
+)  # fmt: skip
+def test_cleaning_a_clean_caption_changes_nothing(pieces: list[str]) -> None:
+    cleaned = clean("".join(pieces))
+    assert clean(cleaned) == cleaned
+
+
+def test_original_caption_is_kept_beside_the_cleaned_one() -> None:
+    row = run_stage("  A &lt;3&gt; dog ")[0]
+    assert (row["caption"], row["caption_original"], row["status"]) == ("A <3> dog", "  A &lt;3&gt; dog ", "kept")
+
+
+@pytest.mark.parametrize("caption", [None, "", " \n ", "&nbsp;"])
+def test_caption_that_is_empty_after_cleaning_is_dropped(caption: str | None) -> None:
+    row = run_stage("a dog", caption)[1]
+    assert (row["stage"], row["reason"]) == ("captions", "empty_caption")
+
+
+def test_caption_above_the_limit_is_dropped_as_too_long() -> None:
+    rows = run_stage("x" * 100, "x" * 101, "x" * 2_000_000, config=with_constants(CaptionsConfig, max_characters=100))
+    assert [row["reason"] for row in rows] == [None, "caption_too_long", "caption_too_long"]
+    assert rows[1]["detail"] == "101 characters"
+
+
+def test_redcaps_cleaning_removes_case_accents_brackets_and_handles() -> None:
+    assert clean_as_redcaps("My Café (2019) [OC ((x))] by @some_one! Привет") == "my cafe by <usr>"
+
+
+def test_redcaps_cleaning_is_optional() -> None:
+    assert run_stage("A Dog (big)")[0]["caption"] == "A Dog (big)"
+    assert run_stage("A Dog (big)", config=CaptionsConfig(redcaps=True))[0]["caption"] == "a dog"
+    assert run_stage("(only)", config=CaptionsConfig(redcaps=True))[0]["reason"] == "empty_caption"
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("a &#" + "9" * 5000 + "; dog", "a \ufffd dog"),
+        ("a &amp;#" + "9" * 5000 + " dog", "a \ufffd dog"),
+        ("a &#" + "0" * 5000 + "65; dog", "a A dog"),
+        ("a &#x" + "0" * 5000 + "41; dog", "a A dog"),
+        ("a &#" + "0" * 5000 + "; dog", "a \ufffd dog"),
+        ("&#65;&#x42;&#00000067", "ABC"),
+    ],
+)
+def test_numeric_entity_with_any_number_of_digits_is_decoded(original: str, expected: str) -> None:
+    assert clean(original) == expected
+
+
+def test_deep_brackets_take_linear_time() -> None:
+    started = time.process_time()
+    for _ in range(20):
+        clean_as_redcaps("(" * 4000 + "dog" + ")" * 4000)
+    assert time.process_time() - started < 5
+    assert clean_as_redcaps("a ((very) [big]) dog") == "a dog"
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("a dog http://ann:pw@h/x on grass", "a dog http://h/x on grass"),
+        ("a dog http:&#47;&#47;ann:pw@h", "a dog http://h"),
+        ("write to ann@h.org", "write to ann@h.org"),
+        ("Email:ann@h.org", "Email:ann@h.org"),
+        ("https://h.org: photo by ann @ home", "https://h.org: photo by ann @ home"),
+        ("https://medium.com/@ann http://h:80 me@h", "https://medium.com/@ann http://h:80 me@h"),
+    ],
+)
+def test_user_names_and_passwords_are_removed_from_urls_only(original: str, expected: str) -> None:
+    assert clean(original) == expected
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("<mark>a dog</mark>", "a dog"),
+        ("<title>a dog</title> <o:p>on grass</o:p>", "a dog on grass"),
+        ("<!DOCTYPE html><head>a dog", "a dog"),
+        ("a<br / >dog <!-- a > b --> on grass", "a dog on grass"),
+        ("a dog <img src=foo.jpg alt=a dog>", "a dog"),
+        ('<a href="x" target=_blank rel>dog</a>', "dog"),
+        ("<style>p{color:red}</style>a <SCRIPT type='x'>alert(1)</script>dog", "a dog"),
+        ("a\u180e \u034fd\u2065o\U000e0041g\u3164", "a dog"),
+        (
+            "flag \U0001f3f4\U000e0067\U000e0062\U000e0073\U000e007f",
+            "flag \U0001f3f4\U000e0067\U000e0062\U000e0073\U000e007f",
+        ),
+        ("&" + "#38;" * 60 + "lt;b&gt;dog", "dog"),
+        ("a <person> x <a and b>", "a <person> x <a and b>"),
+    ],
+)
+def test_further_tags_and_invisible_characters_are_removed(original: str, expected: str) -> None:
+    assert clean(original) == expected == clean(expected)
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<!--",
+        "<img src=",
+        "<img  src",
+        "<script ",
+        "<style>",
+        '<a x="',
+        '<a x="<a y=" ',
+        '<a x="" ',
+        "<a \t",
+        "<a disabled ",
+    ],
+)
+def test_unfinished_tags_take_linear_time(piece: str) -> None:
+    started = time.process_time()
+    clean(piece * 20_000)
+    assert time.process_time() - started < 5

@@ -1,0 +1,227 @@
+"""Hosts that drop packets, accept and say nothing, or refuse: they cost little, and only their own rows."""
+
+import asyncio
+import multiprocessing
+import os
+import resource
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing.queues import SimpleQueue
+from typing import Any
+
+import pytest
+from yarl import URL
+
+from pipeline.stages.download import hosts
+from pipeline.stages.download.fetch import Deadline, Request
+from pipeline.stages.download.hosts import Host, HostDeadError
+from pipeline.stages.download.stage import Download, by_host
+from tests.pipeline.stages.download.names import Names
+from tests.pipeline.stages.download.rows import config, reasons, table
+from tests.pipeline.stages.download.server import TinyWeb, jpeg
+
+SHORT: dict[str, Any] = {"connect_timeout_s": 1.0, "timeout_s": 1.5}
+
+
+@pytest.fixture
+def black_hole() -> Iterator[int]:
+    """The port of a listener whose queue is full: the kernel drops all packets."""
+    with socket.create_server(("127.0.0.1", 0), backlog=0) as listener:
+        port = listener.getsockname()[1]
+        fillers = [socket.socket() for _ in range(4)]
+        for filler in fillers:
+            filler.setblocking(False)
+            filler.connect_ex(("127.0.0.1", port))
+        time.sleep(0.05)
+        yield port
+        for filler in fillers:
+            filler.close()
+
+
+@pytest.fixture
+def silent() -> Iterator[int]:
+    """The port of a server that accepts connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
+        yield listener.getsockname()[1]
+
+
+def interleave(bad: list[str], good: list[str]) -> list[str]:
+    return [url for pair in zip(bad, good, strict=True) for url in pair]
+
+
+def test_a_black_hole_costs_one_time_out(web: TinyWeb, black_hole: int) -> None:
+    bad = [f"http://127.0.0.1:{black_hole}/{i}" for i in range(100)]
+    good = [web.url(f"/image/{i}") for i in range(100)]
+    start = time.monotonic()
+    found = Download(config(concurrency=8, **SHORT))(table(*interleave(bad, good)))
+    assert reasons(found) == ["timeout", None] * 100
+    assert time.monotonic() - start < 6  # without memory: 100 rows, 8 at a time, 3 x 1 s each = 39 s
+    details = set(found["detail"].to_pylist()[::2])
+    assert details == {"no connection in 1 s", "host given up after 4 attempts without an answer"}
+
+
+def test_a_silent_host_costs_one_time_out(web: TinyWeb, silent: int) -> None:
+    bad = [f"http://127.0.0.1:{silent}/{i}" for i in range(100)]
+    good = [web.url(f"/image/{i}") for i in range(100)]
+    start = time.monotonic()
+    found = Download(config(concurrency=32, **SHORT))(table(*interleave(bad, good)))
+    assert reasons(found) == ["timeout", None] * 100
+    assert time.monotonic() - start < 8
+
+
+def test_a_dead_host_is_remembered_by_the_next_table(web: TinyWeb, black_hole: int) -> None:
+    download = Download(config(**SHORT))
+    bad = [f"http://127.0.0.1:{black_hole}/{i}" for i in range(20)]
+    assert set(reasons(download(table(*bad)))) == {"timeout"}
+    start = time.monotonic()
+    assert reasons(download(table(*bad, web.url("/image/0")))) == ["timeout"] * 20 + [None]
+    assert time.monotonic() - start < 0.9
+
+
+def test_rows_of_another_port_of_a_dead_host_are_kept(web: TinyWeb, black_hole: int) -> None:
+    bad = [f"http://127.0.0.1:{black_hole}/{i}" for i in range(10)]
+    redirect = web.url(f"/to?url=http://127.0.0.1:{black_hole}/x")
+    assert reasons(Download(config(**SHORT))(table(*bad, redirect, web.url("/image/0")))) == ["timeout"] * 11 + [None]
+
+
+def test_a_server_that_refuses_while_it_restarts_keeps_its_rows() -> None:
+    """Refusals come fast: many of them within `connect_timeout_s` do not make a host dead."""
+    with socket.socket() as reserved:
+        reserved.bind(("127.0.0.1", 0))
+        port = reserved.getsockname()[1]
+    image = jpeg()
+
+    def serve_later() -> None:
+        time.sleep(0.3)
+        with socket.create_server(("127.0.0.1", port), backlog=64) as listener:
+            listener.settimeout(2)
+            for _ in range(20):
+                try:
+                    connection, _ = listener.accept()
+                except TimeoutError:
+                    return
+                with connection:
+                    connection.recv(4096)
+                    head = f"HTTP/1.1 200 OK\r\nContent-Length: {len(image)}\r\nConnection: close\r\n\r\n"
+                    connection.sendall(head.encode() + image)
+
+    thread = threading.Thread(target=serve_later)
+    thread.start()
+    urls = [f"http://127.0.0.1:{port}/{i}" for i in range(20)]
+    found = reasons(Download(config(connect_timeout_s=2.0, timeout_s=2.0, backoff_s=0.5))(table(*urls)))
+    thread.join()
+    assert found == [None] * 20
+
+
+def test_a_retry_holds_no_connection(web: TinyWeb) -> None:
+    """With one connection, rows that wait for Retry-After leave it to the others."""
+    waiting = [web.url(f"/wait/1?{i}") for i in range(1)]
+    start = time.monotonic()
+    found = Download(config(concurrency=1, deadline_s=10))(
+        table(*waiting, *[web.url(f"/image/{3 * i}") for i in range(30)])
+    )
+    assert reasons(found) == [None] * 31
+    assert time.monotonic() - start < 2
+
+
+def test_many_rows_wait_for_retry_after_at_the_same_time(web: TinyWeb) -> None:
+    with_retry = [web.url(f"/status/503?{i}") for i in range(200)]
+    start = time.monotonic()
+    found = Download(config(concurrency=4, backoff_s=0.3, retries=1))(table(*with_retry))
+    assert reasons(found) == ["http_error"] * 200
+    assert time.monotonic() - start < 3  # one after the other: 200 / 4 x 0.3 s
+
+
+def reasons_with_few_files(urls: list[str], answers: SimpleQueue) -> None:
+    """Answer with the drop reasons of `urls`, downloaded with six more files than those that are open."""
+    download = Download(config(deadline_s=90))
+    download(table(urls[0]))  # opens everything that is opened once
+    n_open = max(map(int, os.listdir("/proc/self/fd")))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 6, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+    answers.put(reasons(download(table(*urls))))
+
+
+def test_a_lack_of_open_files_drops_no_rows(web: TinyWeb) -> None:
+    context = multiprocessing.get_context("spawn")  # the server in this process keeps its files
+    answers = context.SimpleQueue()
+    child = context.Process(target=reasons_with_few_files, args=([web.url(f"/busy/{i}") for i in range(40)], answers))
+    child.start()
+    child.join(120)
+    assert child.exitcode == 0
+    assert answers.get() == [None] * 40
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_dead_host_gets_a_probe_each_minute_and_recovers() -> None:
+    clock = Clock()
+    host = Host(max_failures=3, patience_s=5.0, clock=clock)
+
+    async def run() -> None:
+        for _ in range(3):
+            await host.enter()
+            host.failed(clock.now, "timeout")
+            host.leave()
+        assert not host.is_dead  # three failures in no time
+        await host.enter()
+        clock.now = 5.0
+        host.failed(0.0, "timeout")
+        host.leave()
+        assert host.is_dead
+        with pytest.raises(HostDeadError, match="4 attempts"):
+            await host.enter()
+        clock.now += hosts.DEAD_S
+        await host.enter()
+        host.start()  # the probe
+        with pytest.raises(HostDeadError):
+            await host.enter()
+        host.answered()
+        host.leave()
+        await host.enter()
+        assert not host.is_dead
+
+    asyncio.run(run())
+
+
+def test_an_unknown_host_gets_few_attempts_until_it_accepts_one() -> None:
+    host = Host(max_failures=3, patience_s=5.0, clock=Clock())
+
+    async def run() -> None:
+        tasks = [asyncio.create_task(host.enter()) for _ in range(20)]
+        await asyncio.sleep(0.01)
+        assert sum(task.done() for task in tasks) == hosts.TRIALS
+        tasks[-1].cancel()
+        host.leave()
+        await asyncio.sleep(0.01)
+        assert sum(task.done() and not task.cancelled() for task in tasks) == hosts.TRIALS + 1
+        host.failed(0.0, "timeout")
+        host.leave()
+        await asyncio.sleep(0.01)
+        assert sum(task.done() and not task.cancelled() for task in tasks) == hosts.TRIALS + 1
+        host.connected()
+        await asyncio.gather(*tasks[:-1])
+
+    asyncio.run(run())
+
+
+def test_a_slow_name_of_a_redirect_does_not_count_in_its_time(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = Names(delay_s=1.2)
+    monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
+    url = web.url(f"/to?url=http://ok1.test:{web.port}/image/0")
+    assert reasons(Download(config(timeout_s=0.5, deadline_s=0.9))(table(url))) == [None]
+
+
+def test_rows_start_with_one_of_each_host_and_four_of_a_popular_one() -> None:
+    def request(host: str) -> Request:
+        return Request(URL(f"http://{host}/"), Deadline(1.0))
+
+    popular, rare = [request("popular.test")] * 20, [request(f"{i}.test") for i in (1, 1, 2)]
+    assert by_host([*popular, *rare])[:6] == [0, 1, 2, 3, 20, 22]
+    assert sorted(by_host([*popular, *rare])) == list(range(23))

@@ -1,0 +1,366 @@
+"""Limits of requests to a host, in one process and by all workers of a job."""
+
+import asyncio
+import multiprocessing
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pipeline.stages.download import permits
+from pipeline.stages.download import permits as job_permits
+from pipeline.stages.download.permits import (
+    JobPermits,
+    LocalPermits,
+    PermitAddress,
+    PermitsError,
+    PermitServer,
+    PermitTable,
+    Slots,
+    Turns,
+)
+from pipeline.stages.download.stage import Download
+from tests.pipeline.stages.download.names import Names
+from tests.pipeline.stages.download.rows import config, reasons, table
+from tests.pipeline.stages.download.server import TinyWeb
+
+
+@pytest.fixture
+def web() -> Iterator[TinyWeb]:
+    server = TinyWeb()
+    yield server
+    server.close()
+
+
+def test_permits_pass_to_the_first_in_the_queue() -> None:
+    found, granted = PermitTable(2), []
+    assert [found.ask(b"h", lambda i=i: not granted.append(i)) for i in range(4)] == [True, True, False, False]  # type: ignore[misc]
+    assert found.ask(b"other", lambda: True)
+    found.give(b"h")
+    found.give(b"h")
+    assert granted == [2, 3]
+    found.give(b"h")
+    found.give(b"h")
+    found.give(b"other")
+    assert not found._in_use
+    assert not found._queues
+
+
+def test_all_workers_of_a_job_keep_to_the_limit_of_a_host(web: TinyWeb) -> None:
+    urls = [web.url(f"/busy/{i}") for i in range(15)]
+    found: list[list[str | None]] = []
+    with PermitServer(limit=2) as server:
+
+        def work() -> None:
+            found.append(reasons(Download(config(deadline_s=30), permits=server.address)(table(*urls))))
+
+        workers = [threading.Thread(target=work) for _ in range(4)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+    assert found == [[None] * 15] * 4
+    assert web.max_busy == 2
+
+
+def test_workers_without_a_server_each_keep_to_the_limit(web: TinyWeb) -> None:
+    assert reasons(Download(config(concurrency_per_host=3))(table(*[web.url(f"/busy/{i}") for i in range(12)])))
+    assert web.max_busy == 3
+
+
+def hold(address: PermitAddress, started: "multiprocessing.synchronize.Event") -> None:
+    async def run() -> None:
+        await (await JobPermits(address).ask("h"))
+        started.set()
+        await asyncio.sleep(60)
+
+    asyncio.run(run())
+
+
+def test_the_permits_of_a_killed_worker_return() -> None:
+    context = multiprocessing.get_context("spawn")
+    with PermitServer(limit=1) as server:
+        started = context.Event()
+        worker = context.Process(target=hold, args=(server.address, started))
+        worker.start()
+        assert started.wait(60)
+
+        async def run() -> None:
+            found = JobPermits(server.address)
+            granted = await found.ask("h")
+            assert not granted.done()
+            worker.kill()
+            await asyncio.wait_for(granted, 10)
+            found.close()
+
+        asyncio.run(run())
+        worker.join()
+
+
+def test_a_cancelled_request_returns_its_permit() -> None:
+    with PermitServer(limit=1) as server:
+
+        async def run() -> None:
+            first, second = JobPermits(server.address), JobPermits(server.address)
+            assert (await first.ask("h")).done()
+            (await second.ask("h")).cancel()
+            third = await second.ask("h")
+            first.give("h")
+            await asyncio.wait_for(third, 10)
+            first.close()
+            second.close()
+
+        asyncio.run(run())
+
+
+def test_a_lost_connection_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    with PermitServer(limit=1) as server:
+
+        async def run() -> None:
+            first, second = JobPermits(server.address), JobPermits(server.address)
+            assert (await first.ask("h")).done()
+            waiting = await second.ask("h")
+            assert second._transport is not None
+            second._transport.abort()
+            await asyncio.sleep(0.3)
+            assert not waiting.done()
+            assert first._transport is not None
+            first._transport.abort()
+            await asyncio.wait_for(waiting, 10)
+            assert not (await first.ask("h")).done()
+            second.give("h")
+            first.close()
+            second.close()
+
+        asyncio.run(run())
+
+
+def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
+    with PermitServer(limit=1) as server:
+        wrong = server.address._replace(secret="x" * 32)
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            nobody = server.address._replace(port=closed.getsockname()[1])
+        for address in (nobody, wrong):
+            with pytest.raises(PermitsError):
+                Download(config(), permits=address)(table("http://127.0.0.1:1/", "http://127.0.0.1:2/"))
+
+
+def test_replies_come_in_the_order_of_the_requests() -> None:
+    """A permit given back in the same packet as a request for it is granted after the reply to the request."""
+    key = job_permits._key("h")
+    with PermitServer(limit=1) as server, socket.create_connection(server.address[:2], timeout=5) as worker:
+        worker.sendall(server.address.secret.encode() + (permits.ASK + key) * 2 + permits.GIVE + key)
+        replies = b""
+        while len(replies) < 3 * permits.RECORD_BYTES:
+            replies += worker.recv(3 * permits.RECORD_BYTES)
+    assert replies == b"".join(kind + key for kind in (permits.GRANTED, permits.QUEUED, permits.GRANTED_LATER))
+
+
+def test_a_connection_that_is_lost_before_its_first_use_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    with PermitServer(limit=1) as server:
+
+        async def run() -> None:
+            loop, n_connections = asyncio.get_running_loop(), 0
+            connect = loop.create_connection
+
+            async def connect_and_lose(*args: Any) -> tuple[asyncio.Transport, asyncio.BaseProtocol]:
+                nonlocal n_connections
+                n_connections += 1
+                transport, protocol = await connect(*args)
+                if n_connections == 1:
+                    transport.abort()
+                    await asyncio.sleep(0)
+                return transport, protocol
+
+            monkeypatch.setattr(loop, "create_connection", connect_and_lose)
+            found = JobPermits(server.address)
+            assert (await asyncio.wait_for(found.ask("h"), 5)).done()
+            assert n_connections == 2
+            found.close()
+
+        asyncio.run(run())
+
+
+def vanish(address: PermitAddress, host: str) -> socket.socket:
+    """A worker that has got a permit and will never be heard again; its connection stays open."""
+    worker = socket.create_connection((address.host, address.port), timeout=5)
+    worker.sendall(address.secret.encode() + permits.ASK + job_permits._key(host))
+    assert worker.recv(permits.RECORD_BYTES)[:1] == permits.GRANTED
+    return worker
+
+
+def test_the_permits_of_a_machine_that_vanishes_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PING_S", 0.1)
+    with PermitServer(limit=1, silent_s=0.5) as server, vanish(server.address, "h"):
+
+        async def run() -> None:
+            found = JobPermits(server.address)
+            granted = await found.ask("h")
+            assert not granted.done()
+            await asyncio.wait_for(granted, 5)
+            found.close()
+
+        asyncio.run(run())
+
+
+def test_a_worker_with_a_long_request_keeps_its_permit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PING_S", 0.1)
+    with PermitServer(limit=1, silent_s=0.5) as server:
+
+        async def run() -> None:
+            first, second = JobPermits(server.address), JobPermits(server.address)
+            assert (await first.ask("h")).done()
+            waiting = await second.ask("h")
+            await asyncio.sleep(1.2)
+            assert not waiting.done()
+            first.give("h")
+            await asyncio.wait_for(waiting, 5)
+            first.close()
+            second.close()
+
+        asyncio.run(run())
+
+
+def test_a_worker_is_served_at_once_after_a_long_pause_between_two_tables(web: TinyWeb) -> None:
+    with PermitServer(limit=4, silent_s=0.2) as server:
+        download = Download(config(), permits=server.address)
+        assert reasons(download(table(web.url("/image/0")))) == [None]
+        time.sleep(0.5)
+        start = time.monotonic()
+        assert reasons(download(table(web.url("/image/0")))) == [None]
+        assert time.monotonic() - start < job_permits.PAUSE_S
+        download.close()
+
+
+def test_a_server_lost_between_two_tables_is_searched_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
+    with PermitServer(limit=1) as server:
+
+        async def run() -> None:
+            loop, n_failures = asyncio.get_running_loop(), iter(range(2))
+            found, connect = JobPermits(server.address), loop.create_connection
+
+            async def connect_later(*args: Any) -> Any:
+                if next(n_failures, None) is not None:
+                    raise ConnectionRefusedError
+                return await connect(*args)
+
+            (await found.ask("h")).result()
+            found.give("h")
+            assert found._transport is not None
+            found._transport.abort()
+            await asyncio.sleep(0.5)
+            monkeypatch.setattr(loop, "create_connection", connect_later)
+            assert (await asyncio.wait_for(found.ask("h"), 5)).done()
+            found.close()
+
+        asyncio.run(run())
+
+
+def test_a_name_with_and_without_its_final_dot_is_one_host(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", Names().getaddrinfo)
+    urls = [f"http://{name}:{web.port}/busy/{i}" for i, name in enumerate(("ok0.test", "ok0.test.") * 4)]
+    assert reasons(Download(config(concurrency_per_host=2))(table(*urls))) == [None] * 8
+    assert web.max_busy == 2
+
+
+@pytest.mark.parametrize("answers", [False, True])
+def test_a_server_that_stops_answering_ends_the_table(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
+    """The driver hangs before it replies, or while a request waits in its queue; its machine accepts connections."""
+    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(job_permits, "PING_S", 0.05)
+    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
+
+    def answer(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        size = len(address.secret) + permits.RECORD_BYTES
+        data = b""
+        while len(data) < size:
+            data += connection.recv(size - len(data))
+        connection.sendall(permits.QUEUED + data[-permits.KEY_BYTES :])
+        kept.append(connection)
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        kept: list[socket.socket] = []
+        address = PermitAddress("127.0.0.1", listener.getsockname()[1], "x" * 32)
+        if answers:
+            threading.Thread(target=answer, args=(listener,), daemon=True).start()
+
+        async def run() -> None:
+            found = JobPermits(address)
+            with pytest.raises(PermitsError):
+                await asyncio.wait_for(await asyncio.wait_for(found.ask("h"), 5), 5)
+            found.close()
+
+        asyncio.run(run())
+        for connection in kept:
+            connection.close()
+
+
+def test_a_busy_host_occupies_no_slots_and_comes_first_when_it_is_free() -> None:
+    async def run() -> None:
+        order: list[str] = []
+        slots = Slots(1, LocalPermits(1))
+
+        async def row(host: str, name: str, seconds: float = 0.0) -> None:
+            async with slots.at(host):
+                order.append(name)
+                await asyncio.sleep(seconds)
+
+        async with asyncio.TaskGroup() as group:
+            for host, name in [("a", "a1"), ("b", "b1"), ("b", "b2")]:
+                group.create_task(row(host, name, 0.01))
+        assert order == ["a1", "b1", "b2"]
+        assert slots._turns._free == 1
+
+    asyncio.run(run())
+
+
+def test_cancelled_rows_leave_no_slot_occupied() -> None:
+    async def run() -> None:
+        slots = Slots(2, LocalPermits(1))
+
+        async def row(host: str) -> None:
+            async with slots.at(host):
+                await asyncio.sleep(0.02)
+
+        for delay_s in (0.0, 0.005, 0.03):
+            tasks = [asyncio.create_task(row(host)) for host in "aaabbbccc"]
+            await asyncio.sleep(delay_s)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            start = time.monotonic()
+            await asyncio.gather(*[row(host) for host in "ab"])
+            assert time.monotonic() - start < 1
+        assert slots._turns._free == 2
+
+    asyncio.run(run())
+
+
+def test_urgent_waiters_are_served_first() -> None:
+    async def run() -> None:
+        turns, order = Turns(1), []
+        await turns.take()
+
+        async def take(name: str, is_urgent: bool) -> None:
+            await turns.take(is_urgent)
+            order.append(name)
+            turns.give()
+
+        tasks = [asyncio.create_task(take("late", False)), asyncio.create_task(take("urgent", True))]
+        await asyncio.sleep(0)
+        turns.give()
+        await asyncio.gather(*tasks)
+        assert order == ["urgent", "late"]
+
+    asyncio.run(run())

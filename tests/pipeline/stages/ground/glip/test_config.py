@@ -1,0 +1,29 @@
+"""Configurations of GLIP in JSON files."""
+
+import json
+
+import pytest
+
+from pipeline.stages.ground.glip.config import CONFIGS, from_dict, to_dict
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_configuration_is_unchanged_after_writing_and_reading_json(name: str) -> None:
+    assert from_dict(json.loads(json.dumps(to_dict(CONFIGS[name])))) == CONFIGS[name]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"head": {"round": 3}}, r"unknown key head\.round"),
+        ({"head": {"rounds": "3"}}, r"head\.rounds must be int"),
+        ({"head": {"deformable": 1}}, r"head\.deformable must be bool"),
+        ({"head": {"coarse_offsets": "guess"}}, "flat_memory, resize"),
+        ({"text": 5}, "`text` must be a mapping"),
+        ({"anchors": {"strides": [8, 16]}}, "five strides"),
+        ({"anchors": {"strides": 8}}, r"anchors\.strides must be a list"),
+    ],
+)
+def test_a_wrong_configuration_is_an_error_that_names_the_key(values: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        from_dict(values)

@@ -1,0 +1,216 @@
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    BertTokenizerFast,
+    GroundingDinoConfig,
+    GroundingDinoForObjectDetection,
+    GroundingDinoImageProcessor,
+    GroundingDinoProcessor,
+    Owlv2Config,
+    Owlv2ForObjectDetection,
+    Owlv2ImageProcessor,
+    Owlv2Processor,
+    SwinConfig,
+)
+
+from hypergrit_common.errors import UserError
+from pipeline.stages.ground.grounder import Detection, Grounder
+from pipeline.stages.ground.hf_grounders import GroundingDino
+from pipeline.stages.ground.load import load_grounder, score_threshold
+from tests.pipeline.clip_tokenizer import small_clip_tokenizer
+
+CAPTION = "A red dog and the blue house"
+SPANS = [(0, 9), (14, 28)]
+
+
+def tiny_grounding_dino(folder: Path) -> None:
+    letters = [chr(c) for c in range(97, 123)]
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "?", "red", "dog", "blue", "house", *letters]
+    (folder / "vocab.txt").write_text("\n".join([*words, *(f"##{c}" for c in letters)]))
+    tokenizer = BertTokenizerFast(str(folder / "vocab.txt"))
+    backbone = SwinConfig(
+        image_size=64, window_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2],
+        out_features=["stage2", "stage3", "stage4"],
+    )  # fmt: skip
+    config = GroundingDinoConfig(
+        backbone_config=backbone, d_model=32, encoder_layers=1, decoder_layers=2, num_queries=7, max_text_len=16,
+        encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+        text_config={
+            "model_type": "bert", "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+            "intermediate_size": 16, "vocab_size": len(tokenizer), "max_position_embeddings": 32,
+        },
+        use_pretrained_backbone=False, backbone=None,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    GroundingDinoForObjectDetection(config).save_pretrained(folder)
+    images = GroundingDinoImageProcessor(size={"shortest_edge": 64, "longest_edge": 96})
+    GroundingDinoProcessor(images, tokenizer).save_pretrained(folder)
+
+
+def tiny_owlv2(folder: Path) -> None:
+    tokenizer = small_clip_tokenizer(folder, extra=["!"], pad_token="!")
+    ends = {f"{end}_token_id": getattr(tokenizer, f"{end}_token_id") for end in ("bos", "eos", "pad")}
+    size = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = Owlv2Config(
+        text_config={**size, "vocab_size": len(tokenizer), "max_position_embeddings": 16, **ends},
+        vision_config={**size, "image_size": 32, "patch_size": 8},
+        projection_dim=16,
+    )
+    torch.manual_seed(0)
+    Owlv2ForObjectDetection(config).save_pretrained(folder)
+    Owlv2Processor(Owlv2ImageProcessor(size={"height": 32, "width": 32}), tokenizer).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=[tiny_grounding_dino, tiny_owlv2])
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    save_model: Callable[[Path], None] = request.param
+    path = tmp_path_factory.mktemp("model")
+    save_model(path)
+    return path
+
+
+def image(height: int = 48, width: int = 64) -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 255, (height, width, 3), dtype=np.uint8)
+
+
+def detect(grounder: Grounder, *batch: Any) -> list[list[Detection]]:
+    """Boxes of a batch without phrases that cannot be grounded."""
+    results = grounder.collect(grounder.forward(grounder.prepare(*batch)))
+    assert not any(result.dropped for result in results)
+    return [result.boxes for result in results]
+
+
+def test_saved_model_finds_boxes_inside_the_image_for_every_phrase(folder: Path) -> None:
+    (found,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    assert {d.phrase for d in found} == {0, 1}
+    assert all(0 <= d.score <= 1 and all(0 <= v <= 1 for v in d.box) for d in found)
+
+
+def test_boxes_do_not_depend_on_the_other_images_of_the_batch(folder: Path) -> None:
+    grounder = load_grounder(str(folder), "cpu", 0.0, "caption")
+    (alone,) = detect(grounder, [image()], [CAPTION], [SPANS])
+    _, beside = detect(grounder, [image() // 2, image()], ["a dog", CAPTION], [[(0, 5)], SPANS])
+    assert [d.phrase for d in alone] == [d.phrase for d in beside]
+    for a, b in zip(alone, beside, strict=True):
+        assert (a.score, *a.box) == pytest.approx((b.score, *b.box), abs=1e-4)
+
+
+def test_boxes_below_the_floor_are_not_returned(folder: Path) -> None:
+    (every,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    floor = sorted(d.score for d in every)[len(every) // 2]
+    (some,) = detect(load_grounder(str(folder), "cpu", floor, "caption"), [image()], [CAPTION], [SPANS])
+    assert some == [d for d in every if d.score >= floor]
+
+
+def test_phrases_that_exceed_the_prompt_of_grounding_dino_are_split_into_several_prompts(tmp_path: Path) -> None:
+    tiny_grounding_dino(tmp_path)
+    grounder = load_grounder(str(tmp_path), "cpu", 0.0, "caption")
+    assert isinstance(grounder, GroundingDino)
+    caption = "red dog, blue house, red house, blue dog, dog, house, red, blue"
+    starts = [0, *(i + 2 for i, c in enumerate(caption) if c == ",")]
+    spans = [(start, caption.find(",", start) if "," in caption[start:] else len(caption)) for start in starts]
+    (found,) = detect(grounder, [image()], [caption], [spans])
+    assert {d.phrase for d in found} == set(range(8))
+
+
+def test_error_for_another_kind_of_model_names_it(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(UserError, match="'bert' model"):
+        load_grounder(str(tmp_path), "cpu", 0.1, "caption")
+
+
+def test_error_for_a_missing_model_names_it() -> None:
+    with pytest.raises(UserError, match="/no/such/model"):
+        load_grounder("/no/such/model", "cpu", 0.1, "caption")
+
+
+@pytest.mark.parametrize("size", [(1, 200), (200, 1), (1, 2)])
+def test_very_narrow_image_is_grounded(folder: Path, size: tuple[int, int]) -> None:
+    (found,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image(*size)], [CAPTION], [SPANS])
+    assert {d.phrase for d in found} == {0, 1}
+    assert all(0 <= v <= 1 for d in found for v in d.box)
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]) -> None:
+    path = folder / "model.safetensors"
+    save_file(change(load_file(path)), path, metadata={"format": "pt"})
+
+
+def test_weights_stored_in_half_precision_are_read(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "half"))
+    change_weights(copy, lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()})
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    (found,) = detect(load_grounder(str(copy), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    assert {d.phrase for d in found} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda state: {k: v for i, (k, v) in enumerate(state.items()) if i % 2}, "weights are missing, such as"),
+        (lambda state: {k: v * float("nan") for k, v in state.items()}, "weights are not finite, such as"),
+        (
+            lambda state: {k: v[:1].clone() if v.ndim > 1 else v for k, v in state.items()},
+            "can be fetched: RuntimeErr",
+        ),
+    ],
+    ids=["missing", "nan", "shapes"],
+)
+def test_weights_that_do_not_fit_are_refused(
+    folder: Path, tmp_path: Path, change: Callable[[dict], dict], message: str
+) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "wrong"))
+    change_weights(copy, change)
+    with pytest.raises(UserError, match=message):
+        load_grounder(str(copy), "cpu", 0.0, "caption")
+
+
+def test_damaged_model_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(folder, tmp_path / "cut"))
+    weights = (copy / "model.safetensors").read_bytes()
+    (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(UserError, match="SafetensorError"):
+        load_grounder(str(copy), "cpu", 0.0, "caption")
+    (copy / "config.json").write_text('{"model_type": "owlv2", "vision_config": 3}')
+    with pytest.raises(UserError, match="vision_config"):
+        load_grounder(str(copy), "cpu", 0.0, "caption")
+
+
+@pytest.mark.parametrize("content", ['{"thresholds": {"score": "high"}}', '{"thresholds": {"score": 2}}'])
+def test_threshold_that_is_not_a_number_in_range_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "config.json").write_text(content)
+    with pytest.raises(UserError, match="score threshold"):
+        score_threshold(str(tmp_path))
+
+
+def test_threshold_of_zero_is_valid(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"thresholds": {"score": 0}, "detect": {"score_threshold": 0.4}}')
+    assert score_threshold(str(tmp_path)) == 0
+
+
+def test_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(folder: Path) -> None:
+    grounder = load_grounder(str(folder), "cpu", 0.0, "caption")
+    caption = "dog  " + "house " * 200
+    (result,) = grounder.collect(
+        grounder.forward(grounder.prepare([image()], [caption], [[(0, 3), (3, 5), (5, len(caption))]]))
+    )
+    assert {d.phrase for d in result.boxes} == {0}
+    assert result.dropped == {1: "no_word_piece", 2: "too_many_word_pieces"}
+
+
+def test_owlv2_finds_nearly_the_same_boxes_in_bfloat16(tmp_path: Path) -> None:
+    tiny_owlv2(folder := tmp_path)
+    (exact,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    (half,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption", precision="bf16"), [image()], [CAPTION], [SPANS])
+    assert len(exact) == len(half)
+    scores = [[d.score for d in sorted(found, key=lambda d: (d.phrase, d.box))] for found in (exact, half)]
+    assert sorted(scores[0]) == pytest.approx(sorted(scores[1]), abs=0.03)

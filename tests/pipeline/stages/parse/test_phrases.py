@@ -1,0 +1,277 @@
+"""Tests of the rules for phrases, on captions of the kinds that they are for."""
+
+from functools import cache
+
+import pytest
+
+from pipeline.stages.parse.config import ParseConfig, Rules
+from pipeline.stages.parse.parser import CaptionParser
+from pipeline.stages.parse.types import CaptionParse
+
+
+@cache
+def parser(*switched_off: str) -> CaptionParser:
+    return CaptionParser(ParseConfig(), Rules(**dict.fromkeys(switched_off, False)))
+
+
+def parse(caption: str, *switched_off: str) -> CaptionParse:
+    (result,) = parser(*switched_off).parse([caption])
+    return result
+
+
+def kept(caption: str, *switched_off: str) -> list[str]:
+    """Texts of the noun chunks that are not removed."""
+    return [caption[c.start : c.end] for c in parse(caption, *switched_off).chunks if c.removed is None]
+
+
+def removed(caption: str, *switched_off: str) -> dict[str, str]:
+    """Texts of the removed noun chunks -> reason."""
+    return {caption[c.start : c.end]: c.removed for c in parse(caption, *switched_off).chunks if c.removed}
+
+
+def expressions(caption: str, *switched_off: str) -> list[str]:
+    return [caption[e.start : e.end] for e in parse(caption, *switched_off).ref_exps]
+
+
+@pytest.mark.parametrize(
+    ("caption", "expression"),
+    [
+        ("A man in a hat and a coat", "A man in a hat and a coat"),
+        ("A woman with glasses and a red scarf is smiling", "A woman with glasses and a red scarf"),
+        ("A boy playing a game of snakes and ladders", "a game of snakes and ladders"),
+        ("A man standing on a rock and looking at the sea", "A man standing on a rock and looking at the sea"),
+        ("A bathroom with a toilet, a sink and a mirror", "A bathroom with a toilet, a sink and a mirror"),
+    ],
+)
+def test_expression_includes_conjuncts_that_describe_its_head(caption: str, expression: str) -> None:
+    assert expression in expressions(caption)
+    assert expression not in expressions(caption, "inner_conjuncts")
+
+
+@pytest.mark.parametrize(
+    ("caption", "expression"),
+    [
+        ("A dog with a ball and a cat under a table.", "A dog with a ball"),
+        ("a man in a hat and a woman in a dress", "a man in a hat"),
+        ("A batter with a bat and a catcher on the grass", "A batter with a bat"),
+        ("A table with flowers and a waiter", "A table with flowers"),
+        ("A boy with a stick and a hamster", "A boy with a stick"),
+        ("A girl with a balloon and a grandmother", "A girl with a balloon"),
+        ("A dog with a ball and a seagull", "A dog with a ball"),
+        ("a red car and a blue truck on a road", "a red car"),
+    ],
+)
+def test_expression_ends_before_someone_else_and_before_conjuncts_of_its_own_head(
+    caption: str, expression: str
+) -> None:
+    assert expression in expressions(caption)
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrase"),
+    [
+        ("a group of people on a beach", "a group of people"),
+        ("A couple of dogs run on grass", "A couple of dogs"),
+        ("a herd of black sheep near a fence", "a herd of black sheep"),
+        ("a slice of pizza on a plate", "a slice of pizza"),
+        ("a couple of slices of pizza on a plate", "a couple of slices of pizza"),
+        ("a group of men and women in suits", "a group of men and women"),
+        ("two of the dogs sit on a rug", "two of the dogs"),
+        ("Set of 6 Wine Glasses", "Set of 6 Wine Glasses"),
+    ],
+)
+def test_collective_is_one_phrase_with_its_members(caption: str, phrase: str) -> None:
+    assert phrase in kept(caption)
+    assert phrase not in kept(caption, "merge_collectives")
+
+
+def test_head_of_a_collective_is_its_members() -> None:
+    result = parse("a group of people on a beach")
+    assert [result.tokens[chunk.root].lemma for chunk in result.chunks] == ["people", "beach"]
+    assert expressions("a group of people on a beach") == ["a group of people on a beach", "a beach"]
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrases"),
+    [
+        ("A dog in the bed of a truck", ["A dog", "the bed", "a truck"]),
+        ("A cat on the tank of a toilet", ["A cat", "the tank", "a toilet"]),
+        ("Men on the deck of the ship", ["Men", "the deck", "the ship"]),
+        ("A vine on a wall of a house", ["A vine", "a wall", "a house"]),
+        ("A string of lights above a bed of flowers", ["A string of lights", "a bed of flowers"]),
+        ("A girl with a piece of the cake", ["A girl", "a piece of the cake"]),
+        ("the crowd of people near a tank of water", ["the crowd of people", "a tank of water"]),
+        ("A few of the animals drink", ["A few of the animals"]),
+    ],
+)
+def test_part_of_one_thing_is_no_collective(caption: str, phrases: list[str]) -> None:
+    assert kept(caption) == phrases
+
+
+def test_field_of_flowers_is_no_collective() -> None:
+    assert kept("a dog in a field of flowers") == ["a dog", "a field", "flowers"]
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrases"),
+    [
+        ("Manasa - Goan Beauty Ileana", ["Manasa", "Goan Beauty Ileana"]),
+        ("black leather bag | silk scarf", ["black leather bag", "silk scarf"]),
+        ("wooden table – garden chair", ["wooden table", "garden chair"]),
+        ("wooden table|garden chair", ["wooden table", "garden chair"]),
+        ("sale: red dress", ["red dress"]),
+        ('a man with the red" bag and a 24" monitor', ["a man", "bag", 'a 24" monitor']),
+        ("silk scarf + leather bag", ["silk scarf", "leather bag"]),
+        ("red truck vs blue car", ["red truck", "blue car"]),
+        ("a t-shirt and an x-ray machine", ["a t-shirt", "an x-ray machine"]),
+        ("“a dog” (on grass)", ["a dog", "grass"]),
+    ],
+)
+def test_no_phrase_crosses_a_separator_or_ends_with_a_mark(caption: str, phrases: list[str]) -> None:
+    assert kept(caption) == phrases
+
+
+@pytest.mark.parametrize("caption", ["| 😀 1954- | a dog", "2 | - | a dog", "😀😀 - a dog", "½ | ¼ | a dog"])
+def test_phrase_without_a_letter_is_removed(caption: str) -> None:
+    result = parse(caption)
+    assert all(any(map(str.isalpha, caption[c.start : c.end])) for c in result.chunks if c.removed is None)
+    assert "a dog" in [caption[c.start : c.end] for c in result.chunks if c.removed is None]
+
+
+def test_reason_of_a_phrase_without_a_letter_is_no_letter() -> None:
+    assert removed("😀 | a dog") == {"😀": "no_letter"}
+
+
+def test_games_and_awards_are_abstract() -> None:
+    assert removed("a player with a ball during the game") == {"the game": "abstract"}
+    assert removed("a woman holds flowers after an award") == {"an award": "abstract"}
+
+
+def test_grapheme_cluster_is_never_cut() -> None:
+    caption = "a cafe\u0301 👩\u200d🚀 dog and a 🐕\u200d🦺"
+    for chunk in parse(caption).chunks:
+        assert not caption[chunk.start : chunk.end].startswith(("\u200d", "\u0301", "🚀", "🦺"))
+        assert not caption[chunk.start : chunk.end].endswith("\u200d")
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrase"),
+    [
+        ("a girl in a white tank top", "a white tank top"),
+        ("a child on the steps of a house", "the steps"),
+        ("cars in a parking lot", "a parking lot"),
+        ("two boys playing a video game", "a video game"),
+        ("two boys playing a game of frisbee", "a game"),
+        ("a marble phone case", "a marble phone case"),
+        ("a silver charm on a chain", "a silver charm"),
+        ("baked goods in a shop", "baked goods"),
+        ("three presents under a tree", "three presents"),
+        ("a youth on a bench", "a youth"),
+        ("an advertisement on a wall", "an advertisement"),
+        ("an arrangement of roses", "an arrangement"),
+        ("a car dealership", "a car dealership"),
+        ("a man with a tattoo on his back", "his back"),
+        ("a woman walks past a painting by the door", None),
+        ("a boy takes a picture of a horse", "a picture"),
+        ("a boat near the side of a ship", "the side"),
+        ("a man named Odom holds a ball", "Odom"),
+        ("A large painting hangs above a fireplace", "A large painting"),
+        ("Two pictures hanging on a wall", "Two pictures"),
+        ("A framed picture is on the wall", "A framed picture"),
+        ("A family photo on the wall", "A family photo"),
+        ("Several photographs sit on a shelf", "Several photographs"),
+        ("A portrait of a woman in a gold frame hangs on a wall", "A portrait"),
+        ("a bib with numbers", "numbers"),
+    ],
+)
+def test_groundable_phrase_is_not_removed(caption: str, phrase: str | None) -> None:
+    if phrase is not None:
+        assert phrase in kept(caption)
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrase", "reason"),
+    [
+        ("Beautiful Images of a dog", "Beautiful Images", "relational"),
+        ("Garden Ideas with a bench", "Garden Ideas", "abstract"),
+        ("a dog on Monday", "Monday", "abstract"),
+        ("a dog in January", "January", "abstract"),
+        ("a soccer match with a ball", "a soccer match", "abstract"),
+        ("the top of a hill", None, None),
+        ("a dog at the top", "the top", "relational"),
+        ("a photo of a dog", "a photo", "relational"),
+        ("A photo of a cat sitting on a shelf", "A photo", "relational"),
+        ("A photo on a beach", "A photo", "relational"),
+        ("A photo shows a horse on a table", "A photo", "relational"),
+        ("a dog (Photo by Jane Roe)", "Jane Roe", "credit"),
+        ("a dog | Reuters", "Reuters", "credit"),
+        ("a sign of hope over a dog", "a sign", "abstract"),
+    ],
+)
+def test_phrase_that_names_nothing_visible_is_removed(caption: str, phrase: str | None, reason: str | None) -> None:
+    if phrase is not None:
+        assert removed(caption)[phrase] == reason
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrases"),
+    [
+        ("a wire hanger with a paper cover that reads we heart our customers",
+         ["a wire hanger", "a paper cover", "our customers"]),
+        ("a disk smiles at a dog", ["a disk", "a dog"]),
+        ("a zebra standing in tall grass", ["a zebra", "tall grass"]),
+        ("a train right of a car", ["a train", "a car"]),
+        ("a key left of a dog", ["a key", "a dog"]),
+        ("the far left of a dog", ["a dog"]),
+        ("a cupcake higher up than a taco", ["a cupcake", "a taco"]),
+        ("a bit higher than a taco", ["a taco"]),
+        ("On the left there is a lobster and on the right a shoe.", ["a lobster", "a shoe"]),
+        ("Photograph of a laptop, a flamingo, a big horse and a bicycle.",
+         ["a laptop", "a flamingo", "a big horse", "a bicycle"]),
+        ("skyline photo", ["skyline"]),
+        ("Kitchen faucet photos", ["Kitchen faucet"]),
+        ("An elderly couple walking along the beach", ["An elderly couple", "the beach"]),
+        ("a few dogs and a dozen eggs", ["a few dogs", "a dozen eggs"]),
+        ("a pair of scissors and a swimming pool", ["a pair of scissors", "a swimming pool"]),
+        ("a tall building next to a wooden railing", ["a tall building", "a wooden railing"]),
+        ("A nurse in a blue dress smiles at a boy", ["A nurse", "a blue dress", "a boy"]),
+        ("A cook in a white coat slices onions", ["A cook", "a white coat", "onions"]),
+        ("Merkel greets Obama", ["Merkel", "Obama"]),
+        ("Obama greets Merkel", ["Obama", "Merkel"]),
+        ("Girl holding balloon", ["Girl", "balloon"]),
+        ("Senior couple walking dog", ["Senior couple", "dog"]),
+        ("A young skateboarder tricks on a rail", ["A young skateboarder", "a rail"]),
+        ("A fire hydrant spraying water", ["A fire hydrant", "water"]),
+        ("a pair of pants and a few glasses", ["a pair of pants", "a few glasses"]),
+        ("a wine glass and a tennis racket", ["a wine glass", "a tennis racket"]),
+        ("a red sports car next to a video games console", ["a red sports car", "a video games console"]),
+        ("a baby changing table and a dog walking on grass", ["a baby changing table", "a dog", "grass"]),
+        ("Nike shoes on a shelf", ["Nike shoes", "a shelf"]),
+    ],
+)  # fmt: skip
+def test_heads_of_phrases_are_repaired(caption: str, phrases: list[str]) -> None:
+    assert kept(caption) == phrases
+
+
+def test_expression_of_a_phrase_without_its_verb_describes_it() -> None:
+    assert "a zebra standing in tall grass" in expressions("a zebra standing in tall grass")
+    assert "a disk" in expressions("a disk smiles at a dog")
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrase"),
+    [
+        ("BLACK CAT SITTING ON A WINDOW SILL", "BLACK CAT"),
+        ("Woman Walks Three Dogs Across Busy Street", "Three Dogs"),
+    ],
+)
+def test_captions_in_title_case_are_parsed_as_if_in_lower_case(caption: str, phrase: str) -> None:
+    result = parse(caption)
+    assert phrase in kept(caption)
+    assert "".join(caption[t.start : t.end] for t in result.tokens) == caption.replace(" ", "")
+    assert all(token.lemma == token.lemma.lower() for token in result.tokens)
+
+
+def test_other_captions_keep_their_case() -> None:
+    result = parse("a photo of the Eiffel Tower in Paris, France")
+    assert [t.lemma for t in result.tokens if t.pos == "PROPN"] == ["Eiffel", "Tower", "Paris", "France"]

@@ -1,0 +1,148 @@
+"""Pairs: rows without a box, in a job without models, and beside rows with boxes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import webdataset as wds
+
+from pipeline.commands import rewrite, takedown, verify
+from tests.pipeline.commands.derive.outputs import read_rows
+from tests.pipeline.jobs import N_SCENES, hash_output, run_job
+
+WITHOUT_MODELS = ("grounder=none", "parse.model=none", "scorer=none")
+LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
+LIGHT = """
+import sys
+for name in ("transformers", "spacy", "open_clip", "timm"):  # torch resizes images
+    sys.modules[name] = None  # an import raises ImportError
+from pipeline import load_config, make_provenance, plan_shards
+from pipeline.run.steps import Steps
+config = load_config(sys.argv[1:])
+steps = Steps(config, make_provenance(config))
+for plan in plan_shards(config.input, config.rows_per_shard, config.limit, config.read):
+    steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
+"""
+"""A job in one process without the libraries of models."""
+
+
+@pytest.fixture(scope="module")
+def pairs(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("pairs") / "out"
+    assert run_job(tars, output, *WITHOUT_MODELS) == 0
+    return output
+
+
+@pytest.fixture(scope="module")
+def mixed(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Rows with boxes beside pairs, since few boxes have this score."""
+    output = tmp_path_factory.mktemp("mixed") / "out"
+    assert run_job(tars, output, "ground.keep_pairs=true", "score.min_score=0.8") == 0
+    return output
+
+
+def stats_of(output: Path) -> dict[str, int]:
+    stats = json.loads((output / "stats.json").read_text())
+    return {"kept": stats["rows"]["kept"], "pairs": stats.get("pairs", 0)}
+
+
+def test_a_job_without_models_keeps_every_image_with_its_caption(pairs: Path) -> None:
+    assert stats_of(pairs) == {"kept": N_SCENES, "pairs": N_SCENES}
+    assert verify.main([str(pairs)]) == 0
+    tars = sorted(map(str, (pairs / "grit").glob("*.tar")))
+    samples = list(wds.WebDataset(tars, shardshuffle=False).decode("pil"))
+    assert [sample["__key__"] for sample in samples] == [
+        k for k, r in read_rows(pairs).items() if r["status"] == "kept"
+    ]
+    assert all(sample["jpg"].size == (sample["json"]["width"], sample["json"]["height"]) for sample in samples)
+    assert all(sample["txt"] == sample["json"]["caption"] for sample in samples)
+
+
+def test_a_job_without_models_needs_no_libraries_of_models(tars: Path, pairs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    arguments = [f"input={tars}", f"output={output}", "rows_per_shard=4", *WITHOUT_MODELS]
+    subprocess.run([sys.executable, "-c", LIGHT, *arguments], check=True)
+    before, after = hash_output(pairs), hash_output(output)
+    changed = {name for name in before if before[name] != after[name]}
+    assert all(name.startswith("_manifests") for name in changed)  # they have the absolute path of the input
+
+
+@pytest.mark.rest
+def test_ray_writes_the_same_pairs(tars: Path, pairs: Path, tmp_path: Path) -> None:
+    assert run_job(tars, tmp_path / "out", *WITHOUT_MODELS, "ray.runner=ray") == 0
+    assert hash_output(tmp_path / "out") == hash_output(pairs)
+
+
+def test_the_parse_travels_with_a_pair(tars: Path, tmp_path: Path) -> None:
+    assert run_job(tars, tmp_path / "out", "grounder=none", "scorer=none") == 0
+    rows = [row for row in read_rows(tmp_path / "out").values() if row["status"] == "kept"]
+    assert len(rows) == N_SCENES
+    assert all(row["tokens"] and row["boxes"] == [] for row in rows)
+
+
+def test_pairs_beside_rows_with_boxes_are_taken_out_again(tars: Path, mixed: Path, tmp_path: Path) -> None:
+    found = stats_of(mixed)
+    assert 0 < found["pairs"] < found["kept"] == N_SCENES
+    assert verify.main([str(mixed)]) == 0
+    assert run_job(tars, tmp_path / "boxes", "score.min_score=0.8") == 0
+    arguments = [f"source={mixed}", f"output={tmp_path / 'new'}", *LOCAL]
+    assert rewrite.main([*arguments, "ground.keep_pairs=false"]) == 0
+    expected, new = read_rows(tmp_path / "boxes"), read_rows(tmp_path / "new")
+    assert {key: row["reason"] for key, row in new.items()} == {key: row["reason"] for key, row in expected.items()}
+    tars_of = [
+        {k: v for k, v in hash_output(tmp_path / name).items() if k.endswith(".tar")} for name in ("new", "boxes")
+    ]
+    assert tars_of[0]
+    assert tars_of[0] == tars_of[1]
+
+
+def test_pairs_cannot_be_added_to_a_finished_output(
+    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_job(tars, tmp_path / "boxes") == 0
+    arguments = [f"source={tmp_path / 'boxes'}", f"output={tmp_path / 'new'}", *LOCAL]
+    assert rewrite.main([*arguments, "ground.keep_pairs=true"]) == 2
+    assert "has no images of rows without a box" in capsys.readouterr().err
+
+
+def test_a_takedown_of_a_pair_is_counted(pairs: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(pairs, output)
+    row = next(row for row in read_rows(output).values() if row["status"] == "kept")
+    (tmp_path / "list.txt").write_text(row["sha256"])
+    assert takedown.main([str(output), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
+    assert stats_of(output) == {"kept": N_SCENES - 1, "pairs": N_SCENES - 1}
+    assert verify.main([str(output)]) == 0
+
+
+def test_rows_are_filtered_by_the_similarity_of_image_and_caption(tars: Path, tmp_path: Path) -> None:
+    first = tmp_path / "first"
+    assert run_job(tars, first, "grounder=none", "scorer=miniature", "parse.model=none") == 0
+    cosines = sorted(r["clip_similarity"] for r in read_rows(first).values() if r["status"] == "kept")
+    least = (cosines[3] + cosines[4]) / 2
+    arguments = [f"source={first}", f"output={tmp_path / 'second'}", *LOCAL]
+    assert rewrite.main([*arguments, f"score.min_image_similarity={least}"]) == 0
+    limit = f"score.min_image_similarity={least}"
+    assert run_job(tars, tmp_path / "third", "grounder=none", "scorer=miniature", "parse.model=none", limit) == 0
+    for output in (tmp_path / "second", tmp_path / "third"):
+        reasons = [row["reason"] for row in read_rows(output).values()]
+        assert reasons.count("low_image_similarity") == 4
+        assert stats_of(output)["kept"] == N_SCENES - 4
+        assert verify.main([str(output)]) == 0
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["parse.model=none"], "give grounder=none too"),
+        (["scorer=none", "score.min_image_similarity=0.2"], "needs a scorer"),
+    ],
+)
+def test_settings_that_exclude_each_other_are_refused(
+    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], message: str
+) -> None:
+    assert run_job(tars, tmp_path / "out", *settings) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,74 @@
+"""A process that is stopped or killed ends the others, with a message that names it."""
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.trainer.small_run import Fault, kill, log_path, run, write_data
+from trainer.distributed import heartbeat
+from trainer.distributed.heartbeat import ENDED, Heartbeat
+
+
+def stop() -> None:
+    """Stop this process without ending it, as on a machine that hangs."""
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(heartbeat, "BEAT_S", 0.2)
+    monkeypatch.setattr(heartbeat, "SILENT_S", 6.0)
+    monkeypatch.setattr(heartbeat, "DOUBTFUL_S", 3.0)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("fault", [stop, kill])
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_lost_process_ends_the_others_with_its_name(tmp_path: Path, free_port: int, fault: Fault, lost: int) -> None:
+    output, context = tmp_path / "run", multiprocessing.get_context("fork")
+    write_data(output)
+
+    def work(rank: int) -> None:
+        os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port))
+        with log_path(output, rank).open("w") as log, contextlib.redirect_stderr(log):
+            logging.basicConfig(force=True)
+            code = run(output, at=4, fault=fault if rank == lost else None)
+        os._exit(code)
+
+    children = [context.Process(target=work, args=(rank,)) for rank in range(2)]
+    try:
+        for child in children:
+            child.start()
+        children[1 - lost].join(60)
+        assert children[1 - lost].exitcode == 2
+    finally:
+        for child in children:
+            child.kill()
+            child.join()
+    text = log_path(output, 1 - lost).read_text()
+    assert f"process {lost} of 2 (process id {children[lost].pid} on host " in text
+    assert "has ended or does not respond" in text
+    assert "repeat the command to resume" in text
+
+
+def test_only_a_silent_process_that_has_not_ended_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Heartbeat, "_exchange", lambda self: None)
+    monkeypatch.setattr(Heartbeat, "_watch", lambda self: None)
+    found = Heartbeat(1, 3)
+    now = found.exchanged
+    found.values[2] = b"7 process id 3 on host far"
+    monkeypatch.setattr(heartbeat.time, "monotonic", lambda: now + 30)
+    found.exchanged = now + 29
+    found.times = [now + 28, now, now + 5]
+    assert found.lost(40) == ""
+    assert found.lost(20) == "process 2 of 3 (process id 3 on host far) has ended or does not respond"
+    found.values[2] = ENDED
+    assert found.lost(20) == ""
+    assert found.find_lost() == "process 2 of 3 has ended; its own message says why"
+    found.exchanged = now
+    assert found.lost(20) == "process 0 of 3 has ended or does not respond"

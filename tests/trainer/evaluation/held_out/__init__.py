@@ -1,0 +1,1 @@
+"""The held_out package."""

@@ -1,0 +1,57 @@
+"""Image folders: classes, names, limits and unreadable images."""
+
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from hypergrit_common.errors import UserError
+from trainer.evaluation.sets.image_folders import read_folder, read_folders, read_images
+
+
+def write(root: Path, **images: int) -> str:
+    for name, n in images.items():
+        (root / name).mkdir(parents=True)
+        for i in range(n):
+            PIL.Image.fromarray(np.full((12, 20, 3), 40 * i, np.uint8)).save(root / name / f"{i}.png")
+    return str(root)
+
+
+def test_classes_are_the_sorted_folder_names_with_spaces_for_underscores(tmp_path: Path) -> None:
+    folder = read_folder(write(tmp_path / "animals", polar_bear=1, ant=2))
+    assert (folder.name, folder.classes, folder.targets) == ("animals", ["ant", "polar bear"], [0, 0, 1])
+
+
+def test_folders_with_the_same_name_are_named_with_their_parent(tmp_path: Path) -> None:
+    paths = [write(tmp_path / name / "val", ant=1) for name in ("cars", "pets")]
+    assert [folder.name for folder in read_folders(paths)] == ["cars/val", "pets/val"]
+    assert [folder.name for folder in read_folders([paths[0], paths[0]])] == ["val", "val"]
+
+
+def test_a_limit_is_taken_evenly_from_all_classes(tmp_path: Path) -> None:
+    folder = read_folder(write(tmp_path, ant=5, bee=5, cat=5), limit=3)
+    assert folder.targets == [0, 1, 2]
+
+
+def test_images_are_cropped_to_their_centre(tmp_path: Path) -> None:
+    path = tmp_path / "wide.png"
+    pixels = np.zeros((8, 24, 3), np.uint8)
+    pixels[:, 8:16] = 200
+    PIL.Image.fromarray(pixels).save(path)
+    (image,) = read_images([path], size_px=8)
+    assert image.shape == (3, 8, 8)
+    assert (image > 190).all()
+
+
+def test_a_folder_without_images_is_an_error_that_names_it(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"{tmp_path}.*holds no images CLASS/IMAGE"):
+        read_folder(str(tmp_path))
+    with pytest.raises(UserError, match="missing is not a folder"):
+        read_folder(str(tmp_path / "missing"))
+
+
+def test_a_damaged_image_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "damaged.png").write_bytes(b"\x89PNG\r\n\x1a\nnot a picture")
+    with pytest.raises(UserError, match=r"damaged\.png cannot be read as an image.*replace or remove it"):
+        list(read_images([tmp_path / "damaged.png"], size_px=8))

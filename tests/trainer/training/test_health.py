@@ -1,0 +1,89 @@
+"""Warnings about runs that do not learn, each on a run that provokes it."""
+
+import logging
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.trainer.small import small_batch, small_model
+from tests.trainer.small_run import run, small_run
+from trainer.metrics.curves import SHARES
+from trainer.metrics.writers import named_values
+from trainer.models.registry import MODELS
+from trainer.training.health import Health, dead_terms
+from trainer.training.step import update
+
+LONG = ("steps=60", "optim.warmup_steps=0", "save.every=100")
+
+
+def warnings_of(caplog: pytest.LogCaptureFixture) -> str:
+    return "\n".join(record.getMessage() for record in caplog.records if record.name == "trainer.training.health")
+
+
+def train(output: Path, caplog: pytest.LogCaptureFixture, *others: str) -> str:
+    """Train, and return the warnings."""
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        assert run(output, *LONG, *others) == 0
+    return warnings_of(caplog)
+
+
+def messages_of_one_batch(tmp_path: Path, *others: str) -> list[str]:
+    """Train CLIP on a single batch, which it learns by heart, and return the warnings."""
+    found = small_run(tmp_path / "run", *LONG, "model_name=clip", "lr=0.003", *others)
+    batch, health, messages = small_batch(), Health(found), []
+    for _ in range(50):
+        messages += health.check(found.step, update(found, batch))
+    return messages
+
+
+def test_a_run_that_learns_has_no_warning(tmp_path: Path) -> None:
+    assert messages_of_one_batch(tmp_path) == []
+
+
+def test_a_learning_rate_that_is_too_high_is_reported_as_a_collapse(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    found = train(tmp_path / "run", caplog, "lr=0.003")
+    assert "as if all points were equal (2.079 for 8 candidates)" in found
+    assert "lower optim.lr" in found
+
+
+@pytest.mark.parametrize(
+    ("settings", "chance"),
+    [(["model.contrast_terms.image=0"], "1.560"), (["model.box_candidates=paper", "data.boxes=all"], "2.079")],
+)
+def test_a_collapse_is_reported_also_with_other_terms_and_candidates(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, settings: list[str], chance: str
+) -> None:
+    assert f"all points were equal ({chance} for 8 candidates)" in train(tmp_path / "run", caplog, "lr=0.3", *settings)
+
+
+def test_a_pinned_temperature_is_reported(tmp_path: Path) -> None:
+    (message,) = messages_of_one_batch(tmp_path, "model.temperature_init=1", "model.max_logit_scale=1.05")
+    assert "geometry/logit_scale is at its limit, 1.05," in message
+    assert "model.max_logit_scale" in message
+
+
+def test_a_pinned_curvature_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = train(tmp_path / "run", caplog, "lr=0.01", "model.curv_max_ratio=1.01")
+    assert "geometry/curvature is at its limit, 0.990099" in found
+    assert "model.curv_max_ratio" in found
+
+
+def test_a_loss_term_without_gradient_is_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    found = train(tmp_path / "run", caplog, "model.eta_inter=1000")  # every point is inside such cones
+    assert "loss/entailment/text_image is zero and has no gradient" in found
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_shares_of_pairs_are_no_dead_loss_terms(tmp_path: Path, name: str) -> None:
+    model = small_model(name, **({"factor_dim": 8} if name == "phyclip" else {}))
+    with torch.no_grad():
+        values = dict.fromkeys(named_values(model(small_batch())), 0.0)
+    shares = {term for term in values if term.startswith("loss/") and term.endswith(SHARES)}
+    assert shares == {f"loss/{term}" for term in model.shares}
+    dead = {problem.key.removeprefix("dead ") for problem in dead_terms(values, model.shares)}
+    assert dead == {term for term in values if term.startswith("loss/")} - shares
+    assert "loss/contrastive" in dead

@@ -1,0 +1,188 @@
+"""Image traversals: the texts nearest to the points between an image and the root (MERU, section 5 and appendix D).
+
+The points are equally spaced in the tangent space at the root. MERU compares only texts whose entailment cones contain
+the point; HyCoCLIP compares all texts, images and boxes of its pool. Both results are given. The root of the hyperbolic
+models is the origin; that of CLIP is the mean direction of the pool and the images, where the papers take the mean of
+the training data.
+
+Shapes: n images, s steps of a path, m entries of a pool, d width of the features.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from trainer.analyses.paths import distinct, nearest, path_to_root
+from trainer.analyses.pools import Pool, read_pools
+from trainer.analyses.shard_points import embed_shards
+from trainer.evaluation.embed import device_of
+from trainer.evaluation.metrics.ranking import score_of_any
+from trainer.evaluation.metrics.spaces import Ball, Lorentz, Space, space_of
+from trainer.evaluation.plots import draw_paths
+from trainer.evaluation.sets.annotations import below, checksums
+from trainer.evaluation.sets.image_folders import SUFFIXES
+from trainer.evaluation.task import Embedder, Figure, ImageSource, MissingFilesError, TaskOptions, TaskResult
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.hyperbolic import Hyperbolic
+
+STEPS: Final = 50
+"""Steps of a path, as in MERU. HyCoCLIP has 100."""
+MAX_IMAGES: Final = 64
+N_HELD_OUT: Final = 8
+N_DRAWN: Final = 3
+ROOT: Final = "[ROOT]"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Starts:
+    """Images from which paths start: features [n d], titles, and paths below the data folder (None: in shards)."""
+
+    features: Tensor
+    titles: list[str]
+    paths: list[str | None]
+    skipped: dict[str, int]
+
+    def describe(self, number: int) -> dict[str, Any]:
+        """The image as an entry of the details."""
+        path = self.paths[number]
+        return {"image": path} if path is not None else {"start": self.titles[number]}
+
+
+def read_starts(embedder: Embedder, root: Path, limit: int = 0) -> Starts:
+    """Embed the images of ROOT/traversal, at most `MAX_IMAGES`, or else the first images of the held-out shards.
+
+    Raises MissingFilesError if there are no images.
+    """
+    folder = root / "traversal"
+    paths = sorted(path for path in folder.glob("*") if path.suffix.lower() in SUFFIXES)[: limit or MAX_IMAGES]
+    found = embedder.images([ImageSource(path=path) for path in paths], "crop")
+    kept = [number for number in range(len(paths)) if number not in found.errors]
+    if kept:
+        return Starts(
+            features=found.features[kept],
+            titles=[paths[number].name for number in kept],
+            paths=[below(root, paths[number]) for number in kept],
+            skipped={"unreadable image": len(found.errors)} if found.errors else {},
+        )
+    try:
+        points = embed_shards(embedder, root, min(limit or N_HELD_OUT, N_HELD_OUT))
+    except MissingFilesError as error:
+        raise MissingFilesError(f"images: expected {folder}/*.jpg; {error}") from error
+    names = [f"image of: {caption}" for caption in points.captions]
+    return Starts(features=points.image, titles=names, paths=[None] * len(names), skipped=points.skipped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walk:
+    """A pool and start images in the space of a model."""
+
+    model: DualEncoder
+    space: Space
+    starts: Tensor  # [*k n d]
+    pool: Tensor  # [*k m d]
+    is_text: Tensor  # [m]
+    labels: list[str]  # of the pool and the root
+
+    def nearest(self, path: Tensor, options: TaskOptions, entailing: bool = False) -> list[int]:
+        """The nearest entry for each step of a path [*k s d]; m stands for the root."""
+        score = score_of_any(self.model, options.ranking)
+        min_radius = self.model.config.min_radius if isinstance(self.model, Hyperbolic) else 0.0
+        can_entail = self.is_text.to(self.pool.device) if entailing else None
+        with torch.no_grad():
+            found: list[int] = nearest(score, self.space, path, self.pool, can_entail, min_radius).tolist()
+        return found
+
+    def texts(self, indices: Sequence[int]) -> list[str]:
+        """The labels of entries."""
+        return [self.labels[index] for index in indices]
+
+    @property
+    def root_rule(self) -> str:
+        """The root, for the rules of a result."""
+        return "origin" if isinstance(self.space, Lorentz | Ball) else "mean direction of the pool and the images"
+
+
+def start_walk(embedder: Embedder, starts: Starts, pool: Pool) -> Walk:
+    """Lift a pool and start images."""
+    model = embedder.model
+    points = pool.lift(embedder)
+    with torch.no_grad():
+        images = model.lift_image(starts.features.to(device_of(model)))
+    center = None if isinstance(model, Hyperbolic) else torch.cat([points, images]).mean(0)
+    return Walk(
+        model=model,
+        space=space_of(model, center),
+        starts=images,
+        pool=points,
+        is_text=pool.is_text,
+        labels=[*pool.labels, ROOT],
+    )
+
+
+def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Retrieve the entries on the way to the root from each pool that is found, with and without the filter by cones.
+
+    Raises MissingFilesError without images or pools, and UserError if all pools that are found are malformed.
+    """
+    starts = read_starts(embedder, root, options.max_examples)
+    pools, problems = read_pools(embedder, root, options.max_examples)
+    metrics: dict[str, float] = {}
+    details: dict[str, object] = problems.details()
+    rules = {
+        "score": options.ranking,
+        "steps": str(STEPS),
+        "all": "all entries of the pool and the root are compared",
+        "entailing": "only texts whose cones contain the step, and the root, are compared",
+    }
+    figures: list[Figure] = []
+    for name, pool in pools.items():
+        walk = start_walk(embedder, starts, pool)
+        rules[f"{name}/root"] = walk.root_rule
+        variants = ("all", "entailing") if isinstance(walk.space, Lorentz | Ball) else ("all",)
+        entries = [starts.describe(row) for row in range(len(starts.titles))]
+        for variant in variants:
+            found = []
+            for row, entry in enumerate(entries):
+                path = path_to_root(walk.space, walk.starts[..., row : row + 1, :], STEPS)
+                found.append(walk.nearest(path, options, entailing=variant == "entailing"))
+                entry[variant] = walk.texts(distinct(found[-1]))
+            metrics |= {f"{name}/{variant}/{key}": value for key, value in summarize(found, len(pool.labels)).items()}
+            drawn = {starts.titles[row]: walk.texts(found[row]) for row in range(min(N_DRAWN, len(found)))}
+            figures.append(figure_of(drawn, name, variant))
+        details[name] = entries
+    return TaskResult(
+        metrics=metrics,
+        rules=rules,
+        n_used=len(starts.titles),
+        skipped=all_skipped(starts, pools),
+        checksums=checksums(root, *(path for pool in pools.values() for path in pool.files)),
+        details=details,
+        figures=figures,
+    )
+
+
+def figure_of(drawn: dict[str, list[str]], pool: str, variant: str) -> Figure:
+    """The figure of the nearest entries along some paths."""
+    draw = partial(draw_paths, drawn, f"step, from the image to the root ({variant} entries of {pool})")
+    return Figure(
+        name=f"{pool}_{variant}", title=f"Nearest {variant} entries of {pool} on the way to the root", draw=draw
+    )
+
+
+def summarize(found: list[list[int]], root: int) -> dict[str, float]:
+    """Mean number of different entries on a path without the root, and the share of steps nearest to the root."""
+    return {
+        "mean_count_of_entries": sum(len(set(indices) - {root}) for indices in found) / len(found),
+        "share_of_steps_at_root": sum(indices.count(root) for indices in found) / sum(map(len, found)),
+    }
+
+
+def all_skipped(starts: Starts, pools: dict[str, Pool]) -> dict[str, int]:
+    """The numbers of images and entries that were not used, by reason."""
+    of_pools = {f"{name}: {why}": n for name, pool in pools.items() for why, n in pool.skipped.items()}
+    return starts.skipped | of_pools

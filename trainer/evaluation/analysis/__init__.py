@@ -1,1 +1,0 @@
-"""Analyses of embeddings as pure functions: paths, order and entailment, projections to the disk, factors."""

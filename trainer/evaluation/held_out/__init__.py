@@ -1,0 +1,1 @@
+"""Evaluation without benchmark files: image folders and held-out shards."""

@@ -1,0 +1,57 @@
+"""Settings of evaluation on held-out shards and image folders."""
+
+from dataclasses import dataclass
+
+from hypergrit_common.config import check_range
+from hypergrit_common.errors import UserError
+from trainer.models.config import Ranking
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldOutConfig:
+    """Zero-shot classification of image folders, retrieval and entailment on held-out shards."""
+
+    # folders of images for zero-shot classification: FOLDER/CLASS/*.png; `_` in CLASS reads as a space
+    image_folders: tuple[str, ...] = ()
+    # prompts whose embeddings are averaged into a class; {} is replaced by the class name
+    prompts: tuple[str, ...] = ("a photo of a {}.",)
+    # held-out shards, for retrieval and entailment: a folder, a glob, several separated by commas, or a URL;
+    # their layouts are those of training shards
+    shards: str = ""
+    # maximum number of images of each image folder, taken evenly from all classes; 0: all
+    max_images: int = 0
+    # maximum number of samples of the held-out shards; 0: all
+    max_samples: int = 1000
+    # largest share, 0 to 1, of bad samples among those read of the held-out shards, and of damaged shards; the
+    # evaluation ends with an error above it
+    max_bad_share: float = 0.1
+    # number of images or texts that a tower processes at once
+    batch_size: int = 256
+    # score by which PHyCLIP and ATMG rank candidates. released: that of the authors' evaluation (PHyCLIP: the sum of inner
+    # products; ATMG: angles at the candidates); metric: the similarity of the training
+    ranking: Ranking = "released"
+    # random seed of the mismatched pairs of entailment
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.prompts:
+            raise UserError("prompts is empty; give at least one prompt, with {} in place of the class name")
+        wrong = next((prompt for prompt in self.prompts if "{}" not in prompt), None)
+        if wrong is not None:
+            raise UserError(f"prompts holds {wrong!r}; each prompt needs {{}} in place of the class name")
+        check_range(self, "max_images", "max_samples", least=0)
+        check_range(self, "max_bad_share", least=0, most=1)
+        check_range(self, "seed", least=0, below=2**63)
+        check_range(self, "batch_size", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationConfig(HeldOutConfig):
+    """Evaluation in training: the results, and when they are computed."""
+
+    # steps between two evaluations while training; 0: only at the end
+    every: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "every", least=0)

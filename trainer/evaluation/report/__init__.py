@@ -1,0 +1,1 @@
+"""Results of the benchmarks as tables and as one page."""

@@ -1,0 +1,1 @@
+"""Run the benchmarks on models."""

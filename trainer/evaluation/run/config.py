@@ -1,0 +1,51 @@
+"""Settings of the benchmarks."""
+
+from dataclasses import dataclass
+
+from hypergrit_common.config import check_range
+from hypergrit_common.devices import check_device
+from hypergrit_common.errors import UserError
+from trainer.evaluation.catalog import TASKS
+from trainer.evaluation.task import TaskOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchmarkConfig(TaskOptions):
+    """The benchmarks of the papers on one or several models."""
+
+    # models: folders of runs or their folders model/, and released files with the name of their model, such as
+    # hycoclip:hycoclip_vit_s.pth
+    model: tuple[str, ...] = ()
+    # folder with the files of the tasks; `tasks` below lists them
+    data: str = ""
+    # names of the tasks; empty: all
+    tasks: tuple[str, ...] = ()
+    # folder for the results, which is created
+    output: str = ""
+    # training shards, in which copies of the evaluation images are counted; a folder, a glob, or several separated by
+    # commas
+    train_shards: str = ""
+    # number of images or texts that a tower processes at once
+    batch_size: int = 256
+    # number of threads that read and decode images
+    workers: int = 4
+    # draw the figures of the tasks
+    figures: bool = True
+    # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
+    device: str = "auto"
+    # time without an answer after which a process counts as lost, in seconds; for several processes under torchrun
+    timeout_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        for name, example in (("model", "[FOLDER]"), ("data", "FOLDER"), ("output", "FOLDER")):
+            if not getattr(self, name):
+                raise UserError(f"{name} is missing; give {name}={example}")
+        unknown = next((name for name in self.tasks if name not in TASKS), None)
+        if unknown is not None:
+            raise UserError(f"tasks holds {unknown!r}; choose from {', '.join(TASKS)}")
+        check_range(self, "batch_size", "workers", least=1)
+        check_range(self, "timeout_s", least=1, most=10**9)
+        check_range(self, "max_examples", least=0)
+        check_range(self, "box_context", least=1, most=10)
+        check_range(self, "seed", least=0, below=2**63)
+        check_device(self)

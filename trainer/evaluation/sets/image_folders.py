@@ -1,0 +1,97 @@
+"""Image folders in torchvision's layout, FOLDER/CLASS/IMAGE. Classes are in the order of their names."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
+from hypergrit_common.images import ImageRejected, decode
+from trainer.data.crops import LIMITS
+from trainer.data.preprocess import PreprocessConfig, fit
+
+SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageFolder:
+    """The classes of an image folder, and the path and class index of each image."""
+
+    name: str
+    classes: list[str]
+    paths: list[Path]
+    targets: list[int]
+
+
+def read_folders(folders: Sequence[str], limit: int = 0) -> list[ImageFolder]:
+    """List image folders, with at most `limit` images each (0: all).
+
+    A folder's name is the last part of its path, or as many last parts as make the names differ: imagenet/val,
+    cars/val. Raises UserError for a folder without images.
+    """
+    paths = [Path(folder).resolve() for folder in folders]
+    n_parts = next(n for n in count(1) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
+    return [
+        replace(read_folder(folder, limit), name="/".join(path.parts[-n_parts:]))
+        for folder, path in zip(folders, paths, strict=True)
+    ]
+
+
+def read_folder(folder: str, limit: int = 0) -> ImageFolder:
+    """List the classes and images of one folder, at most `limit` images (0: all), taken evenly from all classes.
+
+    Raises UserError if there are no images.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise UserError(f"image_folders: {folder} is not a folder; give one with a subfolder of images for each class")
+    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    found = class_images(root, names)
+    if not found:
+        raise UserError(
+            f"image_folders: {folder} holds no images CLASS/IMAGE that end in {', '.join(SUFFIXES)}; give a folder "
+            "with a subfolder of images for each class"
+        )
+    if 0 < limit < len(found):
+        found = [found[i] for i in np.linspace(0, len(found) - 1, limit).round().astype(int)]
+    return ImageFolder(
+        name=root.resolve().name,
+        classes=[name.replace("_", " ") for name in names],
+        paths=[path for path, _ in found],
+        targets=[target for _, target in found],
+    )
+
+
+def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """The images below FOLDER/CLASS in the order of their paths, each with the number of its class."""
+    return [
+        (path, target)
+        for target, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.suffix.lower() in SUFFIXES
+    ]
+
+
+def read_images(paths: Sequence[Path], size_px: int) -> Tensor:
+    """Read images as uint8 [n 3 s s]: resize the short side to `size_px`, then crop the centre, as the papers do.
+
+    Raises UserError for a file that is not a usable image.
+    """
+    preprocess = PreprocessConfig(size_px=size_px, mode="crop")
+    images = []
+    for path in paths:
+        try:
+            check_file(path)
+            pixels = decode(path.read_bytes(), LIMITS)
+        except (OSError, ImageRejected) as error:
+            raise UserError(
+                f"image_folders: {path} cannot be read as an image: {error}; replace or remove it"
+            ) from error
+        images.append(fit(pixels, preprocess))
+    return torch.stack(images)

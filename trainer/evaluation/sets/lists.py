@@ -1,0 +1,290 @@
+"""Data sets whose labels are text files (Food-101, CUB, Aircraft, DTD, Pets, SUN397, Caltech-101), folders or MATLAB files."""
+
+import zlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hypergrit_common.errors import UserError
+from trainer.evaluation.sets.annotations import field, integer, read_json, read_lines
+from trainer.evaluation.sets.base import (
+    LabelledImages,
+    SplitName,
+    first_folder,
+    indices_file,
+    read_class_folders,
+    readable,
+)
+from trainer.evaluation.task import ImageSource
+
+
+def labelled(
+    rows: Iterable[tuple[str, str]], root: Path, classes: Sequence[str], names: Sequence[str], files: Sequence[Path]
+) -> LabelledImages:
+    """Build from rows (path below `root`, class). Raises UserError, naming the list, for a class that is not listed."""
+    index = {name: number for number, name in enumerate(classes)}
+    images, targets = [], []
+    for path, name in rows:
+        if name not in index:
+            raise UserError(f"{files[0]}: {path!r:.80} has the unknown class {name!r:.40}; download the files again")
+        images.append(ImageSource(path=root / path))
+        targets.append(index[name])
+    return LabelledImages(images=images, targets=targets, classes=names, files=files, form="official files")
+
+
+def columns(path: Path, least: int) -> list[list[str]]:
+    """The blank-separated columns of each line. Raises UserError, naming the line, if there are fewer than `least`."""
+    rows = [line.split() for line in read_lines(path)]
+    for number, row in enumerate(rows, 1):
+        if len(row) < least:
+            raise UserError(f"{path}: line {number} has {len(row)} columns, not {least}; download the file again")
+    return rows
+
+
+def read_food101(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Food-101: meta/{train,test}.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg."""
+    folder = first_folder(folder, "food-101")
+    path, listed = folder / "meta" / f"{split}.txt", folder / "meta" / "classes.txt"
+    if not (path.is_file() and listed.is_file()):
+        return None
+    classes = read_lines(listed)
+    rows = [(f"{line}.jpg", line.partition("/")[0]) for line in read_lines(path)]
+    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path, listed])
+
+
+def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """CUB-200-2011: images.txt, image_class_labels.txt, train_test_split.txt and classes.txt, with ids from 1."""
+    folder = first_folder(folder, "CUB_200_2011")
+    files = [folder / f"{name}.txt" for name in ("images", "image_class_labels", "train_test_split", "classes")]
+    if split == "val" or not all(path.is_file() for path in files):
+        return None
+    paths, labels, training, listed = ({row[0]: row[1] for row in columns(path, 2)} for path in files)
+    order = {key: integer(key, f"{files[3]}: line {number}") for number, key in enumerate(listed, 1)}
+    classes = sorted(listed, key=order.__getitem__)
+    for number in paths:
+        if number not in labels or number not in training:
+            raise UserError(f"{files[1]}: image {number} has no label or no split; download the files again")
+    rows = [
+        (path, labels[number])
+        for number, path in paths.items()
+        if training[number] == {"test": "0", "train": "1"}[split]
+    ]
+    names = [readable(listed[key].partition(".")[2] or listed[key]) for key in classes]
+    return labelled(rows, folder / "images", classes, names, files)
+
+
+def read_aircraft(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """FGVC-Aircraft, variants: images_variant_{train,val,test}.txt with `ID VARIANT`, variants.txt and images/ID.jpg."""
+    folder = first_folder(folder, "fgvc-aircraft-2013b/data", "data")
+    path, listed = folder / f"images_variant_{split}.txt", folder / "variants.txt"
+    if not (path.is_file() and listed.is_file()):
+        return None
+    rows = [line.partition(" ") for line in read_lines(path)]
+    classes = read_lines(listed)
+    return labelled([(f"{row[0]}.jpg", row[2]) for row in rows], folder / "images", classes, classes, [path, listed])
+
+
+def read_dtd(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """DTD, partition 1: labels/{train,val,test}1.txt with CLASS/IMAGE, and images/."""
+    folder = first_folder(folder, "dtd")
+    path = folder / "labels" / f"{split}1.txt"
+    if not path.is_file():
+        return None
+    lines = read_lines(path)
+    classes = sorted({line.partition("/")[0] for line in lines})
+    rows = [(line, line.partition("/")[0]) for line in lines]
+    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path])
+
+
+def read_pets(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Oxford-IIIT Pets: annotations/{trainval,test}.txt with `NAME CLASS SPECIES BREED`, class ids from 1, and images/NAME.jpg."""
+    folder = first_folder(folder, "oxford-iiit-pet")
+    path = folder / "annotations" / f"{'trainval' if split == 'train' else split}.txt"
+    if not path.is_file():
+        return None
+    rows = [row for row in columns(path, 2) if not row[0].startswith("#")]
+    name_of = {row[1]: row[0].rpartition("_")[0] for row in rows}
+    classes = sorted(name_of, key=lambda key: (len(key), key))
+    pairs = [(f"{row[0]}.jpg", row[1]) for row in rows]
+    return labelled(pairs, folder / "images", classes, [readable(name_of[key]) for key in classes], [path])
+
+
+def read_sun397(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """SUN397: ClassName.txt with /a/abbey, and a list of images /a/abbey/IMAGE.jpg.
+
+    The list is test.txt or Testing_01.txt, and for training train.txt or Training_01.txt.
+    """
+    folder = first_folder(folder, "SUN397")
+    listed = folder / "ClassName.txt"
+    if split == "val" or not listed.is_file():
+        return None
+    official = {"test": "Testing_01.txt", "train": "Training_01.txt"}[split]
+    path = next((folder / name for name in (f"{split}.txt", official) if (folder / name).is_file()), None)
+    if path is None:
+        raise UserError(
+            f"{folder} has no list of {split} images; write {split}.txt with one path such as /a/abbey/sun_1.jpg per "
+            f"line, or take {official} from the official partitions"
+        )
+    classes = [line.strip("/") for line in read_lines(listed)]
+    lines = [line.strip("/") for line in read_lines(path)]
+    names = [readable(" ".join(name.split("/")[1:])) for name in classes]
+    return labelled([(line, line.rpartition("/")[0]) for line in lines], folder, classes, names, [path, listed])
+
+
+def read_caltech101(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Caltech-101 with lists of images CLASS/IMAGE.jpg: test.txt, train.txt and val.txt. The background class is included: 102."""
+    inner = first_folder(folder, "101_ObjectCategories", "caltech-101/101_ObjectCategories")
+    names = (folder / f"{split}.txt", inner / f"{split}.txt")
+    listed = next((path for path in names if path.is_file()), None)
+    if listed is None:
+        return None
+    lines = read_lines(listed)
+    classes = sorted({line.partition("/")[0] for line in lines})
+    rows = [(line, line.partition("/")[0]) for line in lines]
+    return labelled(rows, inner, classes, [readable(name) for name in classes], [listed])
+
+
+# Data sets whose labels are folders, and CLEVR.
+
+CLEVR_COUNTS: Final = (10, 3, 4, 5, 6, 7, 8, 9)
+"""Numbers of objects in the order of the labels of MERU's evaluation."""
+CLEVR_IMAGES: Final = 5000
+
+
+def read_imagenet(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """ImageNet: val/WNID/*.JPEG, its test split in the papers. The class is the rank of its WordNet id."""
+    if split != "test" or not (folder / "val").is_dir():
+        return None
+    return read_class_folders(folder / "val", "official files")
+
+
+def read_eurosat(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """EuroSAT: 2750/CLASS/*.jpg, 27,000 images without a split; `indices.txt` selects the papers' 5,000."""
+    inner = first_folder(folder, "EuroSAT/2750", "2750", "EuroSAT_RGB")
+    return None if inner == folder else read_class_folders(inner, "official files", is_full=True)
+
+
+def read_resisc45(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """RESISC45: NWPU-RESISC45/CLASS/*.jpg, 31,500 images without a split; `indices.txt` selects the papers' 25,200."""
+    inner = first_folder(folder, "NWPU-RESISC45")
+    return None if inner == folder else read_class_folders(inner, "official files", is_full=True)
+
+
+def read_country211(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Country211: {train,valid,test}/CODE/*.jpg."""
+    name = "valid" if split == "val" else split
+    inner = first_folder(folder, f"country211/{name}", name)
+    return None if inner == folder else read_class_folders(inner, "official files")
+
+
+def read_sst2(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Rendered SST2: {train,valid,test}/{negative,positive}."""
+    name = "valid" if split == "val" else split
+    inner = first_folder(folder, f"rendered-sst2/{name}", name)
+    return None if inner == folder else read_class_folders(inner, "official files")
+
+
+def read_clevr(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """CLEVR: scenes/CLEVR_val_scenes.json and images/val/, for training CLEVR_train_scenes.json and images/train/.
+
+    The class is the number of objects. The first 5,000 scenes are used, in the order of the file, unless an index file
+    selects others.
+    """
+    inner = first_folder(folder, "CLEVR_v1.0")
+    name = {"test": "val", "train": "train"}.get(split, "")
+    path = inner / "scenes" / f"CLEVR_{name}_scenes.json"
+    if not path.is_file():
+        return None
+    images, targets = [], []
+    scenes = field(read_json(path), "scenes", list, str(path))
+    for number, scene in enumerate(scenes if (folder / indices_file(split)).is_file() else scenes[:CLEVR_IMAGES]):
+        where = f"{path}: scene {number}"
+        count = len(field(scene, "objects", list, where))
+        if count not in CLEVR_COUNTS:
+            raise UserError(f"{where} has {count} objects; CLEVR has 3 to 10: download the file again")
+        images.append(ImageSource(path=inner / "images" / name / field(scene, "image_filename", str, where)))
+        targets.append(CLEVR_COUNTS.index(count))
+    classes = [str(count) for count in CLEVR_COUNTS]
+    return LabelledImages(images=images, targets=targets, classes=classes, files=[path], form="official files")
+
+
+# Data sets with labels in MATLAB files: Stanford Cars and Flowers-102.
+
+
+def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
+    """The variables of a MATLAB file (version 5 to 7) as flat arrays. Raises UserError if one is missing."""
+    try:
+        from scipy.io import loadmat
+        from scipy.io.matlab import MatReadError
+    except ImportError as error:
+        raise UserError(f"{path} is a MATLAB file, and scipy is not installed; run `pip install scipy`") from error
+    try:
+        content = loadmat(str(path), squeeze_me=True)
+        return [np.atleast_1d(content[name]) for name in names]
+    except (MatReadError, OSError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error) as error:
+        raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}; download it again") from error
+
+
+def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Stanford Cars: devkit/cars_meta.mat, cars_test_annos_withlabels.mat and cars_test/.
+
+    For training: devkit/cars_train_annos.mat and cars_train/.
+    """
+    folder = first_folder(folder, "stanford_cars")
+    listed = folder / "devkit" / "cars_meta.mat"
+    name = {"test": "cars_test_annos_withlabels.mat", "train": "cars_train_annos.mat"}.get(split, "")
+    labels = next((path for path in (folder / name, folder / "devkit" / name) if path.is_file()), None)
+    if labels is None or not listed.is_file():
+        return None
+    classes = [str(name) for name in read_mat(listed, "class_names")[0]]
+    rows = read_mat(labels, "annotations")[0]
+    try:
+        entries = [(str(row["fname"]), row["class"]) for row in rows]
+    except (ValueError, TypeError, IndexError) as error:
+        raise UserError(f"{labels}: an annotation has no `fname` or `class`; download the file again") from error
+    pairs = [(name, integer(number, f"{labels}: entry {i}") - 1) for i, (name, number) in enumerate(entries)]
+    check_targets([target for _, target in pairs], len(classes), labels)
+    return LabelledImages(
+        images=[ImageSource(path=folder / f"cars_{split}" / name) for name, _ in pairs],
+        targets=[target for _, target in pairs],
+        classes=classes,
+        files=[listed, labels],
+        form="official files",
+    )
+
+
+def read_flowers102(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+    """Flowers-102: setid.mat (`trnid`, `valid`, `tstid`), imagelabels.mat (`labels`, from 1) and jpg/image_00001.jpg."""
+    folder = first_folder(folder, "flowers-102")
+    path, labels = folder / "setid.mat", folder / "imagelabels.mat"
+    if not (path.is_file() and labels.is_file()):
+        return None
+    numbers, label_of = (
+        [integer(number, f"{file}: entry {i} of {name}") for i, number in enumerate(read_mat(file, name)[0])]
+        for file, name in ((path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]), (labels, "labels"))
+    )
+    outside = next((number for number in numbers if not 1 <= number <= len(label_of)), None)
+    if outside is not None:
+        raise UserError(f"{path}: image {outside} has no label in {labels.name}; download both again")
+    targets = [label_of[number - 1] - 1 for number in numbers]
+    check_targets(targets, 102, labels)
+    return LabelledImages(
+        images=[ImageSource(path=folder / "jpg" / f"image_{number:05d}.jpg") for number in numbers],
+        targets=targets,
+        classes=[str(i + 1) for i in range(102)],
+        files=[path, labels],
+        form="official files",
+    )
+
+
+def check_targets(targets: list[int], n_classes: int, path: Path) -> None:
+    """Raise UserError, naming the entry, for a label without a class."""
+    wrong = next((i for i, target in enumerate(targets) if not 0 <= target < n_classes), None)
+    if wrong is not None:
+        raise UserError(
+            f"{path}: entry {wrong} has label {targets[wrong] + 1}, but there are {n_classes} classes; download the "
+            "file again"
+        )

@@ -1,0 +1,1 @@
+"""Trained models: load, share and use them."""

@@ -1,0 +1,182 @@
+"""Models on the Hugging Face hub: folders of `trainer.checkpoints.model` as repositories, with a model card."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import yaml
+
+from hypergrit_common.disk import atomic_write
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.text import without_controls
+from hypergrit_common.urls import clean
+from trainer.evaluation.report.tables import row
+from trainer.models.registry import MODELS
+
+# The model card of a saved model: README.md of its folder, with the front matter of the Hugging Face hub.
+
+CARD: Final = "README.md"
+LIBRARY: Final = "hypergrit"
+TASK: Final = "zero-shot-image-classification"
+UNKNOWN_LICENSE: Final = "unknown"
+"""Identifier of the hub for weights whose license nobody has stated."""
+
+
+def write_card(folder: Path, results: Mapping[str, float] | None = None, license: str = UNKNOWN_LICENSE) -> None:
+    """Write the card of a model folder. `results`, figures of an evaluation, are added to its config.json.
+
+    Raises OSError and ValueError for a folder without a readable config.json.
+    """
+    config = read_object(folder / "config.json")
+    if results is not None:
+        config["record"] = {**config.get("record", {}), "evaluation": dict(results)}
+        write_object(config, folder / "config.json")
+    with atomic_write(folder / CARD) as draft:
+        draft.write_text(model_card(config, license), encoding="utf-8")
+
+
+def check_license(license: str) -> None:
+    """Raise UserError unless `license` is a word."""
+    if not re.fullmatch(r"[\w.+-]+", license):
+        raise UserError(f"{license!r} is no identifier of a license; give one of the hub, such as cc-by-4.0")
+
+
+def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str:
+    """The card as Markdown, from the config.json of a model folder. Texts are escaped; URLs have no secrets.
+
+    `config["record"]` documents the training: `training` is the configuration of the run, `data` the shards with their
+    hash, `evaluation` the results by name; `command` is a command that includes the training, and `version` that of
+    HyperGRIT. What is missing is left out. Raises UserError unless `license` is a word.
+    """
+    check_license(license)
+    record = clean(dict(config.get("record") or {}), strip_query=True)
+    name = str(config["model"])
+    title = MODELS[name].title if name in MODELS else name
+    training = record.get("training")
+    front = {
+        "license": license,
+        "library_name": LIBRARY,
+        "pipeline_tag": TASK,
+        "tags": ["image-text", "clip" if name == "clip" else "hyperbolic", *([] if name == "clip" else [name])],
+    }
+    parts = [
+        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
+        f"# {title}",
+        f"A {title} model with an embedding width of {int(config['config']['embed_dim'])}, trained with HyperGRIT.",
+        fenced("python", 'from trainer import Model\n\nmodel = Model.from_pretrained("FOLDER or OWNER/NAME")'),
+        *data_section(record, training),
+        *training_section(record, training),
+        "## Settings of the model",
+        fenced("yaml", as_yaml(config["config"])),
+        *figures_section(record.get("evaluation")),
+    ]
+    return without_controls("\n\n".join(parts)) + "\n"
+
+
+def data_section(record: Mapping[str, Any], training: Any) -> list[str]:
+    """The shards of the training and their hash."""
+    rows = {}
+    if isinstance(training, Mapping) and isinstance(training.get("data"), Mapping):
+        rows["shards"] = training["data"].get("shards")
+    if isinstance(record.get("data"), Mapping):
+        rows |= record["data"]
+    return ["## Data", table(("fact", "value"), rows)] if rows else []
+
+
+def training_section(record: Mapping[str, Any], training: Any) -> list[str]:
+    """The command of the training with its configuration, and the numbers of steps and samples."""
+    facts = {key: record[key] for key in ("version", "steps", "samples", "pairs", "seed") if key in record}
+    parts = [table(("fact", "value"), facts)] if facts else []
+    if record.get("command"):
+        parts.append(fenced("sh", str(record["command"])))
+    if isinstance(training, Mapping):
+        parts += [
+            *(["which runs"] if record.get("command") else []),
+            fenced("sh", "hypergrit train config.yaml"),
+            "with `config.yaml`:",
+            fenced("yaml", as_yaml(training)),
+        ]
+    return ["## Training", *parts] if parts else []
+
+
+def figures_section(results: Any) -> list[str]:
+    """The results of the last evaluation, from 0 to 1, in the order in which they were computed."""
+    if not isinstance(results, Mapping) or not results:
+        return []
+    values = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in results.items()}
+    return ["## Evaluation", table(("result", "value"), values)]
+
+
+def table(heads: tuple[str, str], rows: Mapping[str, Any]) -> str:
+    """A table of two columns in Markdown."""
+    return "\n".join([row(*heads), "|---|---|", *(row(str(key), str(value)) for key, value in rows.items())])
+
+
+def fenced(language: str, text: str) -> str:
+    """A code block, with a fence that is longer than all runs of backticks in `text`."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text.strip()}\n{fence}"
+
+
+def as_yaml(values: Any) -> str:
+    """Plain values as YAML, keys in the given order."""
+    return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
+
+
+FILES: Final = ("config.json", "model.safetensors", "merges.txt", "tokenizer.json", CARD)
+"""All files of a model. No others are downloaded or uploaded."""
+REPOSITORY: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+
+
+def fetch_model(name: str, revision: str | None = None, token: str | None = None) -> Path:
+    """Return a folder or file on this machine, or download a repository OWNER/NAME of the hub and return its folder.
+
+    `revision` is a branch, tag or commit. With HF_HUB_OFFLINE=1, only the cache is used. Raises UserError if the name is
+    neither, or if the repository cannot be fetched.
+    """
+    if Path(name).exists():
+        return Path(name)
+    if not REPOSITORY.fullmatch(name):
+        raise UserError(
+            f"{name} does not exist on this machine; give a folder, or OWNER/NAME of a repository of the hub"
+        )
+    from huggingface_hub import snapshot_download  # imported here, because it takes long
+
+    try:
+        return Path(snapshot_download(name, revision=revision, token=token, allow_patterns=list(FILES)))
+    except Exception as error:  # the type of network errors depends on the version of huggingface_hub
+        raise UserError(
+            f"{name} is not on this machine and cannot be fetched from the hub: {reason(error)}; check the name, the "
+            "network and, for a private repository, the token"
+        ) from error
+
+
+def push_folder(folder: Path, name: str, token: str | None = None, private: bool | None = None) -> str:
+    """Upload a model folder to the repository OWNER/NAME of the hub, which is created if it is missing; return its URL.
+
+    Without `token`, that of `hf auth login` or HF_TOKEN is used. `private` is the visibility of a new repository; None
+    is the default of its owner. Raises UserError if the hub refuses or cannot be reached.
+    """
+    if not REPOSITORY.fullmatch(name):
+        raise UserError(f"{name!r} is not the name of a repository; give OWNER/NAME")
+    from huggingface_hub import HfApi
+
+    try:
+        api = HfApi(token=token)
+        url = api.create_repo(name, private=private, exist_ok=True)
+        api.upload_folder(
+            repo_id=name, folder_path=folder, allow_patterns=list(FILES), commit_message="Upload a model of HyperGRIT"
+        )
+    except Exception as error:  # as in `fetch_model`
+        raise UserError(
+            f"{name} cannot be uploaded to the hub: {reason(error)}; check the name, the network and the token, which needs "
+            "write access"
+        ) from error
+    return str(url)
+
+
+def reason(error: Exception) -> str:
+    """The first line of an error."""
+    return next(iter(str(error).strip().splitlines()), type(error).__name__)

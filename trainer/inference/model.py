@@ -1,0 +1,325 @@
+"""Inference: load a trained model, encode images and texts, and compare them.
+
+Shapes: n and m rows, d embedding width.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Final, Self, TypeVar
+
+import numpy as np
+import PIL.Image
+import torch
+from torch import Tensor
+
+from hypergrit_common.devices import pick_device
+from hypergrit_common.errors import UserError
+from hypergrit_common.urls import clean
+from trainer.analyses.paths import nearest, path_to_root
+from trainer.batch import Side
+from trainer.checkpoints.model import LoadedModel, save_model
+from trainer.checkpoints.model import load_model as load_parts
+from trainer.data.preprocess import fit
+from trainer.evaluation.metrics.spaces import space_of
+from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
+from trainer.inference.images import ImageInput, read_image
+from trainer.inference.search import Index, Neighbours, build_index, entailment_margins, search
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.registry import model_name as registered_name
+
+Item = TypeVar("Item")
+
+TRAVERSAL_STEPS: Final = 50  # steps of a path to the root, as in MERU
+
+
+def load_model(path: str | Path, model_name: str | None = None, device: str = "auto") -> "Model":
+    """Load a trained model for inference.
+
+    `path` is the folder of a training run, its subfolder model/, or a released `.pth` file, which needs `model_name` (a
+    key of `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. Raises UserError if the files contain no such model.
+
+    >>> from trainer import load_model
+    >>> model = load_model("demo/weights/clip", device="cpu")
+    >>> model.name, model.embed_dim
+    ('clip', 128)
+    >>> red, fruit = model.encode_text(["a red apple", "an apple"])
+    >>> bool(red @ fruit > 0.5)
+    True
+    """
+    try:
+        return Model(load_parts(path, model_name), pick_device(device))
+    except (OSError, ValueError) as error:
+        raise UserError(str(error)) from error
+
+
+class Model:
+    """A trained model with its tokenizer and preprocessing.
+
+    Encoded images and texts are points of the model's space, one row [d] each: unit vectors for CLIP; the space
+    components of points on the hyperboloid for MERU, HyCoCLIP and Syntax-MERU, and those of all factors, concatenated,
+    for PHyCLIP; points of the ball for PoinCLIP.
+    """
+
+    def __init__(self, parts: LoadedModel, device: torch.device) -> None:
+        self.module: DualEncoder = parts.model.to(device).eval()
+        self.tokenizer = parts.tokenizer
+        self.preprocess = parts.preprocess
+        self.device = device
+        self.name = registered_name(self.module)
+        self.embed_dim = self.module.config.embed_dim
+        self.record: dict[str, Any] = dict(parts.config.get("record") or {})
+
+    @classmethod
+    def from_pretrained(
+        cls, name: str | Path, revision: str | None = None, token: str | None = None, device: str = "auto"
+    ) -> Self:
+        """Load a model from a folder, or else from the repository OWNER/NAME of the Hugging Face hub.
+
+        `revision` is a branch, tag or commit. Only JSON, safetensors and text files are downloaded, once; with
+        HF_HUB_OFFLINE=1, nothing is. Raises UserError if there is no such model, or if it cannot be fetched.
+        """
+        try:
+            return cls(load_parts(fetch_model(str(name), revision, token)), pick_device(device))
+        except (OSError, ValueError) as error:
+            raise UserError(str(error)) from error
+
+    def save_pretrained(self, folder: str | Path, license: str = UNKNOWN_LICENSE, half: bool = False) -> None:
+        """Write the model to a folder that `load_model` and `from_pretrained` read, with a model card.
+
+        The card states what is known of data, training, settings and evaluation; URLs have no secrets. `license` is an
+        identifier of the hub, such as cc-by-4.0. `half` stores matrices in float16, in half the space; they are loaded
+        as float32. Raises UserError if the folder cannot be written; a wrong license or record writes nothing.
+        """
+        check_license(license)
+        record = clean(self.record, strip_query=True)
+        try:
+            json.dumps(record)
+        except (TypeError, ValueError) as error:
+            raise UserError(f"the record of the model is no JSON: {error}; correct Model.record") from error
+        try:
+            parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": record}
+            save_model(Path(folder), self.module, **parts, half=half)
+            write_card(Path(folder), license=license)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {error}; give another folder") from error
+
+    def push_to_hub(
+        self, name: str, token: str | None = None, private: bool | None = None, license: str = UNKNOWN_LICENSE
+    ) -> str:
+        """Upload the model with its card to the repository OWNER/NAME of the Hugging Face hub; return its URL.
+
+        A missing repository is created; `private` is its visibility. Without `token`, that of `hf auth login` or HF_TOKEN
+        is used. Raises UserError if the hub refuses or cannot be reached.
+        """
+        with TemporaryDirectory() as folder:
+            self.save_pretrained(folder, license)
+            return push_folder(Path(folder), name, token, private)
+
+    def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:
+        """Encode images, given as paths, PIL images or RGB arrays, to points [n d]; a single image gives [1 d].
+
+        Raises UserError if a file cannot be read as an image.
+
+        >>> import PIL.Image
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> model.encode_image(PIL.Image.new("RGB", (64, 48), "red")).shape
+        torch.Size([1, 128])
+        """
+        several = [images] if isinstance(images, str | Path | PIL.Image.Image | np.ndarray) else images
+
+        def encode(batch: Sequence[ImageInput]) -> Tensor:
+            pixels = torch.stack([fit(read_image(image), self.preprocess) for image in batch])
+            return self.module.encode_image(pixels.to(self.device))
+
+        return self._encode(encode, several, batch_size)
+
+    def encode_text(self, texts: str | Sequence[str], batch_size: int = 256) -> Tensor:
+        """Encode texts to points [n d]; a single text gives [1 d]. Texts longer than the model's context are truncated.
+
+        >>> from trainer import load_model
+        >>> load_model("demo/weights/clip", device="cpu").encode_text(["a cat", "a dog", "two dogs"]).shape
+        torch.Size([3, 128])
+        """
+        several = [texts] if isinstance(texts, str) else texts
+        return self._encode(
+            lambda batch: self.module.encode_text(self.tokenizer(list(batch)).to(self.device)), several, batch_size
+        )
+
+    @torch.inference_mode()
+    def similarity(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
+        """Similarities [n m] of encoded rows [n d] and [m d]; larger means more similar.
+
+        The similarity is the cosine for CLIP, and the negative distance for the hyperbolic models. For ATMG it is an
+        angle, which depends on whether the queries are images or texts; `query` tells.
+
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> words = model.encode_text(["a cat", "a kitten", "a bus"])
+        >>> model.similarity(words, words).argmax(1).tolist()
+        [0, 1, 2]
+        """
+        return self.module.directed_similarity(self._split(queries), self._split(candidates), query)
+
+    @torch.inference_mode()
+    def probabilities(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
+        """Probabilities [n m] of the candidates [m d] of each query [n d]; each row has a sum of 1.
+
+        The softmax of the similarities, divided by the temperature of images and captions that the model learned.
+        `query` is that of `similarity`.
+
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> words = model.encode_text(["a red apple", "an apple", "a bus"])
+        >>> model.probabilities(words[:1], words[1:]).argmax().item()
+        0
+        """
+        return (self.similarity(queries, candidates, query) * self.module.pair_scale()).softmax(-1)
+
+    @torch.inference_mode()
+    def distance(self, first: Tensor, second: Tensor) -> Tensor:
+        """Distances [n m] of encoded rows [n d] and [m d].
+
+        1 - cosine for CLIP; the geodesic distance for the hyperbolic models, for PHyCLIP its mean over the factors, or
+        the root of its mean square (`metric=l2`).
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/trainer/finished_run", device="cpu")  # the folder of a training run
+        >>> words = model.encode_text(["a cat", "a dog"])
+        >>> bool((model.distance(words, words) == -model.similarity(words, words)).all())
+        True
+        """
+        return self.module.distance(self._split(first), self._split(second))
+
+    @torch.inference_mode()
+    def radius(self, points: Tensor) -> Tensor:
+        """Distances [n] of encoded rows [n d] from the root of the space, its origin. General concepts should be nearer.
+
+        CLIP's unit vectors all have radius 1.
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/trainer/finished_run", device="cpu")
+        >>> model.radius(model.encode_text(["a dog", "a dog on a sofa"])).shape
+        torch.Size([2])
+        """
+        return self.module.radius(self._split(points))
+
+    @torch.inference_mode()
+    def entailment(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+        """Margins [n m] in radians by which the cones of general rows [n d] contain specific rows [m d].
+
+        The half-aperture of the cone minus the exterior angle (MERU, eq. 10 and 11): 0 or more inside, negative outside.
+        In a product of factors (PHyCLIP), the least margin of all factors. `aperture_scale` multiplies the
+        half-apertures; HyCoCLIP trains with 0.7 for a text and an image, and with 1.2 for a box and its image or a
+        phrase and its caption. In PoinCLIP, the entropy decides which of the two points is the apex.
+
+        Raises ValueError for CLIP, which has no cones.
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/trainer/finished_run", device="cpu")
+        >>> words, captions = model.encode_text(["a dog", "a cat"]), model.encode_text(["a dog on a sofa"])
+        >>> bool(((model.entailment(words, captions) >= 0) == model.entails(words, captions)).all())
+        True
+        """
+        if not isinstance(self.module, Hyperbolic):
+            raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
+        return entailment_margins(self.module, self._split(general), self._split(specific), aperture_scale)
+
+    @torch.inference_mode()
+    def entails(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+        """Return a mask [n m], True if the cone of a general row [n d] contains a specific row [m d].
+
+        The margin of `entailment`, which describes the arguments, is 0 or more. In a product of factors, the cones of all
+        factors must contain the row. Raises ValueError for CLIP, which has no cones.
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/trainer/finished_run", device="cpu")  # the folder of a training run
+        >>> words, captions = model.encode_text(["a dog", "a cat"]), model.encode_text(["a dog on a sofa"])
+        >>> model.entails(words, captions).shape
+        torch.Size([2, 1])
+        """
+        return self.entailment(general, specific, aperture_scale) >= 0
+
+    @torch.inference_mode()
+    def index(self, candidates: Tensor) -> Index:
+        """Prepare candidates [m d] for repeated searches with `nearest`, by inner products.
+
+        Raises UserError for PHyCLIP: no inner product orders candidates as its distance does.
+        """
+        return build_index(self.module, self._split(candidates))
+
+    @torch.inference_mode()
+    def nearest(self, queries: Tensor, candidates: Tensor | Index, k: int = 10) -> Neighbours:
+        """Distances and indices [n min(k, m)] of the nearest candidates [m d] of queries [n d], nearest first.
+
+        The distance is that of `distance`. All candidates are compared, in blocks. An `index` of them is searched by
+        matrix products, which takes less time, and finds the same neighbours up to rounding.
+
+        >>> from trainer import load_model
+        >>> model = load_model("demo/weights/clip", device="cpu")
+        >>> words = model.encode_text(["a cat", "a red apple", "a bus"])
+        >>> model.nearest(model.encode_text("an apple"), words, k=1).indices.tolist()
+        [[1]]
+        >>> model.nearest(model.encode_text("an apple"), model.index(words), k=1).indices.tolist()
+        [[1]]
+        """
+        points = self._split(queries)
+        if isinstance(candidates, Index):
+            return candidates.search(points, k)
+        return search(self.module, points, self._split(candidates), k)
+
+    @torch.inference_mode()
+    def traverse(
+        self,
+        points: Tensor,
+        candidates: Tensor,
+        steps: int = TRAVERSAL_STEPS,
+        entailing: bool = False,
+        root: Tensor | None = None,
+    ) -> Tensor:
+        """Indices [n steps] of the candidates [m d] nearest to the steps from points [n d] to the root; m is the root.
+
+        The steps are equally spaced in the tangent space at the root; the first is the point, the last the root (MERU,
+        section 5 and appendix D). With `entailing`, only candidates whose cones contain a step, and the root, are
+        compared, as in MERU, whose candidates are texts. `root` [d] is the root of CLIP, by default the mean direction
+        of points and candidates; that of the hyperbolic models is the origin.
+
+        Raises ValueError if `entailing` is true for CLIP, which has no cones, or if there are no points or steps.
+
+        >>> from trainer import load_model
+        >>> model = load_model("tests/trainer/finished_run", device="cpu")
+        >>> texts = model.encode_text(["a dog on a sofa", "a dog"])
+        >>> model.traverse(texts[:1], texts, steps=5)[0, [0, -1]].tolist()  # from the text itself to the root
+        [0, 2]
+        """
+        is_hyperbolic = isinstance(self.module, Hyperbolic)
+        if entailing and not is_hyperbolic:
+            raise ValueError(f"{self.name} has no entailment cones; set entailing=False")
+        if not len(points) or steps < 1:
+            raise ValueError(f"{len(points)} points and {steps} steps are no path; give at least one of each")
+        starts, pool = self._split(points), self._split(candidates)
+        center = None if is_hyperbolic else torch.cat([pool, starts]).mean(0) if root is None else root.to(self.device)
+        space = space_of(self.module, center)
+        can_entail = torch.ones(len(candidates), dtype=torch.bool, device=self.device) if entailing else None
+        min_radius = self.module.config.min_radius if isinstance(self.module, Hyperbolic) else 0.0
+        paths = (path_to_root(space, starts[..., row : row + 1, :], steps) for row in range(len(points)))
+        found = [nearest(self.module.similarity, space, path, pool, can_entail, min_radius) for path in paths]
+        return torch.stack(found).to(self.device)
+
+    def _encode(self, encode: Callable[[Sequence[Item]], Tensor], items: Sequence[Item], batch_size: int) -> Tensor:
+        with torch.inference_mode():
+            parts = [self._join(encode(items[i : i + batch_size])) for i in range(0, len(items), batch_size)]
+        return torch.cat(parts) if parts else torch.zeros(0, self.embed_dim, device=self.device)
+
+    def _join(self, points: Tensor) -> Tensor:
+        """Concatenate factors [k n d/k] to rows [n d]. Points [n d] are returned unchanged."""
+        return points if points.ndim == 2 else points.movedim(0, 1).flatten(1)
+
+    def _split(self, rows: Tensor) -> Tensor:
+        """Convert rows [n d] to the model's layout: factors [k n d/k] for PHyCLIP, [n d] for the others."""
+        width = getattr(self.module.config, "factor_dim", None)
+        rows = rows.to(self.device)
+        return rows if width is None else rows.unflatten(-1, (-1, width)).movedim(-2, 0)

@@ -1,0 +1,1 @@
+"""The training of a model: build it, run the steps, and save the results."""

@@ -1,0 +1,276 @@
+"""Build the parts of a training run from its configuration: tokenizer, model, optimizer, data loader."""
+
+import logging
+import os
+import shutil
+import sysconfig
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from hypergrit_common.devices import resolve_precision, torch_dtype
+from hypergrit_common.errors import UserError, prefixed
+from hypergrit_common.processes import end_children_with_this_process
+from trainer.checkpoints.folder import RunFolder
+from trainer.checkpoints.model import StateError, load_state, read_weights, stretched
+from trainer.checkpoints.open_clip import load_towers
+from trainer.checkpoints.run import TrainingState, seed_generators
+from trainer.checkpoints.tokenizer_files import OPENAI, fits
+from trainer.config import TrainConfig
+from trainer.data.loader import Loader
+from trainer.distributed.process import Process, full_tensor, wrap
+from trainer.encoders.config import TRANSFORMERS
+from trainer.evaluation.held_out.evaluate import Evaluation
+from trainer.models.dual_encoder import DualEncoder
+from trainer.models.registry import build_model
+from trainer.optim.freeze import Freezing, add_lora, check_patterns, freeze_for_good
+from trainer.optim.optimizer import Average, build_optimizer
+from trainer.text.base import TextTokenizer
+from trainer.text.fast_tokenizer import read_fast_tokenizer
+from trainer.text.tokenizer import openai_tokenizer, read_tokenizer
+from trainer.training.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
+from trainer.training.memory import check_memory
+
+logger = logging.getLogger(__name__)
+
+MAX_PARTS: Final = 12
+"""Parts of a model that an error lists; weights that differ in more belong to another network."""
+
+
+@dataclass(kw_only=True)
+class Run(TrainingState):
+    """A training run in this process: the state that a checkpoint saves, and the parts that training uses.
+
+    `wrapped` is the module that computes the losses: `model` in a single process, else `model` under DDP or FSDP.
+    """
+
+    config: TrainConfig
+    process: Process
+    wrapped: nn.Module
+    tokenizer: TextTokenizer
+    loader: Loader
+    evaluation: Evaluation
+    precision: Literal["fp32", "bf16", "fp16"]
+    folder: RunFolder
+    freezing: Freezing
+    is_compiled: bool
+    halted: Tensor  # [] on the device: 1 once a loss or a gradient was not finite; later steps change nothing
+    step: int = 0  # number of completed steps
+    skipped: int = 0  # steps that fp16 has skipped in a row, up to the last step whose values were read
+
+
+def build(config: TrainConfig, process: Process) -> Run:
+    """Build everything that the first step needs: model, optimizer, data loader and evaluation.
+
+    Raises UserError for data that do not exist, and for settings that contradict each other, the data or the device.
+    """
+    precision = precision_of(config, process.device)
+    with prefixed("evaluation."):
+        evaluation = Evaluation(config.evaluation, config.data.n_workers)
+    tokenizer = build_tokenizer(config)
+    seed_generators(config.seed)  # the initial weights are the same on every rank
+    model = new_model(config).to(process.device)
+    check_batch_norms(config, model)
+    add_lora(model, config.lora)
+    check_patterns(model, config.optim)
+    freeze_for_good(model, config.optim)
+    dtype = torch_dtype(precision)
+    check_memory(config, model, process, torch.autocast(process.device.type, dtype, enabled=precision != "fp32"))
+    loader = Loader(
+        config.data,
+        tokenizer=tokenizer,
+        size_px=config.model.image.size_px,
+        batch=batch_size_of_rank(config, process),
+        needs=model.needs,
+        rank=process.rank,
+        world_size=process.world_size,
+    )
+    if config.micro_batch_size:
+        set_micro_batch(model, config.micro_batch_size, same_on_all_ranks=config.parallel.strategy == "fsdp")
+    is_compiled = compiles(config, process.device)
+    if is_compiled:
+        end_children_with_this_process()  # compilers do not notice its end
+        for block in tower_blocks(model):
+            block.forward = torch.compile(block.forward)  # the activation checkpoint around it is not compiled
+    if config.checkpoint_activations:
+        checkpoint_blocks(model)
+    wrapped = wrap(model, tower_blocks(model), config.parallel, process, dtype)
+    seed_generators(config.seed + 1 + process.rank)  # random numbers drawn while training differ between ranks
+    return Run(
+        config=config,
+        process=process,
+        model=model,
+        wrapped=wrapped,
+        optimizer=build_optimizer(model, config.optim),
+        scaler=torch.amp.GradScaler(process.device.type, enabled=precision == "fp16"),
+        tokenizer=tokenizer,
+        loader=loader,
+        evaluation=evaluation,
+        precision=precision,
+        folder=RunFolder(config.output, Path(config.output)),
+        average=Average(model, config.optim.ema),
+        freezing=Freezing(model, config.optim),
+        is_compiled=is_compiled,
+        halted=torch.zeros((), device=process.device),
+    )
+
+
+def precision_of(config: TrainConfig, device: torch.device) -> Literal["fp32", "bf16", "fp16"]:
+    """The number format of the towers. "auto" is fp16 on a GPU without bf16, where fp32 is eight times slower."""
+    found = resolve_precision(config.precision, device)
+    if config.precision == "auto" and device.type == "cuda" and found == "fp32" and config.parallel.strategy == "ddp":
+        logger.info("this GPU does not compute in bf16: precision=auto is fp16")
+        return "fp16"
+    return found
+
+
+def compiles(config: TrainConfig, device: torch.device) -> bool:
+    """True if the blocks of the towers are compiled: as the setting says, or on a GPU where it is "auto".
+
+    Raises UserError if the setting is true and this machine lacks what compilation needs.
+    """
+    if config.compile is False or (config.compile == "auto" and device.type != "cuda"):
+        return False
+    missing = missing_for_compilation(device)
+    if missing and config.compile == "auto":
+        logger.warning("the blocks of the towers are not compiled, so that training is slower: %s", missing)
+    elif missing:
+        raise UserError(f"compile=true: {missing}, or set compile=false")
+    return not missing
+
+
+def missing_for_compilation(device: torch.device) -> str:
+    """Name what torch.compile needs and this machine lacks, with the fix; empty if it lacks nothing."""
+    compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)
+    if compiler is None or not shutil.which(compiler):
+        return "torch.compile needs a C compiler; install gcc and g++"
+    if device.type == "cuda" and not Path(sysconfig.get_path("include"), "Python.h").is_file():
+        return "Triton needs the Python headers; install python3-dev"
+    if device.type == "cuda" and find_spec("triton") is None:
+        return "torch.compile needs the package triton on a GPU; pip install triton"
+    return ""
+
+
+def new_model(config: TrainConfig) -> DualEncoder:
+    """Build the model with its initial weights: random ones, or those of `init` and of the towers' `weights`.
+
+    Raises UserError for sizes that do not fit together and for weights that cannot be loaded.
+    """
+    try:
+        model = build_model(config.model_name, config.model)
+    except (
+        ValueError,
+        TypeError,
+        AssertionError,
+        RuntimeError,
+        ArithmeticError,
+    ) as error:  # timm raises these for wrong sizes
+        raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
+    check_image_size(model)
+    if config.init:  # contains the weights of the towers too
+        try:
+            state = stretched(model.textual, config.model.text, read_weights(Path(config.init)), "textual.")
+            load_state(model, state, Path(config.init), config.init_skip)
+        except StateError as error:
+            parts = list(dict.fromkeys([*config.init_skip, *map(part_of, error.entries)]))
+            fix = f"; init_skip=[{','.join(parts)}] leaves them out" if len(parts) <= MAX_PARTS else ""
+            raise UserError(f"init: {error}{fix}") from error
+        except (OSError, ValueError) as error:
+            raise UserError(f"init: {error}") from error
+    else:
+        load_towers(model)
+    return model.train()
+
+
+def part_of(entry: str) -> str:
+    """The part of a model to leave out for an entry of its state dict: a scalar, a projection, or a layer of a tower."""
+    parts = entry.split(".")
+    return ".".join(parts[:-1] if len(parts) > 2 else parts[:1] if parts[0].endswith("_proj") else parts)
+
+
+def check_image_size(model: DualEncoder) -> None:
+    """Run the image tower on one image of `size_px`. Raises UserError if the tower does not accept it."""
+    size = model.config.image.size_px
+    try:
+        with torch.no_grad():
+            model.eval().image_features(torch.zeros(1, 3, size, size, dtype=torch.uint8))
+    except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+        raise UserError(
+            f"model.image.size_px is {size}, and {model.config.image.name} cannot read images of this size: {error}; "
+            "set it to the size that the network is built for or, if the network supports it, set "
+            f"model.image.kwargs={{img_size: {size}}}"
+        ) from error
+
+
+def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
+    """Raise UserError for settings with which batch norms process a batch in parts, or the same rows twice."""
+    used = [
+        f"{key}={value}" for key in ("micro_batch_size", "checkpoint_activations") if (value := getattr(config, key))
+    ]
+    # Batch norms of a frozen tower are in evaluation mode: they use their stored statistics.
+    if used and any(isinstance(module, _BatchNorm) and module.training for module in model.modules()):
+        raise UserError(
+            f"{used[0]} passes parts of a batch, or the same rows twice, through a tower, but "
+            f"{config.model.image.name} has batch norms, which must process each full batch exactly once; remove this "
+            "setting, or set model.image.kwargs={norm_groups: 8} or model.image.frozen=true"
+        )
+
+
+def build_tokenizer(config: TrainConfig) -> TextTokenizer:
+    """Build the tokenizer. Raises UserError if it cannot be read or does not fit the text tower's vocabulary."""
+    text = config.model.text
+    tokenizer: TextTokenizer
+    forms = "give openai or the path of a merges.txt"
+    try:
+        if text.name == TRANSFORMERS:
+            forms = "give a folder with the tokenizer of the text tower"
+            tokenizer = read_fast_tokenizer(Path(config.tokenizer), text.context_length)
+        elif config.tokenizer == OPENAI:
+            tokenizer = openai_tokenizer(text.context_length)
+        else:
+            tokenizer = read_tokenizer(Path(config.tokenizer), text.context_length)
+    except (OSError, ValueError) as error:
+        raise UserError(f"tokenizer={config.tokenizer} cannot be read: {error}; {forms}") from None
+    if fits(tokenizer, text):
+        return tokenizer
+    if text.name == TRANSFORMERS:
+        raise UserError(
+            f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens and the padding {tokenizer.pad_id}, which do "
+            f"not fit model.text.vocab_size={text.vocab_size} and model.text.pad_id={text.pad_id}; give the tokenizer with "
+            "which the text tower was trained"
+        )
+    raise UserError(
+        f"tokenizer={config.tokenizer} has {tokenizer.vocab_size} tokens, but model.text.vocab_size is "
+        f"{text.vocab_size}; set model.text.vocab_size={tokenizer.vocab_size}"
+    )
+
+
+def batch_size_of_rank(config: TrainConfig, process: Process) -> int:
+    """The number of pairs per step on each rank. The contrastive loss needs the same number on all ranks.
+
+    Raises UserError if the batch size is not divisible by the number of processes.
+    """
+    if config.batch_size % process.world_size:
+        raise UserError(
+            f"batch_size={config.batch_size} is not divisible by the {process.world_size} processes; "
+            f"give a multiple of {process.world_size}"
+        )
+    return config.batch_size // process.world_size
+
+
+def full_model(run: Run) -> DualEncoder:
+    """The model with all its parameters on this rank, for evaluation and saving. Collective.
+
+    Without FSDP this is `run.model` itself.
+    """
+    if run.wrapped is not run.model or run.process.world_size == 1:
+        return run.model
+    state = {name: full_tensor(value) for name, value in run.model.state_dict().items()}
+    model = build_model(run.config.model_name, run.config.model).to(run.process.device)
+    model.load_state_dict(state)
+    return model
