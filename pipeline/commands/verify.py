@@ -663,10 +663,10 @@ def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes
 
     A file that crashes a reader is a problem of its shard. Raises UserError if the store does not answer.
     """
-    ray = RayConfig(runner="local", cpu_workers=n_processes, retries=0, step_timeout_s=TIMEOUT_S)
-    run = Run(PipelineConfig(input=store.root, output=store.root, ray=ray))
+    ray, output = RayConfig(runner="local", cpu_workers=n_processes, retries=0, step_timeout_s=TIMEOUT_S), store.url("")
+    run = Run(PipelineConfig(input=output, output=output, ray=ray))
     tasks = [Task(index, 0, plan) for index, plan in plans.items()]
-    for result in run.results(Recipe(partial(Checker, store.root), text="checked"), tasks):
+    for result in run.results(Recipe(partial(Checker, output), text="checked"), tasks):
         finding = result
         if not isinstance(result, Finding):
             finding = Finding(result["shard"], layout=store.layout)
