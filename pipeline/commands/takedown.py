@@ -170,7 +170,7 @@ def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[Sa
     """Write a tar without the samples of these rows; return the places of the others."""
     samples = [sample for sample in read_places(store, name) if sample.key not in kinds]
     with (
-        store.fs.open(store.path(name), "rb") as source,
+        store.open(name) as source,
         staging.open(name, rows=len(samples)) as file,
         TarWriter(file) as tar,
     ):
@@ -204,7 +204,7 @@ def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds)
         for batch in read_batches(store, manifest, SCORED.names)
         for row in batch.to_pylist()
     ]
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         metadata = text_of(pa.ipc.open_file(file).schema.metadata)
     with staging.open(name, rows=len(rows)) as file:
         write_arrow(file, rows, with_images=True, metadata=metadata)

@@ -246,17 +246,19 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
     """
     index = manifest["shard"]
     name, rollup = store.file(SUMMARY_FILE, index), ROLLUP_FILE.format(rollup_of(index))
-    content = store.read(name)
-    if content is None:
-        return None
     fix = (
         f"remove it and {rollup}, if it exists, and run `hypergrit explore {store.url('').rstrip('/')} report=true`, which "
         "counts the rows again"
     )
     try:
+        content = store.read(name)
+        if content is None:
+            return None
         found = json.loads(decompressed(content))
         version, manifests = found.pop("version"), found.pop("manifests")
-    except (*SUMMARY_DAMAGE, pa.ArrowException, OSError):
+    except (*SUMMARY_DAMAGE, pa.ArrowException, OSError, UserError) as error:
+        if isinstance(error, UserError) and not store.is_local:
+            raise  # the store does not answer
         return Problem(name, f"damaged; {fix}")
     if version != SUMMARY_VERSION or manifests != {str(index): stamp(store, index)}:
         return None
@@ -556,7 +558,7 @@ def as_by_webdataset(store: Store, name: str, samples: Iterator[Sample]) -> Iter
     """Pass on the samples of a tar. Raises ValueError at the first that webdataset, a usual reader, reads otherwise."""
     from webdataset.tariterators import group_by_keys, tar_file_expander  # imports torch
 
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         theirs = group_by_keys(tar_file_expander([{"url": name, "stream": file}]))
         for ours, found in zip_longest(samples, theirs):
             if ours is None or found is None or found != {"__key__": ours[0], "__url__": name, **ours[1]}:

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
@@ -13,8 +14,9 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, cast
+from typing import IO, Final, cast
 
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.disk import sync
@@ -37,6 +39,8 @@ from schemas.files import (
 )
 from schemas.layout import FLAT, FOLDERS, Layout, ShardFile, is_shard_folder, layout_for, parse_layout
 from schemas.manifest import FileFacts
+
+logger = logging.getLogger("hypergrit")
 
 # Names of temporary files that tell which process writes them, and the removal of those that nobody writes any more.
 
@@ -215,13 +219,33 @@ class Store:
         options = {"max_concurrency": 1} if is_s3(self.fs) else {}  # else s3fs asks for the size first
         try:
             with self.convert_errors("read", relative):
-                if self.is_local:
-                    check_file(self.path(relative))
-                return cast(bytes, self.fs.cat_file(self.path(relative), **options))
+                return cast(bytes, self.fs.cat_file(self.readable(relative), **options))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except NotAFileError as error:
             raise UserError(str(error)) from error
+
+    def read_spare(self, relative: str) -> bytes | None:
+        """Return the content of a file that the shards do not need, or None if it does not exist or cannot be read."""
+        try:
+            return self.read(relative)
+        except UserError as error:
+            logger.warning("%s is not used: %s", self.url(relative), one_line(error))
+            return None
+
+    def readable(self, relative: str) -> str:
+        """Return the path of a file that is about to be opened. Raises NotAFileError for a pipe, which would never end."""
+        if self.is_local:
+            check_file(self.path(relative))
+        return self.path(relative)
+
+    def open(self, relative: str) -> IO[bytes]:
+        """Open a file for reading. Raises errors of the store, NotAFileError among them."""
+        return cast(IO[bytes], self.fs.open(self.readable(relative), "rb"))
+
+    def open_arrow(self, relative: str) -> pa.NativeFile:
+        """Open a file for Arrow, a local one in memory. Raises like `open`."""
+        return pa.memory_map(self.readable(relative)) if self.is_local else pa.PythonFile(self.open(relative), "r")
 
     def size(self, relative: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""

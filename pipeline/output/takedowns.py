@@ -110,7 +110,7 @@ def row_of_grit(row: Row) -> Row:
 def rows_of_train(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in train/, which has the kept rows only."""
     name = store.file(FILES["train"][0], manifest["shard"])
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         rows = (row_of_train(sample) for sample in annotations(store, name, reader_of(file)))
         return matching(entries, rows)
 
