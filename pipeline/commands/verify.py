@@ -42,7 +42,7 @@ from pipeline.output.manifest import checked_counts, parse_manifest
 from pipeline.output.resume import again, describe_left_out
 from pipeline.output.source import take_options, take_output
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
-from pipeline.output.takedowns import find_rows, listed_leftovers
+from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column
 from pipeline.output.write.samples import GroundedPhrase, check_row, count_removed, kept_boxes, shortest_float, to_json
 from pipeline.output.write.samples import Row as KeptRow
@@ -642,7 +642,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
         remove_abandoned_folders(tempfile.gettempdir())
         others = [
             *contents.problems,
-            *(Problem(*item) for item in listed_leftovers(store)),
+            *(Problem(*item) for find in (listed_leftovers, listed_strangers, old_report) for item in find(store)),
             *filter(None, [repeats.problem(store), None if broken else sums.problem(store)]),
         ]
         for problem in others:

@@ -32,6 +32,7 @@ from schemas.files import (
     JOB_FILE,
     LAYOUT_FILE,
     MANIFEST_FILE,
+    MANIFEST_FOLDER,
     OUTPUT_FOLDERS,
     ROLLUP_FOLDER,
     TAKEDOWNS_FILE,
@@ -339,6 +340,15 @@ class Store:
         if self.is_local or self.root.startswith("/"):
             self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
+    def walk(self) -> Iterator[str]:
+        """Yield the paths of all files below the output, relative to it; folders behind links are visited once."""
+        seen, start = set[str](), len(self.path(""))
+        for folder, folders, files in os.walk(self.root, followlinks=True) if self.is_local else self.fs.walk(self.root):
+            if self.is_local:
+                seen.add(os.path.realpath(folder))
+                folders[:] = [name for name in folders if os.path.realpath(f"{folder}/{name}") not in seen]
+            yield from (f"{folder}/{name}"[start:] for name in files if name)
+
     def remove(self, relatives: Iterable[str]) -> None:
         """Delete files, in order, if they exist."""
         for relative in relatives:
@@ -420,6 +430,17 @@ def write_atomically(path: str, data: bytes) -> None:
             os.remove(draft)
         raise
     sync(os.path.dirname(path))
+
+
+def check_outside_outputs(**paths: str | None) -> None:
+    """Raise UserError for the path of an option that is within an output: a takedown would not find the rows in it."""
+    for key, path in paths.items():
+        for folder in (Path(path).resolve(), *Path(path).resolve().parents) if path else ():
+            if (folder / MANIFEST_FOLDER).is_dir():
+                raise UserError(
+                    f"{key}={path} is within the output {folder}, where a takedown would not find the rows in it; give a "
+                    "path outside of it"
+                )
 
 
 # The layout of an output: chosen when the output is created, and the files of shards that it holds.

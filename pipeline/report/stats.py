@@ -405,8 +405,13 @@ def build_stats(
     stats = make_stats(store, part, shards)
     if truth is not None:
         stats["truth"] = truth
-    store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
+    store.write(STATS_FILE, stats_text(stats))
     return stats
+
+
+def stats_text(stats: Statistics) -> str:
+    """Return the content of stats.json, of which the report names the hash."""
+    return json.dumps(stats, ensure_ascii=False, indent=1)  # not sorted: stages keep their order
 
 
 def make_stats(store: Store, part: Part, only: Collection[int] | None = None) -> Statistics:

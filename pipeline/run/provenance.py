@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterable
 from itertools import pairwise
@@ -20,7 +19,7 @@ from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import NO_MODEL, check_available, folder_hash
-from pipeline.output.store import Store
+from pipeline.output.store import Store, temporary_name
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import grounder_path
 from pipeline.stages.order import with_further
@@ -201,7 +200,7 @@ def check_apart(output: Store, sources: Iterable[Store]) -> None:
 
 def check_writable(output: Store) -> None:
     """Raise UserError unless a file can be created in `output`."""
-    name = f".writable.{secrets.token_hex(8)}"  # another job may check the same output at this moment
+    name = temporary_name(".writable")  # another job may check the same output at this moment
     try:
         output.write(name, "")
         output.remove([name])
