@@ -125,7 +125,9 @@ def remove_cached(store: Store) -> None:
             with locked(f"{place}.lock"):
                 shutil.rmtree(place)
     except OSError as error:
-        raise UserError(f"{place}, which has rows of the output, cannot be removed: {one_line(error)}; remove it") from error
+        raise UserError(
+            f"{place}, which has rows of the output, cannot be removed: {one_line(error)}; remove it"
+        ) from error
 
 
 def use_index(folder: Path) -> Index | None:

@@ -25,6 +25,7 @@ from hypergrit_common.files import NotAFileError, check_file
 from hypergrit_common.process import ProcessId, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.time_limits import reported
+from hypergrit_common.urls import text_without_secrets
 from pipeline.faults import ShardError
 from pipeline.read.takedown import TakedownList
 from schemas.files import (
@@ -343,7 +344,9 @@ class Store:
     def walk(self) -> Iterator[str]:
         """Yield the paths of all files below the output, relative to it; folders behind links are visited once."""
         seen, start = set[str](), len(self.path(""))
-        for folder, folders, files in os.walk(self.root, followlinks=True) if self.is_local else self.fs.walk(self.root):
+        for folder, folders, files in (
+            os.walk(self.root, followlinks=True) if self.is_local else self.fs.walk(self.root)
+        ):
             if self.is_local:
                 seen.add(os.path.realpath(folder))
                 folders[:] = [name for name in folders if os.path.realpath(f"{folder}/{name}") not in seen]
@@ -391,7 +394,8 @@ class Store:
         except store_errors(ValueError) as error:
             if action != "write" and isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise
-            raise UserError(f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}") from error
+            text = f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}"
+            raise UserError(text_without_secrets(text, strip_query=True)) from error
 
 
 def layout_json(layout: Layout) -> str:

@@ -239,7 +239,11 @@ def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part,
 
     Summaries that are missing, or not those of the present manifests, are computed from arrow/, and stored if `keep`.
     """
-    contents = {i: content for i, content in read_files(store.read, store, MANIFEST_FILE, indices).items() if content is not None}
+    contents = {
+        i: content
+        for i, content in read_files(store.read, store, MANIFEST_FILE, indices).items()
+        if content is not None
+    }
     manifests = parse_manifests(
         store, {store.file(MANIFEST_FILE, index): content for index, content in contents.items()}
     )
