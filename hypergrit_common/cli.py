@@ -20,6 +20,7 @@ from typing import Any, Final, ParamSpec
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import message, message_lines
+from hypergrit_common.urls import text_without_queries
 
 P = ParamSpec("P")
 
@@ -59,7 +60,7 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
                     sys.stdout.flush()
                     return code
             except UserError as error:
-                return _fail(f"error: {error}", USER_ERROR)
+                return _fail(text_without_queries(f"error: {error}"), USER_ERROR)
             except KeyboardInterrupt:
                 return _fail(f"interrupted{after}", INTERRUPTED)
             except TerminatedError:
@@ -138,11 +139,14 @@ def close_broken_stdout() -> bool:
 
 
 class MessageFormatter(logging.Formatter):
-    """A formatter whose records are one safe line each, followed by the lines of a traceback."""
+    """A formatter whose records are one safe line each, followed by the lines of a traceback.
+
+    The queries of URLs, which may be signatures, are left out.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Format a record; names and texts from outside in it cannot control the terminal."""
-        record.message = message(record.message)
+        record.message = message(text_without_queries(record.message))
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
@@ -156,7 +160,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record; a traceback is one of its fields."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": record.getMessage()}
+        shown = text_without_queries(record.getMessage())
+        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": shown}
         if record.exc_info:
             values["traceback"] = self.formatException(record.exc_info)
         if (progress := getattr(record, "progress", None)) is not None:

@@ -27,7 +27,8 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 
 def file_hash(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file, as `sha256sum` prints it. Raises OSError."""
+    """Return the SHA-256 of a file, as `sha256sum` prints it. Raises OSError, also for what is no file."""
+    check_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

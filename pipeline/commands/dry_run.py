@@ -40,7 +40,7 @@ from pipeline.config import PipelineConfig
 from pipeline.explore.quality.curve import wilson
 from pipeline.output.listing import list_output
 from pipeline.output.lock import describe
-from pipeline.output.resume import find_damaged, plan_work
+from pipeline.output.resume import check_secrets, find_damaged, plan_work
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.grit import grit_columns, similarity_column, write_arrow, write_grit_parquet
 from pipeline.output.write.samples import remove_url_secrets
@@ -760,6 +760,7 @@ def dry_run(config: PipelineConfig) -> int:
     provenance = make_provenance(config)
     start = time.monotonic()
     work = plan_work(config, files, provenance, output)
+    check_secrets(work.old_record, config)
     logger.info("planning took %.1f s, and takes as long in the job", time.monotonic() - start)
     if not work.unfinished:
         print_text(f"all {len(work.plans):,} shards are finished; the job has nothing to compute")

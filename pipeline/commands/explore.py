@@ -15,7 +15,7 @@ from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
 from pipeline.explore.config import ExploreOptions
 from pipeline.output.source import is_option, take_options
-from pipeline.output.store import Store
+from pipeline.output.store import Store, check_outside_outputs
 from schemas.files import REPORT_FILE, STATS_FILE
 
 USAGE: Final = f"""\
@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{len(names)} outputs are given; see hypergrit explore --help for the number that it takes")
     for name in names:
         check_no_user("OUT", name)
+    check_outside_outputs(static=options.static, compare=options.compare, marks=options.marks, cache=options.cache)
     if options.report:
         write_report_again(absolute(names[0]))
     elif options.row:

@@ -30,6 +30,7 @@ from pipeline.explore.quality.marks import (
     write_form,
 )
 from pipeline.output.source import take_options, take_output
+from pipeline.output.store import check_outside_outputs
 
 USAGE: Final = f"""\
 usage: hypergrit quality OUT [known=FILE | marks=FILE] [key=value ...]
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str]) -> int:
 def draw_sample(output: str, options: QualityOptions) -> None:
     """Write the page and the form of a sample of boxes to mark."""
     page, path = Path(options.page), Path(options.form)
+    check_outside_outputs(page=options.page, form=options.form)
     questions = choose(output, options.boxes, options.seed, options.of, options.min_score)
     form = write_form(question.candidate for question in questions)
     if path.is_file() and path.read_bytes() != form.encode():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import logging
 import sys
 import tempfile
 from collections import Counter
@@ -20,6 +21,7 @@ from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
 from pipeline.commands.frame import Main, TakedownOptions, derive_command
 from pipeline.config import PipelineConfig
+from pipeline.explore.index import remove_cached
 from pipeline.faults import ShardError
 from pipeline.output.commit import (
     Staging,
@@ -43,7 +45,14 @@ from pipeline.output.source import (
     take_path,
 )
 from pipeline.output.store import Store, temporary_folder_prefix
-from pipeline.output.takedowns import FoundRows, find_rows, read_errors, remove_leftovers, unreadable
+from pipeline.output.takedowns import (
+    FoundRows,
+    find_rows,
+    listed_strangers,
+    read_errors,
+    remove_leftovers,
+    unreadable,
+)
 from pipeline.output.write.grit import write_arrow, write_grit_parquet
 from pipeline.output.write.samples import count_removed, kept_boxes
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
@@ -55,6 +64,8 @@ from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, REPORT_FILE, STATS_FI
 from schemas.manifest import Counts, Manifest
 from schemas.rows import SCORED
 from schemas.status import KEPT
+
+logger = logging.getLogger("hypergrit")
 
 # The counts of a shard without the rows that go.
 
@@ -170,7 +181,7 @@ def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[Sa
     """Write a tar without the samples of these rows; return the places of the others."""
     samples = [sample for sample in read_places(store, name) if sample.key not in kinds]
     with (
-        store.fs.open(store.path(name), "rb") as source,
+        store.open(name) as source,
         staging.open(name, rows=len(samples)) as file,
         TarWriter(file) as tar,
     ):
@@ -204,7 +215,7 @@ def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds)
         for batch in read_batches(store, manifest, SCORED.names)
         for row in batch.to_pylist()
     ]
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         metadata = text_of(pa.ipc.open_file(file).schema.metadata)
     with staging.open(name, rows=len(rows)) as file:
         write_arrow(file, rows, with_images=True, metadata=metadata)
@@ -253,7 +264,7 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
 
 
 def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
-    """Remove the rows shard by shard, then write the report; return the number of shards that failed.
+    """Remove the rows shard by shard, then write the report; return the number of shards and files that may have some.
 
     The entries are recorded first: whatever happens then, no command writes their rows again. Those of earlier lists
     are looked for too, since their run may have been interrupted. The report of a shard that failed would show its rows,
@@ -265,6 +276,8 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         if may_lack_queries(config, manifests):
             entries = entries.without_queries()
         store.record_takedowns(entries)
+        store.remove([REPORT_FILE, STATS_FILE])
+        remove_cached(store)
         remove_leftovers(store, manifests)
         step = partial(find_in, config.output, store.takedowns, lease.token)
         run = Run(config, lease)
@@ -272,13 +285,14 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         remove_leftovers(store, read_manifests(store))
-        if run.failed:
-            store.remove([STATS_FILE, REPORT_FILE])
-        else:
+        if not run.failed:
             Report(config).write(store, [manifest["shard"] for manifest in manifests])
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
-    return len(run.failed)
+    others = list(listed_strangers(store))
+    for name, text in others:
+        logger.warning("%s: %s, and run the same command again", store.url(name), text)
+    return len(run.failed) + len(others)
 
 
 def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Manifest]) -> Iterator[Found]:
@@ -319,7 +333,7 @@ another command writes their rows to it again, or to outputs made from it.
 {EXIT_CODES}
 0 the rows are in no file of the output.
 3 some shards are damaged, and still have their rows: the log has their errors; `hypergrit verify OUT requeue=true`, then
-  the same command again.
+  the same command again. Or files of others are below the output, which the log names: remove them, then the same.
 """
 
 

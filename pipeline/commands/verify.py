@@ -42,7 +42,7 @@ from pipeline.output.manifest import checked_counts, parse_manifest
 from pipeline.output.resume import again, describe_left_out
 from pipeline.output.source import take_options, take_output
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
-from pipeline.output.takedowns import find_rows, listed_leftovers
+from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column
 from pipeline.output.write.samples import GroundedPhrase, check_row, count_removed, kept_boxes, shortest_float, to_json
 from pipeline.output.write.samples import Row as KeptRow
@@ -246,17 +246,19 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
     """
     index = manifest["shard"]
     name, rollup = store.file(SUMMARY_FILE, index), ROLLUP_FILE.format(rollup_of(index))
-    content = store.read(name)
-    if content is None:
-        return None
     fix = (
         f"remove it and {rollup}, if it exists, and run `hypergrit explore {store.url('').rstrip('/')} report=true`, which "
         "counts the rows again"
     )
     try:
+        content = store.read(name)
+        if content is None:
+            return None
         found = json.loads(decompressed(content))
         version, manifests = found.pop("version"), found.pop("manifests")
-    except (*SUMMARY_DAMAGE, pa.ArrowException, OSError):
+    except (*SUMMARY_DAMAGE, pa.ArrowException, OSError, UserError) as error:
+        if isinstance(error, UserError) and not store.is_local:
+            raise  # the store does not answer
         return Problem(name, f"damaged; {fix}")
     if version != SUMMARY_VERSION or manifests != {str(index): stamp(store, index)}:
         return None
@@ -556,7 +558,7 @@ def as_by_webdataset(store: Store, name: str, samples: Iterator[Sample]) -> Iter
     """Pass on the samples of a tar. Raises ValueError at the first that webdataset, a usual reader, reads otherwise."""
     from webdataset.tariterators import group_by_keys, tar_file_expander  # imports torch
 
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         theirs = group_by_keys(tar_file_expander([{"url": name, "stream": file}]))
         for ours, found in zip_longest(samples, theirs):
             if ours is None or found is None or found != {"__key__": ours[0], "__url__": name, **ours[1]}:
@@ -640,7 +642,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
         remove_abandoned_folders(tempfile.gettempdir())
         others = [
             *contents.problems,
-            *(Problem(*item) for item in listed_leftovers(store)),
+            *(Problem(*item) for find in (listed_leftovers, listed_strangers, old_report) for item in find(store)),
             *filter(None, [repeats.problem(store), None if broken else sums.problem(store)]),
         ]
         for problem in others:

@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.remote import map_concurrently, one_line
-from hypergrit_common.tar import iter_members, reader_of
+from hypergrit_common.remote import map_concurrently, one_line, store_errors
+from hypergrit_common.tar import TarError, iter_members, reader_of
 from pipeline.output.commit import read_places
 from pipeline.output.counts import summarize
 from pipeline.output.manifest import manifest_hash, parse_manifest
@@ -87,7 +87,7 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
     name = store.file(FILES["arrow"][0], manifest["shard"])
     if name not in manifest["files"]:
         return
-    batches = _read_batches(store, store.path(name), columns)
+    batches = _read_batches(store, name, columns)
     while True:
         try:
             batch = next(batches)
@@ -95,15 +95,20 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
         except StopIteration:
             return
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
-                f"{store.url(store.file(MANIFEST_FILE, manifest['shard']))}, and run the job again to replace the shard"
-            ) from error
+            raise damaged_error(store, manifest, name, error) from error
         yield batch
 
 
-def _read_batches(store: Store, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with pa.memory_map(path) if store.is_local else pa.PythonFile(store.fs.open(path, "rb"), "r") as source:
+def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception) -> UserError:
+    """Return the error for a damaged file of a finished shard."""
+    return UserError(
+        f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
+        f"{store.url(store.file(MANIFEST_FILE, manifest['shard']))}, and run the job again to replace the shard"
+    )
+
+
+def _read_batches(store: Store, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with store.open_arrow(name) as source:
         schema = pa.ipc.open_file(source).schema
         fields = sorted(schema.get_field_index(column) for column in columns)
         if fields[0] < 0:
@@ -114,7 +119,10 @@ def _read_batches(store: Store, path: str, columns: Sequence[str]) -> Iterator[p
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:
-    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped."""
+    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped.
+
+    Raises UserError if a file is lost or damaged.
+    """
     images: dict[str, bytes] = {}
     for batch in read_batches(store, manifest, ("key", "image")):
         for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):
@@ -122,15 +130,23 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
                 images[key] = image.as_py()
     name, missing = store.file(FILES["grit"][0], manifest["shard"]), set(keys) - set(images)
     if missing and name in manifest["files"]:
-        with store.fs.open(store.path(name), "rb") as file:
-            read_at = reader_of(file)
-            for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
-                key, _, extension = member.name.partition(".")
-                if key in missing and extension == GRIT_IMAGE:
-                    images[key] = read_at(member.data_offset, member.size)
-                    missing.remove(key)
-                if not missing:
-                    break
+        try:
+            images |= _images_of_tar(store, name, missing)
+        except store_errors(TarError, ValueError) as error:
+            raise damaged_error(store, manifest, name, error) from error
+    return images
+
+
+def _images_of_tar(store: Store, name: str, keys: set[str]) -> dict[str, bytes]:
+    images: dict[str, bytes] = {}
+    with store.open(name) as file:
+        read_at = reader_of(file)
+        for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
+            key, _, extension = member.name.partition(".")
+            if key in keys and extension == GRIT_IMAGE:
+                images[key] = read_at(member.data_offset, member.size)
+            if len(images) == len(keys):
+                break
     return images
 
 
@@ -251,7 +267,7 @@ def check_schema(found: pa.Schema, expected: pa.Schema, version: str) -> None:
 
 def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iterator[Sample]:
     """Yield the samples of a tar with the contents of their members. Raises ValueError if a member occurs twice."""
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         read_at = reader_of(file)
         for sample in places:
             if len({member.name for member in sample.members}) != len(sample.members):

@@ -113,12 +113,15 @@ def setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
     }
 
 
+THRESHOLD: Final = "threshold "
+
+
 def provenance_differences(old: Provenance, new: Provenance) -> Iterator[str]:
     """Describe versions, models and thresholds that differ."""
     for name, label in (("hypergrit", "HyperGRIT"), ("schema", "schemas")):
         if old.get(name) != new.get(name):
             yield f"{label}: {show(old, name)} -> {show(new, name)}"
-    for group, label in (("packages", "package "), ("thresholds", "threshold ")):
+    for group, label in (("packages", "package "), ("thresholds", THRESHOLD)):
         before, after = _mapping(old.get(group)), _mapping(new.get(group))
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
@@ -870,6 +873,13 @@ def compare(
         same = plans.select(
             np.array([i for i, (plan, old) in pairs if plan == old and is_unchanged(plan, history)], int)
         )
+    old, new = record["provenance"].get("thresholds", {}), provenance["thresholds"]
+    for key in settings:  # the values that took effect, once
+        if (
+            effect := f"{THRESHOLD}{(name := key.rpartition('.')[2])}: {show(old, name)} -> {show(new, name)}"
+        ) in others:
+            others.remove(effect)
+            settings[key] = f"{key}{effect.removeprefix(THRESHOLD + name)}"
     return same, [*settings.values(), *others, *inputs]
 
 
@@ -912,11 +922,22 @@ def describe_manifest(
     return found
 
 
+def cheaper(store: Store, differences: Sequence[str]) -> str:
+    """Return the advice to rewrite the output, which needs no model, if thresholds of the scores alone differ."""
+    changes = {text.partition(":")[0]: text.rpartition(" -> ")[2] for text in differences}
+    if not all(key.startswith("score.min_") for key in changes):
+        return ""
+    keys = " ".join(f"{key}={value}" for key, value in changes.items())
+    return f"`hypergrit rewrite source={store.url('').rstrip('/')} output=NEW {keys}` makes it without models; "
+
+
 def report_differences(config: PipelineConfig, store: Store, differences: Sequence[str], n_outdated: int) -> None:
     """Log the differences. Raises UserError if finished shards would be discarded without `overwrite=true`."""
     shards = counted(n_outdated, "finished shard")
     text = f"{shards} {'differs' if n_outdated == 1 else 'differ'} (changed: {join(differences)})"
     if n_outdated and not config.overwrite:
         them = "it" if n_outdated == 1 else "them"
-        raise UserError(f"{store.root}: {text}; overwrite=true makes {them} again, or give another output=")
+        raise UserError(
+            f"{store.root}: {text}; {cheaper(store, differences)}overwrite=true makes {them} again, or give another output="
+        )
     logger.warning("%s; %s", text, "computed again" if n_outdated else "all remain valid")

@@ -297,12 +297,12 @@ WHOLE: Final = 0.5
 def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     """Return the table with the images of its kept rows that `_index/` finds in grit/."""
     places = image_places(store, manifest, without_image(table))
-    path = store.path(store.file(FILES["grit"][0], manifest["shard"]))
+    tar = store.file(FILES["grit"][0], manifest["shard"])
 
     def read(place: tuple[int, int]) -> bytes:
-        return bytes(store.fs.cat_file(path, start=place[0], end=sum(place)))
+        return bytes(store.fs.cat_file(store.readable(tar), start=place[0], end=sum(place)))
 
-    with store.convert_errors("read", store.file(FILES["grit"][0], manifest["shard"])):
+    with store.convert_errors("read", tar):
         found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
     return add_images(table, found)
 
@@ -312,7 +312,7 @@ def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None 
     name, tar = store.file(INDEX_FILE, manifest["shard"]), store.file(FILES["grit"][0], manifest["shard"])
     if (keys is not None and not keys) or not {name, tar} <= manifest["files"].keys():
         return {}
-    content = store.read(name)
+    content = store.read_spare(name)
     if content is None or stamp_of(content) != manifest["files"][name]["sha256"]:
         return {}
     try:
@@ -375,7 +375,7 @@ class Shard:
         name = self.store.file(FILES["grit"][0], self.manifest["shard"])
         if name not in self.manifest["files"]:
             return {}
-        with self.store.fs.open(self.store.path(name), "rb") as file:
+        with self.store.open(name) as file:
             members = iter_members(reader_of(file), 0, self.manifest["files"][name]["bytes"])
             parts = ((member.name.partition("."), member) for member in members)
             return {key: (m.data_offset, m.size) for (key, _, kind), m in parts if kind == GRIT_IMAGE}
@@ -400,7 +400,7 @@ class Shard:
     def _image(self, number: int) -> bytes | None:
         batch, place = self._place(number)
         if at := self.places.get(self.keys[batch][place]):
-            path = self.store.path(self.store.file(FILES["grit"][0], self.manifest["shard"]))
+            path = self.store.readable(self.store.file(FILES["grit"][0], self.manifest["shard"]))
             return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
         image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
         return image
@@ -436,8 +436,7 @@ class Shard:
 
 def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
     """Return one batch of arrow/ with these columns, without reading those before it."""
-    path = store.path(store.file(FILES["arrow"][0], manifest["shard"]))
-    with pa.memory_map(path) if store.is_local else pa.PythonFile(store.fs.open(path, "rb"), "r") as source:
+    with store.open_arrow(store.file(FILES["arrow"][0], manifest["shard"])) as source:
         schema = pa.ipc.open_file(source).schema
         fields = sorted(schema.get_field_index(name) for name in columns)
         batch = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields)).get_batch(number)

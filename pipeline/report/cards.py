@@ -342,7 +342,7 @@ def find_dropped(
 
 def read_dropped(store: Store, index: int, keys: Collection[str]) -> dict[str, Thumbnail]:
     """Return the thumbnails of a shard by key, those of `keys`; none if its file is missing or damaged."""
-    data = store.read(store.file(DROPPED_FILE, index))
+    data = store.read_spare(store.file(DROPPED_FILE, index))
     try:
         rows = pa.ipc.open_file(data).read_all().cast(THUMBNAIL).to_pylist() if data else []
     except (pa.ArrowException, ValueError, OSError):

@@ -16,12 +16,12 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
 from hypergrit_common.text import duration_text
 from pipeline.config import ReportConfig
-from pipeline.output.ledger import read_manifests_of
+from pipeline.output.ledger import read_manifests_of, stamp_of
 from pipeline.output.store import Store
 from pipeline.report.advice import HINTS, Advice, find_advice
 from pipeline.report.cards import Picture, Row, Thumbnail, find_dropped, make_card, pick_examples, pick_pictures
 from pipeline.report.charts import histogram_chart, number
-from pipeline.report.stats import bytes_text, describe_run
+from pipeline.report.stats import bytes_text, describe_run, stats_text
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
@@ -150,6 +150,7 @@ def render(
         "template.html",
         {"number": number, "shortened": shortened, "bytes": bytes_text, "duration": duration_text},
         stats=stats,
+        stats_hash=stamp_of(stats_text(stats).encode()),
         style=Markup((TEMPLATES / "style.css").read_text("utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -163,7 +163,7 @@ def sum_timings(store: Store, shards: Collection[int]) -> Speeds:
 def read_speeds(store: Store, file: str) -> Speeds | None:
     """Return the sums in the timings of a rollup; None if the file is missing or damaged."""
     try:
-        content = store.read(file)
+        content = store.read_spare(file)
         value = None if content is None else json.loads(content)
         return None if value is None else {str(stage): [float(x), float(n)] for stage, (x, n) in value.items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -222,7 +222,7 @@ def read_part(store: Store, number: int, sizes: Mapping[int, int], has_rollup: b
     Raises UserError for a damaged shard, and ValueError if the counts of one do not add up.
     """
     rollup = ROLLUP_FILE.format(number)
-    summary = parse_summary(store.read(rollup), sizes) if has_rollup else None
+    summary = parse_summary(store.read_spare(rollup), sizes) if has_rollup else None
     if summary is not None:
         speeds = read_speeds(store, ROLLUP_TIMINGS_FILE.format(number))
         return Part(sorted(sizes), summary, sum_timings(store, sizes) if speeds is None else speeds)
@@ -239,12 +239,16 @@ def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part,
 
     Summaries that are missing, or not those of the present manifests, are computed from arrow/, and stored if `keep`.
     """
-    contents = {i: content for i, content in read_files(store, MANIFEST_FILE, indices).items() if content is not None}
+    contents = {
+        i: content
+        for i, content in read_files(store.read, store, MANIFEST_FILE, indices).items()
+        if content is not None
+    }
     manifests = parse_manifests(
         store, {store.file(MANIFEST_FILE, index): content for index, content in contents.items()}
     )
     found = {manifest["shard"]: len(contents[manifest["shard"]]) for manifest in manifests}
-    stored = read_files(store, SUMMARY_FILE, found)
+    stored = read_files(store.read_spare, store, SUMMARY_FILE, found)
     summary = Summary()
     for manifest in manifests:
         stamp = stamp_of(contents[manifest["shard"]])
@@ -257,9 +261,11 @@ def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part,
     return Part(sorted(found), summary, sum_timings(store, found)), found
 
 
-def read_files(store: Store, kind: ShardFile, indices: Collection[int]) -> dict[int, bytes | None]:
+def read_files(
+    read: Callable[[str], bytes | None], store: Store, kind: ShardFile, indices: Collection[int]
+) -> dict[int, bytes | None]:
     """Read one file of each shard; None for those that do not exist."""
-    contents = map_concurrently(lambda index: store.read(store.file(kind, index)), indices)
+    contents = map_concurrently(lambda index: read(store.file(kind, index)), indices)
     return dict(zip(indices, contents, strict=True))
 
 
@@ -403,8 +409,13 @@ def build_stats(
     stats = make_stats(store, part, shards)
     if truth is not None:
         stats["truth"] = truth
-    store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
+    store.write(STATS_FILE, stats_text(stats))
     return stats
+
+
+def stats_text(stats: Statistics) -> str:
+    """Return the content of stats.json, of which the report names the hash."""
+    return json.dumps(stats, ensure_ascii=False, indent=1)  # not sorted: stages keep their order
 
 
 def make_stats(store: Store, part: Part, only: Collection[int] | None = None) -> Statistics:

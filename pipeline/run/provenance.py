@@ -3,7 +3,6 @@
 import dataclasses
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterable
 from itertools import pairwise
@@ -13,6 +12,7 @@ from typing import Final
 from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.image_codec import heif_formats
 from hypergrit_common.lazy import is_plugin, load_plugin, plugin_hash
 from hypergrit_common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from hypergrit_common.remote import open_store
@@ -20,7 +20,7 @@ from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import NO_MODEL, check_available, folder_hash
-from pipeline.output.store import Store
+from pipeline.output.store import Store, temporary_name
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import grounder_path
 from pipeline.stages.order import with_further
@@ -46,6 +46,11 @@ PACKAGES: Final = (
 def model_identity(name: str, path: str) -> ModelIdentity:
     """The name of a model, and the hash of its files if they are local."""
     return {"name": name, "sha256": folder_hash(path)} if Path(path).exists() else {"name": name}
+
+
+def optional_packages(config: PipelineConfig) -> list[str]:
+    """Return the packages of extras that decide the content of a job on this machine."""
+    return [*(["py3langid"] if config.parse.languages else []), *(["pillow-heif"] if heif_formats() else [])]
 
 
 def find_plugins(config: PipelineConfig) -> list[Plugin]:
@@ -105,9 +110,7 @@ def make_provenance(config: PipelineConfig) -> Provenance:
         "hypergrit": hypergrit_version(),
         "schema": VERSION,
         "config_hash": content_hash(config),
-        "packages": {
-            name: package_version(name) for name in PACKAGES + (("py3langid",) if config.parse.languages else ())
-        },
+        "packages": {name: package_version(name) for name in (*PACKAGES, *optional_packages(config))},
         "models": {
             "parser": {"name": config.parse.model, "version": package_version(spacy_package(config.parse.model))},
             "grounder": model_identity(grounder, grounder_path(grounder)),
@@ -201,7 +204,7 @@ def check_apart(output: Store, sources: Iterable[Store]) -> None:
 
 def check_writable(output: Store) -> None:
     """Raise UserError unless a file can be created in `output`."""
-    name = f".writable.{secrets.token_hex(8)}"  # another job may check the same output at this moment
+    name = temporary_name(".writable")  # another job may check the same output at this moment
     try:
         output.write(name, "")
         output.remove([name])

@@ -3,17 +3,19 @@
 import html
 import re
 import unicodedata
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar, Final
 
 import ftfy
 import pyarrow as pa
 
+from hypergrit_common.errors import UserError
 from hypergrit_common.text import USER_INFO_IN_PROSE
 from pipeline.stages.stage import Stage
 from schemas.rows import CAPTIONED
 from schemas.status import REASONS
-from schemas.table import Drop, add_columns, drop_rows, kept_indices
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +24,38 @@ class CaptionsConfig:
 
     # also clean as in RedCaps: lower case, only ASCII and Latin letters, no bracketed text, @handles as <usr>
     redcaps: bool = False
+    # personal data to remove from captions, the original ones too: email, phone (numbers as people write them: with a + or
+    # 0 in front, or in the American form)
+    redact: tuple[str, ...] = ()
 
     max_characters: ClassVar[int] = 1000
     """Longest cleaned caption; rows with a longer one, which is an article rather than a caption, are dropped."""
+
+    def __post_init__(self) -> None:
+        if set(self.redact) - REDACTIONS.keys():
+            raise UserError(f"redact is {list(self.redact)}; give one or more of {sorted(REDACTIONS)}")
+
+
+REDACTIONS: Final = {
+    "email": re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]{1,63}(?:\.[\w-]{1,63})+"),
+    "phone": re.compile(
+        r"(?<![\w.+-])(?!\d{1,2}([./-])\d{1,2}\1\d{2,4}(?!\d))"  # no date
+        r"(?:(?:\+|\(?0(?!\.))(?:[ ().\-/]{0,2}\d){7,14}|\(?\d{3}\)?[ .\-]{1,2}\d{3}[ .\-]\d{4})(?!\w)"
+    ),
+}
+"""What `redact` names -> its places in a text. Each takes time linear in the length of the text."""
+
+
+def redacted(text: str, names: Sequence[str]) -> str:
+    """Remove personal data from a text, and the spaces that it leaves.
+
+    >>> redacted("Sales: ann@example.org, +49 (0)30 1234-567, since 12.10.2004", ["email", "phone"])
+    'Sales: , , since 12.10.2004'
+    """
+    for name in names:
+        text, n = REDACTIONS[name].subn("", text)
+        text = " ".join(text.split()) if n else text
+    return text
 
 
 # Clean the text of a caption.
@@ -153,6 +184,9 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     ['A dog & a cat']
     """
     originals = table["caption_original"].to_pylist()
+    if config.redact:
+        originals = [text and redacted(text, config.redact) for text in originals]
+        table = set_column(table, "caption_original", pa.array(originals, pa.string()))
     values: dict[int, dict[str, str]] = {}
     drops: dict[int, Drop] = {}
     for i in kept_indices(table):
@@ -160,7 +194,7 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
         if len(original) > MAX_SHORTENING * config.max_characters:
             drops[i] = Drop("caption_too_long", f"{len(original)} characters")
             continue
-        caption = clean(original)
+        caption = redacted(clean(original), config.redact)
         if config.redcaps:
             caption = clean_as_redcaps(caption)
         if not caption:

@@ -126,7 +126,7 @@ class Mark:
 def write_form(candidates: Iterable[Candidate]) -> str:
     """Return the CSV with an empty column `mark`. Texts that a spreadsheet would compute begin with an apostrophe."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(COLUMNS)
     writer.writerows(map(form_row, candidates))
     return file.getvalue()

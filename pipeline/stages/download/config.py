@@ -35,6 +35,8 @@ class DownloadConfig:
     contact: str = runtime("")
     # private host names or addresses from which images may be fetched, without port
     allowed_private_hosts: tuple[str, ...] = ()
+    # ports from which images may be fetched although browsers refuse them, such as 6000
+    allowed_ports: tuple[int, ...] = ()
     # headers to send, by the origin of the URL: {"https://images.example.org": {Authorization: "Bearer ..."}}; "*" is every
     # origin. Never saved, recorded or printed
     headers: dict[str, dict[str, str]] = secret(factory=dict)

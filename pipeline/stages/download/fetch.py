@@ -301,7 +301,7 @@ async def follow(
             if directive and (is_redirect or response.status == 200):
                 raise FetchError("opted_out", directive)
             if is_redirect:
-                url = parse_url(response.headers["Location"], base=url)
+                url = parse_url(response.headers["Location"], url, config.allowed_ports)
                 continue
             if response.status != 200:
                 is_transient = response.status == 429 or response.status >= 500

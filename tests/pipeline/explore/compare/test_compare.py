@@ -105,6 +105,14 @@ def test_histograms_are_shares_of_each_output(pair: tuple[Path, Path]) -> None:
     assert share_ticks(0.93) == [0.0, 0.25, 0.5, 0.75, 1.0]
 
 
+def test_cosines_are_shown_as_clipscores(pair: tuple[Path, Path]) -> None:
+    found = figures(pair, "Means")
+    means = read_contents(str(pair[0])).stats["histograms"]["clip_cosine"]["mean"].values()
+    shown = [figure.a for name, figure in found.items() if name.startswith("CLIPScore of box and phrase")]
+    assert shown
+    assert shown == pytest.approx([2.5 * mean for mean in means if mean is not None])
+
+
 @pytest.mark.parametrize(
     ("figure", "text"),
     [
