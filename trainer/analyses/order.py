@@ -34,7 +34,7 @@ from trainer.evaluation.metrics.spaces import space_of_points
 from trainer.evaluation.plots import draw_histograms, draw_roc
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult
-from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.cones import Cones
 from trainer.models.poinclip import PoinCLIP
 from trainer.models.terms import Entails
 
@@ -48,7 +48,7 @@ def order_items(general: Tensor, specific: Tensor, owners: Tensor) -> Items:
 
 @torch.no_grad()
 def relation_items(
-    model: Hyperbolic,
+    model: Cones,
     entails: Entails,
     lifted: dict[str, Tensor],
     owner: Tensor | None,
@@ -78,7 +78,7 @@ def relation_items(
     return found
 
 
-def probability(model: Hyperbolic, general: Tensor, specific: Tensor) -> Tensor:
+def probability(model: Cones, general: Tensor, specific: Tensor) -> Tensor:
     """Probabilities of entailment [b] of pairs of points [*k b d]."""
     found = entailment_probability(model.cone(general, specific)[0])
     return found if found.ndim == 1 else found.mean(0)
@@ -103,7 +103,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     scores: dict[str, PairScores] = {}
     space = space_of_points(model, lifted)
     for entails in relations:
-        if isinstance(model, Hyperbolic):
+        if isinstance(model, Cones):
             scores[entails.name] = score_pairs(model, entails, lifted, owner, options.seed)
             found = relation_items(model, entails, lifted, owner, options.seed, scores[entails.name])
         else:
@@ -112,7 +112,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         items |= {f"{entails.name}/{key}": values for key, values in found.items()}
     metrics = {name: values.metric() for name, values in items.items()}
     rules = {
-        "root": "origin" if isinstance(model, Hyperbolic) else "mean direction of all points",
+        "root": "origin" if isinstance(model, Cones) else "mean direction of all points",
         "aperture": "plain, without the factor eta of the training",
         "mismatched": "pairs of other samples; together they weigh as much as the true pairs in ap",
         "ties": "count against the model in order",

@@ -22,13 +22,13 @@ from trainer.analyses.pools import Pool, read_pools
 from trainer.analyses.shard_points import embed_shards
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.ranking import score_of_any
-from trainer.evaluation.metrics.spaces import Ball, Lorentz, Space, space_of
+from trainer.evaluation.metrics.spaces import Space, WithCones, space_of
 from trainer.evaluation.plots import draw_paths
 from trainer.evaluation.sets.annotations import below, checksums
 from trainer.evaluation.sets.image_folders import SUFFIXES
 from trainer.evaluation.task import Embedder, Figure, ImageSource, MissingFilesError, TaskOptions, TaskResult
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 
 STEPS: Final = 50
 """Steps of a path, as in MERU. HyCoCLIP has 100."""
@@ -91,7 +91,7 @@ class Walk:
     def nearest(self, path: Tensor, options: TaskOptions, entailing: bool = False) -> list[int]:
         """The nearest entry for each step of a path [*k s d]; m stands for the root."""
         score = score_of_any(self.model, options.ranking)
-        min_radius = self.model.config.min_radius if isinstance(self.model, Hyperbolic) else 0.0
+        min_radius = self.model.config.min_radius if isinstance(self.model, Cones) else 0.0
         can_entail = self.is_text.to(self.pool.device) if entailing else None
         with torch.no_grad():
             found: list[int] = nearest(score, self.space, path, self.pool, can_entail, min_radius).tolist()
@@ -104,7 +104,7 @@ class Walk:
     @property
     def root_rule(self) -> str:
         """The root, for the rules of a result."""
-        return "origin" if isinstance(self.space, Lorentz | Ball) else "mean direction of the pool and the images"
+        return "origin" if isinstance(self.space, WithCones) else "mean direction of the pool and the images"
 
 
 def start_walk(embedder: Embedder, starts: Starts, pool: Pool) -> Walk:
@@ -113,7 +113,7 @@ def start_walk(embedder: Embedder, starts: Starts, pool: Pool) -> Walk:
     points = pool.lift(embedder)
     with torch.no_grad():
         images = model.lift_image(starts.features.to(device_of(model)))
-    center = None if isinstance(model, Hyperbolic) else torch.cat([points, images]).mean(0)
+    center = None if isinstance(model, Cones) else torch.cat([points, images]).mean(0)
     return Walk(
         model=model,
         space=space_of(model, center),
@@ -143,7 +143,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     for name, pool in pools.items():
         walk = start_walk(embedder, starts, pool)
         rules[f"{name}/root"] = walk.root_rule
-        variants = ("all", "entailing") if isinstance(walk.space, Lorentz | Ball) else ("all",)
+        variants = ("all", "entailing") if isinstance(walk.space, WithCones) else ("all",)
         entries = [starts.describe(row) for row in range(len(starts.titles))]
         for variant in variants:
             found = []

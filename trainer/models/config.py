@@ -61,7 +61,39 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperbolicConfig(ModelConfig):
+class ConesConfig(ModelConfig):
+    """Settings of models with entailment cones."""
+
+    # weight of the entailment loss in the total loss; the contrastive loss has weight 1
+    entail_weight: float = 0.2
+    # K in the half-aperture of an entailment cone: arcsin(2 K / (sqrt(c) |apex|)) with curvature, arcsin(K / |apex|)
+    # without
+    min_radius: float = 0.1
+    # small number that keeps roots and logarithms finite
+    eps: float = EPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "min_radius", "eps")
+        check_range(self, "eps", least=0, below=1)
+        check_range(self, "entail_weight", least=0, below=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EuCLIPConfig(ConesConfig):
+    """Settings of EuCLIP."""
+
+    # initial temperature of the contrastive loss; it is learned, and is at most 1
+    temperature_init: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "temperature_init", least=0, most=1)
+        check_range(self, "max_logit_scale", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperbolicConfig(ConesConfig):
     """Settings of MERU, shared by all hyperbolic models."""
 
     # initial c; the space has curvature -c
@@ -70,22 +102,14 @@ class HyperbolicConfig(ModelConfig):
     curv_learnable: bool = True
     # factor that limits c to [curv_init / curv_max_ratio, curv_init * curv_max_ratio]
     curv_max_ratio: float = 10.0
-    # weight of the entailment loss in the total loss; the contrastive loss has weight 1
-    entail_weight: float = 0.2
-    # K in the half-aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
-    min_radius: float = 0.1
     # similarity in the contrastive loss. distance: minus the geodesic distance; inner: the Lorentzian inner product, an
     # ablation of MERU (table 4), for all models but phyclip and poinclip
     logits: Logits = "distance"
-    # small number that keeps roots and logarithms finite
-    eps: float = EPS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "curv_init", "min_radius", "eps")
-        check_range(self, "eps", least=0, below=1)
+        check_positive(self, "curv_init")
         check_range(self, "curv_max_ratio", least=1)
-        check_range(self, "entail_weight", least=0, below=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,8 +14,9 @@ from torch import Tensor
 
 from trainer.geometry import lorentz, poincare
 from trainer.geometry.types import Lift
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.euclip import EuCLIP
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
 from trainer.models.poinclip import PoinCLIP
@@ -98,6 +99,30 @@ class Ball:
 
 
 @dataclass(frozen=True)
+class Flat:
+    """Euclidean space; its root is the origin. Points are their own tangent vectors."""
+
+    def log_map0(self, points: Tensor) -> Tensor:
+        return points.double()
+
+    def exp_map0(self, tangents: Tensor) -> Tensor:
+        return tangents.double()
+
+    def root(self, like: Tensor) -> Tensor:
+        return torch.zeros_like(like[..., :1, :])
+
+    def radius(self, points: Tensor) -> Tensor:
+        return points.double().norm(dim=-1)
+
+    def geodesic(self, start: Tensor, end: Tensor, weights: Tensor) -> Tensor:
+        return torch.lerp(start.double(), end.double(), weights.double()[:, None])
+
+
+WithCones = Lorentz | Ball | Flat
+"""The spaces whose root is the origin and whose points have entailment cones."""
+
+
+@dataclass(frozen=True)
 class Sphere:
     """Unit vectors with a root vector [d], the mean direction of the data (MERU, appendix D)."""
 
@@ -134,6 +159,8 @@ def space_of(model: DualEncoder, center: Tensor | None = None) -> Space:
         return Lorentz(model.curvature().detach())
     if isinstance(model, PoinCLIP):
         return Ball(model.curv.detach().exp(), model.config.lift)
+    if isinstance(model, EuCLIP):
+        return Flat()
     if center is None:
         raise ValueError(f"{type(model).__name__} has no origin; give its center")
     return Sphere(F.normalize(center.double(), dim=-1))
@@ -175,12 +202,12 @@ NAMES: Final = {"text": "texts", "image": "images", "box_text": "phrases", "box_
 
 def space_of_points(model: DualEncoder, lifted: Mapping[str, Tensor]) -> Space:
     """The space of a model; the root of CLIP is the mean direction of all points."""
-    return space_of(model, None if isinstance(model, Hyperbolic) else torch.cat(list(lifted.values())).mean(0))
+    return space_of(model, None if isinstance(model, Cones) else torch.cat(list(lifted.values())).mean(0))
 
 
 def quantity(model: DualEncoder) -> str:
     """The label of an axis with the distances of a model."""
-    label = "distance to the origin" if isinstance(model, Hyperbolic) else "1 - cosine to the mean direction"
+    label = "distance to the origin" if isinstance(model, Cones) else "1 - cosine to the mean direction"
     return f"{label}, sum over the factors" if isinstance(model, PHyCLIP) else label
 
 
