@@ -21,13 +21,15 @@ COMMANDS = list(dict.fromkeys(re.findall(r"\| `(jobs/train/[^`]+)` \|", TEXT)))
 ROWS_OF_TABLES = {
     ("CLIP and MERU", "Table 3"): 10,
     ("CLIP and MERU", "Table 4"): 8,
+    ("CLIP and MERU", "Table 5"): 5,
+    ("CLIP and MERU", "Sweep of λ"): 5,
     ("HyCoCLIP", "Table 1"): 13,
     ("HyCoCLIP", "Table 4"): 9,
     ("HyCoCLIP", "Table 6"): 6,
     ("HyCoCLIP", "Table 7"): 6,
     ("HyCoCLIP", "Table 8"): 6,
     ("PHyCLIP", "Table 4"): 7,
-    ("PoinCLIP", "Tables 3 and 5"): 2,
+    ("PoinCLIP", "Tables 3 and 5"): 4,
     ("PoinCLIP", "Table 4"): 21,
 }
 """Rows of the papers' tables; PoinCLIP's results for a weight of 0 are one row."""

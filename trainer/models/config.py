@@ -257,7 +257,8 @@ class PoinCLIPConfig(HyperbolicConfig):
     # weight of the reward for wide angles, the paper's lambda_reg, from 0 to 1. At 1, points outside their cones are not
     # pulled inside
     entail_reward: float = 0.1
-    # apex of the cone of a pair. entropy: the point of lower entropy; text: the caption, as in MERU
+    # apex of the cone of a pair. entropy: the point of lower entropy; text: the caption, as in MERU; norm: the point nearer
+    # the origin; random: either of the two. norm and random are controls of entropy, which mostly follows the norm
     order: Order = "entropy"
     # probabilities whose entropy orders image and text, computed from the coordinates x_i. abs: |x_i|; normalised:
     # |x_i| / sum_j |x_j|; softmax: softmax(x)_i
@@ -289,6 +290,8 @@ class SyntaxMERUConfig(HyperbolicConfig):
     # reduction over the edges and over the words of a caption: mean; or sum, as in eq. 3, which gives long captions
     # more weight. The result is averaged over captions in both cases
     syntax_reduction: Reduction = "mean"
+    # the two directions of the contrastive loss: mean, as in MERU; or sum, as in eq. 6
+    contrast_directions: Reduction = "mean"
     # weight of an edge by spaCy's dependency label (nsubj, dobj, amod, ...); labels without a value have weight 1
     relation_weights: dict[str, float] = field(default_factory=dict)
 

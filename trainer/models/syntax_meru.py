@@ -3,6 +3,8 @@
 Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
 
+import dataclasses
+
 import torch
 from torch import Tensor
 
@@ -57,8 +59,11 @@ class SyntaxMERU(MERU):
 
     def terms(self) -> list[Term]:
         """MERU's terms + syntax_weight * (edges + words)      the paper's eq. 1 to 3"""
+        contrast, *others = super().terms()
+        if self.config.contrast_directions == "sum":
+            contrast = dataclasses.replace(contrast, weight=2.0)
         edges, words = Term(name="syntax/edges", value=self.edge_loss), Term(name="syntax/words", value=self.word_loss)
-        return [*super().terms(), edges, words]
+        return [contrast, *others, edges, words]
 
     def group_weights(self) -> dict[str, float]:
         return super().group_weights() | {"syntax": self.config.syntax_weight}

@@ -4,14 +4,16 @@ Shapes: any leading axes *, d width of a point; with k factors the first axis is
 [*k n d]: [], or [k 1] for k factors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypergrit_common.errors import UserError
 from trainer.geometry import lorentz, poincare
 from trainer.geometry.types import Lift
 from trainer.models.cones import Cones
@@ -200,9 +202,37 @@ NAMES: Final = {"text": "texts", "image": "images", "box_text": "phrases", "box_
 """The names of the groups of points in figures."""
 
 
-def space_of_points(model: DualEncoder, lifted: Mapping[str, Tensor]) -> Space:
-    """The space of a model; the root of CLIP is the mean direction of all points."""
-    return space_of(model, None if isinstance(model, Cones) else torch.cat(list(lifted.values())).mean(0))
+def space_of_points(model: DualEncoder, lifted: Mapping[str, Tensor], root: str = "") -> Space:
+    """The space of a model; the root of CLIP is that of the file `root`, or else the mean direction of all points."""
+    return space_of(model, center_of(model, list(lifted.values()), root))
+
+
+def center_of(model: DualEncoder, points: Sequence[Tensor], root: str = "") -> Tensor | None:
+    """The root [d] of CLIP, from the file `root` or as the mean of points [n d]; None for a model whose root is the origin.
+
+    Raises UserError for a file that does not hold a vector of the model's width.
+    """
+    if isinstance(model, Cones):
+        return None
+    if not root:
+        return torch.cat(list(points)).mean(0)
+    try:
+        found = torch.from_numpy(np.load(root, allow_pickle=False)).to(points[0])
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"root={root} cannot be read: {error}; write it with python -m trainer.analyses.root"
+        ) from error
+    if found.shape != points[0].shape[-1:]:
+        raise UserError(
+            f"root={root} has the shape {list(found.shape)}, but points have the width {points[0].shape[-1]}; give the "
+            "root of this model"
+        )
+    return found
+
+
+def root_rule(model: DualEncoder, points: str, root: str = "") -> str:
+    """The root of `center_of`, for the rules of a result."""
+    return "origin" if isinstance(model, Cones) else f"root of {root}" if root else f"mean direction of {points}"
 
 
 def quantity(model: DualEncoder) -> str:
