@@ -30,6 +30,8 @@ class ModelConfig:
     text: TextConfig = field(default_factory=TextConfig)
     # width of the joint embedding space
     embed_dim: int = 512
+    # projections to it with a bias, as in Hyper3-CLIP
+    projection_bias: bool = False
     # initial temperature of the contrastive loss; it is learned
     temperature_init: float = 0.07
     # upper limit of the logit scale, by which the contrastive loss multiplies similarities; the lowest temperature is
