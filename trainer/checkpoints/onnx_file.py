@@ -45,7 +45,7 @@ def write_onnx(found: LoadedModel, out: Path) -> None:
     for side, example in inputs.items():
         with torch.no_grad():
             torch.onnx.export(
-                Rows(model, side),
+                Rows(model, side).eval(),
                 (example,),
                 str(out / f"{side}.onnx"),
                 input_names=[side],

@@ -174,7 +174,7 @@ class TextEncoder(TextTower):
                 nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
 
     def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
-        return final[torch.arange(len(final), device=final.device), token_ids.argmax(dim=1)]
+        return final[torch.arange(final.shape[0], device=final.device), token_ids.argmax(dim=1)]
 
     def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
         source = source or StateSource()
