@@ -33,7 +33,7 @@ VERBS: Final = {
     "models": Verb("pipeline.commands.models", "fetch the models of a job, or convert a GLIP checkpoint"),
     "train": Verb("trainer.train", "train a hyperbolic model on shards"),
     "evaluate": Verb("trainer.evaluate", "evaluate models on the papers' benchmarks or on held-out shards"),
-    "export": Verb("trainer.export", "write a model in open_clip's layout, or back"),
+    "export": Verb("trainer.export", "write a model in open_clip's layout, or back, or as ONNX"),
 }
 USAGE: Final = f"""\
 usage: hypergrit VERB [key=value ...]

@@ -133,6 +133,7 @@ def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None
         "uncha": cones,
         "argent": boxes,
         "atmg": cones,
+        "euclip": cones,
     }
     assert job_files("uncha")[-1] == "model.boxes_as_pairs=false"
 

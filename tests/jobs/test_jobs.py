@@ -1,5 +1,6 @@
 """Tests of jobs/: YAML files, and the commands of the README files."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -13,6 +14,7 @@ from pipeline.config import load_config as load_pipeline
 from trainer.config import TrainConfig
 from trainer.config import load_config as load_training
 from trainer.models.registry import MODELS
+from trainer.optim.freeze import add_lora, freeze_for_good, is_update
 from trainer.training.build import new_model
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -34,7 +36,7 @@ COMMANDS = [*commands(JOBS / "README.md"), *commands(ROOT / "docker" / "README.m
 
 
 def test_jobs_folder_has_few_files() -> None:
-    assert len([path for path in JOBS.rglob("*") if path.is_file()]) <= 26
+    assert len([path for path in JOBS.rglob("*") if path.is_file()]) <= 34
 
 
 @pytest.mark.parametrize("path", PIPELINE, ids=lambda path: path.stem)
@@ -77,7 +79,7 @@ def test_grit_job_filters_by_size_only_and_redcaps_job_cleans_captions() -> None
 
 
 @pytest.mark.parametrize("size", TOWERS)
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("argent", "atmg")])
+@pytest.mark.parametrize("model", MODELS)
 def test_training_job_has_the_model_size_and_schedule_of_the_paper(model: str, size: str) -> None:
     config = load_training([str(JOBS / "train" / f"{name}.yaml") for name in (model, *TOWERS[size])])
     assert config.model_name == model
@@ -85,5 +87,24 @@ def test_training_job_has_the_model_size_and_schedule_of_the_paper(model: str, s
         built = new_model(config)
     millions = sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad) / 1e6
     assert millions == pytest.approx(MILLIONS[size], abs=0.5)
-    on_grit = model in ("hycoclip", "phyclip", "syntax_meru", "uncha")
+    on_grit = model in ("hycoclip", "phyclip", "syntax_meru", "uncha", "argent")
     assert (config.batch_size, config.optim.steps) == ((768, 500_000) if on_grit else (2048, 120_000))
+
+
+def test_hac_trains_updates_of_attention_projections_last_norms_and_scalars_alone(tmp_path: Path) -> None:
+    config = load_training([str(JOBS / "train" / "vit_b.yaml"), str(JOBS / "train" / "hac.yaml")])
+    with torch.device("meta"):
+        built = new_model(dataclasses.replace(config, init=None, init_skip=()))
+        add_lora(built, config.lora)
+    freeze_for_good(built, config.optim)
+    trained = {name for name, parameter in built.named_parameters() if parameter.requires_grad}
+    updates = {name for name in trained if is_update(name)}
+    assert trained - updates == {
+        *("visual_proj.weight", "textual_proj.weight", "visual.norm.weight", "visual.norm.bias"),
+        *("textual.ln_final.weight", "textual.ln_final.bias", "logit_scale", "curv", "visual_alpha", "textual_alpha"),
+    }
+    assert {name.partition(".attn")[0] for name in updates} == {
+        *(f"visual.blocks.{block}" for block in range(8, 12)),
+        *(f"textual.resblocks.{block}" for block in range(4, 12)),
+    }
+    assert len(updates) == 2 * 2 * 12  # two matrices each of the fused projection and the output

@@ -51,6 +51,7 @@ class ShardContent:
 class ShardPoints(PairFeatures):
     """Features, and the texts that they belong to."""
 
+    images: list[ImageSource]
     captions: list[str]
     phrases: list[str]
     words: list[tuple[Word, ...] | None]
@@ -152,6 +153,7 @@ def embed_shards(embedder: Embedder, root: Path, limit: int = 0) -> ShardPoints:
     keep_box = keep[owner]
     keep_box[list(boxes.errors)] = False
     new_number = keep.cumsum(0) - 1
+    images = [image for image, kept in zip(content.images, keep.tolist(), strict=True) if kept]
     captions = [caption for caption, kept in zip(content.captions, keep.tolist(), strict=True) if kept]
     phrases = [phrase for phrase, kept in zip(content.box_texts, keep_box.tolist(), strict=True) if kept]
     skipped = content.skipped + Counter(
@@ -164,6 +166,7 @@ def embed_shards(embedder: Embedder, root: Path, limit: int = 0) -> ShardPoints:
         box_image=boxes.features[keep_box],
         box_text=text[len(captions) :],
         owner=new_number[owner[keep_box]],
+        images=images,
         captions=captions,
         phrases=phrases,
         words=[words for words, kept in zip(content.words, keep.tolist(), strict=True) if kept],

@@ -17,6 +17,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.weights import read_tensors, save_tensors
+from trainer.checkpoints.hyper3 import is_hyper3, read_hyper3
 from trainer.checkpoints.released import from_released
 from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
 from trainer.data.preprocess import PreprocessConfig
@@ -137,6 +138,10 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
                 f"{folder}: {file} is missing; give the folder of a finished run, or its folder model/"
             )
     config = read_object(folder / "config.json")
+    if is_hyper3(config):
+        found = read_hyper3(folder, config)
+        load_state(found.model, found.state, folder)
+        return LoadedModel(model=found.model.eval(), tokenizer=found.tokenizer, preprocess=found.preprocess, config={})
     if config.get("format") != FORMAT:
         raise ValueError(
             f"{folder} has format {config.get('format')}, but this version reads format {FORMAT}; load it with the "

@@ -19,8 +19,13 @@ from trainer.encoders.text import TextEncoder, TextTower
 # Shapes: b images, w width of the tower.
 
 
-def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_size: int = 16) -> VisionTransformer:
-    """Build the vision transformer of MERU and its successors: class token, LayerNorm eps 1e-5, fixed positions."""
+def paper_vit(
+    size_px: int, embed_dim: int, depth: int, num_heads: int, patch_size: int = 16, learned_positions: bool = False
+) -> VisionTransformer:
+    """Build the vision transformer of MERU and its successors: class token, LayerNorm eps 1e-5, fixed positions.
+
+    Learned positions are those of SLIP's ViT (MERU, table 5).
+    """
     vit = VisionTransformer(
         img_size=size_px,
         patch_size=patch_size,
@@ -31,8 +36,9 @@ def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_si
         norm_layer=partial(nn.LayerNorm, eps=1e-5),  # timm's default is 1e-6
         block_fn=lambda **kwargs: (ClassTokenBlock if kwargs["depth"] == depth - 1 else Block)(**kwargs),  # type: ignore[arg-type]
     )
-    # A parameter although it is not trained, because the released state dicts contain it.
-    vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
+    if not learned_positions:
+        # A parameter although it is not trained, because the released state dicts contain it.
+        vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
     return vit
 
 

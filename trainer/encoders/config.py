@@ -1,5 +1,6 @@
 """Settings of the towers."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -76,6 +77,9 @@ class TextConfig:
     layers: int = 12
     # attention heads of each block
     heads: int = 8
+    # noise on the token embeddings while training (NEFTune, arXiv 2310.05914): uniform in [-a, a], a = embedding_noise /
+    # sqrt(tokens * width), of the papers' transformer only. HAC: 0.1
+    embedding_noise: float = 0.0
     # keep the initial weights of the tower; its projection is trained in any case
     frozen: bool = False
     # feature of a text in a transformers tower: cls, the state of its first token; mean, the mean of its tokens' states;
@@ -89,6 +93,9 @@ class TextConfig:
     def __post_init__(self) -> None:
         check_range(self, "stretch_after", least=0)
         check_range(self, "pad_id", least=-1)
+        check_range(self, "embedding_noise", least=0, below=math.inf)
+        if self.embedding_noise and self.name is not None:
+            raise UserError(f"embedding_noise is {self.embedding_noise}, but {self.name} has none; set it to 0")
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
         if self.name == TRANSFORMERS:
             if self.stretch_after is not None:

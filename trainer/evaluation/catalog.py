@@ -140,6 +140,15 @@ LIST: Final = (
         location="trainer.evaluation.tasks.sugarcrepe:evaluate",
     ),
     Task(
+        name="vqa",
+        title="Questions with answers to choose from, on six data sets (HAC)",
+        files=("vqa/{aokvqa,mmstar,seedbench,scienceqa,realworldqa,ai2d}/{questions.json,images/*.jpg}",),
+        size="1,145 to 14,000 questions each; each set is optional",
+        source="the data sets' own pages; questions.json: [{image, question, options, answer}], written by you",
+        license="the terms of each data set",
+        location="trainer.evaluation.tasks.vqa:evaluate",
+    ),
+    Task(
         name="vg_attribution",
         title="VG-Attribution",
         files=("aro/visual_genome_attribution.json", "aro/images/*.jpg"),

@@ -26,8 +26,8 @@ from trainer.evaluation.metrics.spaces import space_of
 from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
 from trainer.inference.images import ImageInput, read_image
 from trainer.inference.search import Index, Neighbours, build_index, entailment_margins, search
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name as registered_name
 
 Item = TypeVar("Item")
@@ -224,7 +224,7 @@ class Model:
         >>> bool(((model.entailment(words, captions) >= 0) == model.entails(words, captions)).all())
         True
         """
-        if not isinstance(self.module, Hyperbolic):
+        if not isinstance(self.module, Cones):
             raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
         return entailment_margins(self.module, self._split(general), self._split(specific), aperture_scale)
 
@@ -295,16 +295,16 @@ class Model:
         >>> model.traverse(texts[:1], texts, steps=5)[0, [0, -1]].tolist()  # from the text itself to the root
         [0, 2]
         """
-        is_hyperbolic = isinstance(self.module, Hyperbolic)
-        if entailing and not is_hyperbolic:
+        has_cones = isinstance(self.module, Cones)
+        if entailing and not has_cones:
             raise ValueError(f"{self.name} has no entailment cones; set entailing=False")
         if not len(points) or steps < 1:
             raise ValueError(f"{len(points)} points and {steps} steps are no path; give at least one of each")
         starts, pool = self._split(points), self._split(candidates)
-        center = None if is_hyperbolic else torch.cat([pool, starts]).mean(0) if root is None else root.to(self.device)
+        center = None if has_cones else torch.cat([pool, starts]).mean(0) if root is None else root.to(self.device)
         space = space_of(self.module, center)
         can_entail = torch.ones(len(candidates), dtype=torch.bool, device=self.device) if entailing else None
-        min_radius = self.module.config.min_radius if isinstance(self.module, Hyperbolic) else 0.0
+        min_radius = self.module.config.min_radius if isinstance(self.module, Cones) else 0.0
         paths = (path_to_root(space, starts[..., row : row + 1, :], steps) for row in range(len(points)))
         found = [nearest(self.module.similarity, space, path, pool, can_entail, min_radius) for path in paths]
         return torch.stack(found).to(self.device)

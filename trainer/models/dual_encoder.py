@@ -52,8 +52,9 @@ class DualEncoder(nn.Module, ABC):
         self.config = config
         self.visual = build_image_encoder(config.image)
         self.textual = build_text_encoder(config.text)
-        self.visual_proj = projection(int(self.visual.num_features), config.embed_dim)  # type: ignore[arg-type]
-        self.textual_proj = projection(self.textual.num_features, config.embed_dim)
+        width, bias = config.embed_dim, config.projection_bias
+        self.visual_proj = projection(int(self.visual.num_features), width, bias)  # type: ignore[arg-type]
+        self.textual_proj = projection(self.textual.num_features, width, bias)
         for name, setting in self.temperatures.items():
             self.register_parameter(name, nn.Parameter(torch.tensor(-math.log(getattr(config, setting)))))
         self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
@@ -290,10 +291,12 @@ class DualEncoder(nn.Module, ABC):
             self.get_parameter(name).clamp_(max=math.log(self.config.max_logit_scale))
 
 
-def projection(width: int, embed_dim: int) -> nn.Linear:
-    """Linear layer without bias from a tower's width to the joint width."""
-    layer = nn.Linear(width, embed_dim, bias=False)
+def projection(width: int, embed_dim: int, bias: bool = False) -> nn.Linear:
+    """Linear layer from a tower's width to the joint width. Its bias is 0 at first."""
+    layer = nn.Linear(width, embed_dim, bias=bias)
     nn.init.normal_(layer.weight, std=width**-0.5)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 

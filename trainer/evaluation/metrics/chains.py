@@ -19,9 +19,9 @@ from torch import Tensor
 
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.ranking import score_of_any, split
+from trainer.models.cones import Cones
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 
 STEPS: Final = 50
 MAX_NUMBERS: Final = 2**24
@@ -66,7 +66,7 @@ def captions_on_path(
 
 def tangents(model: DualEncoder, features: Tensor) -> Tensor:
     """Features [n d] of a hyperbolic model, unit vectors of CLIP."""
-    return features if isinstance(model, Hyperbolic) else torch.nn.functional.normalize(features, dim=-1)
+    return features if isinstance(model, Cones) else torch.nn.functional.normalize(features, dim=-1)
 
 
 @torch.inference_mode()
@@ -75,7 +75,7 @@ def distances_to_root(model: DualEncoder, texts: Tensor, root: Tensor) -> Tensor
     device = device_of(model)
     points, apex = (model.lift_text(tangents(model, part).to(device)) for part in (texts, root[None]))
     similarity = model.similarity(apex, points)[0].cpu()
-    return -similarity if isinstance(model, Hyperbolic) else 1 - similarity
+    return -similarity if isinstance(model, Cones) else 1 - similarity
 
 
 def precision_recall(predicted: Tensor, chains: Tensor) -> tuple[float, float]:
@@ -106,7 +106,7 @@ def entailment_probability(angles: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def cone_scores(model: Hyperbolic, general: Tensor, specific: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def cone_scores(model: Cones, general: Tensor, specific: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Probability of entailment and margin (aperture - angle), each [m], of m pairs `rows` [m 2] of features.
 
     `general` are features of texts [t d], `specific` of images [n d]. In a product of factors both are means.

@@ -30,13 +30,14 @@ from trainer.evaluation.metrics.chains import (
     precision_recall,
 )
 from trainer.evaluation.metrics.entailment import average_precision, roc_auc
+from trainer.evaluation.metrics.spaces import center_of, root_rule
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, limited, require
 from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, JOINER, LEVELS, evaluate_expanded, read_table
+from trainer.models.cones import Cones
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 
 FILE: Final = "hierarcaps/hierarcaps_test.csv"
 IMAGES: Final = "hierarcaps/test_imgs"
@@ -85,10 +86,9 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     model = embedder.model
     scores = caption_scores(model, image_features, features, options.ranking)
     radii = (F.normalize(features, dim=-1) - F.normalize(empty, dim=-1)).norm(dim=-1)
-    # For CLIP the papers take the centroid of the training samples, which is not stored with a model.
-    origin = torch.zeros(features.shape[1])
-    if not isinstance(model, Hyperbolic):
-        origin = F.normalize(torch.cat([image_features, features]), dim=-1).mean(0)
+    units = [F.normalize(image_features, dim=-1), F.normalize(features, dim=-1)]
+    center = center_of(model, units, options.root)
+    origin = torch.zeros(features.shape[1]) if center is None else center
     distances = distances_to_root(model, features, origin)
     predicted = captions_on_path(model, features, scores.argmax(1), origin, options.ranking)
     metrics = chain_metrics("radius", captions_within_radius(scores, radii), chains, radii)
@@ -97,12 +97,12 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         "score": options.ranking,
         "image": "center crop",
         "radius": "HierarCaps: distance of unit features to the empty text's",
-        "path": f"HyCoCLIP: {STEPS} points from the root to the best caption; the root is "
-        + ("the origin" if isinstance(model, Hyperbolic) else "the mean of the embeddings of this set"),
+        "path": f"HyCoCLIP: {STEPS} points from the root to the best caption; the root: "
+        + root_rule(model, "this set", options.root),
         "ties": "equal distances count 0 in tau",
     }
     chance = {"radius/tau": 0.0, "path/tau": 0.0}
-    if isinstance(model, Hyperbolic):
+    if isinstance(model, Cones):
         seed = None if options.rule == "released" else options.seed
         found, at_random = pep(model, features, image_features, chains, seed)
         metrics, chance = metrics | found, chance | at_random
@@ -166,7 +166,7 @@ def chain_metrics(name: str, predicted: Tensor, chains: Tensor, distances: Tenso
 
 
 def pep(
-    model: Hyperbolic, texts: Tensor, images: Tensor, chains: Tensor, seed: int | None
+    model: Cones, texts: Tensor, images: Tensor, chains: Tensor, seed: int | None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """PEP and its level at random: AUC and average precision of probability and margin, and the share of zeros."""
     own = torch.stack([chains.flatten(), torch.arange(len(chains)).repeat_interleave(LEVELS)], 1)
