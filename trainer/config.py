@@ -166,8 +166,8 @@ def load_config(arguments: Sequence[str]) -> TrainConfig:
 def with_heads(layers: list[Layer]) -> list[Layer]:
     """Layers whose towers are heads over the features that `data.features` names, if any; others as they are.
 
-    Of the towers that the layers configure, only the hidden layers of the heads stay. With `data.texts=tokens`, the text
-    tower is that of the layers. Raises UserError if there are no features.
+    Features replace the shards of a YAML file. Of the towers that the layers configure, only the hidden layers of the
+    heads stay; with `data.texts=tokens`, the text tower is that of the layers. Raises UserError if there are no features.
     """
     features = last_value(layers, "data.features")
     if not features:
@@ -177,13 +177,16 @@ def with_heads(layers: list[Layer]) -> list[Layer]:
     if last_value(layers, "data.texts") == "tokens":
         parts = {"image"}
         training = {"model": {key: value for key, value in training["model"].items() if key != "text"}}
-    return [*((without_towers(layer, parts), where) for layer, where in layers), (OmegaConf.create(training), features)]
+    kept = [(without_towers(layer, parts, where.endswith((".yaml", ".yml"))), where) for layer, where in layers]
+    return [*kept, (OmegaConf.create(training), str(features))]
 
 
-def without_towers(layer: DictConfig, parts: set[str]) -> DictConfig:
-    """A layer without the settings of the towers `parts`, but for the hidden layers of heads."""
+def without_towers(layer: DictConfig, parts: set[str], is_file: bool) -> DictConfig:
+    """A layer without the settings of the towers `parts`, but for the hidden layers of heads; files without shards."""
     plain = OmegaConf.to_container(layer)
     assert isinstance(plain, dict)
+    if is_file and isinstance(data := plain.get("data"), dict):
+        data.pop("shards", None)
     if isinstance(model := plain.get("model"), dict):
         for part in parts & model.keys():
             kwargs = (model[part] or {}).get("kwargs") or {}

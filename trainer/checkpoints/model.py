@@ -65,7 +65,7 @@ def save_model(
     preprocess: PreprocessConfig,
     record: dict[str, Any],
     half: bool = False,
-    tower: LoadedModel | None = None,
+    tower: DualEncoder | None = None,
 ) -> None:
     """Write a folder that `load_model` reads.
 
@@ -76,8 +76,7 @@ def save_model(
     folder.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(model.config)
     if tower:
-        parts = {"tokenizer": tower.tokenizer, "preprocess": tower.preprocess, "record": tower.config.get("record", {})}
-        save_model(folder / COPY, tower.model, **parts, half=half)
+        save_model(folder / COPY, tower, tokenizer=tokenizer, preprocess=preprocess, record={}, half=half)
         settings = renamed_tower(settings, COPY, weights_sha256(folder / COPY))
     config = {
         "format": FORMAT,

@@ -42,7 +42,7 @@ class FrozenModel:
         model = self.model.to(token_ids.device)
         found = model.textual(token_ids, source)
         if not self.projected:
-            return found  # type: ignore[no-any-return]
+            return found
         return model.textual_proj(found) if isinstance(found, Tensor) else TokenStates(*map(model.textual_proj, found))
 
 

@@ -99,11 +99,14 @@ class DataConfig:
         check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
         check_range(self, "prefetch", least=1)
         check_positive(self, "weights")
-        sets = self.shards or self.features
         if self.shards and self.features:
             raise UserError("shards and features are both set; train on one of them")
-        if self.weights and sets and len(self.weights) != (n := len(sets.split(","))):
-            raise UserError(f"weights are {len(self.weights)} numbers for {n} sets of data; give one for each")
+        for name in ("shards", "features"):
+            sets = getattr(self, name)
+            if self.weights and sets and len(self.weights) != (n := len(sets.split(","))):
+                raise UserError(
+                    f"weights are {len(self.weights)} numbers for the {n} sets in {name}; give one for each"
+                )
         if self.max_boxes is not None:
             check_range(self, "max_boxes", least=1)
         check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)

@@ -39,6 +39,8 @@ IMAGE_VIEW: Final = 1
 BOX: Final = 2
 BOX_VIEW: Final = 3
 """Numbers that tell the choices of a position from each other."""
+MAX_BOXES: Final = 1 << 16
+"""More than the boxes of a sample, so that each box of a position has a number."""
 SAMPLED: Final = 8192
 """Samples from which the mean and the standard deviation of the features are computed."""
 
@@ -108,17 +110,17 @@ class FeatureStore:
 
     def _add_folder(self, folder: str, record: FeatureRecord) -> None:
         wanted = math.ceil(record["n_samples"] / record["settings"]["rows_per_shard"])
-        urls = list_shards(folder, formats=(FOLDER,), suffixes=(".arrow",))
-        if len(urls) != wanted:
+        found = [facts for facts in list_facts(list_shards(folder, (FOLDER,), (".arrow",))) if facts.recorded]
+        if len(found) != wanted:
             raise UserError(
-                f"{folder} has {len(urls)} of {wanted} shards of features; repeat the command that writes it"
+                f"{folder} has {len(found)} of {wanted} files of features; repeat the command that writes it"
             )
-        for facts in list_facts(urls):
-            if facts.recorded is None or facts.recorded["bytes"] != facts.size:
+        for facts in found:
+            if facts.recorded and facts.recorded["bytes"] != facts.size:
                 raise UserError(f"{facts.url} differs from its manifest; remove that, and write the features again")
-            self.versions.append(version_of(facts))
-        self.urls += urls
-        self.sets.append(len(urls))
+        self.versions += map(version_of, found)
+        self.urls += [facts.url for facts in found]
+        self.sets.append(len(found))
 
     @property
     def fingerprint(self) -> str:
@@ -131,7 +133,9 @@ class FeatureStore:
         shard = self.ends.searchsorted(samples, side="right")
         row = samples - (self.ends[shard] - np.asarray(self.counts)[shard])
         for number in np.unique(shard) if self.with_boxes else ():
-            row[shard == number] = self.usable[number][row[shard == number]]  # type: ignore[index]
+            usable = self.usable[number]
+            assert usable is not None
+            row[shard == number] = usable[row[shard == number]]
         return Rows(self, shard, row)
 
     def sample(self) -> tuple[Tensor, Tensor]:
@@ -239,9 +243,8 @@ class FeatureBuilder:
 
     def draw(self, at: Numbers, choice: int, n: Numbers | int) -> Numbers:
         """A number below n for each position."""
-        seed = np.uint64(self.config.seed % 2**64)
-        with np.errstate(over="ignore"):
-            found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + mix(seed[None])[0])
+        seed = mix(np.array([self.config.seed], np.uint64))
+        found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + seed)
         return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
 
     def views(self, at: Numbers, choice: int) -> Numbers:
@@ -252,16 +255,17 @@ class FeatureBuilder:
         """The fields of the boxes of a batch: one of each pair, drawn by its position, or all."""
         first, n = rows.boxes()
         if self.config.boxes == "random":
-            chosen, owner = first + self.draw(at, BOX, n), np.arange(len(rows))
+            owner, place = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+            chosen = first + self.draw(at, BOX, n)
         else:
             most = n if self.config.max_boxes is None else np.minimum(n, self.config.max_boxes)
             owner = np.repeat(np.arange(len(rows)), most)
             place = np.arange(len(owner)) - np.repeat(np.cumsum(most) - most, most)
-            if self.config.box_order == "random":  # `most` of the boxes from a random one on
-                place = (place + self.draw(at, BOX, n)[owner]) % n[owner]
             chosen = first[owner] + place
+            if self.config.box_order == "random":  # `most` of the boxes from a random one on
+                chosen = first[owner] + (place + self.draw(at, BOX, n)[owner]) % n[owner]
         boxes = Rows(self.index, rows.shard[owner], chosen)
-        views = self.views(np.int64(4) * at[owner] + np.arange(len(owner)) % 4, BOX_VIEW)
+        views = self.views(MAX_BOXES * at[owner] + place, BOX_VIEW)
         found: dict[str, Any] = {"box_images": boxes.take("box_image", views)}
         if self.config.texts == "features":
             found["box_token_ids"] = boxes.take("box_text")

@@ -21,7 +21,9 @@ LEAST_STD: Final = 0.01
 
 
 class Frozen(Protocol):
-    """Outputs of a frozen model."""
+    """The outputs of a frozen model (trainer.checkpoints.towers.FrozenModel)."""
+
+    model: Any
 
     def image(self, pixels: Tensor) -> Tensor:
         """Features [b f] of normalised images [b 3 h w]."""

@@ -171,7 +171,11 @@ def append_sample(
 
 
 def render_box(
-    sample: Sample, box: Box, size_px: int, view: random.Random | None, scale: tuple[float, float]
+    sample: Sample,
+    box: Box,
+    size_px: int,
+    view: random.Random | None = None,
+    scale: tuple[float, float] = FULL,
 ) -> Tensor:
     """The image of a box: its own file if the sample has one, else its region of the full image."""
     if box.image is None:
