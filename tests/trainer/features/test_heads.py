@@ -27,6 +27,7 @@ from trainer.data.order import BlockOrder
 from trainer.encoders.cached import CachedImage, CachedText, packed
 from trainer.encoders.config import CACHED, ImageConfig, TextConfig
 from trainer.encoders.text import StateSource, TokenStates
+from trainer.evaluate import main as evaluate
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import read_tokenizer
 
@@ -260,3 +261,25 @@ def test_the_towers_of_a_job_are_replaced_and_its_loss_stays(world: World, tmp_p
     assert (config.batch_size, config.model.embed_dim, config.model_name) == (256, 64, "hycoclip")
     with pytest.raises(UserError, match="both set"):
         load_config([f"data.features={world.features}", "shards=x", f"output={tmp_path / 'run'}"])
+
+
+def test_heads_are_evaluated_side_by_side_with_a_picture_each(
+    world: World, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [str(head), str(world.tower)]
+    assert evaluate([*models, f"shards={world.shards}", "device=cpu", f"pictures={tmp_path / 'pictures'}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["metric", "head", "tower", "chance"]
+    assert any(line.startswith("entailment/box_text_image/order") for line in lines)
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"head.png", "tower.png"}
+
+
+def test_a_run_evaluates_its_head_on_pictures(world: World, tmp_path: Path) -> None:
+    others = ("model_name=meru", "steps=3", f"evaluation.shards={world.shards}")
+    assert train.run(world.training(tmp_path / "run", *others)) == 0
+    results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert (
+        evaluate([str(tmp_path / "run"), f"shards={world.shards}", "device=cpu", f"output={tmp_path / 'e.json'}"]) == 0
+    )
+    again = json.loads((tmp_path / "e.json").read_text())
+    assert again == pytest.approx(results, abs=1e-6)
