@@ -25,7 +25,8 @@ usage: hypergrit evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TA
 The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is the
 folder of a finished run, its folder model/, or NAME:FILE.pth, a released file with the name of its model. The second
 form evaluates models without benchmark files, side by side: zero-shot classification of image folders, retrieval and
-entailment on held-out shards; pictures=FOLDER shows how far images and texts are from the root. YAML files may hold the keys of either form. Later files and arguments override earlier ones.
+entailment on held-out shards; pictures=FOLDER shows how far images and texts are from the root. YAML files may hold the
+keys of either form. Later files and arguments override earlier ones.
 
   hypergrit evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
       "tasks=[retrieval,sugarcrepe]" output=out/eval
