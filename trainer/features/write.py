@@ -270,7 +270,7 @@ def compute(embedder: Embedder, shards: HeldOutShards, numbers: range, text: str
     read = partial(read_numbered, shards=shards, first=numbers.start, size_px=size, views=views)
     parts = map_shared(len(numbers), read, partial(embed_part, embedder=embedder), sharing)
     unit = min(64, config.batch_size)
-    found = list(tracked(parts, -(-len(numbers) // unit), text, "batch", quiet=quiet))
+    found = list(tracked(parts, -(-len(numbers) // unit), text, "unit", quiet=quiet))
     return joined(found, embedder)
 
 
