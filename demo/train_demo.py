@@ -41,6 +41,11 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="also save the model in half precision with its card to this folder"
     )
+    parser.add_argument(
+        "--few-steps",
+        action="store_true",
+        help="deviate from the papers of HyCoCLIP and PHyCLIP, to learn in fewer steps",
+    )
     parser.add_argument("--fresh", action="store_true", help="delete an earlier run of this model first")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings of the trainer, such as optim.steps=100"
@@ -48,13 +53,15 @@ def main() -> int:
     options = parser.parse_args()
     start = time.monotonic()
     folder = options.out.resolve()
-    output = folder / options.model
+    name = f"{options.model}-few-steps" if options.few_steps else options.model
+    output = folder / name
     if options.fresh:
         shutil.rmtree(output, ignore_errors=True)
     try:
         make_data(folder, DataConfig(train_rows=options.rows))
         print_status(f"data in {folder}, {time.monotonic() - start:.0f} s")
-        train(options.model, folder, options.overrides)
+        files = job_files(options.model, options.few_steps)
+        train(options.model, [*files, f"output={output}"], folder, options.overrides)
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
         if options.keep:
@@ -64,20 +71,19 @@ def main() -> int:
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
-    print_text(f"\n{format_table(options.model, metrics)}\n")
+    print_text(f"\n{format_table(name, metrics)}\n")
     print_text(f"finished in {time.monotonic() - start:.0f} s\ncurves: {curves}\nmodel: {output / 'model'}")
     return 0
 
 
-def train(model: str, folder: Path, overrides: list[str]) -> None:
+def train(model: str, job: Sequence[str], folder: Path, overrides: list[str]) -> None:
     """Train a model on the shards in `folder`. Raises RuntimeError if it fails."""
     paths = [
-        f"output={folder / model}",
         f"data.shards={folder / 'shards' / 'train'}",
         f"evaluation.shards={folder / 'shards' / 'held_out'}",
         f"evaluation.image_folders=[{folder / 'concepts'}]",
     ]
-    run_trainer([*job_files(model), f"model_name={model}", *paths, *overrides])
+    run_trainer([*job, f"model_name={model}", *paths, *overrides])
 
 
 def run_trainer(arguments: Sequence[str]) -> None:
@@ -88,16 +94,14 @@ def run_trainer(arguments: Sequence[str]) -> None:
         raise RuntimeError("training failed; see its message above")
 
 
-def job_files(model: str) -> list[str]:
-    """Return the YAML files of a miniature model: the base, and the overlay for the settings that the model has.
+def job_files(model: str, few_steps: bool = False) -> list[str]:
+    """Return the YAML files of a miniature model, with the loss of its paper or, for `few_steps`, with deviations from it.
 
-    A setting follows for models with boxes in losses of their own, whose candidates are not those of HyCoCLIP.
+    Raises RuntimeError for a model without these deviations.
     """
-    config = MODELS[model].config
-    if hasattr(config, "box_candidates"):
-        return [f"{JOBS}/base.yaml", f"{JOBS}/boxes.yaml"]
-    alone = ["model.boxes_as_pairs=false"] if hasattr(config, "use_boxes") else []
-    return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else []), *alone]
+    if few_steps and not hasattr(MODELS[model].config, "box_candidates"):
+        raise RuntimeError(f"--few-steps is for models with candidates of boxes, not for {model}; leave it out")
+    return [f"{JOBS}/base.yaml", *([f"{JOBS}/few_steps.yaml"] if few_steps else [])]
 
 
 def keep(run: Path, target: Path, command: str, default: Path) -> None:

@@ -120,21 +120,10 @@ def test_job_files_build_the_model(model: str, monkeypatch: pytest.MonkeyPatch) 
     assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
 
 
-def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None:
-    overlays = {model: [Path(file).stem for file in job_files(model) if file.endswith(".yaml")] for model in MODELS}
-    cones, boxes = ["base", "cones"], ["base", "boxes"]
-    assert overlays == {
-        "clip": ["base"],
-        "meru": cones,
-        "hycoclip": boxes,
-        "phyclip": boxes,
-        "poinclip": cones,
-        "syntax_meru": cones,
-        "uncha": cones,
-        "argent": boxes,
-        "atmg": cones,
-    }
-    assert job_files("uncha")[-1] == "model.boxes_as_pairs=false"
+def test_only_models_with_candidates_of_boxes_have_deviations_for_few_steps() -> None:
+    assert [Path(file).stem for file in job_files("phyclip", few_steps=True)] == ["base", "few_steps"]
+    with pytest.raises(RuntimeError, match="not for meru"):
+        job_files("meru", few_steps=True)
 
 
 def test_table_shows_each_metric_beside_its_chance_level() -> None:

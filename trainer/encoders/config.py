@@ -111,7 +111,10 @@ class TextConfig:
             check_head(self.kwargs, self.stretch_after is not None or self.frozen)
             return
         if self.kwargs or self.pooling != "mean":
-            raise UserError(f"pooling and kwargs are for name={TRANSFORMERS}; remove them, or set it")
+            raise UserError(
+                f"pooling and kwargs are for name={TRANSFORMERS}, and kwargs for heads on data.features; remove them, or "
+                "give either"
+            )
         if self.width % self.heads:
             raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")
         if self.name is not None and not self.name.startswith(OPEN_CLIP):
