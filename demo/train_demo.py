@@ -24,6 +24,7 @@ from trainer.metrics.curves import write_curves
 from trainer.models.registry import DEFAULT, MODELS
 
 JOBS = "jobs/train_demo"
+TOWER = "demo/weights/clip"
 OUTPUT = ROOT / "out" / "train_demo"
 LICENSE = "cc-by-sa-4.0"
 """License of the weights: that of OpenMoji, whose artwork the pictures show (demo/weights/MODEL_CARD.md)."""
@@ -61,7 +62,8 @@ def main() -> int:
         make_data(folder, DataConfig(train_rows=options.rows))
         print_status(f"data in {folder}, {time.monotonic() - start:.0f} s")
         files = job_files(options.model, options.few_steps)
-        train(options.model, [*files, f"output={output}"], folder, options.overrides)
+        data = f"data.shards={folder / 'shards' / 'train'}" if options.few_steps else features(folder)
+        train(options.model, [*files, f"output={output}", data], folder, options.overrides)
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
         if options.keep:
@@ -79,29 +81,41 @@ def main() -> int:
 def train(model: str, job: Sequence[str], folder: Path, overrides: list[str]) -> None:
     """Train a model on the shards in `folder`. Raises RuntimeError if it fails."""
     paths = [
-        f"data.shards={folder / 'shards' / 'train'}",
         f"evaluation.shards={folder / 'shards' / 'held_out'}",
         f"evaluation.image_folders=[{folder / 'concepts'}]",
     ]
     run_trainer([*job, f"model_name={model}", *paths, *overrides])
 
 
+def features(folder: Path) -> str:
+    """Write the features of the miniature CLIP, unless they are there; return the setting that names them."""
+    output = folder / "features"
+    shards = folder / "shards" / "train"
+    run_verb("features", [f"shards={shards}", f"model={TOWER}", f"output={output}", "tokens=true"])
+    return f"data.features={output}"
+
+
 def run_trainer(arguments: Sequence[str]) -> None:
     """Run the trainer in a subprocess. Raises RuntimeError if it fails."""
-    command = [sys.executable, "-m", "trainer.train", *arguments]
-    print_status(f"python {' '.join(command[1:])}")
-    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
-        raise RuntimeError("training failed; see its message above")
+    run_verb("train", arguments)
+
+
+def run_verb(verb: str, arguments: Sequence[str]) -> None:
+    """Run a verb in a subprocess. Raises RuntimeError if it fails."""
+    print_status(f"hypergrit {verb} {' '.join(arguments)}")
+    if subprocess.run([sys.executable, "-m", "hypergrit", verb, *arguments], cwd=ROOT, check=False).returncode != 0:
+        raise RuntimeError(f"hypergrit {verb} failed; see its message above")
 
 
 def job_files(model: str, few_steps: bool = False) -> list[str]:
-    """Return the YAML files of a miniature model, with the loss of its paper or, for `few_steps`, with deviations from it.
-
-    Raises RuntimeError for a model without these deviations.
+    """Return the YAML files of a miniature model: a head with the loss of its paper or, for `few_steps`, towers from random
+    weights with deviations that let them learn.
     """
-    if few_steps and not hasattr(MODELS[model].config, "box_candidates"):
-        raise RuntimeError(f"--few-steps is for models with candidates of boxes, not for {model}; leave it out")
-    return [f"{JOBS}/base.yaml", *([f"{JOBS}/few_steps.yaml"] if few_steps else [])]
+    if not few_steps:
+        return ["jobs/train/heads.yaml", f"{JOBS}/head.yaml"]
+    config = MODELS[model].config
+    overlays = {"min_radius": "few_steps", "box_candidates": "few_steps_boxes"}
+    return [f"{JOBS}/base.yaml", *(f"{JOBS}/{name}.yaml" for key, name in overlays.items() if hasattr(config, key))]
 
 
 def keep(run: Path, target: Path, command: str, default: Path) -> None:

@@ -115,15 +115,21 @@ def test_a_kept_model_names_its_command_and_no_folder_of_this_machine(tmp_path: 
 @pytest.mark.parametrize("model", MODELS)
 def test_job_files_build_the_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config([*job_files(model), f"model_name={model}"])
+    config = load_config([*job_files(model, few_steps=True), f"model_name={model}"])
     assert build_tokenizer(config).vocab_size == config.model.text.vocab_size
     assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
 
 
-def test_only_models_with_candidates_of_boxes_have_deviations_for_few_steps() -> None:
-    assert [Path(file).stem for file in job_files("phyclip", few_steps=True)] == ["base", "few_steps"]
-    with pytest.raises(RuntimeError, match="not for meru"):
-        job_files("meru", few_steps=True)
+def test_miniatures_are_heads_or_towers_with_the_deviations_that_their_models_have() -> None:
+    found = {
+        name: [Path(file).stem for file in job_files(name, few_steps=True)] for name in ("clip", "uncha", "phyclip")
+    }
+    assert found == {
+        "clip": ["base"],
+        "uncha": ["base", "few_steps"],
+        "phyclip": ["base", "few_steps", "few_steps_boxes"],
+    }
+    assert [Path(file).stem for file in job_files("phyclip")] == ["heads", "head"]
 
 
 def test_table_shows_each_metric_beside_its_chance_level() -> None:
