@@ -135,3 +135,9 @@ def object_pictures(scene: Scene, config: DataConfig) -> Iterator[tuple[str, Ima
         if min(x1 - x0, y1 - y0) >= config.min_side_px / 2 and max(x1 - x0, y1 - y0) >= config.min_side_px:
             crop = crop_box(scene.image, (x0 / width, y0 / height, x1 / width, y1 / height))
             yield obj.concept, border_square(crop, config.picture_px)
+
+
+if __name__ == "__main__":  # python -m demo.train_demo_data FOLDER [ROWS]
+    make_data(
+        Path(sys.argv[1]), DataConfig(train_rows=int(sys.argv[2]) if len(sys.argv) > 2 else DataConfig.train_rows)
+    )

@@ -31,7 +31,8 @@ VERBS: Final = {
     "explore": Verb("pipeline.commands.explore", "look at outputs: page, report, comparison, the life of a row"),
     "quality": Verb("pipeline.commands.quality", "measure the boxes with known ones or by people; choose thresholds"),
     "models": Verb("pipeline.commands.models", "fetch the models of a job, or convert a GLIP checkpoint"),
-    "train": Verb("trainer.train", "train a hyperbolic model on shards"),
+    "features": Verb("trainer.features.command", "write the outputs of frozen towers, for heads that train in seconds"),
+    "train": Verb("trainer.train", "train a hyperbolic model on shards, or a head on features"),
     "evaluate": Verb("trainer.evaluate", "evaluate models on the papers' benchmarks or on held-out shards"),
     "export": Verb("trainer.export", "write a model in open_clip's layout, or back, or as ONNX"),
 }

@@ -115,27 +115,21 @@ def test_a_kept_model_names_its_command_and_no_folder_of_this_machine(tmp_path: 
 @pytest.mark.parametrize("model", MODELS)
 def test_job_files_build_the_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config([*job_files(model), f"model_name={model}"])
+    config = load_config([*job_files(model, few_steps=True), f"model_name={model}"])
     assert build_tokenizer(config).vocab_size == config.model.text.vocab_size
     assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
 
 
-def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None:
-    overlays = {model: [Path(file).stem for file in job_files(model) if file.endswith(".yaml")] for model in MODELS}
-    cones, boxes = ["base", "cones"], ["base", "boxes"]
-    assert overlays == {
-        "clip": ["base"],
-        "meru": cones,
-        "hycoclip": boxes,
-        "phyclip": boxes,
-        "poinclip": cones,
-        "syntax_meru": cones,
-        "uncha": cones,
-        "argent": boxes,
-        "atmg": cones,
-        "euclip": cones,
+def test_miniatures_are_heads_or_towers_with_the_deviations_that_their_models_have() -> None:
+    found = {
+        name: [Path(file).stem for file in job_files(name, few_steps=True)] for name in ("clip", "uncha", "phyclip")
     }
-    assert job_files("uncha")[-1] == "model.boxes_as_pairs=false"
+    assert found == {
+        "clip": ["base"],
+        "uncha": ["base", "few_steps"],
+        "phyclip": ["base", "few_steps", "few_steps_boxes"],
+    }
+    assert [Path(file).stem for file in job_files("phyclip")] == ["heads", "head"]
 
 
 def test_table_shows_each_metric_beside_its_chance_level() -> None:

@@ -42,7 +42,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"optim"},
         {"checkpoints"},
         {"evaluation"},
-        {"analyses", "config", "evaluate"},
+        {"analyses", "config", "evaluate", "features"},
         {"inference"},
         {"export", "training", "__init__"},
         {"on_ray"},

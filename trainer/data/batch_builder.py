@@ -23,7 +23,7 @@ from trainer.data.crops import augment, draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
-from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader
+from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader, run_length
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.subreddits import Segmenter
 from trainer.text.base import TextTokenizer, pad
@@ -75,6 +75,10 @@ class BatchBuilder:
     def __post_init__(self) -> None:
         self.reader = RunReader(self.index)
         self.segmenter = Segmenter(self.tokenizer)  # for the samples that have a subreddit, in whatever layout
+
+    def plan_reads(self, batch: int, world_size: int, workers: int) -> None:
+        """Choose how many samples one request reads, for `workers` processes that build batches of this size."""
+        self.reader.length = run_length(self.order, self.index.mean_bytes, batch, world_size, workers)
 
     def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
         """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.

@@ -45,6 +45,12 @@ class DataConfig:
     # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL;
     # synthetic (also as data=synthetic): drawn samples, written to OUTPUT/synthetic, for speed tests
     shards: str = runtime("")
+    # features that `hypergrit features` wrote, in place of shards: a folder, or several separated by commas; a head over
+    # the frozen towers that made them is trained
+    features: str = runtime("")
+    # with features, what the texts are. features: those of the frozen text tower; tokens: captions and phrases, for the
+    # text tower of model.text, which is trained
+    texts: Literal["features", "tokens"] = "features"
     # weights of the sets in shards, which are separated by commas: the shares of the samples that are drawn from each,
     # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
     weights: tuple[float, ...] = ()
@@ -80,7 +86,12 @@ class DataConfig:
 
     @property
     def n_workers(self) -> int:
-        """The number of loader processes. The training processes that torchrun starts on a machine share its cores."""
+        """The number of loader processes. The training processes that torchrun starts on a machine share its cores.
+
+        Copying cached features takes less time than sending them to another process.
+        """
+        if self.features:
+            return 0
         cores = n_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return min(max(cores - 1, 1), 8) if self.workers == "auto" else self.workers
 
@@ -88,8 +99,14 @@ class DataConfig:
         check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
         check_range(self, "prefetch", least=1)
         check_positive(self, "weights")
-        if self.weights and self.shards and len(self.weights) != (n := len(self.shards.split(","))):
-            raise UserError(f"weights are {len(self.weights)} numbers for the {n} sets in shards; give one for each")
+        if self.shards and self.features:
+            raise UserError("shards and features are both set; train on one of them")
+        for name in ("shards", "features"):
+            sets = getattr(self, name)
+            if self.weights and sets and len(self.weights) != (n := len(sets.split(","))):
+                raise UserError(
+                    f"weights are {len(self.weights)} numbers for the {n} sets in {name}; give one for each"
+                )
         if self.max_boxes is not None:
             check_range(self, "max_boxes", least=1)
         check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)

@@ -11,7 +11,8 @@ from timm.layers import GroupNorm, PatchDropout
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
+from trainer.encoders.cached import CachedImage, CachedText
+from trainer.encoders.config import CACHED, OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
 from trainer.encoders.text import TextEncoder, TextTower
 
 # The vision transformer of the papers: one feature vector per image.
@@ -104,6 +105,8 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
     Raises ValueError if `kwargs` contains a forbidden argument, if open_clip has no such model, or for `patch_dropout`
     of a network without patches.
     """
+    if config.name == CACHED:
+        return CachedImage(config.kwargs)
     if config.name in PAPER_VITS:
         vit = paper_vit(config.size_px, **{**PAPER_VITS[config.name], **config.kwargs})
         return with_patch_dropout(vit, config.patch_dropout)
@@ -162,6 +165,8 @@ def build_text_encoder(config: TextConfig) -> TextTower:
     """
     if config.name is None:
         return TextEncoder(config)
+    if config.name == CACHED:
+        return CachedText(config)
     if config.name == TRANSFORMERS:
         from trainer.encoders.transformers_text import TransformersText  # importing transformers takes seconds
 

@@ -22,6 +22,7 @@ from trainer.batch import Side
 from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
+from trainer.encoders.cached import CachedImage
 from trainer.evaluation.metrics.spaces import space_of
 from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
 from trainer.inference.images import ImageInput, read_image
@@ -35,11 +36,14 @@ Item = TypeVar("Item")
 TRAVERSAL_STEPS: Final = 50  # steps of a path to the root, as in MERU
 
 
-def load_model(path: str | Path, model_name: str | None = None, device: str = "auto") -> "Model":
+def load_model(
+    path: str | Path, model_name: str | None = None, device: str = "auto", tower: str | Path | None = None
+) -> "Model":
     """Load a trained model for inference.
 
     `path` is the folder of a training run, its subfolder model/, or a released `.pth` file, which needs `model_name` (a
-    key of `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. Raises UserError if the files contain no such model.
+    key of `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. `tower` is the frozen model of a head over cached
+    features, if it has moved. Raises UserError if the files contain no such model.
 
     >>> from trainer import load_model
     >>> model = load_model("demo/weights/clip", device="cpu")
@@ -50,7 +54,7 @@ def load_model(path: str | Path, model_name: str | None = None, device: str = "a
     True
     """
     try:
-        return Model(load_parts(path, model_name), pick_device(device))
+        return Model(load_parts(path, model_name, tower), pick_device(device))
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 
@@ -86,12 +90,15 @@ class Model:
         except (OSError, ValueError) as error:
             raise UserError(str(error)) from error
 
-    def save_pretrained(self, folder: str | Path, license: str = UNKNOWN_LICENSE, half: bool = False) -> None:
+    def save_pretrained(
+        self, folder: str | Path, license: str = UNKNOWN_LICENSE, half: bool = False, tower: bool = False
+    ) -> None:
         """Write the model to a folder that `load_model` and `from_pretrained` read, with a model card.
 
         The card states what is known of data, training, settings and evaluation; URLs have no secrets. `license` is an
         identifier of the hub, such as cc-by-4.0. `half` stores matrices in float16, in half the space; they are loaded
-        as float32. Raises UserError if the folder cannot be written; a wrong license or record writes nothing.
+        as float32. `tower` copies the frozen model of a head too; without it, the head names that by path and hash.
+        Raises UserError if the folder cannot be written; a wrong license or record writes nothing.
         """
         check_license(license)
         record = clean(self.record, strip_query=True)
@@ -101,21 +108,33 @@ class Model:
             raise UserError(f"the record of the model is no JSON: {error}; correct Model.record") from error
         try:
             parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": record}
-            save_model(Path(folder), self.module, **parts, half=half)
+            save_model(Path(folder), self.module, **parts, half=half, tower=self._frozen() if tower else None)
             write_card(Path(folder), license=license)
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error}; give another folder") from error
 
+    def _frozen(self) -> DualEncoder | None:
+        """The frozen model of a head; None for other models."""
+        visual = self.module.visual
+        return visual.frozen().model if isinstance(visual, CachedImage) else None
+
     def push_to_hub(
-        self, name: str, token: str | None = None, private: bool | None = None, license: str = UNKNOWN_LICENSE
+        self,
+        name: str,
+        token: str | None = None,
+        private: bool | None = None,
+        license: str = UNKNOWN_LICENSE,
+        tower: bool = False,
     ) -> str:
         """Upload the model with its card to the repository OWNER/NAME of the Hugging Face hub; return its URL.
+
+        `tower` is that of `save_pretrained`: without it, a head can be loaded where its frozen model is.
 
         A missing repository is created; `private` is its visibility. Without `token`, that of `hf auth login` or HF_TOKEN
         is used. Raises UserError if the hub refuses or cannot be reached.
         """
         with TemporaryDirectory() as folder:
-            self.save_pretrained(folder, license)
+            self.save_pretrained(folder, license, tower=tower)
             return push_folder(Path(folder), name, token, private)
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:

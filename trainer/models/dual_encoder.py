@@ -204,10 +204,21 @@ class DualEncoder(nn.Module, ABC):
         points = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means)
         return sum_terms(self, points, self.terms(), self.group_weights())
 
+    def image_states(self, images: Tensor) -> Tensor:
+        """Output [b w] of the image tower, before the projection.
+
+        Images [b 3 h w] are uint8, or float in [0, 1]. A tower over cached features (trainer.encoders.cached) also takes
+        those [b f].
+        """
+        if images.ndim > 2:
+            pixels = images if images.is_floating_point() else to_pixels(images)
+            images = (pixels - self.pixel_mean) / self.pixel_std
+        states: Tensor = self.visual(images)
+        return states
+
     def image_features(self, images: Tensor) -> Tensor:
-        """Projected features [b d] of images [b 3 h w], before the lift. Images are uint8, or float in [0, 1]."""
-        pixels = images if images.is_floating_point() else to_pixels(images)
-        features: Tensor = self.visual_proj(self.visual((pixels - self.pixel_mean) / self.pixel_std))
+        """Projected features [b d] of images, before the lift."""
+        features: Tensor = self.visual_proj(self.image_states(images))
         return features
 
     def text_features(self, token_ids: Tensor) -> Tensor:

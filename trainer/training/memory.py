@@ -6,6 +6,7 @@ peaks.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
@@ -22,6 +23,7 @@ from hypergrit_common.processes import free_memory
 from trainer.config import TrainConfig
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process
+from trainer.encoders.config import CACHED
 from trainer.losses.contrast import BYTES_PER_SIMILARITY, chunk_size
 from trainer.models.dual_encoder import DualEncoder
 from trainer.training.accumulate import tower_blocks
@@ -75,12 +77,13 @@ def check_memory(
     `model` has no wrappers yet. Raises UserError, with the keys to change, if a memory cannot hold the run.
     """
     with measurable(model), context:
-        size, length = config.model.image.size_px, config.model.text.context_length
+        image_shape, text_shape = config.model.image.row_shape, config.model.text.row_shape
+        dtype = torch.float32 if config.model.text.name == CACHED else torch.int64
         image = saved_per_row(
-            model, lambda n: model.image_features(torch.zeros(n, 3, size, size, device=process.device))
+            model, lambda n: model.image_features(torch.zeros(n, *image_shape, device=process.device))
         )
         text = saved_per_row(
-            model, lambda n: model.text_features(torch.ones(n, length, dtype=torch.int64, device=process.device))
+            model, lambda n: model.text_features(torch.ones(n, *text_shape, dtype=dtype, device=process.device))
         )
     machines = all_ranks(machine())
     found = needs(config, model, process, image, text, machines.count(machine()))
@@ -153,7 +156,9 @@ def needs(
     data, pairs = config.data, config.batch_size // process.world_size
     boxes = 0 if "boxes" not in model.needs else 1 if data.boxes == "random" else data.max_boxes or BOXES
     images, captions, phrases = pairs * (1 + boxes), pairs, pairs * boxes
-    batch = images * 3 * config.model.image.size_px**2 + 8 * config.model.text.context_length * (captions + phrases)
+    batch = images * math.prod(config.model.image.row_shape) + 8 * math.prod(config.model.text.row_shape) * (
+        captions + phrases
+    )
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     shards = process.world_size if config.parallel.strategy == "fsdp" else 1
     state = 2 * trained / shards  # of Adam; the weights exist already
