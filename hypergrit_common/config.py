@@ -174,7 +174,7 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
             merged = OmegaConf.merge(merged, layer)
         except (OmegaConfBaseException, TypeError, OverflowError) as error:
             if problem := _form_difference(merged, layer):
-                raise UserError(f"{source}: {problem}; --help lists all keys") from None
+                raise UserError(f"{source}: {problem}; --help all lists all keys") from None
             if isinstance(error, OverflowError):
                 raise UserError(f"{source}: a number is too large ({error}); --help lists the ranges") from None
             if not isinstance(error, OmegaConfBaseException):
@@ -185,8 +185,14 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
             problem = str(error).splitlines()[0]
             if name := "" if "Did you mean" in problem else _name_by_initials(merged, str(error.full_key)):
                 problem += f". Did you mean: '{name}'?"
-            raise UserError(f"{source}: {problem} ({where}; --help lists all keys)") from None
+            raise UserError(f"{source}: {problem} ({where}; --help all lists all keys)") from None
     return _build(merged, "")
+
+
+def merge_some(cls: type, layers: Sequence[Layer]) -> Any:
+    """Build a `cls` like `merge` from the settings in `layers` that it has; the others are left out."""
+    names = {item.name for item in dataclasses.fields(cls)}
+    return merge(cls, [(OmegaConf.masked_copy(layer, [*names & layer.keys()]), source) for layer, source in layers])
 
 
 def _name_by_initials(node: Any, key: str) -> str:

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -48,6 +49,19 @@ class LogConfig:
 
     interval_s: ClassVar[float] = 60.0
     """Seconds between two lines on the progress where there is no terminal; the first ones come sooner."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """The settings of a job that the log needs before its configuration can be read."""
+
+    quiet: bool = False
+    log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def level(self) -> int:
+        """The lowest level of a line in the log."""
+        return logging.WARNING if self.quiet else logging.INFO
 
 
 # Settings of the report.
@@ -113,7 +127,7 @@ KEYS: Final = Keys(
 """Key names of the pipeline."""
 
 NOT_RECORDED: Final = (
-    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "quiet", "report", "log", "ray"
+    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "retry", "quiet", "report", "log", "ray"
 )  # fmt: skip
 """Runtime settings that say nothing about the content of a shard, so that manifests do not record them."""
 
@@ -172,6 +186,8 @@ class PipelineConfig:
     dry_run: bool = runtime(False)
     # rows in the sample of a dry run, spread over the input
     dry_run_rows: int = runtime(200)
+    # try the rows of a finished output again whose download failed for a while: `hypergrit run --help retry=true`
+    retry: bool = runtime(False)
     # print only warnings and errors: no progress, no summary
     quiet: bool = runtime(False)
     # stages of your own, module:Class, such as [my_package.colours:FewColours]; their settings are in groups with their

@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
-from hypergrit_common.config import runtime_keys
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config import last_value, read_layers, runtime_keys
+from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import counted
 from hypergrit_common.urls import check_no_user
+from pipeline.commands.frame import keys_of_job
 from pipeline.config import KEYS, PipelineConfig, runtime_settings
 from pipeline.faults import ShardError
 from pipeline.output.commit import finish_replacements, open_output
@@ -317,7 +318,7 @@ def retry(arguments: Sequence[str]) -> int:
     code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short)]
     old = dataclasses.replace(read_config(store, code, loads=True), output=output)
     config = with_absolute_paths(dataclasses.replace(read_config(store, changes, loads=True), output=output))
-    check_keys(changes, (*TAKEN, *KEYS.plugins), "retry")
+    check_keys(changes, (*TAKEN, *KEYS.plugins, "output"), "retry")
     config.download.check_use()
     if config.read.takedown is not None:
         read_takedown(config.read.takedown)
@@ -353,11 +354,12 @@ def retry(arguments: Sequence[str]) -> int:
 
 def take_arguments(arguments: Sequence[str]) -> tuple[str, RetryOptions, list[str]]:
     """Return the absolute output, the options of retry, and the settings and YAML files. Raises UserError."""
+    files = [item for item in arguments if "=" not in item]
     outputs = [item.partition("=")[2] for item in arguments if item.startswith("output=")]
+    outputs = outputs or [str(last_value(read_layers(files, KEYS), "output") or "")]
     if len(outputs) != 1 or not outputs[0]:
         raise UserError(f"{len(outputs)} outputs are given; give one: hypergrit run retry=true output=OUT")
     check_no_user("output", outputs[0])
-    files = [item for item in arguments if "=" not in item]
     rest = [item for item in arguments if "=" in item and not item.startswith(("output=", "retry="))]
     options, changes = take_options(rest, RetryOptions)
     return absolute(outputs[0]), options, [*files, *changes]
@@ -418,7 +420,7 @@ those that the models dropped are. After a kill, run the same command again.
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command, or print its help; return the exit code. Raises UserError."""
-    if "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, RetryOptions, {}))
+    if (topic := help_topic(arguments)) is not None:
+        print_text(describe(USAGE, RetryOptions, KEYS.short, topic=topic, more=keys_of_job(tuple(TAKEN))))
         return 0
     return FAILED_SHARDS if retry(arguments) else 0

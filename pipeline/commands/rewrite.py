@@ -418,7 +418,7 @@ def differing(prefix: str, values: Iterable[dict[str, Any]]) -> list[str]:
     return [f"{key}: {', '.join(found)}" for key, found in by_key.items() if len(found) > 1]
 
 
-main = derive_command(USAGE, lambda: rewrite, RewriteOptions)
+main = derive_command(USAGE, lambda: rewrite, RewriteOptions, (*FILTERS, "write", "overwrite"))
 
 
 if __name__ == "__main__":

@@ -308,8 +308,11 @@ taken_down with its key and its place in the input; image, caption, phrases, box
 without such rows are left as they are. The output keeps digests of the entries (_takedowns.json): neither the job nor
 another command writes their rows to it again, or to outputs made from it.
 
-  hypergrit takedown out/demo list=takedown.txt dry_run=true
+  hypergrit takedown out/demo list=takedown.txt dry_run=true       which rows the list names
+  hypergrit takedown out/demo list=takedown.txt                    remove them
+  hypergrit takedown out/demo list=takedown.txt ray.runner=local   without Ray
   hypergrit takedown s3://data/coyo list=s3://data/takedown.txt ray.address=auto
+  hypergrit run ... read.takedown=takedown.txt                     a new job that leaves them out
 
   OUT                  output folder or URL of a job
   list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config import check_range
 from hypergrit_common.config_help import describe as describe_options
-from hypergrit_common.config_help import print_text
+from hypergrit_common.config_help import help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from hypergrit_common.tar import TarError
@@ -582,9 +582,11 @@ usage: hypergrit verify OUT [requeue=true] [processes=N]
 Checks every finished shard of an output: hashes and sizes of the files, the rows of the ledger, the samples of the tars,
 every image, and the sums of the report. Nothing is changed without requeue=true.
 
-  hypergrit verify out/mine
-  hypergrit verify s3://bucket/shards processes=16
-  hypergrit verify out/mine requeue=true; hypergrit run jobs/mine.yaml output=out/mine     compute broken shards again
+  hypergrit verify out/mine                                        what is broken; exit code 1 if anything is
+  hypergrit verify s3://bucket/shards processes=16                 an output in a store
+  hypergrit verify out/strict                                      an output of rewrite, takedown or retry: the same
+  hypergrit verify out/mine requeue=true                           then `hypergrit run` computes broken shards again
+  hypergrit verify out/mine && hypergrit train shards=out/mine/train output=out/model
 
   OUT                  output folder or URL of a job
 
@@ -609,8 +611,8 @@ class VerifyOptions:
 @command("nothing has been changed")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe_options(USAGE, VerifyOptions, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe_options(USAGE, VerifyOptions, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     output, rest = take_output(arguments, "hypergrit verify OUT")
