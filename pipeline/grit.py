@@ -4,7 +4,6 @@
 `hypergrit run --help` lists the most used keys, `--help all` all of them.
 """
 
-import logging
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -64,12 +63,12 @@ class Mode(Messages):
     """The settings that decide what the command does, before the configuration of the job is read."""
 
     retry: bool = False
-    dry_run: bool = False
+    dry_run: bool | int = False
 
     def __post_init__(self) -> None:
         if self.retry and self.dry_run:
             raise UserError(
-                "retry and dry_run are both true, and exclude each other: a dry run predicts a job; give one"
+                "retry and dry_run are both given, and exclude each other: a dry run predicts a job; give one"
             )
 
 

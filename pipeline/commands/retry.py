@@ -51,7 +51,7 @@ from pipeline.read.types import ShardPlan, Task
 from pipeline.report.cards import DroppedPicture, read_dropped
 from pipeline.report.summary import Report
 from pipeline.run.job import Shards
-from pipeline.run.loop import Run, connected, tasks_of, with_limits
+from pipeline.run.loop import Run, connected, limited, tasks_of
 from pipeline.run.provenance import check_no_query, check_writable, make_provenance, with_absolute_paths
 from pipeline.run.steps import Done, Notes, Part, Steps
 from pipeline.stages.download.permits import PermitAddress
@@ -307,7 +307,7 @@ def add_fetched(table: pa.Table, fetched: pa.Table) -> pa.Table:
 
 logger = logging.getLogger("hypergrit")
 
-TAKEN: Final = runtime_keys(PipelineConfig) - {*OF_ONE_RUN, "dry_run_rows"}
+TAKEN: Final = runtime_keys(PipelineConfig) - {*OF_ONE_RUN}
 """Settings that may differ from the job's: they do not decide the content."""
 
 
@@ -341,7 +341,7 @@ def retry(arguments: Sequence[str]) -> int:
             store.remove_drafts()
             written = formats_by_hash(old)
             formats = {manifest["shard"]: formats_of(manifest, written) for manifest in manifests}
-            run = Run(with_limits(config, n_rows, len(plans)), lease)
+            run = limited(config, n_rows, len(plans), lease)
             shards = Shards(run, provenance, formats, partial(RetrySteps, reasons=options.reasons))
             for recipe, group in shards.recipes(plans):
                 deque(run.results(recipe, group), maxlen=0)

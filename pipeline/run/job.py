@@ -24,7 +24,7 @@ from pipeline.read.takedown import read_takedown
 from pipeline.read.types import ShardPlan
 from pipeline.report.stats import read_run
 from pipeline.report.summary import Report
-from pipeline.run.loop import Run, with_limits
+from pipeline.run.loop import Run, limited
 from pipeline.run.provenance import (
     check_models,
     check_no_query,
@@ -158,7 +158,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         output.remove_drafts()
         work.begin(output)
         start, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-        run = Run(with_limits(config, sum(plan.n_rows for plan in work.plans), n_shards), lease, records=True)
+        run = limited(config, sum(plan.n_rows for plan in work.plans), n_shards, lease, records=True)
         shards = Shards(run, provenance, work.formats)
         if work.unfinished:
             check_models(config)

@@ -16,7 +16,7 @@ from tests.pipeline.commands.derive.outputs import make_output, random_shards
     [
         (["score.min_score=0.95"], "dry_run=true"),
         ([], "input=/etc/passwd"),
-        (["dedupe=[url]"], "dry_run_rows=3"),
+        (["dedupe=[url]"], "dry_run=3"),
         (["samples_per_shard=3"], "ground.device=cuda"),
         (["against=LIST"], "dry_run=true"),
     ],
