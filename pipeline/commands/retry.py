@@ -34,7 +34,6 @@ from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.resume import Work, check_secrets, formats_by_hash, formats_of, plan_work, read_record
 from pipeline.output.source import (
-    OF_ONE_RUN,
     check_formats,
     check_hashes,
     check_keys,
@@ -307,7 +306,7 @@ def add_fetched(table: pa.Table, fetched: pa.Table) -> pa.Table:
 
 logger = logging.getLogger("hypergrit")
 
-TAKEN: Final = runtime_keys(PipelineConfig) - {*OF_ONE_RUN}
+TAKEN: Final = runtime_keys(PipelineConfig) - {"overwrite", "dry_run"}
 """Settings that may differ from the job's: they do not decide the content."""
 
 

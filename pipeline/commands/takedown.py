@@ -36,7 +36,6 @@ from pipeline.output.ledger import check_finished, read_batches, read_manifests,
 from pipeline.output.source import (
     RUNNING,
     check_keys,
-    may_lack_queries,
     read_config,
     take_options,
     take_output,
@@ -239,7 +238,7 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
     manifests = read_manifests(store)
     check_finished(store, manifests)
-    entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
+    entries = entries.without_queries() if config.write.strip_url_queries else entries
     step = partial(find_in, config.output, entries, None)
     run = Run(config)
     found = list(found_by(run, step, manifests))
@@ -262,7 +261,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
     check_writable(store)
     with open_output(store) as lease:
         manifests = read_manifests(store)
-        if may_lack_queries(config, manifests):
+        if config.write.strip_url_queries:
             entries = entries.without_queries()
         store.record_takedowns(entries)
         remove_leftovers(store, manifests)

@@ -63,6 +63,7 @@ from schemas.files import (
     MANIFEST_FILE,
     ROLLUP_FILE,
     SUMMARY_FILE,
+    TARS,
     TRAIN_ANNOTATIONS,
     TRAIN_BOX_IMAGE,
     TRAIN_BOX_PHRASE,
@@ -151,8 +152,7 @@ def annotation_problems(row: Row, fields: dict[str, Any], content: bytes, config
     if to_json(expected) == content:
         return
     plain = json.loads(to_json(expected))
-    differing = [name for name in plain if name in fields and plain[name] != fields[name]]
-    if differing:  # a field that another version did not write is no difference
+    if differing := [name for name in plain if plain[name] != fields.get(name)]:
         yield f"differs from arrow/ in {', '.join(differing)}"
 
 
@@ -171,8 +171,6 @@ def image_problems(name: str, data: bytes, width: int, height: int) -> Iterator[
 
 DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError)
 """Exceptions of reading a manifest with missing fields or wrong types."""
-TARS: Final = {kind: files[0] for kind, files in FILES.items() if files[0].suffix == ".tar"}
-"""Format -> its tar."""
 
 
 def manifest_problems(manifest: Manifest, index: int, plan: PlanJson | None, layout: Layout = FLAT) -> Iterator[str]:
@@ -187,7 +185,7 @@ def manifest_problems(manifest: Manifest, index: int, plan: PlanJson | None, lay
 
 
 def _problems(manifest: Manifest, index: int, plan: PlanJson | None, layout: Layout) -> Iterator[str]:
-    if manifest["schema"].partition(".")[0] != VERSION.partition(".")[0]:
+    if manifest["schema"] != VERSION:
         yield f"it has schema {manifest['schema']}, but this version of HyperGRIT reads {VERSION}"
     if manifest["shard"] != index:
         yield f"it is the manifest of shard {manifest['shard']}"
@@ -208,9 +206,8 @@ def _problems(manifest: Manifest, index: int, plan: PlanJson | None, layout: Lay
 def _file_problems(manifest: Manifest, index: int, layout: Layout) -> Iterator[str]:
     """Describe the files that are missing, unknown, or have another number of rows than the counts."""
     expected = expected_rows(manifest, index, layout)
-    optional = {layout.path(INDEX_FILE, index)}  # earlier versions wrote none
     files: dict[str, Any] = dict(manifest["files"])
-    for name in sorted(expected.keys() - optional - files.keys()):
+    for name in sorted(expected.keys() - files.keys()):
         yield f"it does not list {name}, although it lists its format"
     for name in sorted(files.keys() - expected.keys()):
         yield f"it lists {name}, which is no file of its formats {', '.join(manifest['formats'])}"
@@ -436,7 +433,7 @@ class Content:
         if not self.has_index:
             return
         self.file = self.index
-        indexed = indexed_places(self.store.path(self.file), self.manifest["schema"])
+        indexed = indexed_places(self.store.path(self.file))
         for kind, places in self.places.items():
             found = indexed.get(kind, [])
             if found != places:
@@ -531,7 +528,7 @@ class Content:
     def _ledger(self, file: ShardFile, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
         if file not in self.intact:
             return None
-        return self._named(self.names[file], read(self._path(file), schema, self.manifest["schema"]))
+        return self._named(self.names[file], read(self._path(file), schema))
 
     def _named(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
         """Pass on items; an exception while they are read names the file."""

@@ -247,10 +247,9 @@ def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part,
     stored = read_files(store, SUMMARY_FILE, found)
     summary = Summary()
     for manifest in manifests:
-        stamp = stamp_of(contents[manifest["shard"]])
-        own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp})
+        own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp_of(contents[manifest["shard"]])})
         if own is None:
-            own = write_summary(store, manifest, stamp) if keep else count_shard(store, manifest)
+            own = write_summary(store, manifest) if keep else count_shard(store, manifest)
             own.totals.shrink()
         summary.merge(own)
     summary.totals.shrink()

@@ -76,14 +76,15 @@ def test_index_of_formats_that_are_not_written_any_more_is_removed(tmp_path: Pat
     assert not (tmp_path / INDEX_PATH).exists()
 
 
-def test_shard_of_an_earlier_version_without_an_index_is_finished(tmp_path: Path) -> None:
+def test_a_shard_whose_manifest_names_no_index_is_not_finished(tmp_path: Path) -> None:
     write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
-    remove_index(tmp_path)
     assert is_finished(str(tmp_path), plan(), PROVENANCE)
+    remove_index(tmp_path)
+    assert not is_finished(str(tmp_path), plan(), PROVENANCE)
 
 
 def remove_index(folder: Path) -> None:
-    """Make an output look like one of version 0.3."""
+    """Remove the index, and its entry in the manifest."""
     for path in (folder / "_manifests").iterdir():
         manifest = json.loads(path.read_text())
         del manifest["files"][f"_index/{path.stem}.arrow"]
