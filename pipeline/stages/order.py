@@ -13,7 +13,11 @@ from pipeline.stages.stage import Stage
 from schemas.rows import READ
 
 STAGES: Final[tuple[type[Stage], ...]] = (Download, Captions, Parse, Ground, Score)
-"""Between `read` and `write`. Settings, schemas, steps, drop reasons and timings of a job follow from this list."""
+"""Between `read` and `write`. Schemas, steps and timings of a job follow from this list.
+
+The settings of a stage are also a field of PipelineConfig, so that they are typed. Its drop reasons are in schemas.status,
+since readers of an output, and the trainer, load no stage.
+"""
 SCHEMAS: Final = {"read": READ, **{stage.name: stage.schema for stage in STAGES if stage.schema is not None}}
 """Stage -> schema of the table after it, of those that add columns."""
 
