@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig, OmegaConf
 
-from hypergrit_common.config import RESOLVED_FILE, Keys, merge, read_layers
+from hypergrit_common.config import RESOLVED_FILE, Keys, check_yaml, merge, read_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute, check_output_is_absolute
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.tar import iter_members, reader_of
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
-from hypergrit_common.yaml_text import check_yaml
 from pipeline.config import KEYS, PipelineConfig, make_config
 from pipeline.faults import ShardError
 from pipeline.output.contents import file_problem

@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from hypergrit_common.config import RESOLVED_FILE
+from hypergrit_common.config import RESOLVED_FILE, check_yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import duration_text, one_line
-from hypergrit_common.yaml_text import check_yaml
 from pipeline.output.ledger import (
     check_finished,
     count_shard,

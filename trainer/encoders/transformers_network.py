@@ -17,9 +17,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 from transformers.utils import logging
 
+from hypergrit_common.config import INTERPOLATION, LITERAL
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
-from hypergrit_common.yaml_text import INTERPOLATION, LITERAL
 from trainer.encoders.config import TextConfig
 
 CONFIG_FILE: Final = "config.json"
