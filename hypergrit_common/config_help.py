@@ -112,8 +112,8 @@ def describe(
 ) -> str:
     """Return the text of `--help`: `usage`, then the keys of `cls` in `main`, or all of them without `main` or of ALL.
 
-    Of another `topic`, the keys of that name or group, also those in `more`, or what `usage` says of it. Raises UserError
-    for an unknown topic.
+    Of another `topic`, the keys of that name or group, also those in `more`, or what `usage` says of it. Raises
+    UserError for an unknown topic.
     """
     every = list(list_keys(cls, kinds=kinds))
     if topic not in ("", ALL):

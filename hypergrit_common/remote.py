@@ -31,9 +31,9 @@ SKIPPED: Final = 1 << 20
 class HeaderCache(BaseCache):
     """The last bytes that were read of a remote file, with a read-ahead that depends on how far its reader jumps.
 
-    A request that begins at most SKIPPED bytes, or the length of the last one, after its end is twice as long as that, up
-    to MOST; any other one has LEAST bytes, or as many as are asked for. Of a tar of images of 30 kB everything is read, in
-    few requests; of one of videos little more than the headers.
+    A request that begins at most SKIPPED bytes, or the length of the last one, after its end is twice as long as that,
+    up to MOST; any other one has LEAST bytes, or as many as are asked for. Of a tar of images of 30 kB everything is
+    read, in few requests; of one of videos little more than the headers.
     """
 
     name = "headers"
@@ -124,7 +124,7 @@ def map_concurrently(
 ) -> Generator[Result, None, None]:
     """Yield `request(item)` for each item, in order; up to `THREADS` requests run concurrently.
 
-    At most `n_waiting` items, by default `WAITING`, are taken before their results, so that memory is bounded. Close the
-    iterator to cancel requests that have not started.
+    At most `n_waiting` items, by default `WAITING`, are taken before their results, so that memory is bounded. Close
+    the iterator to cancel requests that have not started.
     """
     return map_in_threads(request, items, THREADS, WAITING if n_waiting is None else n_waiting)

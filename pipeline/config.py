@@ -100,11 +100,11 @@ class WriteConfig:
     # referring expressions in train/ and grit/: all (as in the GRIT release); maximal (only those that are not part of
     # another one); or disjoint (no two overlap: the one with the most boxes first)
     ref_exps: Literal["all", "maximal", "disjoint"] = "all"
-    # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/ and
-    # arrow/ always hold all
+    # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/
+    # and arrow/ always hold all
     train_columns: tuple[str, ...] = ()
-    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets. An input= with
-    # a query is refused
+    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets. An input=
+    # with a query is refused
     strip_url_queries: bool = False
 
     jpeg_quality: ClassVar[int] = 95
@@ -177,8 +177,8 @@ class PipelineConfig:
     overwrite: bool = runtime(False)
     # number of rows dropped as internal_error above which the job stops; null: the larger of 1 % of the rows and 100
     max_internal_errors: int | None = runtime(None)
-    # true: check models, inputs and cluster, run a sample of 200 rows, spread over the input, and predict the job; or the
-    # number of rows in the sample. Nothing is written to the output
+    # true: check models, inputs and cluster, run a sample of 200 rows, spread over the input, and predict the job; or
+    # the number of rows in the sample. Nothing is written to the output
     dry_run: bool | int = runtime(False)
     # try the rows of a finished output again whose download failed for a while: `hypergrit run --help retry=true`
     retry: bool = runtime(False)

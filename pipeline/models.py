@@ -130,8 +130,8 @@ def _download(url: str, expected: str, path: Path) -> None:
 
 # Models on the Hugging Face hub, named `owner/name@commit` or `owner/name@commit/file`.
 #
-# A name must contain a commit, because the files of a branch can change. Downloaded files are cached, once for all processes
-# of a machine, and later loaded without a network.
+# A name must contain a commit, because the files of a branch can change. Downloaded files are cached, once for all
+# processes of a machine, and later loaded without a network.
 
 HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>\w*)(/(?P<file>[\w./-]+))?)?")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")

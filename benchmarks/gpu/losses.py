@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.losses [--models meru hycoclip phyclip] [--batches 768 16384]
 
 `chunked` is the trainer's, `plain` is the formula as printed in the
-paper. Features have width 512, in PHyCLIP 64 factors of width 8. Times are those of the losses and of all gradients, from
-features in float32.
+paper. Features have width 512, in PHyCLIP 64 factors of width 8. Times are those of the losses and of all gradients,
+from features in float32.
 
 `loss_error` and `gradient_error` compare with float64, relative to the reference: of the loss, and of the gradients of
 all features (norm of the difference over the norm). The reference is the plain formula, or the chunked loss in float64

@@ -1,9 +1,9 @@
 """Try rows of a finished output again whose download failed for a reason that can pass; their shards are replaced.
 
 A retried shard is that of a job in which these rows succeeded at once: its stages see what they would see in that job.
-Kept rows have their stored images. The last digits of the models' results depend on the rows that share a batch, so that
-the rows which the models dropped take part too; their images, which are not stored, are fetched again. If one is not the
-same any more, its row keeps its result.
+Kept rows have their stored images. The last digits of the models' results depend on the rows that share a batch, so
+that the rows which the models dropped take part too; their images, which are not stored, are fetched again. If one is
+not the same any more, its row keeps its result.
 """
 
 import dataclasses

@@ -45,8 +45,8 @@ from pipeline.stages.parse.types import CaptionParse, Chunk, Token
 # A lookup table for the results of spaCy's attribute ruler and rule lemmatizer.
 #
 # Together these two components take a third of the parsing time. Apart from a few patterns over several tokens, their
-# result depends on a single token only: its text, tag and dependency label. A token that was seen before therefore costs
-# one dictionary lookup, and the result is still the one that spaCy computed.
+# result depends on a single token only: its text, tag and dependency label. A token that was seen before therefore
+# costs one dictionary lookup, and the result is still the one that spaCy computed.
 
 MAX_ENTRIES: Final = 100_000
 """Entries after which the table is cleared; about 30 MB."""
