@@ -125,8 +125,8 @@ def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) ->
             for name in _plugins([layer], key):
                 if name not in named[key]:
                     raise UserError(
-                        f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you trust it, "
-                        f"give {key} with {name} on the command line too"
+                        f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you "
+                        f"trust it, give {key} with {name} on the command line too"
                     )
 
 

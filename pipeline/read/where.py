@@ -93,7 +93,8 @@ ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
 }
 EXAMPLE: Final = "pwatermark < 0.5 and similarity > 0.3"
 ALLOWED: Final = (
-    "columns, numbers, texts, None, True, False, < <= > >= == !=, in, is None, and, or, not, + - * / %, len(), lower(), "
+    "columns, numbers, texts, None, True, False, < <= > >= == !=, in, is None, and, or, not, + - * / %, len(), "
+    "lower(), "
     'and column("any name")'
 )
 

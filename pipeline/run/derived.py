@@ -105,8 +105,8 @@ def check_overwrite(store: Store, config: PipelineConfig, n_others: int) -> None
     """Raise UserError if the output holds finished shards of another command and `overwrite` is not set."""
     if n_others and not config.overwrite:
         raise UserError(
-            f"the output {store.root} holds {counted(n_others, 'finished shard')} that this command would discard; give "
-            "overwrite=true to replace them, or another output="
+            f"the output {store.root} holds {counted(n_others, 'finished shard')} that this command would discard; "
+            "give overwrite=true to replace them, or another output="
         )
 
 

@@ -93,7 +93,8 @@ class Shards:
             return
         hosts = Counter(map(self.host, missing))
         logger.warning(
-            "%d shards are not in the output %s although they were written, on %s: look if it is mounted there; computed "
+            "%d shards are not in the output %s although they were written, on %s: look if it is mounted there; "
+            "computed "
             "again", len(missing), self.output.root, ", ".join(f"{host} ({n})" for host, n in hosts.most_common()),
         )  # fmt: skip
         self.finish(missing)
@@ -117,8 +118,8 @@ def check_rows(stats: Statistics, plans: Sequence[ShardPlan], output: Store) -> 
     planned, found = sum(plan.n_rows for plan in plans), stats["rows"]["read"]
     if found != planned:
         raise UserError(
-            f"the output {output.root} accounts for {found} rows, but {planned} were planned; run the same command again, "
-            "which computes the missing shards"
+            f"the output {output.root} accounts for {found} rows, but {planned} were planned; run the same command "
+            "again, which computes the missing shards"
         )
 
 

@@ -96,8 +96,8 @@ class Run:
         if len(self.failed) > self.max_failed:
             where = "" if self.output is None else "The folder _failed/ of the output holds their errors; "
             raise UserError(
-                f"{counted(len(self.failed), 'shard')} failed, more than the job may lose ({self.max_failed}); the last is "
-                f"shard {failed['shard']}: {failed['error']}. {where}finished shards are kept"
+                f"{counted(len(self.failed), 'shard')} failed, more than the job may lose ({self.max_failed}); the "
+                f"last is shard {failed['shard']}: {failed['error']}. {where}finished shards are kept"
             )
 
     def _record_faults(self, faults: Iterable[Fault]) -> None:

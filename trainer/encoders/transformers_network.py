@@ -216,8 +216,8 @@ def check_weight_files(folder: Path) -> None:
         return
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         raise ValueError(
-            f"{folder} has its weights only as {pickles[0]}, a pickle, which could run code; convert it where you trust it: "
-            f"transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
+            f"{folder} has its weights only as {pickles[0]}, a pickle, which could run code; convert it where you "
+            f"trust it: transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
         )
     raise FileNotFoundError(f"{folder} has no {WEIGHT_FILES[0]}; save the model there with save_pretrained")
 
