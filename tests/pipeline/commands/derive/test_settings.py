@@ -32,7 +32,7 @@ def test_settings_of_the_job_are_refused(
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("argument", ["input=/tmp/other", "dry_run=true"])
+@pytest.mark.parametrize("argument", ["input=/tmp/other", "limit=3"])
 def test_settings_that_a_retry_does_not_use_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], argument: str
 ) -> None:
