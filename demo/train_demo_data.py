@@ -1,6 +1,6 @@
 """Data of the trainer's demo: image-text pairs, shards, and pictures for zero-shot classification.
 
-    pairs/train.tar, pairs/held_out.tar     NNNNN.jpg and NNNNN.txt, the input of `python pipeline/grit.py`
+    pairs/train.tar, pairs/held_out.tar     NNNNN.jpg and NNNNN.txt, the input of `hypergrit run`
     shards/train/, shards/held_out/         the output of the pipeline
     concepts/CONCEPT/N.png                  crops of single objects, padded like the pipeline's crops
 

@@ -49,6 +49,8 @@ hypergrit VERB --help explains a verb and its keys. docs/quickstart.md leads fro
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb and return its exit code. Raises UserError for a name that is no verb."""
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
+    if name in ("-h", "--help", "help") and rest:
+        name, rest = rest[0], ["--help", *rest[1:]]
     if name in ("", "-h", "--help", "help"):
         print_text(USAGE)
         return 0 if name else 2

@@ -23,8 +23,8 @@ LOCAL_OPTIONS: Final[dict[str, Any]] = {
 }
 """Options of a Ray that we start.
 
-By default, Ray ends a worker that is idle for a second if there are more of them than free CPUs, as with tasks and actors
-of half a CPU. A worker of this project takes seconds to import its packages and to load spaCy's model.
+By default, Ray ends a worker that is idle for a second if there are more of them than free CPUs, as with tasks and
+actors of half a CPU. A worker of this project takes seconds to import its packages and to load spaCy's model.
 """
 
 
@@ -36,10 +36,10 @@ def is_no_token_notice(record: logging.LogRecord) -> bool:
 def init_ray(address: str | None, **options: Any) -> None:
     """Join the cluster at `address`, or start Ray on this machine for "local"; `options` are those of ray.init.
 
-    That Ray has a folder of its own, which no other user of the machine can open and which goes with this process: Ray's
-    default, /tmp/ray, is open to all. A runtime environment among the options is joined with that of a submitted job,
-    also if both set the same variable. Raises ConnectionError if there is no cluster at `address`. The caller ends with
-    ray.shutdown().
+    That Ray has a folder of its own, which no other user of the machine can open and which goes with this process:
+    Ray's default, /tmp/ray, is open to all. A runtime environment among the options is joined with that of a submitted
+    job, also if both set the same variable. Raises ConnectionError if there is no cluster at `address`. The caller ends
+    with ray.shutdown().
     """
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     if address != "local":

@@ -20,6 +20,8 @@ FILES: Final = MappingProxyType(
     }
 )
 """Files of each format; the layout of the output gives their paths (schemas.layout)."""
+TARS: Final = MappingProxyType({kind: files[0] for kind, files in FILES.items() if files[0].suffix == ".tar"})
+"""Format -> its tar; a shard with one has an index."""
 MANIFEST_FOLDER: Final = "_manifests"
 MANIFEST_FILE: Final = ShardFile(MANIFEST_FOLDER, ".json")
 INDEX_FOLDER: Final = "_index"

@@ -23,7 +23,7 @@ from hypergrit_common.config import (
     runtime_keys,
     saved_layers,
 )
-from hypergrit_common.config_help import describe
+from hypergrit_common.config_help import describe, help_topic
 from hypergrit_common.devices import Precision, check_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.urls import clean
@@ -212,7 +212,8 @@ def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
     """The text of --help, with the names of the models and the settings of the model that the arguments select."""
     selected = [item for item in arguments if item.startswith("model_name=")]
     model = model_config_class(read_layers(selected, KEYS))
-    return describe(f"{usage.rstrip()}\n\n{model_names()}\n", TrainConfig, KEYS.short, {"model": model})
+    usage, topic = f"{usage.rstrip()}\n\n{model_names()}\n", help_topic(arguments) or ""
+    return describe(usage, TrainConfig, KEYS.short, {"model": model}, topic=topic)
 
 
 def model_names() -> str:

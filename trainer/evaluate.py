@@ -10,7 +10,7 @@ from typing import Any
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config import Keys, merge, read_layers
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import ALL, describe_topic, help_topic, key_lines, list_keys, print_text
 from hypergrit_common.devices import check_device, pick_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
@@ -28,10 +28,13 @@ form evaluates models without benchmark files, side by side: zero-shot classific
 entailment on held-out shards; pictures=FOLDER shows how far images and texts are from the root. YAML files may hold the
 keys of either form. Later files and arguments override earlier ones.
 
+  hypergrit evaluate model=[out/hycoclip] data=datasets/eval output=out/eval         all tasks whose files are there
   hypergrit evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
       "tasks=[retrieval,sugarcrepe]" output=out/eval
+  hypergrit evaluate out/hycoclip shards=out/held_out/train                          retrieval and entailment
   hypergrit evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
       "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
+  hypergrit evaluate hycoclip.pth model_name=hycoclip shards=out/held_out/train      a released checkpoint
 
 Files that the first form writes to the output folder:
   index.html          all results on one page, with the published rows of the papers, figures and details
@@ -100,8 +103,8 @@ class EvaluateConfig(HeldOutConfig):
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(help_text())
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(help_text(topic))
         return 0 if arguments else 2
     set_up_logging()
     if is_benchmark(arguments):
@@ -142,11 +145,13 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def help_text() -> str:
-    """The text of --help: the usage with the tasks, then the keys of both forms."""
-    first, second = (describe("", kind, {}).strip() for kind in (BenchmarkConfig, EvaluateConfig))
+def help_text(topic: str = "") -> str:
+    """The text of --help: the usage with the tasks, then the keys of both forms, or those of a `topic`."""
     usage = USAGE.replace("{tasks}", describe_tasks())
-    return f"{usage}\nFirst form, {first}\n\nSecond form, {second}"
+    first, second = (list(list_keys(kind)) for kind in (BenchmarkConfig, EvaluateConfig))
+    if topic not in ("", ALL):
+        return describe_topic(topic, list(dict.fromkeys([*first, *second])), usage)
+    return f"{usage}\n{key_lines(first, title='keys of the first form')}\n\n{key_lines(second, title='keys of the second form')}"
 
 
 def is_benchmark(arguments: Sequence[str]) -> bool:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import print_text
+from hypergrit_common.config_help import describe_topic, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import printable
 
@@ -13,17 +13,23 @@ ONNX = "format=onnx"
 USAGE = f"""\
 usage: hypergrit export MODEL OUT [format=onnx]
 
-Write the towers of MODEL, the folder of a finished run or its folder model/, to the folder OUT in open_clip's layout:
+Write the towers of MODEL to the folder OUT in open_clip's layout:
 
-  hypergrit export out/hycoclip out/open_clip
-  model = open_clip.create_model("local-dir:out/open_clip")
+  hypergrit export out/hycoclip out/open_clip                      the model of a finished run
+  hypergrit export models/hycoclip out/open_clip                   a copy of its folder model/
+  model = open_clip.create_model("local-dir:out/open_clip")        use it in Python
+  hypergrit export out/open_clip out/again                         back, with the same weights
+  hypergrit evaluate out/again shards=out/held_out/train           evaluate what came back
+
+  MODEL  the folder of a finished run, its folder model/, or a folder written by this command
+  OUT    a folder that does not exist, or is empty
 
 encode_image and encode_text of that model return the features before the lift into the model's space; normalised, they
 are CLIP's points. OUT also keeps what open_clip does not know, such as curvatures. If MODEL is a folder written by this
 command, OUT becomes a folder for trainer.load_model, with the same weights, bit for bit.
 
 The image tower must be vit_small, vit_base or vit_large, or a vision transformer or a network with a linear projection
-of open_clip/NAME; the tokenizer must be OpenAI's. OUT must not exist, or be empty.
+of open_clip/NAME; the tokenizer must be OpenAI's.
 
 format=onnx writes OUT/image.onnx and OUT/text.onnx instead, for any model: from images in [0, 1] and from token ids to
 points [batch width], with the lift into the space inside; OUT/model.json has sizes, padding and curvatures. It needs the
@@ -36,8 +42,8 @@ extra onnx.
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    if "-h" in arguments or "--help" in arguments:
-        print_text(USAGE)
+    if (topic := help_topic(arguments)) is not None:
+        print_text(describe_topic(topic, [], USAGE) if topic else USAGE)
         return 0
     is_onnx = len(arguments) == 3 and arguments[2] == ONNX
     if len(arguments) != 2 and not is_onnx:

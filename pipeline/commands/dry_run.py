@@ -52,7 +52,7 @@ from pipeline.read.source import PART_BYTES, planned_rows, read_parts
 from pipeline.read.types import ShardPlan
 from pipeline.report.advice import HINTS
 from pipeline.report.stats import build_stats
-from pipeline.run.loop import Run, with_limits
+from pipeline.run.loop import limited
 from pipeline.run.progress import DOWNLOAD_CPU, WAITING, Capacity, local_capacity
 from pipeline.run.provenance import (
     check_models,
@@ -737,6 +737,8 @@ def human_bytes(n: float) -> str:
 
 logger = logging.getLogger("hypergrit")
 
+N_ROWS: Final = 200
+"""Rows in the sample of `dry_run=true`: a share of rows is then known to about 7 %."""
 SEED: Final = 0
 """Random seed of the sample: a dry run that is repeated has the same rows."""
 
@@ -799,9 +801,10 @@ def run_sample(
 
     Returns its shards, the number that failed, and the seconds until the first one beyond those of its stages.
     """
-    samples = choose_rows(plans, config.dry_run_rows, config.rows_per_shard, SEED)
+    n_rows = N_ROWS if config.dry_run is True else int(config.dry_run)
+    samples = choose_rows(plans, n_rows, config.rows_per_shard, SEED)
     shards = sample_plans(samples)
-    run = Run(with_limits(config, sum(shard.n_rows for shard in shards), len(shards)))
+    run = limited(config, sum(shard.n_rows for shard in shards), len(shards))
     recipe = Recipe(partial(SampleSteps, run.config, provenance, samples), run.config)
     measured, start, start_seconds = list[Measured](), time.monotonic(), 0.0
     try:

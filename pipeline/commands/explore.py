@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
@@ -41,8 +41,8 @@ it shows both pictures of each row. The shards are not changed.
 @command("run the same command again")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, ExploreOptions, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe(USAGE, ExploreOptions, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     keys = {field.name for field in fields(ExploreOptions)}

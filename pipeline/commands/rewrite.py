@@ -28,7 +28,6 @@ from pipeline.output.source import (
     Source,
     check_hashes,
     given_keys,
-    may_lack_queries,
     new_config,
     take_options,
     take_path,
@@ -167,7 +166,7 @@ def rewrite(arguments: Sequence[str]) -> int:
         raise UserError(f"a manifest of the sources lacks {error}; see hypergrit verify") from error
     if len(sources) > 1 and not options.mixed and (found := differences(sources, owns, parts)):
         raise UserError(f"the sources differ in {'; '.join(found)}. Give mixed=true to join them all the same")
-    lacks_queries = may_lack_queries(new, (manifest for source in sources for manifest in source.manifests.values()))
+    lacks_queries = new.write.strip_url_queries
     evaluation = read_evaluation_set(against, options.against_radius, lacks_queries) if against else None
     pass_ = Pass(parts, new, options, evaluation, bool(given & set(FILTERS)))
     record = None
@@ -418,7 +417,7 @@ def differing(prefix: str, values: Iterable[dict[str, Any]]) -> list[str]:
     return [f"{key}: {', '.join(found)}" for key, found in by_key.items() if len(found) > 1]
 
 
-main = derive_command(USAGE, lambda: rewrite, RewriteOptions)
+main = derive_command(USAGE, lambda: rewrite, RewriteOptions, (*FILTERS, "write", "overwrite"))
 
 
 if __name__ == "__main__":

@@ -241,8 +241,9 @@ def database(memory_gb: float, threads: int | None) -> Iterator["Duplicates"]:
             yield duplicates
     except (duckdb.OperationalError, duckdb.FatalException) as error:
         raise UserError(
-            f"the rows cannot be compared with memory_gb={memory_gb:g} and the disk of TMPDIR ({tempfile.gettempdir()}): "
-            f"{one_line(error).partition(' Possible solutions')[0]}; give a larger memory_gb, or a TMPDIR with more space"
+            f"the rows cannot be compared with memory_gb={memory_gb:g} and the disk of TMPDIR "
+            f"({tempfile.gettempdir()}): {one_line(error).partition(' Possible solutions')[0]}; give a larger "
+            "memory_gb, or a TMPDIR with more space"
         ) from error
 
 

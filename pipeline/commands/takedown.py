@@ -38,7 +38,6 @@ from pipeline.output.ledger import check_finished, read_batches, read_manifests,
 from pipeline.output.source import (
     RUNNING,
     check_keys,
-    may_lack_queries,
     read_config,
     take_options,
     take_output,
@@ -250,7 +249,7 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
     manifests = read_manifests(store)
     check_finished(store, manifests)
-    entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
+    entries = entries.without_queries() if config.write.strip_url_queries else entries
     step = partial(find_in, config.output, entries, None)
     run = Run(config)
     found = list(found_by(run, step, manifests))
@@ -273,7 +272,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
     check_writable(store)
     with open_output(store) as lease:
         manifests = read_manifests(store)
-        if may_lack_queries(config, manifests):
+        if config.write.strip_url_queries:
             entries = entries.without_queries()
         store.record_takedowns(entries)
         store.remove([REPORT_FILE, STATS_FILE])
@@ -322,8 +321,11 @@ taken_down with its key and its place in the input; image, caption, phrases, box
 without such rows are left as they are. The output keeps digests of the entries (_takedowns.json): neither the job nor
 another command writes their rows to it again, or to outputs made from it.
 
-  hypergrit takedown out/demo list=takedown.txt dry_run=true
+  hypergrit takedown out/demo list=takedown.txt dry_run=true       which rows the list names
+  hypergrit takedown out/demo list=takedown.txt                    remove them
+  hypergrit takedown out/demo list=takedown.txt ray.runner=local   without Ray
   hypergrit takedown s3://data/coyo list=s3://data/takedown.txt ray.address=auto
+  hypergrit run ... read.takedown=takedown.txt                     a new job that leaves them out
 
   OUT                  output folder or URL of a job
   list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a

@@ -131,7 +131,7 @@ class Finding:
 class Contents:
     """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files.
 
-    `command` made the output from others; "" for an output of the job, or of version 0.6 or earlier. `left_out` are
+    `command` made the output from others; "" for an output of the job. `left_out` are
     unfinished shards of its sources.
     """
 

@@ -23,7 +23,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, TypeVar
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import ProcessId, this_process
+from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3
 from pipeline.faults import ShardError
 from pipeline.output.store import Store, write_atomically

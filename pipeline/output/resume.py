@@ -34,7 +34,7 @@ from pipeline.read.plan import Batch, CutFile, Known, ShardPlans, cut_files
 from pipeline.read.roots import object_version
 from pipeline.read.samples import Scan, list_folder, scan_tar, scan_tars
 from pipeline.read.types import ShardPlan
-from schemas.files import COMMAND_FILE, FILES, INDEX_FILE, JOB_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
+from schemas.files import COMMAND_FILE, FILES, INDEX_FILE, JOB_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE, TARS
 from schemas.job import CommandRecord, InputBatch, InputFile, JobRecord, LeftOut
 from schemas.layout import MAX_SHARDS
 from schemas.manifest import Manifest, Provenance
@@ -54,7 +54,7 @@ def write_command(store: Store, command: str, shards: Sequence[int], left_out: S
 
 
 def read_command(store: Store) -> CommandRecord | None:
-    """Read the record; None for an output of the job, or of version 0.6 or earlier. Raises UserError if it is damaged."""
+    """Read the record; None for an output of the job. Raises UserError if it is damaged."""
     content = store.read(COMMAND_FILE)
     if content is None:
         return None
@@ -248,12 +248,12 @@ def find_damage(
     """Compare the files of a shard, its index and those of the formats of `config`, with its manifest."""
     index = store.file(INDEX_FILE, plan.index)
     names = {store.file(kind, plan.index) for name in config.write.formats for kind in FILES[name]}
-    names |= {index} & manifest["files"].keys()  # earlier versions wrote none
+    names |= {index} if set(manifest["formats"]) & TARS.keys() else set()
     damaged = {name for name in names if not has_file(store, listing, name, manifest)}
     if not damaged:
         return None
     formats = formats_of(manifest, written)
-    return Damage(plan, formats, damaged == {index})
+    return Damage(plan, formats, damaged == {index} & manifest["files"].keys())
 
 
 def has_file(store: Store, listing: Listing, name: str, manifest: Manifest) -> bool:
@@ -421,10 +421,7 @@ DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticE
 
 
 def read_record(store: Store) -> JobRecord | None:
-    """Read the record of the job that wrote the shards; None for a new output, or one of version 0.2 or earlier.
-
-    Raises UserError if the file is damaged.
-    """
+    """Read the record of the job that wrote the shards; None without one. Raises UserError if it is damaged."""
     content = store.read(JOB_FILE)
     if content is None:
         return None

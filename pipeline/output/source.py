@@ -6,7 +6,7 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig, OmegaConf
 
-from hypergrit_common.config import RESOLVED_FILE, Keys, merge, read_layers
+from hypergrit_common.config import RESOLVED_FILE, Keys, check_yaml, merge, read_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute, check_output_is_absolute
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.tar import iter_members, reader_of
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
-from hypergrit_common.yaml_text import check_yaml
 from pipeline.config import KEYS, PipelineConfig, make_config
 from pipeline.faults import ShardError
 from pipeline.output.contents import file_problem
@@ -43,14 +42,12 @@ Options = TypeVar("Options")
 
 RUNNING: Final = ("log", "quiet", "ray", "report")
 """Settings that every command takes: they do not decide the content."""
-OF_ONE_RUN: Final = ("overwrite", "dry_run")
-"""Settings that a saved configuration never passes on; earlier versions could save a dry run."""
 
 
 def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) -> PipelineConfig:
     """Return the configuration of the job that wrote an output, with the changes of `key=value` arguments.
 
-    Without OF_ONE_RUN. `loads`: its stages will run, so that code of the user which it names is imported if `changes`
+    `loads`: its stages will run, so that code of the user which it names is imported if `changes`
     name it too. Raises UserError naming the file or argument, the key and the fix.
     """
     name, content = store.url(RESOLVED_FILE), store.read(RESOLVED_FILE)
@@ -64,8 +61,6 @@ def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) 
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
     if not isinstance(layer, DictConfig):
         raise UserError(f"{name} must hold `key: value` lines")
-    for key in OF_ONE_RUN:
-        layer.pop(key, None)
     return make_config([(layer, name)], read_layers(changes, KEYS), loads=loads)
 
 
@@ -156,14 +151,6 @@ def new_config(
     if old.write.strip_url_queries and not new.write.strip_url_queries:
         raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
     return dataclasses.replace(new, output=output)
-
-
-def may_lack_queries(config: PipelineConfig, manifests: Iterable[Manifest]) -> bool:
-    """Return True if URLs of an output may have lost their queries, which a list to compare them with may have.
-
-    Versions up to 0.6.0 merged such outputs with others without a trace, so all outputs of commands count.
-    """
-    return config.write.strip_url_queries or any("origin" in manifest for manifest in manifests)
 
 
 class Source:

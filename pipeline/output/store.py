@@ -22,7 +22,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypergrit_common.disk import sync
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file
-from hypergrit_common.process import ProcessId, this_process
+from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import text_without_secrets

@@ -3,14 +3,11 @@
 import codecs
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal
 
 from hypergrit_common.config import runtime
 from hypergrit_common.errors import UserError
 from pipeline.read.where import Where, parse_where
-
-MAX_LIMIT: Final = 2**40
-"""Largest limit on sizes and counts, which stay within 64 bits in sums and products."""
 
 Captions = Literal["first", "longest", "join", "random"]
 
@@ -21,10 +18,9 @@ class ReadConfig:
 
     # column with the image URL; null: url, image_url or link, in any letter case
     url_column: str | None = None
-    # column with the caption; null: caption, text, alt_text, alt or title
+    # column with the caption; null: caption, text, alt_text, alt or title. Several, such as caption,title: those that are
+    # not empty follow each other, and `captions` is the rule
     caption_column: str | None = None
-    # column with the row's identifier; null: id, uid, sample_id, image_id or key
-    id_column: str | None = None
     # column with the image itself: its bytes, or a struct {bytes, path} as in Hugging Face datasets; null: image or img,
     # in files without a URL column
     image_column: str | None = None
@@ -37,8 +33,6 @@ class ReadConfig:
     # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), or
     # one at random (random); null: such rows are dropped
     captions: Captions | None = None
-    # further columns with captions; those that are not empty follow those of caption_column
-    more_caption_columns: tuple[str, ...] = ()
     # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
     # not_selected, before any download
     where: str | None = None
@@ -95,9 +89,16 @@ class ReadConfig:
             )
         if self.json_key is not None and self.json_layout == "columns":
             raise UserError("json_layout is columns, in which all lists are columns; remove json_key")
-        if self.more_caption_columns and self.captions is None:
-            raise UserError("more_caption_columns needs a rule; set captions to first, longest, join or random")
+        if len(self.caption_columns) > 1 and self.captions is None:
+            raise UserError(
+                f"caption_column={self.caption_column} needs a rule; set captions to first, longest, join or random"
+            )
         assert self.where is None or self.selection  # checks the expression
+
+    @property
+    def caption_columns(self) -> tuple[str, ...]:
+        """The names of the columns in `caption_column`."""
+        return tuple((self.caption_column or "").split(","))
 
     @cached_property
     def selection(self) -> Where | None:

@@ -99,10 +99,8 @@ def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool) -> 
     image = find_column(names, config.image_column, IMAGE_NAMES if may_be_image else ())
     is_path = config.image_roots and url is None and image is None
     path = find_column(names, config.image_path_column, PATH_NAMES if is_path else ())
-    caption = find_column(names, config.caption_column, CAPTION_NAMES)
-    more = (name for name in config.more_caption_columns if name in names)
-    captions = dict.fromkeys((*([caption] if caption is not None else []), *more))
-    return Columns(url, tuple(captions), find_column(names, config.id_column, ID_NAMES), image, path)
+    captions = (find_column(names, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
+    return Columns(url, tuple(filter(None, captions)), find_column(names, None, ID_NAMES), image, path)
 
 
 def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: Format) -> None:
@@ -125,18 +123,13 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
         ("url", config.url_column, URL_NAMES),
         ("image", config.image_column, IMAGE_NAMES),
         ("image_path", config.image_path_column, PATH_NAMES),
-        ("caption", config.caption_column, CAPTION_NAMES),
+        *(("caption", name or None, CAPTION_NAMES) for name in config.caption_columns),
     ):
         is_optional = role != "caption" and bool(found.url or found.image or found.path or role != "url")
         if find_column(names, configured, known) is None and (configured is not None or not is_optional):
             raise UserError(
                 f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
                 f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{in_object}"
-            )
-    for name in config.more_caption_columns:
-        if name not in names:
-            raise UserError(
-                f"{path} has no column {name}, which read.more_caption_columns names (it has {', '.join(names)})"
             )
     if found.path and not config.image_roots:
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")

@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from hypergrit_common.config import RESOLVED_FILE
+from hypergrit_common.config import RESOLVED_FILE, check_yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import duration_text, one_line
-from hypergrit_common.yaml_text import check_yaml
 from pipeline.output.ledger import (
     check_finished,
     count_shard,
@@ -251,10 +250,9 @@ def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part,
     stored = read_files(store.read_spare, store, SUMMARY_FILE, found)
     summary = Summary()
     for manifest in manifests:
-        stamp = stamp_of(contents[manifest["shard"]])
-        own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp})
+        own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp_of(contents[manifest["shard"]])})
         if own is None:
-            own = write_summary(store, manifest, stamp) if keep else count_shard(store, manifest)
+            own = write_summary(store, manifest) if keep else count_shard(store, manifest)
             own.totals.shrink()
         summary.merge(own)
     summary.totals.shrink()

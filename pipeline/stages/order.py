@@ -13,7 +13,11 @@ from pipeline.stages.stage import Stage
 from schemas.rows import READ
 
 STAGES: Final[tuple[type[Stage], ...]] = (Download, Captions, Parse, Ground, Score)
-"""Between `read` and `write`. Settings, schemas, steps, drop reasons and timings of a job follow from this list."""
+"""Between `read` and `write`. Schemas, steps and timings of a job follow from this list.
+
+The settings of a stage are also a field of PipelineConfig, so that they are typed. Its drop reasons are in
+schemas.status, since readers of an output, and the trainer, load no stage.
+"""
 SCHEMAS: Final = {"read": READ, **{stage.name: stage.schema for stage in STAGES if stage.schema is not None}}
 """Stage -> schema of the table after it, of those that add columns."""
 
@@ -21,8 +25,8 @@ SCHEMAS: Final = {"read": READ, **{stage.name: stage.schema for stage in STAGES 
 def with_further(further: Iterable[type[Stage]]) -> tuple[type[Stage], ...]:
     """Return STAGES with further ones, each behind the stage `after` and those that already follow it.
 
-    Raises UserError for a name that is taken or no identifier, an unknown `after`, and a schema of its own: the files of
-    an output have the columns of STAGES.
+    Raises UserError for a name that is taken or no identifier, an unknown `after`, and a schema of its own: the files
+    of an output have the columns of STAGES.
     """
     found = list(STAGES)
     for stage in further:

@@ -118,17 +118,15 @@ RUNTIME = {
 """Runtime settings of the stages, each with a value other than its default."""
 SECRET = {"download.headers", "download.proxy"}
 """Runtime settings that are not recorded (tests/pipeline/stages/download/test_extra.py)."""
-NEEDS = {"download.proxy_resolves": "download.proxy=http://proxy:1", "read.more_caption_columns": "read.captions=first"}
+NEEDS = {"download.proxy_resolves": "download.proxy=http://proxy:1", "read.caption_column": "read.captions=first"}
 """Settings that need another one."""
 CONTENT = {
     "read.url_column": "address",
     "read.caption_column": "words",
-    "read.id_column": "number",
     "read.image_column": "picture",
     "read.image_path_column": "path",
     "read.image_roots": "[/data]",
     "read.captions": "join",
-    "read.more_caption_columns": "[blip]",
     "read.where": "similarity > 0.3",
     "read.format": "pipeline.read.text:Csv",
     "read.encoding": "latin-1",
@@ -196,7 +194,7 @@ def test_any_other_setting_of_a_stage_changes_the_hash(key: str) -> None:
     assert runtime_settings(changed) == runtime_settings(config)
 
 
-@pytest.mark.parametrize("setting", ["ray.retries=0", "ray.model_workers=1", "report.examples=1", "log.format=json"])
+@pytest.mark.parametrize("setting", ["ray.retries=0", "ray.model_workers=1", "log.format=json"])
 def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setting: str) -> None:
     config, changed = load_config(PATHS), load_config([*PATHS, setting])
     assert content_hash(changed) == content_hash(config)
@@ -204,7 +202,7 @@ def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setti
 
 
 def test_help_lists_every_key_with_its_comment() -> None:
-    text = help_text(["all"])
+    text = help_text(["--help", "all"])
     for key, _, comment, _ in list_keys(PipelineConfig):
         assert comment, f"{key} has no comment above it"
         assert comment in text

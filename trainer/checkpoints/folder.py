@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import ProcessId, machine, this_process
+from hypergrit_common.processes import ProcessId, machine, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, true_on_all_ranks

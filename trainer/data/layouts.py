@@ -215,9 +215,8 @@ def check_caption(caption: object) -> str:
 MAX_PROBES: Final = 64  # samples to check before the data are rejected
 FIXES: Final = {
     "no_boxes": "train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), or create shards with boxes: "
-    "`python pipeline/grit.py` with formats=[train]",
-    "no_parse": "train a model that needs no parse, or create shards with one: `python pipeline/grit.py` with "
-    "formats=[train]",
+    "`hypergrit run` with formats=[train]",
+    "no_parse": "train a model that needs no parse, or create shards with one: `hypergrit run` with formats=[train]",
 }
 """Reason of a bad sample -> fix."""
 OTHER_FIX: Final = (

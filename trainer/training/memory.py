@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import machine
-from hypergrit_common.processes import free_memory
+from hypergrit_common.processes import free_memory, machine
 from trainer.config import TrainConfig
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process

@@ -139,7 +139,8 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
             f"score.scorer={path!r} is a {type(model).__name__}, which does not embed both images and texts; "
             "choose a CLIP or SigLIP model"
         )
-    # SigLIP was trained on texts of the full length; for CLIP, which masks its padding, this fixes the shape of a batch.
+    # SigLIP was trained on texts of the full length; for CLIP, which masks its padding, this fixes the shape of a
+    # batch.
     length = getattr(model.config, "text_config", model.config).max_position_embeddings
 
     def encode_images(batch: Sequence[Image]) -> Tensor:

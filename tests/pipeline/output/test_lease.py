@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import ProcessId, this_process
+from hypergrit_common.processes import ProcessId, this_process
 from pipeline.output import lock as leases
 from pipeline.output.lock import acquire, hold_lease, new_lease
 from pipeline.output.store import Store
@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dead_process() -> ProcessId:
     """Return the identity that a process of this machine had."""
-    code = "from hypergrit_common.process import *; print(this_process())"
+    code = "from hypergrit_common.processes import *; print(this_process())"
     root = Path(__file__).parents[3]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True).stdout
     process = ProcessId.parse(out.strip())
@@ -101,7 +101,7 @@ def test_a_holder_on_another_machine_that_renews_its_lease_is_not_disturbed(
     store: Store, impatient: None, monkeypatch: pytest.MonkeyPatch, clock: float
 ) -> None:
     with hold_lease(store) as lease:
-        monkeypatch.setattr("hypergrit_common.process.machine", lambda: "00000000")
+        monkeypatch.setattr("hypergrit_common.processes.machine", lambda: "00000000")
         monkeypatch.setattr(leases, "this_process", lambda: ProcessId("00000000", 1, 1))
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() - clock)

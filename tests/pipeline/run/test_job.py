@@ -241,7 +241,7 @@ def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_n
     [
         *[(setting, 0) for setting in RUNTIME],
         ("ray.model_workers=1", 0),
-        ("report.examples=1", 0),
+        ("report.summary=false", 0),
         ("formats=[train]", 0),
         ("download.max_bytes=1000", 3),
         ("ground.floor=0.2", 3),

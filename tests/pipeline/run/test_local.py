@@ -19,7 +19,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.run.job import Shards
 from pipeline.run.job import run as run_job
 from pipeline.run.local import compute_local
-from pipeline.run.loop import Run, with_limits
+from pipeline.run.loop import Run, limited
 from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Done, Recipe
 from tests.pipeline.poison import LightSteps, Poison, light_steps
@@ -99,10 +99,11 @@ def hashes(output: Path) -> dict[str, bytes]:
 def run(tars: Path, output: Path, *poisons: Poison, **limits: int) -> int:
     """The number of failed shards of a job with poisoned rows; each line of the log is also printed."""
     config, plans = job(tars, output)
-    ray = RayConfig(runner="local", retries=1, max_failed_shards=limits.get("failed"))
+    ray = RayConfig(runner="local", retries=1)
     config = dataclasses.replace(config, ray=ray, max_internal_errors=limits.get("faults"))
     with hold_lease(Store(config.output)) as lease:
-        found = Run(with_limits(config, 12, len(plans)), lease, records=True)
+        found = limited(config, 12, len(plans), lease, records=True)
+        found.max_failed = limits.get("failed", found.max_failed)
         Shards(found, make_provenance(config), {}, partial(LightSteps, poisons=poisons)).finish(plans)
     return len(found.failed)
 
@@ -128,7 +129,7 @@ def test_a_shard_that_fails_is_recorded_and_the_next_run_computes_it_last(
 
 def test_too_many_failed_shards_stop_the_job(tars: Path, tmp_path: Path) -> None:
     poisons = [Poison("write", row, "disk") for row in (1, 5, 9)]
-    with pytest.raises(UserError, match=r"2 shards failed, more than ray\.max_failed_shards=1"):
+    with pytest.raises(UserError, match=r"2 shards failed, more than the job may lose \(1\)"):
         run(tars, tmp_path / "out", *poisons, failed=1)
 
 
