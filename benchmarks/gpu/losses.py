@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.losses [--models meru hycoclip phyclip] [--batches 768 16384]
 
-`chunked` is the trainer's, `plain` is the formula as printed in the
-paper. Features have width 512, in PHyCLIP 64 factors of width 8. Times are those of the losses and of all gradients,
-from features in float32.
+`chunked` is the trainer's, `triton` has the kernels of `benchmarks.gpu.fused`, `plain` is the formula as printed in the
+paper. Features have width 512, in PHyCLIP 64 factors of width 8. Times are those of the losses and of all gradients, from
+features in float32.
 
 `loss_error` and `gradient_error` compare with float64, relative to the reference: of the loss, and of the gradients of
 all features (norm of the difference over the norm). The reference is the plain formula, or the chunked loss in float64
@@ -12,6 +12,7 @@ where the plain formula does not fit into memory.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -57,6 +58,8 @@ def batches_of(session: Session) -> Sequence[int]:
 
 def sides(name: str, batch: int, device: torch.device) -> Iterator[str]:
     """Yield the implementations that can run."""
+    if device.type == "cuda":
+        yield "triton"
     yield "chunked"
     if plain_fits(name, batch, device.type):
         yield "plain"
@@ -93,9 +96,17 @@ def measure_side(
 ) -> dict[str, Any]:
     """Measure one implementation."""
     model = build(name, plain=side == "plain", full=False).to(session.device)
-    device, is_tiny = session.device, session.options.tiny
+    with kernels() if side == "triton" else nullcontext():
+        return measure_model(session, model, (name, side), features, reference)
+
+
+def measure_model(
+    session: Session, model: MERU, names: tuple[str, str], features: dict[str, Tensor], reference: list[Tensor]
+) -> dict[str, Any]:
+    """Measure the losses of a model; `names` are its name and that of the implementation."""
+    (name, side), device, is_tiny = names, session.device, session.options.tiny
     found: dict[str, Any] = {}
-    result = loss_and_gradients(model, features)  # also warms up
+    result = loss_and_gradients(model, features)  # also compiles the kernels
     if reference:
         found["loss_error"] = relative_error(result[:1], reference[:1])
         found["gradient_error"] = relative_error(result[1:], reference[1:])
@@ -113,6 +124,13 @@ def measure_side(
             lambda: loss_and_gradients(model, features), 1 if is_tiny else 3, device, path, keep=False
         )
     return found
+
+
+def kernels() -> AbstractContextManager[None]:
+    """Replace the contrastive losses by the Triton kernels, which are imported here: not every platform has Triton."""
+    from benchmarks.gpu.fused import in_losses
+
+    return in_losses()
 
 
 def relative_error(found: list[Tensor], reference: list[Tensor]) -> float:
