@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.sequences.steps import CASES, from_json, make_steps, to_json
+from tests.soak.sequences.steps import CASES, DISTURBED, MOST_CALLS, Step, from_json, make_steps, to_json
 
 ROOT = Path(__file__).parents[2]
 N_SEQUENCES, N_PARTS = 300, 15
@@ -39,6 +39,26 @@ def test_some_random_sequences(part: int) -> None:
 @pytest.mark.rest
 def test_sequences_that_found_faults() -> None:
     play(*map(str, sorted(CASES.glob("*.json"))))
+
+
+@pytest.mark.rest
+@pytest.mark.parametrize("verb", DISTURBED)
+def test_a_disk_that_is_full_during_each_verb(verb: str, tmp_path: Path) -> None:
+    path = tmp_path / f"full_{verb}.json"
+    path.write_text(to_json(on_full_disks(verb)))
+    play(str(path))
+
+
+def on_full_disks(verb: str) -> list[Step]:
+    """Steps in which a verb meets a full disk at more and more of its I/O calls, each time with something left to do."""
+    steps = [Step(verb="web", options=("down",)), Step(verb="run"), Step(verb="web", options=("up",))]
+    options = {"rewrite": ("dedupe=[bytes]",), "takedown": ("url",), "explore": ("report",)}.get(verb, ())
+    for seed, at in enumerate(range(1, MOST_CALLS[verb], MOST_CALLS[verb] // 6)):
+        if verb in ("run", "requeue"):
+            steps.append(Step(verb="damage", options=("delete", "grit"), seed=seed))
+        output = "b" if verb == "rewrite" else "a"
+        steps.append(Step(verb=verb, output=output, options=options, kind="full", at=at, seed=seed))
+    return steps
 
 
 def test_a_sequence_is_that_of_its_seed_and_can_be_kept_as_json() -> None:
