@@ -289,7 +289,8 @@ class World:
         if is_dry:
             return
         done = code in (0, 4)
-        told = [row for row in source.gone & model.gone if word(row) in text]
+        gone = [item.gone for item in self.models.values()] if "compare" in step.options else [source.gone, model.gone]
+        told = [row for row in set.intersection(*gone) if word(row) in text]
         assert not told, f"rows {told} were taken down, but the log has them: {about}"
         match step.verb:
             case "takedown" if done:
