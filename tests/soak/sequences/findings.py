@@ -52,7 +52,7 @@ def shards_of(output: Path) -> dict[int, Shard]:
 
 
 def rows_of(output: Path, manifest: Any) -> dict[str, Any]:
-    """The rows of a shard by key, with the images of grit/ or train/ as `image`; without arrow/ nothing."""
+    """The rows of a shard by key, with the `images` of train/ and grit/; without arrow/ nothing."""
     names = {name.partition("/")[0] + Path(name).suffix: output / name for name in manifest["files"]}
     if "arrow.arrow" not in names:
         return {}
@@ -60,9 +60,8 @@ def rows_of(output: Path, manifest: Any) -> dict[str, Any]:
         rows = {row["key"]: row for row in reader.read_all().to_pylist()}
     assert len(rows) == manifest["counts"]["read"], "a key is there twice"
     for kind in ("train.tar", "grit.tar"):
-        images = images_of(names[kind]) if kind in names else {}
-        for key in images:
-            rows[key]["image"] = images[key]
+        for key, image in (images_of(names[kind]) if kind in names else {}).items():
+            rows[key].setdefault("images", {})[kind] = image
     assert sum(row["status"] == "kept" for row in rows.values()) == manifest["counts"]["kept"]
     return rows
 
