@@ -440,8 +440,9 @@ class World:
 
 
 def digests_of(output: Path) -> dict[str, str]:
-    """SHA-256 of the files of the finished shards."""
-    return {name: value for shard in shards_of(output).values() for name, value in shard.digests.items()}
+    """SHA-256 of the files of the finished shards, by names that do not depend on the layout."""
+    files = [(index, *item) for index, shard in shards_of(output).items() for item in shard.digests.items()]
+    return {f"{name.partition('/')[0]}/{index}{Path(name).suffix}": value for index, name, value in files}
 
 
 def rows_in(shard: Shard) -> set[int]:
