@@ -23,7 +23,7 @@ VERBS = {
 DISTURBED = ("run", "retry", "rewrite", "takedown", "requeue", "explore")
 KINDS = ("kill", "kill_after", "full", "broken", "half", "stop")
 """What may happen at an I/O call of a verb; `stop`: the process stands still while another machine runs the next verb."""
-MOST_CALLS = {"run": 2600, "retry": 1500, "rewrite": 1500, "takedown": 1300, "requeue": 400, "explore": 400}
+MOST_CALLS = {"run": 1400, "retry": 1000, "rewrite": 1400, "takedown": 600, "requeue": 115, "explore": 210}
 """Number of I/O calls of a verb, roughly."""
 REWRITES: tuple[tuple[str, ...], ...] = (
     ("score.min_score=0.72",),
@@ -87,7 +87,7 @@ def random_step(rng: Random, verb: str, output: str) -> Step:
     kind, at = "", 0
     if verb in DISTURBED and rng.random() < 0.55:
         kind = rng.choice(KINDS)
-        at = int(rng.uniform(0, MOST_CALLS[verb] ** 0.5) ** 2)
+        at = rng.randrange(MOST_CALLS[verb])
     return Step(
         verb=verb, output=output, options=options, kind=kind, at=at, machine=rng.randrange(2), seed=rng.randrange(10**6)
     )
