@@ -39,7 +39,7 @@ from hypergrit_common.text import duration_text, message
 from pipeline.config import PipelineConfig
 from pipeline.explore.quality.curve import wilson
 from pipeline.output.listing import list_output
-from pipeline.output.lock import describe
+from pipeline.output.lock import describe, fenced
 from pipeline.output.resume import check_secrets, find_damaged, plan_work
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.grit import grit_columns, similarity_column, write_arrow, write_grit_parquet
@@ -226,6 +226,7 @@ def count_requests(n_shards: int, config: PipelineConfig, provenance: Provenance
     try:
         list_output(store)
         store.write(LEASE_FILE, json.dumps({"token": ""}))  # every commit reads the lease
+        store = fenced(url, "")
         for plan in plans:
             write_shard(SCORED.empty_table(), plan, config.write, store, provenance, lease="")
             store.write(store.file(TIMINGS_FILE, plan.index), "{}")

@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,6 +15,7 @@ from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
 from pipeline.explore.config import ExploreOptions
+from pipeline.output.lock import fence
 from pipeline.output.source import is_option, take_options
 from pipeline.output.store import Store, check_outside_outputs
 from schemas.files import REPORT_FILE, STATS_FILE
@@ -93,14 +95,23 @@ def explore(names: Sequence[str], options: ExploreOptions) -> None:
 def write_report_again(output: str) -> None:
     """Write stats.json and report.html of finished shards again, and print the summary.
 
-    Keeps the `truth` of an existing stats.json, which cannot be computed from the shards.
+    Keeps the `truth` of an existing stats.json, which cannot be computed from the shards. Raises UserError if rows are
+    taken down meanwhile, which the report could show.
     """
     from pipeline.report.html import write_report
     from pipeline.report.stats import build_stats
     from pipeline.report.summary import summary_table
 
-    stats = build_stats(output, truth=read_truth(output))
-    write_report(output)
+    store = Store(output)
+    known = store.takedowns
+
+    def check() -> None:
+        if Store(output).takedowns != known:
+            raise UserError(f"rows are being taken down from {output}; run the same command again")
+
+    store.fence = partial(fence, store, check)
+    stats = build_stats(store, truth=read_truth(output))
+    write_report(store)
     print_text(f"{summary_table(stats)}\nreport: {output}/{REPORT_FILE}")
 
 

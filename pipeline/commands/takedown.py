@@ -35,6 +35,7 @@ from pipeline.output.commit import (
 )
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_batches, read_manifests, write_summary
+from pipeline.output.lock import fenced
 from pipeline.output.source import (
     RUNNING,
     check_keys,
@@ -43,7 +44,7 @@ from pipeline.output.source import (
     take_output,
     take_path,
 )
-from pipeline.output.store import Store, temporary_folder_prefix
+from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import (
     FoundRows,
     find_rows,
@@ -278,6 +279,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         store.remove([REPORT_FILE, STATS_FILE])
         remove_cached(store)
         remove_leftovers(store, manifests)
+        remove_abandoned_folders(tempfile.gettempdir())  # of verbs that were killed, whose rows are listed too
         step = partial(find_in, config.output, store.takedowns, lease.token)
         run = Run(config, lease)
         found = list(found_by(run, step, manifests))
@@ -301,7 +303,7 @@ def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Ma
 
 def find_in(output: str, entries: TakedownList, lease: str | None, manifest: Manifest) -> Found:
     """Find the rows of a shard, and remove them if a lease is given. Raises ShardError for a damaged shard."""
-    store = Store(output)
+    store = fenced(output, lease)
     try:
         found = find_rows(store, manifest, entries)
         if found and lease is not None:

@@ -10,8 +10,8 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import IO, Final, cast
@@ -165,6 +165,8 @@ class Store:
         if self.is_local and ("::" in output or min(output, default=" ") < " "):
             raise UserError(f"{output!r} has '::' or a control character in its name; give another one")
         self._layout: Layout | None = None
+        # What surrounds the writing of a small file: a check of the lease (pipeline.output.lock).
+        self.fence: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
     def layout(self) -> Layout:
@@ -286,13 +288,14 @@ class Store:
         self.write_bytes(relative, text.encode())
 
     def write_bytes(self, relative: str, data: bytes) -> None:
-        """Write a small file atomically: readers see the old or the new one."""
+        """Write a small file atomically: readers see the old or the new one. Raises what the `fence` raises."""
         with self.convert_errors("write", relative):
             self.make_folder(relative)
             if self.is_local:
-                write_atomically(self.path(relative), data)
+                write_atomically(self.path(relative), data, self.fence)
                 return
-            self.fs.pipe_file(self.path(relative), data)
+            with self.fence():
+                self.fs.pipe_file(self.path(relative), data)
         if self.size(relative) != len(data):
             raise UserError(f"cannot write {self.url(relative)}: the store did not keep the upload; {REMOTE_FIX}")
 
@@ -420,15 +423,16 @@ def local_contents(folder: str) -> tuple[dict[str, int], list[str]]:
     return sizes, folders
 
 
-def write_atomically(path: str, data: bytes) -> None:
-    """Write a local file under a temporary name of its own, and rename it. Raises OSError."""
+def write_atomically(path: str, data: bytes, fence: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Write a local file under a temporary name of its own, and rename it within `fence`. Raises OSError."""
     draft = temporary_name(path)
     try:
         with open(draft, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, path)
+        with fence():
+            os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
             os.remove(draft)

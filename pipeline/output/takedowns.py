@@ -235,4 +235,12 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     finished = {manifest["shard"] for manifest in manifests}
     damaged = [store.file(MANIFEST_FILE, index) for index in indices(store, MANIFEST_FILE) if index not in finished]
     working = [store.file(kind, index) for kind in (FACTS_FILE, DROPS_FILE) for index in indices(store, kind)]
-    store.remove_many([*damaged, *working, *(name for names in left.values() for name in names), *drafts(store)])
+    # The shard of a takedown that was killed may have been made again since, without its rows; not so its thumbnails.
+    thumbnails = [store.file(DROPPED_FILE, manifest["shard"]) for manifest in manifests if has_taken_down(manifest)]
+    files = [name for names in left.values() for name in names]
+    store.remove_many([*damaged, *working, *thumbnails, *files, *drafts(store)])
+
+
+def has_taken_down(manifest: Manifest) -> bool:
+    """Return True if rows of a shard were taken down."""
+    return any(TAKEN_DOWN in reasons for reasons in manifest["counts"]["dropped"].values())

@@ -87,7 +87,7 @@ TRUTH_COLUMNS: Final = {
 """Count in the `truth` of stats.json -> column heading."""
 
 
-def write_report(output: str, config: ReportConfig | None = None) -> None:
+def write_report(output: str | Store, config: ReportConfig | None = None) -> None:
     """Write report.html to the folder or URL `output`, from its stats.json and finished shards.
 
     Without `config`, the report settings of the job are used. Raises UserError if there is no stats.json.
@@ -104,10 +104,11 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
     ...     (Path(output) / "report.html").is_file()
     True
     """
-    store = Store(output)
+    store = output if isinstance(output, Store) else Store(output)
     content = store.read(STATS_FILE)
     if content is None:
-        raise UserError(f"{output} has no {STATS_FILE}; create it with `hypergrit explore {output} report=true`")
+        root = store.root
+        raise UserError(f"{root} has no {STATS_FILE}; create it with `hypergrit explore {root} report=true`")
     stats: Statistics = json.loads(content)
     saved = stats["config"].get("report", {})
     names = [item.name for item in dataclasses.fields(ReportConfig) if item.name in saved]

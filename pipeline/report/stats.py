@@ -381,7 +381,7 @@ TOP: Final = 30
 
 
 def build_stats(
-    output: str,
+    output: str | Store,
     truth: dict[str, Any] | None = None,
     shards: Collection[int] | None = None,
     holds_lease: bool = False,
@@ -402,7 +402,7 @@ def build_stats(
     ...     build_stats(output)["rows"]
     {'read': 0, 'kept': 0, 'dropped': {}, 'unfinished': 0}
     """
-    store = Store(output)
+    store = output if isinstance(output, Store) else Store(output)
     part = collect(store, shards, "rollups" if holds_lease else "summaries")
     stats = make_stats(store, part, shards)
     if truth is not None:

@@ -108,7 +108,7 @@ class Report:
 
         The caller holds the lease of the output.
         """
-        stats = build_stats(self.config.output, shards=shards, holds_lease=True)
+        stats = build_stats(store, shards=shards, holds_lease=True)
         advice = make_report(store, stats, self.config.report)
         if self.config.report.summary and not self.config.quiet and not logs_json():
             print_text(summary_table(stats))

@@ -27,7 +27,8 @@ from pipeline.faults import Fault, ShardError, TooManyFaultsError, check_limit, 
 from pipeline.images import UNLIKE_DRAWINGS, StoredImages, are_unlike_drawings, miniature_models
 from pipeline.models import check_model
 from pipeline.output.commit import local_errors
-from pipeline.output.store import Store
+from pipeline.output.lock import fenced
+from pipeline.output.store import Store, temporary_folder_prefix
 from pipeline.output.write.stage import write_shard
 from pipeline.read.source import read_parts
 from pipeline.read.takedown import TakedownList, entries_of, refuse_images, refuse_urls
@@ -186,7 +187,7 @@ class Steps:
     @cached_property
     def store(self) -> Store:
         """The output, whose layout is read once."""
-        return Store(self.config.output)
+        return fenced(self.config.output, self.lease)
 
     @cached_property
     def takedowns(self) -> TakedownList:
@@ -283,7 +284,7 @@ class Steps:
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""
         part = dataclasses.replace(plan, n_rows=table.num_rows)
-        with local_errors(), tempfile.TemporaryDirectory() as folder:
+        with local_errors(), tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
             write_shard(table, part, self.config.write, folder, self.provenance)
 
     def run_stages(self, step: Step, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:

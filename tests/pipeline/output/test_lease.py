@@ -7,7 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pytest
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import ProcessId, this_process
 from pipeline.output import lock as leases
-from pipeline.output.lock import acquire, hold_lease, new_lease
+from pipeline.output.lock import acquire, fence, hold_lease, new_lease, swap
 from pipeline.output.store import Store
 from schemas.files import LEASE_FILE
 
@@ -119,6 +119,25 @@ def test_a_job_that_lost_its_lease_stops(store: Store, impatient: None) -> None:
         with pytest.raises(UserError, match="finished shards are kept"):
             lease.check()
     assert json.loads(store.read(LEASE_FILE) or b"")["host"] == "another"
+
+
+def test_a_job_that_lost_its_lease_replaces_no_file(store: Store) -> None:
+    with hold_lease(store):
+        store.write("report.html", "ours")
+        Path(store.path(LEASE_FILE)).write_bytes(new_lease())
+        Path(store.path("report.html")).write_text("theirs")
+        with pytest.raises(UserError, match="this job has lost the output"):
+            store.write("report.html", "ours again")
+    assert Path(store.path("report.html")).read_text() == "theirs"
+    assert files(store) == [LEASE_FILE, "report.html"]
+
+
+def test_nobody_takes_over_an_output_while_a_file_takes_its_place(store: Store) -> None:
+    with hold_lease(store) as lease, ThreadPoolExecutor(1) as pool:
+        with fence(store, lease.recheck):
+            taken = pool.submit(swap, Store(store.root), LEASE_FILE, lease.content, new_lease())
+            assert not wait([taken], 0.2).done
+        assert taken.result()
 
 
 @pytest.mark.parametrize("use", ["renew", "check", "release"])
