@@ -53,7 +53,7 @@ REASONS: Final = MappingProxyType(
         "captions": {
             **_INTERNAL,
             "empty_caption": "the caption is empty after cleaning",
-            "caption_too_long": "the caption has more characters than the limit",
+            "caption_too_long": "the caption has more characters or tokens than the limit",
         },
         "parse": {
             **_INTERNAL,

@@ -21,7 +21,7 @@ from pipeline.output.store import Store
 from pipeline.report.advice import HINTS, Advice, find_advice
 from pipeline.report.cards import Picture, Row, Thumbnail, find_dropped, make_card, pick_examples, pick_pictures
 from pipeline.report.charts import histogram_chart, number
-from pipeline.report.stats import bytes_text, describe_run
+from pipeline.report.stats import bytes_text, describe_run, trainable
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
@@ -154,6 +154,7 @@ def render(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         head=describe_run(stats),
+        trainable=trainable(stats),
         advice=advice,
         explorer=f"hypergrit explore {shlex.quote(output)}",
         funnel=list(funnel(stats, examples, dropped)),

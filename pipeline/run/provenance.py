@@ -6,12 +6,14 @@ import re
 import secrets
 import socket
 from collections.abc import Iterable
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from fsspec.implementations.local import LocalFileSystem
 
+from hypergrit_common.cli import INSTALL_MODELS
 from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import is_plugin, load_plugin, plugin_hash
 from hypergrit_common.paths import absolute, check_input_is_absolute, check_output_is_absolute
@@ -79,6 +81,7 @@ def check_plugins(config: PipelineConfig, provenance: Provenance) -> None:
 
 def check_models(config: PipelineConfig) -> None:
     """Raise UserError if a model of the job does not exist: within seconds, before a row is read. No model is loaded."""
+    check_torch(config)
     for key, name, base in (("grounder", config.ground.grounder, Grounder), ("scorer", config.score.scorer, Encoder)):
         if is_plugin(name) and not name.startswith(OPEN_CLIP):
             load_plugin(name, base, key)
@@ -87,6 +90,20 @@ def check_models(config: PipelineConfig) -> None:
     check_parser(config.parse.model)
     if config.ground.vocabulary and not Path(config.ground.vocabulary).exists():
         raise UserError(f"ground.vocabulary={config.ground.vocabulary} does not exist; give a vocab.txt of BERT")
+
+
+def check_torch(config: PipelineConfig) -> None:
+    """Raise UserError if the job needs torch, which is not installed: with models, or to resize by torch's kernel."""
+    models = {"grounder": config.ground.grounder, "scorer": config.score.scorer}
+    needing = {name: value for name, value in models.items() if value != NO_MODEL}
+    if config.download.resize.kernel == "bicubic" and config.download.resize.mode == "keep_ratio":
+        needing["download.resize.kernel"] = "bicubic"
+    if needing and find_spec("torch") is None:
+        settings = ", ".join(f"{name}={value}" for name, value in needing.items())
+        raise UserError(
+            f"{settings}: torch is not installed; {INSTALL_MODELS}, or give grounder=none scorer=none parse.model=none "
+            "download.resize.kernel=area, as jobs/pipeline/pairs.yaml does"
+        )
 
 
 def make_provenance(config: PipelineConfig) -> Provenance:

@@ -8,7 +8,9 @@ from typing import ClassVar, Final
 
 import ftfy
 import pyarrow as pa
+import regex
 
+from hypergrit_common.config import check_range
 from hypergrit_common.text import USER_INFO_IN_PROSE
 from pipeline.stages.stage import Stage
 from schemas.rows import CAPTIONED
@@ -22,9 +24,15 @@ class CaptionsConfig:
 
     # also clean as in RedCaps: lower case, only ASCII and Latin letters, no bracketed text, @handles as <usr>
     redcaps: bool = False
+    # longest cleaned caption in tokens, which are words, digits and runs of other characters, as CLIP divides texts before
+    # it encodes byte pairs; null: no limit
+    max_tokens: int | None = None
 
     max_characters: ClassVar[int] = 1000
     """Longest cleaned caption; rows with a longer one, which is an article rather than a caption, are dropped."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_tokens", least=1)
 
 
 # Clean the text of a caption.
@@ -37,6 +45,8 @@ MAX_NESTING: Final = 32  # levels of brackets that `clean_as_redcaps` removes; e
 FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
 
 
+TOKEN: Final = regex.compile(r"'(?:s|t|re|ve|m|ll|d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+", regex.IGNORECASE)
+"""Pieces into which CLIP divides a text before it encodes their byte pairs."""
 NESTED_ENTITY: Final = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)++", re.IGNORECASE)
 TAG_NAMES: Final = (
     "a|abbr|acronym|area|article|aside|audio|b|bdi|bdo|big|blockquote|body|br|button|canvas|caption|center|cite|code|col"
@@ -163,12 +173,30 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
         caption = clean(original)
         if config.redcaps:
             caption = clean_as_redcaps(caption)
-        if not caption:
-            drops[i] = Drop("empty_caption")
-        elif len(caption) > config.max_characters:
-            drops[i] = Drop("caption_too_long", f"{len(caption)} characters")
+        if drop := why_dropped(caption, config):
+            drops[i] = drop
         values[i] = {"caption": caption}
     return drop_rows(add_columns(table, CAPTIONED, values), "captions", drops)
+
+
+def why_dropped(caption: str, config: CaptionsConfig) -> Drop | None:
+    """Return the reason to drop a row with this cleaned caption."""
+    if not caption:
+        return Drop("empty_caption")
+    if len(caption) > config.max_characters:
+        return Drop("caption_too_long", f"{len(caption)} characters")
+    if config.max_tokens is not None and (n := count_tokens(caption)) > config.max_tokens:
+        return Drop("caption_too_long", f"{n} tokens")
+    return None
+
+
+def count_tokens(caption: str) -> int:
+    """Return the number of tokens of a caption (`CaptionsConfig.max_tokens`).
+
+    >>> count_tokens("it's 10 o'clock, again ...")
+    10
+    """
+    return sum(1 for _ in TOKEN.finditer(caption))
 
 
 class Captions(Stage):

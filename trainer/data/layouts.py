@@ -8,7 +8,9 @@ grit       jpg and a JSON with `caption`, `noun_chunks` and `ref_exps`; the last
 pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (RedCaps)
 """
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -25,12 +27,15 @@ from schemas.files import (
     TRAIN_IMAGE,
     TRAIN_N_PARENTS,
 )
+from schemas.training import training_line
 from trainer.data.config import Layout
 from trainer.data.crops import EncodedImage, Region
 from trainer.data.index import Index
 from trainer.data.samples import BadSample, Box, Sample, SampleFiles, open_image, sample_key
 from trainer.data.shards import ByteRangeReader
 from trainer.text.syntax import Word, read_words
+
+logger = logging.getLogger(__name__)
 
 IMAGES: Final = (GRIT_IMAGE, "jpeg", "png", "webp")  # extensions of the image in the layouts grit and pairs
 MAX_SUBREDDIT: Final = 64  # characters; Reddit's names have at most 21
@@ -214,9 +219,10 @@ def check_caption(caption: object) -> str:
 
 MAX_PROBES: Final = 64  # samples to check before the data are rejected
 FIXES: Final = {
-    "no_boxes": "train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), or create shards with boxes: "
-    "`python pipeline/grit.py` with formats=[train]",
-    "no_parse": "train a model that needs no parse, or create shards with one: `python pipeline/grit.py` with "
+    "no_boxes": "train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), take pairs out of shards that "
+    "have both with `hypergrit rewrite ... ground.keep_pairs=false`, or create shards with boxes: `hypergrit run` with a "
+    "grounder and formats=[train]",
+    "no_parse": "train a model that needs no parse, or create shards with one: `hypergrit run` with a parser and "
     "formats=[train]",
 }
 """Reason of a bad sample -> fix."""
@@ -224,6 +230,16 @@ OTHER_FIX: Final = (
     "give train/ shards of the pipeline, HyCoCLIP's processed shards, raw GRIT, or tars of pairs: a jpg with a txt, "
     "or with a JSON that holds the caption"
 )
+
+
+def fields_of(data: bytes, layout: Layout) -> set[str]:
+    """Return which of "boxes" and "parse" a sample has."""
+    found = set()
+    for need in ("boxes", "parse"):
+        with suppress(BadSample):
+            read_sample(data, layout, frozenset({need}))
+            found.add(need)
+    return found
 
 
 def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
@@ -240,6 +256,7 @@ def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str
             layout = find_layout(data) if expected == "auto" else expected
             read_sample(data, layout, needs)
             reader.close()
+            logger.info("the first usable sample %s", training_line(fields_of(data, layout)))
             return layout
         except BadSample as bad:
             problems.append((f"{index.locate(int(sample))[0].url}: {sample_key(data)}", bad))
