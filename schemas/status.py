@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final, Literal, get_args
 
-Stage = Literal["read", "download", "captions", "parse", "ground", "score", "write"]
+Stage = Literal["read", "download", "captions", "recaption", "parse", "ground", "score", "write"]
 STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
 
 KEPT: Final = "kept"
@@ -55,6 +55,7 @@ REASONS: Final = MappingProxyType(
             "empty_caption": "the caption is empty after cleaning",
             "caption_too_long": "the caption has more characters or tokens than the limit",
         },
+        "recaption": _INTERNAL,
         "parse": {
             **_INTERNAL,
             "wrong_language": "the caption is probably in none of the languages of `parse.languages`",
@@ -71,6 +72,7 @@ REASONS: Final = MappingProxyType(
             "low_score": "the last remaining boxes had a grounding score below the threshold",
             "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
             "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
+            "low_head_score": "the score of the linear head `score.head` is below `score.min_head_score`",
         },
         "write": {
             **_INTERNAL,

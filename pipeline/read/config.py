@@ -12,7 +12,7 @@ from pipeline.read.where import Where, parse_where
 MAX_LIMIT: Final = 2**40
 """Largest limit on sizes and counts, which stay within 64 bits in sums and products."""
 
-Captions = Literal["first", "longest", "join", "random"]
+Captions = Literal["first", "longest", "join", "random", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,8 @@ class ReadConfig:
     # folders and URLs, such as [/data/images, s3://bucket/prefix], from which paths and URLs of the rows (file://, s3://,
     # gs://) may be read; nothing else is
     image_roots: tuple[str, ...] = ()
-    # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), or
-    # one at random (random); null: such rows are dropped
+    # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), one at
+    # random (random), or all as a list, from which the trainer draws (all); null: such rows are dropped
     captions: Captions | None = None
     # further columns with captions; those that are not empty follow those of caption_column
     more_caption_columns: tuple[str, ...] = ()
@@ -67,6 +67,8 @@ class ReadConfig:
     caption and scores has some hundred bytes, and one with an embedding of 4,096 numbers as text some 80,000."""
     captions_seed: ClassVar[int] = 0
     """Seed of captions=random; the choice also depends on the URL and the captions."""
+    max_captions: ClassVar[int] = 100
+    """Captions of a row with captions=all; rows with more are dropped."""
     max_row_lines: ClassVar[int] = 100
     """Lines of a row of a CSV or TSV file, whose quoted fields may contain line breaks; if a quote is not closed within
     them, its line is dropped."""
@@ -96,7 +98,7 @@ class ReadConfig:
         if self.json_key is not None and self.json_layout == "columns":
             raise UserError("json_layout is columns, in which all lists are columns; remove json_key")
         if self.more_caption_columns and self.captions is None:
-            raise UserError("more_caption_columns needs a rule; set captions to first, longest, join or random")
+            raise UserError("more_caption_columns needs a rule; set captions to first, longest, join, random or all")
         assert self.where is None or self.selection  # checks the expression
 
     @cached_property

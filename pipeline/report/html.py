@@ -22,6 +22,7 @@ from pipeline.report.advice import HINTS, Advice, find_advice
 from pipeline.report.cards import Picture, Row, Thumbnail, find_dropped, make_card, pick_examples, pick_pictures
 from pipeline.report.charts import histogram_chart, number
 from pipeline.report.stats import bytes_text, describe_run, trainable
+from pipeline.stages.score.filters import clip_score
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
@@ -143,6 +144,8 @@ def render(
     parsed = [picture.row for picture in pictures if 2 <= len(picture.row["tokens"] or ()) <= MAX_TOKENS]
     thresholds = stats["provenance"].get("thresholds", {})
     marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
+    if (least := thresholds.get("min_image_similarity")) is not None:
+        marks["clip_similarity"] = clip_score(least)
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")
     return render_page(

@@ -15,6 +15,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.cli import INSTALL_MODELS
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import file_hash
 from hypergrit_common.lazy import is_plugin, load_plugin, plugin_hash
 from hypergrit_common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from hypergrit_common.remote import open_store
@@ -88,6 +89,10 @@ def check_models(config: PipelineConfig) -> None:
         elif name not in ("miniature", NO_MODEL) and not name.startswith(OPEN_CLIP):
             check_available(key, name)
     check_parser(config.parse.model)
+    if config.score.min_head_score is not None and config.score.head is None:
+        raise UserError("score.min_head_score needs a head; give score.head=FILE, or leave out the threshold")
+    if config.score.head and not Path(config.score.head).is_file():
+        raise UserError(f"score.head={config.score.head} does not exist; give a safetensors file (docs/models.md)")
     if config.ground.vocabulary and not Path(config.ground.vocabulary).exists():
         raise UserError(f"ground.vocabulary={config.ground.vocabulary} does not exist; give a vocab.txt of BERT")
 
@@ -137,6 +142,12 @@ def make_provenance(config: PipelineConfig) -> Provenance:
             min_clip_score=thresholds.min_clip_score,
         ),
     }
+    if config.recaption.captioner is not None:
+        provenance["models"]["captioner"] = {"name": config.recaption.captioner, "prompt": config.recaption.prompt}
+    if config.score.head is not None:
+        provenance["models"]["head"] = {"name": config.score.head, "sha256": file_hash(config.score.head)}
+    if thresholds.min_head_score is not None:
+        provenance["thresholds"]["min_head_score"] = thresholds.min_head_score
     if thresholds.min_image_similarity is not None:
         provenance["thresholds"]["min_image_similarity"] = thresholds.min_image_similarity
     return {**provenance, "plugins": plugins} if plugins else provenance

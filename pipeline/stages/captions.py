@@ -3,8 +3,9 @@
 import html
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import ftfy
 import pyarrow as pa
@@ -15,7 +16,7 @@ from hypergrit_common.text import USER_INFO_IN_PROSE
 from pipeline.stages.stage import Stage
 from schemas.rows import CAPTIONED
 from schemas.status import REASONS
-from schemas.table import Drop, add_columns, drop_rows, kept_indices
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +152,8 @@ An original caption that exceeds the limit by more than this factor is dropped w
 def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     """Clean captions. Takes a DOWNLOADED table and returns a CAPTIONED table.
 
-    Adds `caption`. Rows are dropped as `empty_caption` or `caption_too_long`.
+    Adds `caption`, and cleans `captions`, of which the first one that stays is the `caption`. Rows are dropped as
+    `empty_caption` or `caption_too_long`.
 
     >>> import pyarrow as pa
     >>> from pipeline import CaptionsConfig, clean_captions
@@ -162,21 +164,39 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     >>> table["caption"].to_pylist()
     ['A dog & a cat']
     """
-    originals = table["caption_original"].to_pylist()
+    originals, lists = table["caption_original"].to_pylist(), table["captions"].to_pylist()
     values: dict[int, dict[str, str]] = {}
     drops: dict[int, Drop] = {}
     for i in kept_indices(table):
-        original = originals[i] or ""
-        if len(original) > MAX_SHORTENING * config.max_characters:
-            drops[i] = Drop("caption_too_long", f"{len(original)} characters")
-            continue
-        caption = clean(original)
-        if config.redcaps:
-            caption = clean_as_redcaps(caption)
-        if drop := why_dropped(caption, config):
-            drops[i] = drop
-        values[i] = {"caption": caption}
+        found = lists[i] or [{"kind": "", "text": originals[i] or ""}]
+        cleaned = [{**caption, **clean_caption(caption["text"], config)} for caption in found]
+        lists[i] = distinct([caption for caption in cleaned if caption["drop"] is None]) if lists[i] else None
+        chosen = next((caption for caption in cleaned if caption["drop"] is None), cleaned[0])
+        if chosen["drop"] is not None:
+            drops[i] = chosen["drop"]
+        if chosen["text"] is not None:
+            values[i] = {"caption": chosen["text"]}
+    if table["captions"].null_count < table.num_rows:
+        table = set_column(table, "captions", pa.array(lists, table.schema.field("captions").type))
     return drop_rows(add_columns(table, CAPTIONED, values), "captions", drops)
+
+
+def clean_caption(original: str, config: CaptionsConfig) -> dict[str, Any]:
+    """Return the cleaned `text` of a caption, None if it is too long to be cleaned, and the reason to `drop` it or None."""
+    if len(original) > MAX_SHORTENING * config.max_characters:
+        return {"text": None, "drop": Drop("caption_too_long", f"{len(original)} characters")}
+    caption = clean(original)
+    if config.redcaps:
+        caption = clean_as_redcaps(caption)
+    return {"text": caption, "drop": why_dropped(caption, config)}
+
+
+def distinct(captions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return the captions of a row (schemas.rows.CAPTION), each text once; None if fewer than two are left."""
+    first: dict[str, dict[str, Any]] = {}
+    for caption in captions:
+        first.setdefault(caption["text"], {"kind": caption["kind"], "text": caption["text"]})
+    return list(first.values()) if len(first) > 1 else None
 
 
 def why_dropped(caption: str, config: CaptionsConfig) -> Drop | None:

@@ -8,11 +8,12 @@ from pipeline.stages.captions import Captions
 from pipeline.stages.download.stage import Download
 from pipeline.stages.ground.stage import Ground
 from pipeline.stages.parse.stage import Parse
+from pipeline.stages.recaption import Recaption
 from pipeline.stages.score.stage import Score
 from pipeline.stages.stage import Stage
 from schemas.rows import READ
 
-STAGES: Final[tuple[type[Stage], ...]] = (Download, Captions, Parse, Ground, Score)
+STAGES: Final[tuple[type[Stage], ...]] = (Download, Captions, Recaption, Parse, Ground, Score)
 """Between `read` and `write`. Settings, schemas, steps, drop reasons and timings of a job follow from this list."""
 SCHEMAS: Final = {"read": READ, **{stage.name: stage.schema for stage in STAGES if stage.schema is not None}}
 """Stage -> schema of the table after it, of those that add columns."""
@@ -51,5 +52,7 @@ def steps_of(config: Any) -> dict[Step, tuple[str, ...]]:
     """Return the names of the stages in each step of a PipelineConfig. The first stage with a model begins the second."""
     before, after = ["read"], list[str]()
     for stage in with_further(config.further):
+        if not stage.is_used(getattr(config, stage.name)):
+            continue
         (after if after or stage.has_model(getattr(config, stage.name)) else before).append(stage.name)
     return {"prepare": tuple(before), "infer": tuple(after), "write": ("write",)}

@@ -79,6 +79,7 @@ class Loader:
     ) -> None:
         """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
+        needs |= {"captions"} if config.captions == "random" else set()
         with prefixed(f"{KEY}: "):
             n_shards: list[int] = []  # of each set, if they have weights
 
