@@ -90,7 +90,7 @@ class Endpoint:
         answer = content.decode(errors="replace")
         if response.status == 200:
             return answer
-        text = one_line(answer)[:200]
+        text = " ".join(answer.split())[:200]
         if response.status in PASSING or response.status >= 500:
             raise BusyError(f"{response.status}: {text}")
         if response.status in (400, 413, 422):
