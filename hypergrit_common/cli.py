@@ -42,6 +42,13 @@ class TerminatedError(SystemExit):
         super().__init__(TERMINATED)
 
 
+MODEL_PACKAGES: Final = frozenset(
+    {"open_clip", "safetensors", "spacy", "thinc", "timm", "tokenizers", "torch", "torchvision", "transformers"}
+)
+"""Packages that only jobs with models and the trainer need: those of the extra `models` in pyproject.toml."""
+INSTALL_MODELS: Final = "install the package with the extra models: pip install '.[models]' in its folder"
+
+
 def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorate the `main` of a command: its errors and signals end in a message of one line and an exit code.
 
@@ -61,6 +68,10 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
                     return code
             except UserError as error:
                 return _fail(text_without_queries(f"error: {error}"), USER_ERROR)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] not in MODEL_PACKAGES:
+                    raise
+                return _fail(f"error: {error.name} is not installed; {INSTALL_MODELS}", USER_ERROR)
             except KeyboardInterrupt:
                 return _fail(f"interrupted{after}", INTERRUPTED)
             except TerminatedError:

@@ -33,6 +33,7 @@ from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.ground.load import GroundConfig
 from pipeline.stages.order import with_further
 from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.recaption import RecaptionConfig
 from pipeline.stages.score.filters import ScoreConfig
 from pipeline.stages.stage import Stage
 from schemas.files import FILES
@@ -118,7 +119,7 @@ class WriteConfig:
 
 KEYS: Final = Keys(
     short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
-    secret=("download.headers", "download.proxy"),
+    secret=("download.headers", "download.proxy", "recaption.api_key"),
     plugins=("stages", "read.format", "ground.grounder", "score.scorer"),
 )
 """Key names of the pipeline."""
@@ -190,6 +191,7 @@ class PipelineConfig:
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
+    recaption: RecaptionConfig = field(default_factory=RecaptionConfig)
     parse: ParseConfig = field(default_factory=ParseConfig)
     ground: GroundConfig = field(default_factory=GroundConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)

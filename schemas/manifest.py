@@ -69,12 +69,21 @@ class ModelIdentity(TypedDict):
     ]
 
 
+class CaptionerIdentity(TypedDict):
+    """A model behind an endpoint that wrote captions."""
+
+    name: Annotated[str, "openai:URL#MODEL"]
+    prompt: Annotated[str, "what it was asked"]
+
+
 class Models(TypedDict):
     """The models of a run."""
 
     parser: Annotated[ParserIdentity, "parser of the captions"]
     grounder: Annotated[ModelIdentity, "grounding model"]
     scorer: Annotated[ModelIdentity, "CLIP model"]
+    head: NotRequired[Annotated[ModelIdentity, "linear head on the scorer's embeddings; absent without one"]]
+    captioner: NotRequired[Annotated[CaptionerIdentity, "model of further captions; absent without one"]]
 
 
 class ThresholdValues(TypedDict):
@@ -85,6 +94,7 @@ class ThresholdValues(TypedDict):
     min_score: Annotated[float, "lowest grounding score"]
     min_clip_score: Annotated[float, "lowest CLIPScore"]
     min_image_similarity: NotRequired[Annotated[float, "lowest cosine of image and caption; absent without one"]]
+    min_head_score: NotRequired[Annotated[float, "lowest score of the linear head; absent without one"]]
 
 
 class Plugin(TypedDict):

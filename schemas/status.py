@@ -46,8 +46,9 @@ _OWN: Final = {
     },
     "captions": {
         "empty_caption": "the caption is empty after cleaning",
-        "caption_too_long": "the caption has more characters than the limit",
+        "caption_too_long": "the caption has more characters or tokens than the limit",
     },
+    "recaption": {},
     "parse": {
         "wrong_language": "the caption is probably in none of the languages of `parse.languages`",
         "no_phrase": "the caption has no noun chunk, or all were removed (pronouns, abstract and relational nouns)",
@@ -61,6 +62,7 @@ _OWN: Final = {
         "low_score": "the last remaining boxes had a grounding score below the threshold",
         "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
         "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
+        "low_head_score": "the score of the linear head `score.head` is below `score.min_head_score`",
     },
     "write": {
         "same_url": "a row that stays has the same URL; `detail` is its key",

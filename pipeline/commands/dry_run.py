@@ -68,6 +68,7 @@ from pipeline.stages.download.fetch import Request
 from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.download.stage import Download, Outcome
 from pipeline.stages.order import Step, steps_of
+from pipeline.stages.recaption import RecaptionConfig
 from pipeline.stages.stage import TableFunction
 from pipeline.summary.totals import host_of
 from schemas.files import FILES, INDEX_FILE, LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
@@ -323,6 +324,8 @@ class Measured(Done):
 
 class SampleSteps(Steps):
     """The steps of a job, but for the rows of `samples`."""
+
+    stores = False
 
     def __init__(
         self, config: PipelineConfig, provenance: Provenance, samples: Samples, permits: PermitAddress | None = None
@@ -681,6 +684,19 @@ METHOD = (
 )
 
 
+def captioner_lines(found: Prediction, job: Job, config: RecaptionConfig) -> Iterator[str]:
+    """Yield the requests to a captioner, one for each row that reaches it, and their price."""
+    if config.captioner is None:
+        return
+    before = job.stages[: job.stages.index("recaption")]
+    n_dropped = sum(n for (stage, _), n in found.drops.items() if stage in before)
+    low, high = wilson(found.n_sampled - n_dropped, found.n_sampled)
+    asked = Estimate(1 - n_dropped / found.n_sampled, low, high) * job.n_rows
+    yield line("requests to the captioner", asked, "{:,.0f}".format)
+    if config.price:
+        yield line("price of them", asked * (config.price / 1000), "{:,.2f}".format)
+
+
 def prediction_lines(found: Prediction, job: Job, n_planned: int, store_requests: float) -> Iterator[str]:
     """Yield the lines of a prediction; `n_planned` counts all shards of the job, `store_requests` those to stores."""
     done = n_planned - job.n_shards
@@ -790,6 +806,8 @@ def dry_run(config: PipelineConfig) -> int:
     parts = upload_parts({name: estimate.value / job.n_shards for name, estimate in found.n_bytes.items()})
     requests = cost.total(job.n_shards) + input_requests(work.unfinished) + (parts * job.n_shards if cost.fixed else 0)
     print_text("\n".join(prediction_lines(found, job, len(work.plans), requests)))
+    for text in captioner_lines(found, job, config.recaption):
+        print_text(text)
     if work.outdated:
         print_text(f"overwrite=true: the job would discard {len(work.outdated)} finished shards")
     return n_failed

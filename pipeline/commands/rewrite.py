@@ -62,8 +62,8 @@ options combine, and take effect in the order in which they stand here.
   output               folder or URL for the new shards
   score.min_score, score.min_clip_score, score.min_side_px, score.size_rule, score.keep_all
                        thresholds can be raised; they can be lowered if the job ran with score.keep_all=true
-  score.min_image_similarity
-                       lowest cosine of image and caption
+  score.min_image_similarity, score.min_head_score
+                       lowest cosine of image and caption, lowest score of the job's linear head
   ground.keep_pairs=false
                        drop the rows without a box, which HyCoCLIP's own loader cannot read
   against              evaluation images to drop: a folder (with its subfolders), or a text file with a URL, a SHA-256
@@ -375,6 +375,8 @@ def new_provenance(
     thresholds = Thresholds(**before["thresholds"])
     after = dataclasses.replace(thresholds, **changed)
     check_thresholds(thresholds, after, old.score.keep_all)
+    if "min_head_score" in names and "head" not in before["models"]:
+        raise UserError("score.min_head_score: the source has no scores of a head; run the job with score.head=FILE")
     if own.score.keep_all and not old.score.keep_all:
         raise UserError("score.keep_all=true: the source has no scores of removed boxes; run the job with this setting")
     config_hash = content_hash(own)

@@ -9,7 +9,7 @@ from hypergrit_common.config import runtime
 from hypergrit_common.errors import UserError
 from pipeline.read.where import Where, parse_where
 
-Captions = Literal["first", "longest", "join", "random"]
+Captions = Literal["first", "longest", "join", "random", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,8 +30,8 @@ class ReadConfig:
     # folders and URLs, such as [/data/images, s3://bucket/prefix], from which paths and URLs of the rows (file://, s3://,
     # gs://) may be read; nothing else is
     image_roots: tuple[str, ...] = ()
-    # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), or
-    # one at random (random); null: such rows are dropped
+    # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), one at
+    # random (random), or all as a list, from which the trainer draws (all); null: such rows are dropped
     captions: Captions | None = None
     # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
     # not_selected, before any download
@@ -61,6 +61,8 @@ class ReadConfig:
     caption and scores has some hundred bytes, and one with an embedding of 4,096 numbers as text some 80,000."""
     captions_seed: ClassVar[int] = 0
     """Seed of captions=random; the choice also depends on the URL and the captions."""
+    max_captions: ClassVar[int] = 100
+    """Captions of a row with captions=all; rows with more are dropped."""
     max_row_lines: ClassVar[int] = 100
     """Lines of a row of a CSV or TSV file, whose quoted fields may contain line breaks; if a quote is not closed within
     them, its line is dropped."""
@@ -91,7 +93,7 @@ class ReadConfig:
             raise UserError("json_layout is columns, in which all lists are columns; remove json_key")
         if len(self.caption_columns) > 1 and self.captions is None:
             raise UserError(
-                f"caption_column={self.caption_column} needs a rule; set captions to first, longest, join or random"
+                f"caption_column={self.caption_column} needs a rule; set captions to first, longest, join, random or all"
             )
         assert self.where is None or self.selection  # checks the expression
 

@@ -27,12 +27,12 @@ def choose_caption(values: Iterable[Any], url: str | None, config: ReadConfig) -
     if there is no rule.
     """
     if config.captions is None:
-        raise BadRowError("the caption is a list, not text; set read.captions=first, longest, join or random")
+        raise BadRowError("the caption is a list, not text; set read.captions=first, longest, join, random or all")
     found = [text for value in values for text in _texts(value) if text.strip()]
     if len(found) <= 1:
         return found[0] if found else None
     match config.captions:
-        case "first":
+        case "first" | "all":
             return found[0]
         case "longest":
             return max(found, key=len)
@@ -203,6 +203,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     row: dict[str, Any] = {
         "url": url,
         "caption_original": _caption(record, columns, url, config),
+        "captions": _all_captions(record, columns, config) if config.captions == "all" else None,
         "id": _text(_id(_value(record, columns.id)), "the id", config.max_row_bytes),
         "given_noun_chunks": _given_boxes(record, "noun_chunks", config.max_boxes),
         "given_ref_exps": _given_boxes(record, "ref_exps", config.max_boxes),
@@ -272,6 +273,21 @@ def _caption(record: Record, columns: Columns, url: str | None, config: ReadConf
     else:
         value = values[0] if values else None
     return _text(value, "the caption", config.max_row_bytes)
+
+
+def _all_captions(record: Record, columns: Columns, config: ReadConfig) -> list[dict[str, Any]] | None:
+    """Return the captions of a row that has several, each text once, with the names of their columns; else None.
+
+    Raises BadRowError for more than `max_captions`.
+    """
+    found: dict[str, str] = {}
+    for name in columns.captions:
+        for text in _texts(record.get(name)):
+            if text.strip():
+                found.setdefault(_text(text, "a caption", config.max_row_bytes) or "", name)
+    if len(found) > config.max_captions:
+        raise BadRowError(f"the row has {len(found)} captions, more than the limit of {config.max_captions}")
+    return [{"kind": kind, "text": text} for text, kind in found.items()] if len(found) > 1 else None
 
 
 def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:

@@ -21,7 +21,8 @@ from pipeline.output.store import Store
 from pipeline.report.advice import HINTS, Advice, find_advice
 from pipeline.report.cards import Picture, Row, Thumbnail, find_dropped, make_card, pick_examples, pick_pictures
 from pipeline.report.charts import histogram_chart, number
-from pipeline.report.stats import bytes_text, describe_run, stats_text
+from pipeline.report.stats import bytes_text, describe_run, stats_text, trainable
+from pipeline.stages.score.filters import clip_score
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
@@ -144,6 +145,8 @@ def render(
     parsed = [picture.row for picture in pictures if 2 <= len(picture.row["tokens"] or ()) <= MAX_TOKENS]
     thresholds = stats["provenance"].get("thresholds", {})
     marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
+    if (least := thresholds.get("min_image_similarity")) is not None:
+        marks["clip_similarity"] = clip_score(least)
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")
     return render_page(
@@ -156,6 +159,7 @@ def render(
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         head=describe_run(stats),
+        trainable=trainable(stats),
         advice=advice,
         explorer=f"hypergrit explore {shlex.quote(output)}",
         funnel=list(funnel(stats, examples, dropped)),

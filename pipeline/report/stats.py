@@ -51,6 +51,7 @@ from schemas.manifest import RunTimings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, StageSpeed, Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+from schemas.training import needs_of, training_line
 
 # The head of the report: when a job ran, how long, how fast, and what it wrote.
 
@@ -79,6 +80,16 @@ def describe_run(stats: Statistics) -> Head:
         n_bytes=sum(stats.get("bytes", {}).values()),
         progress=progress_text(stats),
     )
+
+
+def trainable(stats: Statistics) -> list[str]:
+    """Return a line with the models that an output can train; no line without kept rows, or shards of samples."""
+    kept, pairs = stats["rows"]["kept"], stats.get("pairs", 0)
+    formats = stats.get("config", {}).get("write", {}).get("formats", ())
+    if not kept or not {"train", "grit"} & {*formats}:
+        return []
+    parser = stats["provenance"].get("models", {}).get("parser", {"name": "none"})["name"]
+    return [training_line(needs_of(formats, parser, kept, pairs), pairs)]
 
 
 def progress_text(stats: Statistics) -> str:

@@ -5,13 +5,16 @@ import os
 import re
 import socket
 from collections.abc import Iterable
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from fsspec.implementations.local import LocalFileSystem
 
+from hypergrit_common.cli import INSTALL_MODELS
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import file_hash
 from hypergrit_common.image_codec import heif_formats
 from hypergrit_common.lazy import is_plugin, load_plugin, plugin_hash
 from hypergrit_common.paths import absolute, check_input_is_absolute, check_output_is_absolute
@@ -84,14 +87,33 @@ def check_plugins(config: PipelineConfig, provenance: Provenance) -> None:
 
 def check_models(config: PipelineConfig) -> None:
     """Raise UserError if a model of the job does not exist: within seconds, before a row is read. No model is loaded."""
+    check_torch(config)
     for key, name, base in (("grounder", config.ground.grounder, Grounder), ("scorer", config.score.scorer, Encoder)):
         if is_plugin(name) and not name.startswith(OPEN_CLIP):
             load_plugin(name, base, key)
         elif name not in ("miniature", NO_MODEL) and not name.startswith(OPEN_CLIP):
             check_available(key, name)
     check_parser(config.parse.model)
+    if config.score.min_head_score is not None and config.score.head is None:
+        raise UserError("score.min_head_score needs a head; give score.head=FILE, or leave out the threshold")
+    if config.score.head and not Path(config.score.head).is_file():
+        raise UserError(f"score.head={config.score.head} does not exist; give a safetensors file (docs/models.md)")
     if config.ground.vocabulary and not Path(config.ground.vocabulary).exists():
         raise UserError(f"ground.vocabulary={config.ground.vocabulary} does not exist; give a vocab.txt of BERT")
+
+
+def check_torch(config: PipelineConfig) -> None:
+    """Raise UserError if the job needs torch, which is not installed: with models, or to resize by torch's kernel."""
+    models = {"grounder": config.ground.grounder, "scorer": config.score.scorer}
+    needing = {name: value for name, value in models.items() if value != NO_MODEL}
+    if config.download.resize.kernel == "bicubic" and config.download.resize.mode == "keep_ratio":
+        needing["download.resize.kernel"] = "bicubic"
+    if needing and find_spec("torch") is None:
+        settings = ", ".join(f"{name}={value}" for name, value in needing.items())
+        raise UserError(
+            f"{settings}: torch is not installed; {INSTALL_MODELS}, or give grounder=none scorer=none parse.model=none "
+            "download.resize.kernel=area, as jobs/pipeline/pairs.yaml does"
+        )
 
 
 def make_provenance(config: PipelineConfig) -> Provenance:
@@ -123,6 +145,12 @@ def make_provenance(config: PipelineConfig) -> Provenance:
             min_clip_score=thresholds.min_clip_score,
         ),
     }
+    if config.recaption.captioner is not None:
+        provenance["models"]["captioner"] = {"name": config.recaption.captioner, "prompt": config.recaption.prompt}
+    if config.score.head is not None:
+        provenance["models"]["head"] = {"name": config.score.head, "sha256": file_hash(config.score.head)}
+    if thresholds.min_head_score is not None:
+        provenance["thresholds"]["min_head_score"] = thresholds.min_head_score
     if thresholds.min_image_similarity is not None:
         provenance["thresholds"]["min_image_similarity"] = thresholds.min_image_similarity
     return {**provenance, "plugins": plugins} if plugins else provenance

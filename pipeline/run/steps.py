@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -38,7 +38,7 @@ from pipeline.run.provenance import check_plugins
 from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.order import SCHEMAS, STEPS, Step, steps_of, with_further
 from pipeline.stages.stage import Context, Role, TableFunction
-from schemas.files import TIMINGS_FILE
+from schemas.files import ANSWERS_FILE, TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, StageTiming, Timings
 from schemas.table import kept_indices
 
@@ -134,6 +134,9 @@ class Steps:
     the token of the lease without which no shard is committed (pipeline.output.lock).
     """
 
+    stores: ClassVar[bool] = True
+    """False: stages store nothing in the output."""
+
     def __init__(
         self,
         config: PipelineConfig,
@@ -173,7 +176,8 @@ class Steps:
 
             torch.set_num_threads(1)
         settings = {stage.name: getattr(self.config, stage.name) for stage in self.classes}
-        return stage.load(Context(settings, self.permits, self.images, self.check_model))
+        files = self.store if self.stores else None
+        return stage.load(Context(settings, self.permits, self.images, self.check_model, files))
 
     def check_model(self, role: Role, path: str) -> None:
         """Raise UserError if this machine has other files of a model than the one where the job was started."""
@@ -244,6 +248,8 @@ class Steps:
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
         self.store.write(self.store.file(TIMINGS_FILE, plan.index), json.dumps(timings, sort_keys=True))
         write_dropped(self.store, plan.index, notes.dropped)
+        if "recaption" in self.stages_of["prepare"]:
+            self.store.remove([ANSWERS_FILE.format(f"{plan.first_row:012d}")])
         return Done(manifest, (*notes.faults, *faults), host=socket.gethostname())
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:

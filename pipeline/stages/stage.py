@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
@@ -19,19 +19,32 @@ if TYPE_CHECKING:
 Role = Literal["grounder", "scorer"]
 
 
+class Files(Protocol):
+    """Small files in the output of a job."""
+
+    def read(self, relative: str) -> bytes | None:
+        """Return the content of a file; None if it does not exist."""
+        ...
+
+    def write(self, relative: str, text: str) -> None:
+        """Write a file atomically."""
+        ...
+
+
 @dataclass(frozen=True)
 class Context:
     """What a stage is loaded with besides its own settings: those of all stages by name, and what the stages share.
 
     `permits` is the server of the requests per host of all workers, `images` are the decoded images of the present
     shard, and `check_model(role, path)` raises UserError if a model differs from that of the machine that started the
-    job.
+    job. `files` are those of the output in which a stage can store what a resumed job needs; None: nothing is stored.
     """
 
     settings: Mapping[str, Any]
     permits: "PermitAddress | None" = None
     images: StoredImages = field(default_factory=StoredImages)
     check_model: Callable[[Role, str], None] = lambda role, path: None
+    files: Files | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,6 +97,11 @@ class Stage(ABC):
     def has_model(cls, config: Any) -> bool:
         """Return True if the stage runs in model workers with these settings."""
         return cls.needs_model
+
+    @classmethod
+    def is_used(cls, config: Any) -> bool:
+        """Return False if a job with these settings leaves the stage out."""
+        return True
 
     @classmethod
     def load(cls, context: Context) -> TableFunction:

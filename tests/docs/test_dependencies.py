@@ -5,16 +5,18 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import pytest
+
+from hypergrit_common.cli import MODEL_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("schemas", "hypergrit_common", "pipeline", "trainer", "hypergrit")
 OURS = {*PRODUCT, "demo", "benchmarks", "docs", "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS_OF_USERS = ("demo", "language", "s3", "train")
+EXTRAS_OF_USERS = ("demo", "language", "models", "s3", "train")
 OPTIONAL = {"h5py", "triton", "wandb"}
 """Imported only where the user has installed them, or torch brings them."""
 NOT_IMPORTED = {
@@ -63,6 +65,20 @@ def test_every_declared_package_is_imported() -> None:
     names = {name for package in (*PRODUCT, "demo") for _, name in imports(package)}
     used = {normal(found) for name in names for found in distributions.get(name, [])}
     assert declared(*EXTRAS_OF_USERS) - used == NOT_IMPORTED.keys()
+
+
+def test_pairs_need_no_package_of_the_extra_models() -> None:
+    names = {normal(item.metadata["Name"]): item for item in distributions()}
+    needed, left = set[str](), [*declared()]
+    while left:
+        if (name := left.pop()) in names and name not in needed:
+            needed.add(name)
+            lines = [line for line in names[name].requires or () if "extra ==" not in line]
+            left += [normal(re.split(r"[\[<>=;~!( ]", line)[0]) for line in lines]
+    assert {"ray", "pyarrow", "aiohttp"} <= needed
+    assert not needed & {normal(re.split("[<>=]", line)[0]) for line in PROJECT["optional-dependencies"]["models"]}
+    modules = {name for name, found in packages_distributions().items() if {*map(normal, found)} & needed}
+    assert not modules & MODEL_PACKAGES
 
 
 def test_the_lock_file_has_every_declared_package_with_hashes_and_names_no_host() -> None:

@@ -49,7 +49,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"train", "torchrun"},
     ],
     "pipeline": [
-        {"faults", "images", "models", "summary"},
+        {"endpoint", "faults", "images", "models", "summary"},
         {"read", "stages"},
         {"config"},
         {"output"},

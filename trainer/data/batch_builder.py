@@ -6,6 +6,7 @@ position of the sample, so all processes build the same batch.
 Shapes: b pairs, m boxes, s side of an image in pixels, l tokens.
 """
 
+import dataclasses
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -143,6 +144,7 @@ class BatchBuilder:
 
         Raises BadSample if an image is damaged; `rows` is then unchanged except for the pixels of that row.
         """
+        sample = self.draw_caption(sample, generator)
         caption = self.prefixed_caption(sample, generator)
         boxes = self.choose_boxes(sample.boxes, generator)
         box_images = list(self.empty_images(len(boxes)) if rows.boxes is None else rows.boxes[row : row + 1])
@@ -159,6 +161,14 @@ class BatchBuilder:
         rows.box_ids += phrases
         rows.box_equal += [ids == rows.ids[-1] for ids in phrases]
         rows.box_owner += [row] * len(boxes)
+
+    def draw_caption(self, sample: Sample, generator: random.Random) -> Sample:
+        """Return a sample with one of its captions, as `data.captions` and `data.caption_weights` select."""
+        if self.config.captions == "first" or not sample.captions:
+            return sample
+        weights = [self.config.caption_weights.get(caption.kind, 1.0) for caption in sample.captions]
+        chosen = generator.choices(sample.captions, weights)[0] if any(weights) else sample.captions[0]
+        return dataclasses.replace(sample, caption=chosen.text, words=chosen.words)
 
     def prefixed_caption(self, sample: Sample, generator: random.Random) -> str:
         """Return the caption, with the words of its subreddit in front with probability `subreddit_probability`.

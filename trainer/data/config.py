@@ -78,6 +78,12 @@ class DataConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
+    # caption of a sample with several (read.captions=all of the pipeline). first: its caption; random: drawn again in each
+    # epoch, by caption_weights. Boxes have the phrases of the first one
+    captions: Literal["first", "random"] = "first"
+    # with captions=random, weights of the kinds of captions, such as {title: 1, recaption: 3}: the chance of a caption is its
+    # weight over the sum of those of its sample; kinds without a weight have 1, and 0 is never drawn unless all are 0
+    caption_weights: dict[str, float] = field(default_factory=dict)
     # folder in which the index of shards is cached that have none of their own (those of this pipeline have one);
     # empty: hypergrit/index in the user's cache folder ($XDG_CACHE_HOME or ~/.cache)
     index_folder: str = runtime("")
@@ -107,6 +113,8 @@ class DataConfig:
                 raise UserError(
                     f"weights are {len(self.weights)} numbers for the {n} sets in {name}; give one for each"
                 )
+        if wrong := {kind: n for kind, n in self.caption_weights.items() if not 0 <= n < float("inf")}:
+            raise UserError(f"caption_weights are {wrong}; give finite numbers of at least 0")
         if self.max_boxes is not None:
             check_range(self, "max_boxes", least=1)
         check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)

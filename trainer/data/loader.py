@@ -19,7 +19,7 @@ from trainer.data.config import DataConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.index import Index
 from trainer.data.indexing import default_folder
-from trainer.data.layouts import probe
+from trainer.data.layouts import FIXES, probe
 from trainer.data.listing import ShardVersion
 from trainer.data.order import BlockOrder, Draw, MixtureOrder, Order, block_width, list_sets
 from trainer.data.shared_index import build_shared_index
@@ -81,6 +81,7 @@ class Loader:
     ) -> None:
         """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
+        needs |= {"captions"} if config.captions == "random" else set()
         self.key = FEATURES_KEY if config.features else KEY
         width = block_width(batch * world_size)
         with prefixed(f"{self.key}: "):
@@ -202,10 +203,12 @@ class Loader:
     def _check_bad_share(self) -> None:
         n_read, limit = self.counts["samples"] + self.n_bad, self.config.max_bad_share
         if self.n_bad >= MIN_BAD and self.n_bad > limit * n_read:
-            reasons = ", ".join(f"{n} {name[4:]}" for name, n in self.counts.most_common() if name.startswith("bad/"))
+            bad = [(name[4:], n) for name, n in self.counts.most_common() if name.startswith("bad/")]
+            reasons, fix = ", ".join(f"{n} {name}" for name, n in bad), FIXES.get(bad[0][0], "")
             raise UserError(
                 f"{self.key}: {self.n_bad} of the {n_read} samples that this process has read are bad ({reasons}), more than "
-                f"data.max_bad_share={limit}; fix or remove the shards that the log names, or raise data.max_bad_share"
+                f"data.max_bad_share={limit}; {fix or 'fix or remove the shards that the log names'}, or raise "
+                "data.max_bad_share"
             )
 
     @property

@@ -94,9 +94,17 @@ def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> Tr
             "sha256": row["sha256"],
         },
     }
+    if row["captions"]:
+        fields["captions"] = several_captions(row)
     if subreddit := read_subreddit(row["extra"]):
         fields["subreddit"] = subreddit
     return fields
+
+
+def several_captions(row: Row) -> list[dict[str, Any]]:
+    """Return the captions of a row that has several, the first with the parse of the row."""
+    first, *others = row["captions"]
+    return [{**first, "tokens": row["tokens"]}, *others]
 
 
 def chosen_columns(extra: str | None, names: Sequence[str]) -> dict[str, Any]:

@@ -57,6 +57,12 @@ class ScoreConfig:
     min_clip_score: float | None = None
     # minimum cosine of image and caption, -1 to 1, that a row must reach; null: none
     min_image_similarity: float | None = None
+    # file of a linear head on the scorer's embedding of the whole image, such as one for aesthetics: safetensors with
+    # `weight` [d], and `bias` [1] if it has one (docs/models.md); null: none
+    head: str | None = None
+    # minimum of weight * embedding + bias, where the embedding has unit length, that a row must reach; null: none. For a
+    # head whose large values are unwanted, negate weight and bias
+    min_head_score: float | None = None
     # compute all scores of all boxes, and keep the images of rows that are dropped here in arrow/, so that
     # `hypergrit rewrite` can also lower the thresholds
     keep_all: bool = False
@@ -69,6 +75,8 @@ class ScoreConfig:
         check_range(self, "min_image_similarity", least=-1, most=1)
         if self.scorer == NO_MODEL and self.min_image_similarity is not None:
             raise UserError("score.min_image_similarity needs a scorer; give one, or leave out the threshold")
+        if self.scorer == NO_MODEL and self.head is not None:
+            raise UserError("score.head needs the embeddings of a scorer; give one, or leave out the head")
         check_device(self)
 
 
@@ -125,6 +133,7 @@ class Thresholds:
     min_score: float
     min_clip_score: float
     min_image_similarity: float | None = None
+    min_head_score: float | None = None
 
 
 def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
@@ -144,6 +153,7 @@ def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
         min_score=score_threshold(grounder) if score is None else score,
         min_clip_score=clip_score_threshold(config.scorer) if clip_score is None else clip_score,
         min_image_similarity=config.min_image_similarity,
+        min_head_score=config.min_head_score,
     )
 
 

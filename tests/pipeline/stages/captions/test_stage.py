@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hypergrit_common.errors import UserError
-from pipeline.stages.captions import CaptionsConfig, clean, clean_as_redcaps, clean_captions
+from pipeline.stages.captions import CaptionsConfig, clean, clean_as_redcaps, clean_captions, count_tokens
 from schemas.rows import CAPTIONED, DOWNLOADED
 from tests.pipeline.settings import with_constants
 
@@ -204,3 +204,16 @@ def test_unfinished_tags_take_linear_time(piece: str) -> None:
     started = time.process_time()
     clean(piece * 20_000)
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("caption", "n"),
+    [("a red dog", 3), ("it's 10 o'clock ...", 8), ("the dogs' bowls", 4), ("über-großer Hund", 4), ("", 0)],
+)
+def test_tokens_are_words_digits_and_other_characters(caption: str, n: int) -> None:
+    assert count_tokens(caption) == n
+
+
+def test_caption_with_more_tokens_than_the_limit_is_dropped_as_too_long() -> None:
+    out = run_stage("a red dog", "a big red dog", config=CaptionsConfig(max_tokens=3))
+    assert [(row["reason"], row["detail"]) for row in out] == [(None, None), ("caption_too_long", "4 tokens")]
