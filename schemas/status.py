@@ -69,6 +69,7 @@ REASONS: Final = MappingProxyType(
             **_INTERNAL,
             "box_too_small": "the last remaining boxes were below the size limit",
             "low_score": "the last remaining boxes had a grounding score below the threshold",
+            "low_presence": "the last remaining boxes had phrases that are probably not in the image",
             "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
             "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
         },
@@ -118,6 +119,7 @@ PHRASE_REMOVALS: Final = MappingProxyType(
         "no_word_piece": "the grounder's tokenizer yields no token for the phrase (whitespace, control characters)",
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
         "too_many_word_pieces": "the phrase alone exceeds the maximum prompt length of the grounder",
+        "unreadable_answer": "the answer of the vision-language model is not the JSON that was asked for",
     }
 )
 """Reasons to remove a noun chunk before grounding: the first five are set by `parse`, the others by `ground`."""
@@ -126,6 +128,7 @@ BOX_REMOVALS: Final = MappingProxyType(
     {
         "box_too_small": "area or side (score.size_rule) below the limit, in pixels of the stored image",
         "low_score": "grounding score below the threshold",
+        "low_presence": "presence of the phrase in the image (SAM 3) below the threshold",
         "low_clip_score": "CLIP score of crop and phrase below the threshold",
     }
 )

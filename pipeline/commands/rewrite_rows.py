@@ -325,8 +325,12 @@ def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
     """Raise UserError if a threshold is lowered whose removed boxes have no scores in the source."""
     if kept_all:
         return
-    if new.min_image_similarity is None and old.min_image_similarity is not None:
-        new = dataclasses.replace(new, min_image_similarity=-1.0)
+    similarity, presence = new.min_image_similarity, new.min_presence
+    new = dataclasses.replace(
+        new,
+        min_image_similarity=-1.0 if similarity is None else similarity,
+        min_presence=0.0 if presence is None else presence,
+    )
     lowered = [
         f"score.{field.name} from {getattr(old, field.name)} to {getattr(new, field.name)}"
         for field in dataclasses.fields(Thresholds)

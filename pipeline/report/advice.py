@@ -77,6 +77,7 @@ HINTS: Final = {
     "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
     "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
     "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
+    "low_presence": "Depends on score.min_presence. The presence is stored in arrow/.",
     "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
     "needs no GPU.",
     "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
@@ -95,7 +96,8 @@ CUT_BINS: Final = 2
 PASS_SHARE: Final = 0.05
 """Share of the boxes that pass a filter below which model, threshold and data do not fit each other."""
 FILTERS: Final = {
-    "box_too_small": "score.min_side_px", "low_score": "score.min_score", "low_clip_score": "score.min_clip_score"
+    "box_too_small": "score.min_side_px", "low_score": "score.min_score", "low_presence": "score.min_presence",
+    "low_clip_score": "score.min_clip_score",
 }  # fmt: skip
 """Reason to remove a box -> the threshold, in the order in which the filters are applied."""
 EDGE_SHARE: Final = 0.05

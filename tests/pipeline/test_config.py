@@ -156,6 +156,7 @@ CONTENT = {
     "score.batch_size": "3",
     "score.keep_all": "true",
     "score.min_image_similarity": "0.2",
+    "score.min_presence": "0.2",
     "ground.keep_pairs": "true",
     "score.scorer": "some/clip",
     "score.min_side_px": "48",
