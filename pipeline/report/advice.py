@@ -65,7 +65,10 @@ HINTS: Final = {
     "timeout": "Raise download.timeout_s, or lower download.concurrency_per_host.",
     "connection_error": "The host may be gone. A later run with another output may reach it again.",
     "http_error": "404 and 410: the image no longer exists. 403 and 429: lower download.concurrency_per_host.",
-    "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
+    **dict.fromkeys(
+        ("opted_out", "tdm_reserved", "usage_refused", "robots_txt"),
+        "The owner does not allow this use of the image. There is nothing to fix.",
+    ),
     "undecodable": "Often an error page or half a file. Raise download.timeout_s if many images are truncated.",
     "too_many_bytes": "Raise download.max_bytes.",
     "too_small": "Lower download.min_side_px.",

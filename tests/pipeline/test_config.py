@@ -140,6 +140,7 @@ CONTENT = {
     "download.max_bytes": "1000",
     "download.allowed_private_hosts": "[localhost]",
     "download.min_side_px": "9",
+    "download.robots_txt": "true",
     "download.resize.mode": "border",
     "download.resize.size": "300",
     "captions.redcaps": "true",
