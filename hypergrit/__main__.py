@@ -33,7 +33,7 @@ VERBS: Final = {
     "models": Verb("pipeline.commands.models", "fetch the models of a job, or convert a GLIP checkpoint"),
     "train": Verb("trainer.train", "train a hyperbolic model on shards"),
     "evaluate": Verb("trainer.evaluate", "evaluate models on the papers' benchmarks or on held-out shards"),
-    "export": Verb("trainer.export", "write a model in open_clip's layout, or back"),
+    "export": Verb("hypergrit.export", "outputs to COCO, ODVG, FiftyOne, Lance, YOLO or the hub; models to open_clip"),
 }
 USAGE: Final = f"""\
 usage: hypergrit VERB [key=value ...]
