@@ -81,7 +81,7 @@ soak: install
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet pyproject.toml
 lock: install
 	$(COMPILE) --all-extras -o requirements.lock
-	$(COMPILE) --extra demo --extra language --extra models --extra s3 --extra train --constraint requirements.lock -o docker/requirements.lock
+	$(COMPILE) --extra demo --extra language --extra models --extra robots --extra s3 --extra train --constraint requirements.lock -o docker/requirements.lock
 
 clean:
 	rm -rf .venv out

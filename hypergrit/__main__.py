@@ -34,7 +34,9 @@ VERBS: Final = {
     "features": Verb("trainer.features.command", "write the outputs of frozen towers, for heads that train in seconds"),
     "train": Verb("trainer.train", "train a hyperbolic model on shards, or a head on features"),
     "evaluate": Verb("trainer.evaluate", "evaluate models on the papers' benchmarks or on held-out shards"),
-    "export": Verb("trainer.export", "write a model in open_clip's layout, or back, or as ONNX"),
+    "export": Verb(
+        "hypergrit.export", "outputs to COCO, ODVG, FiftyOne, Lance, YOLO or the hub; models to open_clip, ONNX"
+    ),
 }
 USAGE: Final = f"""\
 usage: hypergrit VERB [key=value ...]

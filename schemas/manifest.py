@@ -93,6 +93,7 @@ class ThresholdValues(TypedDict):
     size_rule: Annotated[Literal["area", "side", "released"], "measure that min_side_px applies to"]
     min_score: Annotated[float, "lowest grounding score"]
     min_clip_score: Annotated[float, "lowest CLIPScore"]
+    min_presence: NotRequired[Annotated[float, "lowest presence of a phrase; absent without one"]]
     min_image_similarity: NotRequired[Annotated[float, "lowest cosine of image and caption; absent without one"]]
     min_head_score: NotRequired[Annotated[float, "lowest score of the linear head; absent without one"]]
 

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = "1.2"
+VERSION: Final = "1.3"
 """MAJOR.MINOR: a change that breaks readers increases the major number, a new column the minor one."""
 
 
@@ -178,6 +178,13 @@ GROUNDED: Final = extend(
         "boxes of the grounder (score at least `ground.floor`, after non-maximum suppression) or the input, best first",
         True,
     ),
+    field(
+        "presence",
+        pa.list_(pa.float32()),
+        "probability that the image shows each noun chunk, in their order (null: not grounded), if the grounder says so: "
+        "SAM 3",
+        True,
+    ),
 )
 SCORED: Final = extend(
     GROUNDED,
@@ -186,5 +193,7 @@ SCORED: Final = extend(
     field("head_score", pa.float32(), "score of the linear head `score.head` on the embedding of the image", True),
 )
 
+LATER: Final = ("presence",)
+"""Columns that files of earlier minor versions may lack; they are read as nulls."""
 HEAVY: Final = ("image",)
 """Columns that become null when a row is dropped."""

@@ -33,6 +33,9 @@ _OWN: Final = {
         "http_error": "the response has a status other than 200",
         "too_many_redirects": "the number of redirects exceeds the limit",
         "opted_out": "the server opts out of machine learning (X-Robots-Tag)",
+        "tdm_reserved": "the server reserves text and data mining (tdm-reservation)",
+        "usage_refused": "the server refuses the use for training (Content-Usage)",
+        "robots_txt": "the robots.txt of the host does not allow the path (only with `download.robots_txt`)",
         "too_many_bytes": "the body is larger than the limit",
         "not_an_image": "the body is not in a supported image format",
         "undecodable": "the first bytes are those of an image, but it is damaged or truncated",
@@ -60,6 +63,7 @@ _OWN: Final = {
     "score": {
         "box_too_small": "the last remaining boxes were below the size limit",
         "low_score": "the last remaining boxes had a grounding score below the threshold",
+        "low_presence": "the last remaining boxes had phrases that are probably not in the image",
         "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
         "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
         "low_head_score": "the score of the linear head `score.head` is below `score.min_head_score`",
@@ -110,6 +114,7 @@ PHRASE_REMOVALS: Final = MappingProxyType(
         "no_word_piece": "the grounder's tokenizer yields no token for the phrase (whitespace, control characters)",
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
         "too_many_word_pieces": "the phrase alone exceeds the maximum prompt length of the grounder",
+        "unreadable_answer": "the answer of the vision-language model is not the JSON that was asked for",
     }
 )
 """Reasons to remove a noun chunk before grounding: the first five are set by `parse`, the others by `ground`."""
@@ -118,6 +123,7 @@ BOX_REMOVALS: Final = MappingProxyType(
     {
         "box_too_small": "area or side (score.size_rule) below the limit, in pixels of the stored image",
         "low_score": "grounding score below the threshold",
+        "low_presence": "presence of the phrase in the image (SAM 3) below the threshold",
         "low_clip_score": "CLIP score of crop and phrase below the threshold",
     }
 )

@@ -62,6 +62,7 @@ options combine, and take effect in the order in which they stand here.
   output               folder or URL for the new shards
   score.min_score, score.min_clip_score, score.min_side_px, score.size_rule, score.keep_all
                        thresholds can be raised; they can be lowered if the job ran with score.keep_all=true
+  score.min_presence   lowest presence of a phrase in the image, of a grounder that predicts it
   score.min_image_similarity, score.min_head_score
                        lowest cosine of image and caption, lowest score of the job's linear head
   ground.keep_pairs=false

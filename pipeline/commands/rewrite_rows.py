@@ -330,10 +330,12 @@ def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
     """Raise UserError if a threshold is lowered whose removed boxes have no scores in the source."""
     if kept_all:
         return
-    if new.min_image_similarity is None and old.min_image_similarity is not None:
-        new = dataclasses.replace(new, min_image_similarity=-1.0)
-    if new.min_head_score is None and old.min_head_score is not None:
-        new = dataclasses.replace(new, min_head_score=-math.inf)
+    # A threshold that is not set any more is the lowest one.
+    least = {"min_image_similarity": -1.0, "min_head_score": -math.inf, "min_presence": 0.0}
+    unset = {
+        name: value for name, value in least.items() if getattr(new, name) is None and getattr(old, name) is not None
+    }
+    new = dataclasses.replace(new, **unset)
     lowered = [
         f"score.{field.name} from {getattr(old, field.name)} to {getattr(new, field.name)}"
         for field in dataclasses.fields(Thresholds)

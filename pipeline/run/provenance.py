@@ -24,6 +24,7 @@ from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import NO_MODEL, check_available, folder_hash
 from pipeline.output.store import Store, temporary_name
+from pipeline.stages.ground.endpoint import OPENAI
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import grounder_path
 from pipeline.stages.order import with_further
@@ -91,7 +92,7 @@ def check_models(config: PipelineConfig) -> None:
     for key, name, base in (("grounder", config.ground.grounder, Grounder), ("scorer", config.score.scorer, Encoder)):
         if is_plugin(name) and not name.startswith(OPEN_CLIP):
             load_plugin(name, base, key)
-        elif name not in ("miniature", NO_MODEL) and not name.startswith(OPEN_CLIP):
+        elif name not in ("miniature", NO_MODEL) and not name.startswith((OPEN_CLIP, OPENAI)):
             check_available(key, name)
     check_parser(config.parse.model)
     if config.score.min_head_score is not None and config.score.head is None:
@@ -151,6 +152,8 @@ def make_provenance(config: PipelineConfig) -> Provenance:
         provenance["models"]["head"] = {"name": config.score.head, "sha256": file_hash(config.score.head)}
     if thresholds.min_head_score is not None:
         provenance["thresholds"]["min_head_score"] = thresholds.min_head_score
+    if thresholds.min_presence is not None:
+        provenance["thresholds"]["min_presence"] = thresholds.min_presence
     if thresholds.min_image_similarity is not None:
         provenance["thresholds"]["min_image_similarity"] = thresholds.min_image_similarity
     return {**provenance, "plugins": plugins} if plugins else provenance

@@ -16,7 +16,7 @@ from pipeline.images import encode_jpeg
 from tests.pipeline.commands.derive.outputs import read_rows
 from tests.pipeline.jobs import run_job
 
-ALL = ("read.captions=all", "read.more_caption_columns=[title]", "grounder=none", "scorer=none")
+ALL = ("read.captions=all", "read.caption_column=caption,title", "grounder=none", "scorer=none")
 
 
 def write_input(folder: Path, rows: list[dict[str, Any]]) -> Path:
@@ -69,5 +69,5 @@ def test_samples_have_all_captions_each_with_its_parse(output: Path) -> None:
 
 def test_more_columns_need_a_rule_for_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = write_input(tmp_path, [{"caption": "a dog", "title": "b"}])
-    assert run_job(path, tmp_path / "out", "read.more_caption_columns=[title]") == 2
+    assert run_job(path, tmp_path / "out", "read.caption_column=caption,title") == 2
     assert "random or all" in capsys.readouterr().err

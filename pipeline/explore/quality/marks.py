@@ -29,7 +29,7 @@ from schemas.manifest import Manifest
 
 Which = Literal["kept", "all"]
 """Boxes to choose from: those that the job kept, or also those that a threshold of the scores removed."""
-BY_THRESHOLD: Final = ("low_score", "low_clip_score")
+BY_THRESHOLD: Final = ("low_score", "low_presence", "low_clip_score")
 THUMBNAIL_PX: Final = 480
 
 

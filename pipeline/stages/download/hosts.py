@@ -559,6 +559,16 @@ class Rows:
             self._n_rows -= 1
             self._check()
 
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do not count a row of `one` within the context, in which it waits for something that counts itself."""
+        self._n_rows -= 1
+        self._check()
+        try:
+            yield
+        finally:
+            self._n_rows += 1
+
     async def wait(self, outage: "Outage") -> bool:
         """Wait for a sign; return False if none can come."""
         sign: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

@@ -29,7 +29,7 @@ from schemas.table import Drop, add_columns, drop_rows, kept_indices
 if TYPE_CHECKING:
     from pipeline.stages.score.scorers import Head, Scorer
 
-COLUMNS: Final = ("caption", "noun_chunks", "boxes", "width", "height")
+COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height")
 
 Rows = dict[int, dict[str, Any]]
 """Position in the table -> the COLUMNS of a row that is not dropped."""
@@ -62,9 +62,10 @@ class Score(Stage):
     """Filter boxes by size, grounding score and CLIPScore. Takes a GROUNDED table and returns a SCORED table.
 
     Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and `clip_similarity`, the cosine of
-    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score` or `low_clip_score`, after
-    the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its caption as
-    `low_image_similarity`, and one with a low score of the linear head as `low_head_score`. Without a scorer, nothing is compared.
+    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score`, `low_presence` or
+    `low_clip_score`, after the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its caption as
+    `low_image_similarity`, and one with a low score of the linear head as `low_head_score`. Without a scorer, nothing is
+    compared.
 
     Raises UserError if the scorer cannot be loaded.
 
@@ -172,7 +173,8 @@ def below(reason: str, values: Mapping[int, float | None], least: float | None) 
 
 def measure_row(row: dict[str, Any], thresholds: Thresholds) -> list[BoxScore]:
     """Measure the boxes of a row, and apply the filters that need no model."""
-    return [measure_box(box, row["width"], row["height"], thresholds) for box in row["boxes"]]
+    presence = row["presence"] or [None] * len(row["noun_chunks"] or ())
+    return [measure_box(box, row["width"], row["height"], thresholds, presence[box["phrase"]]) for box in row["boxes"]]
 
 
 def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bool) -> list[int]:
