@@ -96,7 +96,8 @@ def job_files(model: str) -> list[str]:
     config = MODELS[model].config
     if hasattr(config, "box_candidates"):
         return [f"{JOBS}/base.yaml", f"{JOBS}/boxes.yaml"]
-    alone = ["model.boxes_as_pairs=false"] if hasattr(config, "use_boxes") else []
+    has_own_rows = hasattr(config, "use_boxes") or hasattr(config, "transitive_weight")  # boxes, or levels
+    alone = ["model.boxes_as_pairs=false"] if has_own_rows else []
     return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else []), *alone]
 
 

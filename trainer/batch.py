@@ -25,10 +25,13 @@ class Stream(NamedTuple):
     rows: Tensor  # [m *] images or token ids, or [m d] features
     side: Side
     owner: Tensor | None = None  # [m] index of the pair that owns each row, ascending; None: row i belongs to pair i
+    depth: Tensor | None = None  # [m] level of each label of a taxonomy, ascending within a pair
+    label: Tensor | None = None  # [m] number that equal labels of one level share, on all ranks
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
         """Return a copy with `function` applied to each tensor."""
-        return Stream(function(self.rows), self.side, None if self.owner is None else function(self.owner))
+        facts = (None if fact is None else function(fact) for fact in (self.owner, self.depth, self.label))
+        return Stream(function(self.rows), self.side, *facts)
 
 
 @dataclass(frozen=True, kw_only=True)

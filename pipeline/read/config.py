@@ -1,6 +1,7 @@
 """Settings of the read stage."""
 
 import codecs
+import re
 from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Final, Literal
@@ -39,6 +40,13 @@ class ReadConfig:
     captions: Captions | None = None
     # further columns with captions; those that are not empty follow those of caption_column
     more_caption_columns: tuple[str, ...] = ()
+    # columns with the labels of a taxonomy, from general to specific, such as [kingdom, phylum, class]; they become
+    # `levels` in the JSON of train/, and without a caption column the finest of them is the caption
+    level_columns: tuple[str, ...] = ()
+    # labels in `levels`. path: all names down to this level, as in RCME and BioCLIP; name: that of this level alone
+    level_labels: Literal["path", "name"] = "path"
+    # regular expression that is searched in the only one of level_columns, such as a path; its groups are the names
+    level_pattern: str | None = None
     # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
     # not_selected, before any download
     where: str | None = None
@@ -98,6 +106,16 @@ class ReadConfig:
         if self.more_caption_columns and self.captions is None:
             raise UserError("more_caption_columns needs a rule; set captions to first, longest, join or random")
         assert self.where is None or self.selection  # checks the expression
+        if self.level_pattern is not None and (len(self.level_columns) != 1 or not self.level_regex.groups):
+            raise UserError("level_pattern needs one column, level_columns=[NAME], and a group (...) for each level")
+
+    @cached_property
+    def level_regex(self) -> re.Pattern[str]:
+        """The compiled `level_pattern`. Raises UserError if it is not valid."""
+        try:
+            return re.compile(self.level_pattern or "")
+        except re.error as error:
+            raise UserError(f"level_pattern is {self.level_pattern!r}: {error}; correct it") from None
 
     @cached_property
     def selection(self) -> Where | None:

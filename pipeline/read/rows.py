@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -53,6 +54,29 @@ def _texts(value: Any) -> list[str]:
     if wrong := next((text for text in texts if text is not None and not isinstance(text, str)), None):
         raise BadRowError(f"the caption is a {type(wrong).__name__}, not text")
     return [text for text in texts if isinstance(text, str)]
+
+
+# The labels of a taxonomy.
+
+
+def read_levels(record: Record, config: ReadConfig) -> list[str | None]:
+    """The labels of a row by `read.level_columns`, from general to specific; None for an empty level.
+
+    In a path, a species given as "Setophaga ruticilla" after its genus "Setophaga" names the genus once.
+
+    >>> config = ReadConfig(level_columns=("class", "genus", "species"))
+    >>> read_levels({"class": "Aves", "genus": None, "species": "ruticilla"}, config)
+    ['Aves', None, 'Aves ruticilla']
+    """
+    values: list[Any] = [record.get(name) for name in config.level_columns]
+    if config.level_pattern is not None:
+        found = config.level_regex.search(str(values[0] or ""))
+        values = list(found.groups()) if found else []
+    names = ["" if value is None else " ".join(str(value).split()) for value in values]
+    if config.level_labels == "name":
+        return [name or None for name in names]
+    own = [name.removeprefix(f"{before} ") for before, name in pairwise(["", *names])]
+    return [" ".join(filter(None, own[: i + 1])) if name else None for i, name in enumerate(own)]
 
 
 # Find the columns of an input that hold URL, image, caption and identifier.
@@ -127,17 +151,17 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
         ("image_path", config.image_path_column, PATH_NAMES),
         ("caption", config.caption_column, CAPTION_NAMES),
     ):
-        is_optional = role != "caption" and bool(found.url or found.image or found.path or role != "url")
+        has_image = bool(found.url or found.image or found.path or role != "url")
+        is_optional = has_image if role != "caption" else bool(config.level_columns)
         if find_column(names, configured, known) is None and (configured is not None or not is_optional):
             raise UserError(
                 f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
                 f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{in_object}"
             )
-    for name in config.more_caption_columns:
-        if name not in names:
-            raise UserError(
-                f"{path} has no column {name}, which read.more_caption_columns names (it has {', '.join(names)})"
-            )
+    for key in ("more_caption_columns", "level_columns"):
+        for name in getattr(config, key):
+            if name not in names:
+                raise UserError(f"{path} has no column {name}, which read.{key} names (it has {', '.join(names)})")
     if found.path and not config.image_roots:
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
@@ -272,6 +296,8 @@ def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes 
 
 def _caption(record: Record, columns: Columns, url: str | None, config: ReadConfig) -> str | None:
     values = [record[name] for name in columns.captions if name in record]
+    if not columns.captions and config.level_columns:
+        values = [label for label in read_levels(record, config) if label][-1:]
     if len(values) > 1 or isinstance(next(iter(values), None), list | tuple):
         if any(record.get(name) is not None for name in GRIT_COLUMNS) and config.captions != "first":
             raise BadRowError("noun_chunks refer to one caption, but the row has several; set read.captions=first")
@@ -285,6 +311,8 @@ def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
     """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
     used = {*columns.used(), *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
+    if config.level_columns:
+        others["levels"] = read_levels(record, config)
     value = _value(record, columns.image)
     if columns.image is not None and isinstance(value, dict) and value.get("path"):
         others[columns.image] = {"path": value["path"]}

@@ -305,6 +305,15 @@ LIST: Final = (
         "any number of captions with parses",
         "shards train/ of the pipeline that were not used for training",
     ),
+    Task(
+        name="levels",
+        title="Taxonomies: classification by level, on seen and on unseen classes",
+        files=("held_out/00000.tar", "unseen/00000.tar (optional)"),
+        size="any number of samples with levels",
+        source="shards of the pipeline with read.level_columns, not used for training; in unseen/ of other classes",
+        license="that of the shards",
+        location="trainer.analyses.levels:evaluate",
+    ),
     on_held_out("order", "Order and entailment of texts, images, phrases and boxes", "any number of samples"),
 )
 

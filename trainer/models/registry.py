@@ -16,6 +16,7 @@ from trainer.models.config import (
     PHyCLIPConfig,
     PoinCLIPConfig,
     SyntaxMERUConfig,
+    TaxonomyConfig,
     UNCHAConfig,
 )
 
@@ -58,6 +59,7 @@ ENTRIES: Final[dict[str, ModelEntry]] = {
     "uncha": ModelEntry(UNCHAConfig, "trainer.models.uncha:UNCHA"),
     "argent": ModelEntry(ARGENTConfig, "trainer.models.argent:ARGENT", is_experimental=True),
     "atmg": ModelEntry(ATMGConfig, "trainer.models.atmg:ATMG", is_experimental=True),
+    "taxonomy": ModelEntry(TaxonomyConfig, "trainer.models.taxonomy:Taxonomy", is_experimental=True),
 }
 """The models, in the order of tables. No other module lists them."""
 
