@@ -6,15 +6,16 @@ of both are the candidates of both, so that an unseen class competes with seen o
 Shapes: n images, c distinct labels of a level, d embedding width.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
-from trainer.analyses.shard_points import HELD_OUT, ShardContent, read_shards
+from trainer.analyses.shard_points import HELD_OUT, read_shards
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.entailment import TIE
 from trainer.evaluation.metrics.items import Items, mean_items
@@ -22,7 +23,7 @@ from trainer.evaluation.metrics.ranking import macro_accuracy, predict
 from trainer.evaluation.metrics.spaces import root_distances
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, MissingFilesError, TaskOptions, TaskResult
-from trainer.evaluation.tasks.examples import EmbeddedImages, distinct, embed_sources
+from trainer.evaluation.tasks.examples import distinct
 
 PARTS: Final = {"seen": HELD_OUT, "unseen": "unseen"}
 """Names of the parts of the metrics -> folders of their shards below the data folder."""
@@ -64,19 +65,34 @@ def level_metrics(
     return metrics | {name: values.metric() for name, values in items.items()}, chance, items
 
 
+class Part(NamedTuple):
+    """Features of the images [n d] of a folder, their chains, and the numbers of samples that are not used."""
+
+    images: Tensor
+    chains: list[Chain]
+    skipped: Counter[str]
+
+
+def embed_part(embedder: Embedder, root: Path, folder: str, limit: int) -> Part:
+    """Embed the images of the samples with levels. Raises MissingFilesError without one that can be read."""
+    content = read_shards(root, embedder.model.config.image.size_px, limit, folder)
+    rows = [i for i, levels in enumerate(content.levels) if any(levels)]
+    found = embedder.images([content.images[i] for i in rows], "squeeze") if rows else None
+    usable = [place for place in range(len(rows)) if found and place not in found.errors]
+    if found is None or not usable:
+        raise MissingFilesError(f"{root / folder} has no samples with levels; see read.level_columns")
+    unused = Counter({"without levels": len(content.levels) - len(rows), "unreadable image": len(found.errors)})
+    return Part(found.features[usable], [content.levels[rows[place]] for place in usable], content.skipped + unused)
+
+
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate both folders. Raises MissingFilesError without shards with levels in `held_out/`."""
-    parts: dict[str, tuple[ShardContent, EmbeddedImages, list[Chain]]] = {}
-    for part, folder in PARTS.items():
-        if part == "seen" or (root / folder).is_dir():
-            content = read_shards(root, embedder.model.config.image.size_px, options.max_examples, folder)
-            rows = [i for i, levels in enumerate(content.levels) if any(levels)]
-            if not rows:
-                raise MissingFilesError(f"{root / folder} has no samples with levels; see read.level_columns")
-            images = embed_sources(embedder, [content.images[i] for i in rows], "squeeze")
-            parts[part] = content, images, [content.levels[rows[i]] for i in images.usable.tolist()]
+    parts: dict[str, Part] = {}
+    for name, folder in PARTS.items():
+        if name == "seen" or (root / folder).is_dir():
+            parts[name] = embed_part(embedder, root, folder, options.max_examples)
     model = embedder.model
-    everything = [chain for *_, chains in parts.values() for chain in chains]
+    everything = [chain for part in parts.values() for chain in part.chains]
     names = level_names(everything)
     texts, _ = distinct([name for level in names.values() for name in level])
     with torch.no_grad():
@@ -84,14 +100,15 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         points = model.lift_text(features)
     place = {text: i for i, text in enumerate(texts)}
     metrics, chance, items = dict[str, float](), dict[str, float](), dict[str, Items]()
-    for part, (_, images, chains) in parts.items():
-        pictures = images.features[images.rows[images.usable]]
+    for name, part in parts.items():
         predicted = {
-            depth: predict(model, pictures, points[..., [place[name] for name in level], :], options.ranking)
+            depth: predict(model, part.images, points[..., [place[text] for text in level], :], options.ranking)
             for depth, level in names.items()
         }
-        for into, found in zip((metrics, chance, items), level_metrics(predicted, chains, names), strict=True):
-            into |= {f"{part}/{name}": value for name, value in found.items()}  # type: ignore[operator]
+        found, at_random, own = level_metrics(predicted, part.chains, names)
+        metrics |= {f"{name}/{key}": value for key, value in found.items()}
+        chance |= {f"{name}/{key}": value for key, value in at_random.items()}
+        items |= {f"{name}/{key}": values for key, values in own.items()}
     edges = edges_of(everything)
     general, specific = (torch.tensor([place[edge[side][1]] for edge in edges]) for side in (0, 1))
     radii = root_distances(model, {"text": points})["text"]
@@ -107,9 +124,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "order": "share of the edges of the taxonomy whose general label is nearer the root",
         },
         n_used=len(everything),
-        skipped={
-            why: n for content, images, _ in parts.values() for why, n in (content.skipped | images.skipped()).items()
-        },
+        skipped=dict(sum((part.skipped for part in parts.values()), Counter[str]())),
         checksums=checksums(root, *(root / PARTS[part] for part in parts)),
         details={"labels": {f"level_{depth}": len(level) for depth, level in names.items()}},
         items=items,

@@ -116,8 +116,9 @@ def chosen_columns(extra: str | None, names: Sequence[str]) -> dict[str, Any]:
 def read_levels(extra: str | None) -> list[str | None] | None:
     """Return the labels of a taxonomy that `extra` holds: those of read.level_columns, or a list of texts of the input."""
     value = json.loads(extra).get("levels") if extra and '"levels"' in extra else None
-    is_list = isinstance(value, list) and all(label is None or isinstance(label, str) for label in value)
-    return value if is_list and any(value) else None
+    if not isinstance(value, list) or not any(value):
+        return None
+    return value if all(label is None or isinstance(label, str) for label in value) else None
 
 
 def read_subreddit(extra: str | None) -> str | None:
