@@ -27,11 +27,13 @@ class Stream(NamedTuple):
     owner: Tensor | None = None  # [m] index of the pair that owns each row, ascending; None: row i belongs to pair i
     depth: Tensor | None = None  # [m] level of each label of a taxonomy, ascending within a pair
     label: Tensor | None = None  # [m] number that equal labels of one level share, on all ranks
+    place: Tensor | None = None  # [m] the row of each label: equal texts are one row. None: row i is that of label i
+    chain: int = 0  # labels of the longest chain
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
         """Return a copy with `function` applied to each tensor."""
-        facts = (None if fact is None else function(fact) for fact in (self.owner, self.depth, self.label))
-        return Stream(function(self.rows), self.side, *facts)
+        facts = (None if fact is None else function(fact) for fact in self[2:6])
+        return Stream(function(self.rows), self.side, *facts, chain=self.chain)
 
 
 @dataclass(frozen=True, kw_only=True)

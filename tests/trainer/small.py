@@ -55,7 +55,8 @@ def small_levels(token_ids: torch.Tensor) -> Stream:
     labels = torch.stack([token_ids[:1].expand(b, -1).roll(1, 1), token_ids[2 * group].roll(2, 1), token_ids], 1)
     numbers = torch.stack([torch.zeros_like(group), 100 + group, 200 + torch.arange(b)], 1)
     owner, depth = torch.arange(b).repeat_interleave(3), torch.arange(3).repeat(b)
-    return Stream(labels.flatten(0, 1), "text", owner, depth, numbers.flatten())
+    ids, place = labels.flatten(0, 1).unique(dim=0, return_inverse=True)
+    return Stream(ids, "text", owner, depth, numbers.flatten(), place, chain=3)
 
 
 def small_trees(b: int, generator: torch.Generator) -> Syntax:
@@ -81,7 +82,12 @@ def owned_rows(stream: Stream, indices: slice | list[int], b: int) -> Stream:
     assert stream.owner is not None
     chosen = torch.arange(b)[indices]
     places = [(stream.owner == pair).nonzero()[:, 0] for pair in chosen]
-    found = stream.map(lambda tensor: tensor[torch.cat(places)])
+    assert stream.place is not None
+    chosen_rows = torch.cat(places)
+    found = stream._replace(depth=None, label=None, place=None)
+    if stream.depth is not None and stream.label is not None:
+        facts = (fact[chosen_rows] for fact in (stream.depth, stream.label, stream.place))
+        found = found._replace(**dict(zip(("depth", "label", "place"), facts, strict=True)))
     lengths = torch.tensor([len(place) for place in places])
     return found._replace(owner=torch.arange(len(chosen)).repeat_interleave(lengths))
 

@@ -59,8 +59,8 @@ class BatchRows:
     box_owner: list[int] = field(default_factory=list)
     box_equal: list[bool] = field(default_factory=list)
     trees: list[WordTree] = field(default_factory=list)
-    level_ids: list[list[int]] = field(default_factory=list)
-    levels: list[tuple[int, int, int]] = field(default_factory=list)  # owner, depth and number of each label
+    level_ids: dict[tuple[int, ...], int] = field(default_factory=dict)  # row of each distinct text
+    levels: list[tuple[int, int, int, int]] = field(default_factory=list)  # owner, depth, number and row of each label
 
 
 @dataclass(kw_only=True)
@@ -161,8 +161,8 @@ class BatchBuilder:
         rows.box_owner += [row] * len(boxes)
         for depth, label in enumerate(sample.levels if "levels" in self.needs else ()):
             if label:
-                rows.level_ids.append(self.token_ids(label))
-                rows.levels.append((row, depth, label_number(depth, label)))
+                place = rows.level_ids.setdefault(tuple(self.token_ids(label)), len(rows.level_ids))
+                rows.levels.append((row, depth, label_number(depth, label), place))
 
     def prefixed_caption(self, sample: Sample, generator: random.Random) -> str:
         """Return the caption, with the words of its subreddit in front with probability `subreddit_probability`.
@@ -230,7 +230,9 @@ class BatchBuilder:
             batch["syntax"] = collate_trees(rows.trees)
         if "levels" in self.needs:
             facts = torch.tensor(rows.levels).unbind(1)
-            batch["more"] = {"levels": Stream(pad(rows.level_ids, self.tokenizer.pad_id), "text", *facts)}
+            ids = pad([list(text) for text in rows.level_ids], self.tokenizer.pad_id)
+            chain = max(Counter(owner for owner, *_ in rows.levels).values())
+            batch["more"] = {"levels": Stream(ids, "text", *facts, chain=chain)}
         return batch
 
 

@@ -42,6 +42,7 @@ def pairs_of(images: Tensor, labels: dict[str, Tensor]) -> Pairs:
         torch.tensor(owner),
         torch.tensor(depth),
         torch.tensor(numbers),
+        chain=3,
     )
     return Pairs(image=images, text=torch.zeros_like(images), more={"levels": stream})
 
@@ -125,7 +126,7 @@ def test_a_level_with_one_label_adds_nothing_to_the_contrast() -> None:
     model = model_of()
     images, _ = features()
     label = torch.ones(16, dtype=torch.float64)
-    stream = Stream(label.repeat(B, 1), "text", torch.arange(B), torch.zeros(B).long(), torch.ones(B).long())
+    stream = Stream(label.repeat(B, 1), "text", torch.arange(B), torch.zeros(B).long(), torch.ones(B).long(), chain=1)
     terms = model.losses(Pairs(image=images, text=images, more={"levels": stream})).terms
     assert terms["contrastive/levels"].item() == pytest.approx(0, abs=1e-12)
     assert "entailment/chain" in terms
@@ -137,7 +138,8 @@ def test_equal_texts_pass_the_tower_once() -> None:
     model.textual.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
     features_of = model.features(batch).more["levels"].rows
     assert sorted(seen) == [8, 8, 13]  # captions, phrases, and 1 + 4 + 8 labels
-    direct = model.text_features(batch.more["levels"].rows)
+    assert batch.more["levels"].place is not None
+    direct = model.text_features(batch.more["levels"].rows[batch.more["levels"].place])
     torch.testing.assert_close(features_of, direct)
 
 
