@@ -32,8 +32,8 @@ class Stream(NamedTuple):
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
         """Return a copy with `function` applied to each tensor."""
-        facts = (None if fact is None else function(fact) for fact in self[2:6])
-        return Stream(function(self.rows), self.side, *facts, chain=self.chain)
+        tensors = {name: function(value) for name, value in self._asdict().items() if isinstance(value, Tensor)}
+        return self._replace(**tensors)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

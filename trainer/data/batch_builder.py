@@ -229,10 +229,10 @@ class BatchBuilder:
         if "parse" in self.needs:
             batch["syntax"] = collate_trees(rows.trees)
         if "levels" in self.needs:
-            facts = torch.tensor(rows.levels).unbind(1)
+            owner, depth, label, place = torch.tensor(rows.levels).unbind(1)
             ids = pad([list(text) for text in rows.level_ids], self.tokenizer.pad_id)
             chain = max(Counter(owner for owner, *_ in rows.levels).values())
-            batch["more"] = {"levels": Stream(ids, "text", *facts, chain=chain)}
+            batch["more"] = {"levels": Stream(ids, "text", owner, depth, label, place, chain)}
         return batch
 
 
