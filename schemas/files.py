@@ -132,6 +132,12 @@ class TrainAnnotations(TypedDict):
     height: Annotated[int, "height in pixels of the stored image"]
     provenance: Annotated[SampleProvenance, "origin of the sample"]
     extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]
+    levels: NotRequired[
+        Annotated[
+            list[str | None],
+            "labels of a taxonomy, from general to specific, null for an empty level: `read.levels`",
+        ]
+    ]
     subreddit: NotRequired[
         Annotated[
             str, "column `subreddit` of the input, if it has one (RedCaps); the trainer puts it in front of captions"

@@ -135,12 +135,15 @@ CONTENT = {
     "read.quotes": "false",
     "read.json_key": "annotations",
     "read.json_layout": "columns",
+    "read.levels": "kingdom,phylum",
     "download.max_bytes": "1000",
     "download.allowed_private_hosts": "[localhost]",
+    "download.allowed_ports": "[6000]",
     "download.min_side_px": "9",
     "download.resize.mode": "border",
     "download.resize.size": "300",
     "captions.redcaps": "true",
+    "captions.redact": "[email]",
     "parse.model": "en_core_web_md",
     "parse.extra_abstract": "[idea]",
     "parse.abstract_suffixes": "[ness]",
@@ -151,7 +154,6 @@ CONTENT = {
     "ground.vocabulary": "vocab.txt",
     "ground.floor": "0.2",
     "ground.prompt": "phrases",
-    "score.batch_size": "3",
     "score.keep_all": "true",
     "score.min_image_similarity": "0.2",
     "ground.keep_pairs": "true",
@@ -202,7 +204,7 @@ def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setti
 
 
 def test_help_lists_every_key_with_its_comment() -> None:
-    text = help_text(["all"])
+    text = help_text(["--help", "all"])
     for key, _, comment, _ in list_keys(PipelineConfig):
         assert comment, f"{key} has no comment above it"
         assert comment in text

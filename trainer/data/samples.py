@@ -24,6 +24,7 @@ Reason = Literal[
     "no_caption",
     "no_boxes",
     "no_parse",
+    "no_levels",
     "too_large",
 ]
 
@@ -54,6 +55,7 @@ class Sample:
     caption: str
     boxes: tuple[Box, ...] = ()
     words: tuple[Word, ...] | None = None  # parse of the caption
+    levels: tuple[str | None, ...] = ()  # labels of a taxonomy by depth, from general to specific; None: unknown
     subreddit: str | None = None
     # Centre image and boxes on white squares before cropping, as HyCoCLIP's conversion of GRIT does.
     pad_to_square: bool = False
