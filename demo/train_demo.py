@@ -21,9 +21,11 @@ from hypergrit_common.text import message_lines
 from hypergrit_common.version import hypergrit_version
 from trainer.analyses import RELATION_NAMES as RELATIONS
 from trainer.metrics.curves import write_curves
+from trainer.models.config import TaxonomyConfig
 from trainer.models.registry import DEFAULT, MODELS
 
 JOBS = "jobs/train_demo"
+HEAD = f"{JOBS}/head.yaml"
 TOWER = "demo/weights/clip"
 OUTPUT = ROOT / "out" / "train_demo"
 LICENSE = "cc-by-sa-4.0"
@@ -62,7 +64,7 @@ def main() -> int:
         make_data(folder, DataConfig(train_rows=options.rows))
         print_status(f"data in {folder}, {time.monotonic() - start:.0f} s")
         files = job_files(options.model, options.few_steps)
-        data = f"data.shards={folder / 'shards' / 'train'}" if options.few_steps else features(folder)
+        data = features(folder) if HEAD in files else f"data.shards={folder / 'shards' / 'train'}"
         train(options.model, [*files, f"output={output}", data], folder, options.overrides)
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
@@ -109,11 +111,11 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
 
 def job_files(model: str, few_steps: bool = False) -> list[str]:
     """Return the YAML files of a miniature model: a head with the loss of its paper or, for `few_steps`, towers from random
-    weights with deviations that let them learn.
+    weights with deviations that let them learn. Models of taxonomies are towers, since features hold no levels.
     """
-    if not few_steps:
-        return ["jobs/train/heads.yaml", f"{JOBS}/head.yaml"]
     config = MODELS[model].config
+    if not few_steps and not issubclass(config, TaxonomyConfig):
+        return ["jobs/train/heads.yaml", HEAD]
     overlays = {"min_radius": "few_steps", "box_candidates": "few_steps_boxes"}
     return [f"{JOBS}/base.yaml", *(f"{JOBS}/{name}.yaml" for key, name in overlays.items() if hasattr(config, key))]
 

@@ -137,6 +137,12 @@ class TrainAnnotations(TypedDict):
         Annotated[list[dict[str, Any]], "all captions if the row has several (CAPTION); the first is `caption`"]
     ]
     extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]
+    levels: NotRequired[
+        Annotated[
+            list[str | None],
+            "labels of a taxonomy, from general to specific, null for an empty level: `read.levels`",
+        ]
+    ]
     subreddit: NotRequired[
         Annotated[
             str, "column `subreddit` of the input, if it has one (RedCaps); the trainer puts it in front of captions"

@@ -25,10 +25,15 @@ class Stream(NamedTuple):
     rows: Tensor  # [m *] images or token ids, or [m d] features
     side: Side
     owner: Tensor | None = None  # [m] index of the pair that owns each row, ascending; None: row i belongs to pair i
+    depth: Tensor | None = None  # [m] level of each label of a taxonomy, ascending within a pair
+    label: Tensor | None = None  # [m] number that equal labels of one level share, on all ranks
+    place: Tensor | None = None  # [m] the row of each label: equal texts are one row. None: row i is that of label i
+    chain: int = 0  # labels of the longest chain
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
         """Return a copy with `function` applied to each tensor."""
-        return Stream(function(self.rows), self.side, None if self.owner is None else function(self.owner))
+        tensors = {name: function(value) for name, value in self._asdict().items() if isinstance(value, Tensor)}
+        return self._replace(**tensors)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,41 @@
 """Settings of the read stage."""
 
 import codecs
+import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from hypergrit_common.config import runtime
 from hypergrit_common.errors import UserError
 from pipeline.read.where import Where, parse_where
 
 Captions = Literal["first", "longest", "join", "random", "all"]
+
+
+class LevelRule(NamedTuple):
+    """The value of `read.levels`: columns with names, or one column and the pattern whose groups are the names."""
+
+    columns: tuple[str, ...]
+    pattern: re.Pattern[str] | None
+    are_paths: bool  # a label holds all names down to its level
+
+
+def parse_levels(text: str) -> LevelRule:
+    """Parse the value of `read.levels`. Raises UserError if it is not valid."""
+    column, colon, expression = text.partition(":")
+    separator = "|" if "|" in column else ","
+    columns = tuple(name.strip() for name in (column if colon else text).split(separator))
+    try:
+        pattern = re.compile(expression) if colon else None
+    except re.error as error:
+        raise UserError(f"levels is {text!r}: {error}; correct the pattern behind the colon") from None
+    if not all(columns) or (pattern is not None and (len(columns) != 1 or not pattern.groups)):
+        raise UserError(
+            f"levels is {text!r}; give columns, such as kingdom,phylum,class, or one column and a pattern with a group "
+            "(...) for each level, such as path:/([^/]+)/([^/]+)"
+        )
+    return LevelRule(columns, pattern, separator == ",")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +59,11 @@ class ReadConfig:
     # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), one at
     # random (random), or all as a list, from which the trainer draws (all); null: such rows are dropped
     captions: Captions | None = None
+    # labels of a taxonomy, from general to specific, which become `levels` in the JSON of train/; without a caption column,
+    # the finest is the caption. kingdom,phylum,class: columns with the names, of which a label is all down to its level, as
+    # in RCME and BioCLIP; kingdom|phylum|class: each name alone; COLUMN:PATTERN: the groups of a regular expression that is
+    # searched in one column, such as a path, as a label each of all names down to its level
+    levels: str | None = None
     # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
     # not_selected, before any download
     where: str | None = None
@@ -96,6 +127,12 @@ class ReadConfig:
                 f"caption_column={self.caption_column} needs a rule; set captions to first, longest, join, random or all"
             )
         assert self.where is None or self.selection  # checks the expression
+        assert self.levels is None or self.level_rule  # checks the text
+
+    @cached_property
+    def level_rule(self) -> LevelRule | None:
+        """The parsed `levels`. Raises UserError if it is not valid."""
+        return None if self.levels is None else parse_levels(self.levels)
 
     @property
     def caption_columns(self) -> tuple[str, ...]:

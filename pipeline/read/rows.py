@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -53,6 +54,32 @@ def _texts(value: Any) -> list[str]:
     if wrong := next((text for text in texts if text is not None and not isinstance(text, str)), None):
         raise BadRowError(f"the caption is a {type(wrong).__name__}, not text")
     return [text for text in texts if isinstance(text, str)]
+
+
+# The labels of a taxonomy.
+
+
+def read_levels(record: Record, config: ReadConfig) -> list[str | None]:
+    """The labels of a row by `read.levels`, from general to specific; None for an empty level.
+
+    In a path, a species given as "Setophaga ruticilla" after its genus "Setophaga" names the genus once.
+
+    >>> config = ReadConfig(levels="class,genus,species")
+    >>> read_levels({"class": "Aves", "genus": None, "species": "ruticilla"}, config)
+    ['Aves', None, 'Aves ruticilla']
+    """
+    rule = config.level_rule
+    if rule is None:
+        return []
+    values: list[Any] = [record.get(name) for name in rule.columns]
+    if rule.pattern is not None:
+        found = rule.pattern.search(str(values[0] or ""))
+        values = list(found.groups()) if found else []
+    names = ["" if value is None else " ".join(str(value).split()) for value in values]
+    if not rule.are_paths:
+        return [name or None for name in names]
+    own = [name.removeprefix(f"{before} ") for before, name in pairwise(["", *names])]
+    return [" ".join(filter(None, own[: i + 1])) if name else None for i, name in enumerate(own)]
 
 
 # Find the columns of an input that hold URL, image, caption and identifier.
@@ -125,12 +152,16 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
         ("image_path", config.image_path_column, PATH_NAMES),
         *(("caption", name or None, CAPTION_NAMES) for name in config.caption_columns),
     ):
-        is_optional = role != "caption" and bool(found.url or found.image or found.path or role != "url")
+        has_image = bool(found.url or found.image or found.path or role != "url")
+        is_optional = has_image if role != "caption" else config.levels is not None
         if find_column(names, configured, known) is None and (configured is not None or not is_optional):
             raise UserError(
                 f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
                 f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{in_object}"
             )
+    for name in config.level_rule.columns if config.level_rule else ():
+        if name not in names:
+            raise UserError(f"{path} has no column {name}, which read.levels names (it has {', '.join(names)})")
     if found.path and not config.image_roots:
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
@@ -266,6 +297,8 @@ def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes 
 
 def _caption(record: Record, columns: Columns, url: str | None, config: ReadConfig) -> str | None:
     values = [record[name] for name in columns.captions if name in record]
+    if not columns.captions:
+        values = [label for label in read_levels(record, config) if label][-1:]
     if len(values) > 1 or isinstance(next(iter(values), None), list | tuple):
         if any(record.get(name) is not None for name in GRIT_COLUMNS) and config.captions != "first":
             raise BadRowError("noun_chunks refer to one caption, but the row has several; set read.captions=first")
@@ -294,6 +327,8 @@ def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
     """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
     used = {*columns.used(), *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
+    if config.levels is not None:
+        others["levels"] = read_levels(record, config)
     value = _value(record, columns.image)
     if columns.image is not None and isinstance(value, dict) and value.get("path"):
         others[columns.image] = {"path": value["path"]}

@@ -41,6 +41,7 @@ class ShardContent:
     images: list[ImageSource] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     words: list[tuple[Word, ...] | None] = field(default_factory=list)
+    levels: list[tuple[str | None, ...]] = field(default_factory=list)
     box_images: list[ImageSource] = field(default_factory=list)
     box_texts: list[str] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)
@@ -94,12 +95,12 @@ class ShardImages:
             reader.close()
 
 
-def read_shards(root: Path, size_px: int, limit: int = 0) -> ShardContent:
-    """Read the texts of the first `limit` usable samples (0: all) of the shards in ROOT/held_out.
+def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) -> ShardContent:
+    """Read the texts of the first `limit` usable samples (0: all) of the shards in the folder `name` below `root`.
 
     Raises MissingFilesError without shards.
     """
-    folder = root / HELD_OUT
+    folder = root / name
     try:
         shards = HeldOutShards(str(folder))
     except UserError as error:
@@ -118,6 +119,7 @@ def read_shards(root: Path, size_px: int, limit: int = 0) -> ShardContent:
         content.images.append(ImageSource(path=folder, index=images.add(number, None), stack=images))
         content.captions.append(sample.caption)
         content.words.append(sample.words)
+        content.levels.append(sample.levels)
     return content
 
 

@@ -7,6 +7,7 @@ Shapes: b pairs, m boxes, s side of an image in pixels, l tokens.
 """
 
 import dataclasses
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.images import Image, ImageRejected
+from trainer.batch import Stream
 from trainer.data.config import AugmentConfig, DataConfig, Layout
 from trainer.data.crops import augment, draw_crop
 from trainer.data.index import Index
@@ -58,6 +60,8 @@ class BatchRows:
     box_owner: list[int] = field(default_factory=list)
     box_equal: list[bool] = field(default_factory=list)
     trees: list[WordTree] = field(default_factory=list)
+    level_ids: dict[tuple[int, ...], int] = field(default_factory=dict)  # row of each distinct text
+    levels: list[tuple[int, int, int, int]] = field(default_factory=list)  # owner, depth, number and row of each label
 
 
 @dataclass(kw_only=True)
@@ -161,6 +165,10 @@ class BatchBuilder:
         rows.box_ids += phrases
         rows.box_equal += [ids == rows.ids[-1] for ids in phrases]
         rows.box_owner += [row] * len(boxes)
+        for depth, label in enumerate(sample.levels if "levels" in self.needs else ()):
+            if label:
+                place = rows.level_ids.setdefault(tuple(self.token_ids(label)), len(rows.level_ids))
+                rows.levels.append((row, depth, label_number(depth, label), place))
 
     def draw_caption(self, sample: Sample, generator: random.Random) -> Sample:
         """Return a sample with one of its captions, as `data.captions` and `data.caption_weights` select."""
@@ -234,7 +242,17 @@ class BatchBuilder:
                 batch["box_owner"] = torch.tensor(rows.box_owner)
         if "parse" in self.needs:
             batch["syntax"] = collate_trees(rows.trees)
+        if "levels" in self.needs:
+            owner, depth, label, place = torch.tensor(rows.levels).unbind(1)
+            ids = pad([list(text) for text in rows.level_ids], self.tokenizer.pad_id)
+            chain = max(Counter(owner for owner, *_ in rows.levels).values())
+            batch["more"] = {"levels": Stream(ids, "text", owner, depth, label, place, chain)}
         return batch
+
+
+def label_number(depth: int, label: str) -> int:
+    """A number of 63 bits that tells labels of any level apart, the same in all processes."""
+    return int.from_bytes(hashlib.blake2b(f"{depth} {label}".encode(), digest_size=8).digest()) >> 1
 
 
 def to_channels_first(pixels: Image) -> Tensor:

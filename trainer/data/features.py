@@ -86,6 +86,8 @@ class FeatureStore:
 
     def __init__(self, features: str, needs: frozenset[str]) -> None:
         """List the shards. Raises UserError for features that are incomplete, or that lack what the model `needs`."""
+        if "levels" in needs:
+            raise UserError("features hold no labels of a taxonomy (levels), which the model needs; train it on shards")
         folders = list_feature_folders(features)
         records = read_records(features)
         settings = records[0]["settings"]

@@ -73,6 +73,8 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
         raise BadSample("no_boxes", "the sample has no boxes")
     if "parse" in needs and sample.words is None:
         raise BadSample("no_parse", "the sample has no parse of its caption")
+    if "levels" in needs and not any(sample.levels):
+        raise BadSample("no_levels", "the sample has no labels of a taxonomy")
     return sample
 
 
@@ -85,7 +87,7 @@ def is_needed(kind: str, member: str, needs: frozenset[str]) -> bool:
     """
     if kind != "train" or member in (TRAIN_IMAGE, TRAIN_CAPTION):
         return True
-    return bool(needs & ({"parse", "subreddit", "captions"} if member == TRAIN_ANNOTATIONS else {"boxes"}))
+    return bool(needs & ({"parse", "subreddit", "captions", "levels"} if member == TRAIN_ANNOTATIONS else {"boxes"}))
 
 
 def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
@@ -99,15 +101,16 @@ def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
         boxes=tuple(train_boxes(files)) if "boxes" in needs else (),
         words=read_parse(fields, caption) if "parse" in needs else None,
         captions=read_captions(fields, needs),
+        levels=read_levels(fields),
         subreddit=read_subreddit(fields),
     )
 
 
 def read_annotations(files: SampleFiles, is_needed: bool) -> dict[str, Any]:
-    """Return the JSON of a sample in the layout train, if something in it is used: parse, captions, or a subreddit."""
+    """Return the JSON of a sample in the layout train, if something in it is used: parse, captions, levels, a subreddit."""
     if TRAIN_ANNOTATIONS not in files:
         return {}
-    is_used = is_needed or b'"subreddit"' in files[TRAIN_ANNOTATIONS]
+    is_used = is_needed or any(key in files[TRAIN_ANNOTATIONS] for key in (b'"subreddit"', b'"levels"'))
     return files.json(TRAIN_ANNOTATIONS) if is_used else {}
 
 
@@ -217,6 +220,14 @@ def read_captions(fields: dict[str, Any], needs: frozenset[str]) -> tuple[Captio
     return tuple(Caption(kind=kind, text=text, words=words) for kind, text, words in parsed if words is not None)
 
 
+def read_levels(fields: dict[str, Any]) -> tuple[str | None, ...]:
+    """Return the labels of a taxonomy in the JSON of a sample, none without them. Raises BadSample for other values."""
+    levels = fields.get("levels") or []
+    if not isinstance(levels, list) or not all(label is None or isinstance(label, str) for label in levels):
+        raise BadSample("bad_json", "the field levels of the JSON is not a list of texts")
+    return tuple((label and label.strip()) or None for label in levels)
+
+
 def read_subreddit(fields: dict[str, Any]) -> str | None:
     """Return the subreddit of a sample of RedCaps; None if the JSON has none, or one that is too long for a name."""
     subreddit = fields.get("subreddit")
@@ -244,6 +255,7 @@ FIXES: Final = {
     "grounder and formats=[train]",
     "no_parse": "train a model that needs no parse, or create shards with one: `hypergrit run` with a parser and "
     "formats=[train]",
+    "no_levels": "train another model, or create shards from a table with `read.levels=COLUMN,...`",
 }
 """Reason of a bad sample -> fix."""
 OTHER_FIX: Final = (

@@ -24,6 +24,7 @@ Reason = Literal[
     "no_caption",
     "no_boxes",
     "no_parse",
+    "no_levels",
     "too_large",
 ]
 
@@ -64,6 +65,7 @@ class Sample:
     boxes: tuple[Box, ...] = ()
     words: tuple[Word, ...] | None = None  # parse of the caption
     captions: tuple[Caption, ...] = ()  # if there are several, the first of which is `caption`
+    levels: tuple[str | None, ...] = ()  # labels of a taxonomy by depth, from general to specific; None: unknown
     subreddit: str | None = None
     # Centre image and boxes on white squares before cropping, as HyCoCLIP's conversion of GRIT does.
     pad_to_square: bool = False

@@ -230,6 +230,22 @@ class ARGENTConfig(HyCoCLIPConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaxonomyConfig(HyperbolicConfig):
+    """Settings of Taxonomy. The papers use other spaces and losses; the weights are ours."""
+
+    # weight, in the entailment loss, of pairs that skip levels of a chain (a class and a species of it, an order and an
+    # image); 0: each level entails the next one alone
+    transitive_weight: float = 1.0
+    # energy of a pair. cone: the angle outside the entailment cone, as in MERU; angle: the exterior angle itself, without
+    # cones, as in RCME
+    energy: Literal["cone", "angle"] = "cone"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "transitive_weight", least=0, below=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ATMGConfig(HyperbolicConfig):
     """Settings of ATMG. Its loss has no cones: `min_radius` has an effect in the evaluation only."""
 

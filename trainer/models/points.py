@@ -68,7 +68,7 @@ class Points:
 
     def counts(self, name: str) -> list[int]:
         """Number of rows of a stream on each rank. Collective for a stream with owners."""
-        rows, _, owner = self.stream(name)
+        rows, _, owner = self.stream(name)[:3]
         if owner is None:
             return [len(rows)] * world_size()
         return self.once(("counts", id(owner)), lambda: counts_of_ranks(len(rows)))
@@ -91,7 +91,7 @@ class Points:
 
         Raises ValueError for candidates with owners that are not those of the queries.
         """
-        rows, _, owner = self.stream(queries)
+        rows, _, owner = self.stream(queries)[:3]
         before = sum(self.counts(candidates)[: rank()])
         if self.are_paired(queries, candidates):
             return torch.arange(len(rows), device=rows.device) + before
@@ -101,7 +101,7 @@ class Points:
 
     def copies(self, queries: str, candidates: str) -> Tensor | None:
         """Number [n] of queries of all ranks that each candidate matches; None if it is one for each. Collective."""
-        rows, _, owner = self.stream(queries)
+        rows, _, owner = self.stream(queries)[:3]
         if owner is None or self.are_paired(queries, candidates):
             return None
         own = torch.zeros(len(self.stream(candidates).rows), device=rows.device)

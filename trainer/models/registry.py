@@ -17,6 +17,7 @@ from trainer.models.config import (
     PHyCLIPConfig,
     PoinCLIPConfig,
     SyntaxMERUConfig,
+    TaxonomyConfig,
     UNCHAConfig,
 )
 
@@ -60,6 +61,7 @@ ENTRIES: Final[dict[str, ModelEntry]] = {
     "argent": ModelEntry(ARGENTConfig, "trainer.models.argent:ARGENT", is_experimental=True),
     "atmg": ModelEntry(ATMGConfig, "trainer.models.atmg:ATMG", is_experimental=True),
     "euclip": ModelEntry(EuCLIPConfig, "trainer.models.euclip:EuCLIP", is_experimental=True),
+    "taxonomy": ModelEntry(TaxonomyConfig, "trainer.models.taxonomy:Taxonomy", is_experimental=True),
 }
 """The models, in the order of tables. No other module lists them."""
 

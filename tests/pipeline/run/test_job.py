@@ -246,7 +246,7 @@ def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_n
         ("download.max_bytes=1000", 3),
         ("ground.floor=0.2", 3),
         ("score.min_score=0.9", 3),
-        ("score.batch_size=5", 3),
+        ("score.size_rule=side", 3),
         ("write.ref_exps=maximal", 3),
         ("rows_per_shard=5", 2),
         ("limit=9", 1),

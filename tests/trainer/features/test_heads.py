@@ -240,6 +240,8 @@ def test_features_without_what_the_model_needs_are_named(world: World, tmp_path:
     assert world.write(tmp_path / "plain") == 0
     with pytest.raises(UserError, match="tokens=true"):
         FeatureStore(str(tmp_path / "plain"), frozenset({"parse"}))
+    with pytest.raises(UserError, match=r"no labels of a taxonomy .*train it on shards"):
+        FeatureStore(str(tmp_path / "plain"), frozenset({"levels"}))
     (tmp_path / "plain" / "_manifests" / "00002.json").unlink()
     with pytest.raises(UserError, match="2 of 3 files"):
         FeatureStore(str(tmp_path / "plain"), frozenset())
