@@ -19,7 +19,12 @@ ROOT = Path(__file__).resolve().parents[2]
 SIZES = {"image", "text", "embed_dim", "loss_chunk", "loss_kernel", "pixel_mean", "pixel_std", "eps"}
 """Settings of `model` that do not decide the loss."""
 
-CLIP: dict[str, Any] = {"temperature_init": 0.07, "max_logit_scale": 100.0, "boxes_as_pairs": False}
+CLIP: dict[str, Any] = {
+    "temperature_init": 0.07,
+    "max_logit_scale": 100.0,
+    "boxes_as_pairs": False,
+    "projection_bias": False,
+}
 MERU = CLIP | {
     "curv_init": 1.0,  # MERU, section 3.2: c starts at 1 and is learned, within [0.1, 10]
     "curv_learnable": True,
@@ -50,6 +55,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     # Syntax-MERU, eq. 1 to 3; docs/syntax.md: what the print leaves open
     "syntax_meru": MERU
     | {"syntax_weight": 0.1, "word_states": "tower", "word_block": 0, "word_vector": "mean"}
+    | {"contrast_directions": "mean"}
     | {"syntax_reduction": "mean", "relation_weights": {}},
     # UNCHA: the leaky cones, temperatures and calibration of its released code
     "uncha": {
@@ -93,7 +99,9 @@ def test_files_that_deviate_are_named_for_it_and_say_what_they_change(monkeypatc
     assert "does not bear its paper's name" in Path("jobs/train_demo/few_steps.yaml").read_text()
 
 
-OVERLAYS = [path for path in (ROOT / "jobs" / "train").glob("*.yaml") if path.stem != "heads"]  # that needs features
+OVERLAYS = [
+    path for path in (ROOT / "jobs" / "train").glob("*.yaml") if path.stem not in ("heads", "syntax_meru_printed")
+]
 
 
 @pytest.mark.parametrize("path", [*OVERLAYS, ROOT / "jobs" / "train_demo" / "base.yaml"])

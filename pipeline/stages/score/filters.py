@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -41,6 +41,8 @@ class ScoreConfig:
     scorer: str = "miniature"
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
+    # number of images or texts in a batch; incomplete batches are filled up. It decides the last digits of the cosines
+    batch_size: int = 64
     # minimum size of a box, in pixels of the stored image; size_rule defines what is compared with it
     min_side_px: int = 32
     # area: the area of a box must be at least min_side_px squared; side: its width and its height must be at least
@@ -68,11 +70,8 @@ class ScoreConfig:
     # `hypergrit rewrite` can also lower the thresholds
     keep_all: bool = False
 
-    batch_size: ClassVar[int] = 64
-    """Images or texts in a batch; incomplete batches are filled up. It decides the last digits of the cosines, so that one
-    size makes those of all jobs comparable; a ViT-L/14 needs some GB with it."""
-
     def __post_init__(self) -> None:
+        check_range(self, "batch_size", least=1)
         check_range(self, "min_side_px", least=0)
         check_range(self, "min_score", least=0, most=1)
         check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
