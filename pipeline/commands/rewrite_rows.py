@@ -332,7 +332,7 @@ def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
         return
     # A threshold that is not set any more is the lowest one.
     least = {"min_image_similarity": -1.0, "min_head_score": -math.inf, "min_presence": 0.0}
-    unset = {
+    unset: dict[str, Any] = {
         name: value for name, value in least.items() if getattr(new, name) is None and getattr(old, name) is not None
     }
     new = dataclasses.replace(new, **unset)

@@ -89,6 +89,6 @@ def test_an_unforeseen_exception_is_an_internal_error_of_its_row(monkeypatch: py
         check_url(url, allowed)
 
     monkeypatch.setattr("pipeline.stages.download.client.check_url", fail)
-    rows = Download(config(retries=0))(table("http://bad1.test/", "http://127.0.0.1:1/")).to_pylist()
+    rows = Download(config(retries=0))(table("http://bad1.test/", "http://127.0.0.1:2/")).to_pylist()
     assert [row["reason"] for row in rows] == ["internal_error", "connection_error"]
     assert rows[0]["detail"] == "KeyError: 'nobody expected this'"
