@@ -281,7 +281,7 @@ class World:
             allowed = {
                 "run": {0, 4}, "retry": {0}, "rewrite": {0, 2}, "takedown": {0}, "verify": {0}, "requeue": {0}, "explore": {0},
             }[step.verb]  # fmt: skip
-            if not is_whole:
+            if not is_whole or model.going - model.gone:
                 allowed = allowed | ({1, 2} if step.verb in ("verify", "requeue") else {0, 2, 3, 4})
             if step.verb == "explore" and step.options == ("compare",):
                 allowed = {0, 2}
