@@ -268,7 +268,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
 
     The entries are recorded first: whatever happens then, no command writes their rows again. Those of earlier lists
     are looked for too, since their run may have been interrupted. The report of a shard that failed would show its rows,
-    so there is none until all have succeeded.
+    so there is none until all have succeeded, nor for an output without a finished shard.
     """
     check_writable(store)
     with open_output(store) as lease:
@@ -286,7 +286,9 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         remove_leftovers(store, read_manifests(store))
-        if not run.failed:
+        if run.failed or not manifests:
+            store.remove([STATS_FILE, REPORT_FILE])
+        else:
             Report(config).write(store, [manifest["shard"] for manifest in manifests])
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")

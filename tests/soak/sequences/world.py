@@ -1,5 +1,6 @@
 """Outputs to which steps happen, and a simple model that says what must hold after each."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -52,7 +53,7 @@ class Base:
         """The arguments of the job."""
         return [
             "run", f"input={self.folder / 'pairs.jsonl'}", f"output={output}", f"rows_per_shard={ROWS_PER_SHARD}",
-            *PLUGINS, f"download.allowed_private_hosts=[{','.join(HOSTS)}]", "download.retries=0", *LOCAL,
+            *PLUGINS, f"download.allowed_private_hosts=[{','.join(HOSTS)}]", "download.retries=0", "download.timeout_s=600", *LOCAL,
         ]  # fmt: skip
 
     def fresh(self, web: str, folders: bool) -> dict[int, Shard]:
@@ -63,7 +64,10 @@ class Base:
             world = World(self, self.folder / f"fresh-{web}-{folders}", folders)
             code = world.call(self.arguments(world.path("a")))
             assert code == 0, world.last_log()
-            self.jobs[web, folders] = ask(partial(shards_of, world.path("a")))
+            self.jobs[web, folders] = shards = ask(partial(shards_of, world.path("a")))
+            reasons = Counter(row["reason"] for shard in shards.values() for row in shard.rows.values())
+            assert reasons["http_error"] == len(LOST) + (len(OUTAGES) if web == "down" else 0), reasons
+            assert {*reasons} == {None, "http_error", "low_score"}, reasons
             set_web(self, state)
         return self.jobs[web, folders]
 
@@ -281,7 +285,7 @@ class World:
             allowed = {
                 "run": {0, 4}, "retry": {0}, "rewrite": {0, 2}, "takedown": {0}, "verify": {0}, "requeue": {0}, "explore": {0},
             }[step.verb]  # fmt: skip
-            if not is_whole:
+            if not is_whole or model.going - model.gone:
                 allowed = allowed | ({1, 2} if step.verb in ("verify", "requeue") else {0, 2, 3, 4})
             if step.verb == "explore" and step.options == ("compare",):
                 allowed = {0, 2}

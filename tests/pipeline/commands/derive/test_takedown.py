@@ -313,6 +313,16 @@ def test_drafts_of_lost_workers_and_files_without_a_manifest_are_removed(source:
     assert len(manifests_of(output)) == 2
 
 
+def test_an_output_whose_shards_are_all_in_the_queue_is_taken_down_too(source: Path, tmp_path: Path) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, *entries_for(source))
+    shutil.copytree(source, output)
+    for manifest in (output / "_manifests").iterdir():
+        manifest.unlink()
+    assert run_takedown(output, path) == 0
+    assert not [*(output / "train").iterdir(), *(output / "arrow").iterdir()]
+    assert len(Store(str(output)).takedowns) == 2
+
+
 def test_thumbnails_of_a_shard_that_was_made_again_and_folders_of_killed_verbs_are_removed(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
