@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypergrit_common.process import ProcessId, machine
 
+from hypergrit_common.processes import ProcessId, machine
 from hypergrit_common.tar import iter_members, reader_of
 from pipeline import load_config, make_provenance, plan_shards
 from pipeline.commands import rewrite, takedown

@@ -79,7 +79,9 @@ def test_a_larger_sample_has_narrower_intervals() -> None:
 
 
 def test_a_sample_of_all_rows_leaves_no_doubt_about_the_rows() -> None:
-    samples = [dataclasses.replace(shard, sizes={TAR: 5_000}) for shard in sample(0, 2000)]  # of the files, as they were written
+    samples = [
+        dataclasses.replace(shard, sizes={TAR: 5_000}) for shard in sample(0, 2000)
+    ]  # of the files, as they were written
     found = predict(samples, job(2000))
     n_kept = sum(shard.rows["status"].to_pylist().count("kept") for shard in samples)
     assert found.kept == pytest.approx((n_kept,) * 3)
