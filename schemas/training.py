@@ -4,13 +4,14 @@ from collections.abc import Collection, Iterable
 from types import MappingProxyType
 from typing import Final, Literal
 
-Need = Literal["boxes", "parse"]
-"""Boxes with phrases, or the parse of the caption."""
+Need = Literal["boxes", "levels", "parse"]
+"""Boxes with phrases, labels of a taxonomy, or the parse of the caption."""
 MODEL_NEEDS: Final = MappingProxyType(
     {
-        **dict.fromkeys(("clip", "meru", "poinclip", "atmg"), None),
+        **dict.fromkeys(("clip", "meru", "poinclip", "atmg", "euclip"), None),
         "syntax_meru": "parse",
         **dict.fromkeys(("hycoclip", "phyclip", "uncha", "argent"), "boxes"),
+        "taxonomy": "levels",
     }
 )
 """Model of the trainer -> what it needs with its default settings."""
@@ -29,7 +30,7 @@ def training_line(found: Collection[str], n_pairs: int = 0) -> str:
     """Tell in one line which models samples can train that have what `found` names; `n_pairs` lack boxes.
 
     >>> training_line({"parse"})
-    'can train: clip, meru, poinclip, atmg, syntax_meru; not: hycoclip, phyclip, uncha, argent (no boxes)'
+    'can train: clip, meru, poinclip, atmg, euclip, syntax_meru; not: hycoclip, phyclip, uncha, argent (no boxes), taxonomy (no levels)'
     """
     able = [name for name, need in MODEL_NEEDS.items() if need is None or need in found]
     unable: dict[str, list[str]] = {}
