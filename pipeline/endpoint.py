@@ -1,6 +1,8 @@
 """Ask a model behind an OpenAI-compatible endpoint, such as vLLM's, named openai:URL#MODEL."""
 
 import asyncio
+import base64
+import json
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,10 @@ class BusyError(Exception):
     """A failure of the endpoint that can pass."""
 
 
+class RefusedError(ValueError):
+    """The endpoint refuses a request for its content."""
+
+
 def parse_endpoint(key: str, name: str) -> tuple[str, str]:
     """Return URL and model of `openai:URL#MODEL`. Raises UserError for another form, and for a user name or a query.
 
@@ -47,28 +53,28 @@ class Endpoint:
 
     key: str
     name: str
-    api_key: str | None
-    concurrency: int
     retries: int
     timeout_s: float
+    api_key: str | None = None
+    concurrency: int | None = None  # requests in flight; None: all of a call
 
-    def ask(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | None]:
-        """Return the reply to each request in their order, as text; None for one that the endpoint refuses for its content.
+    def ask(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | RefusedError]:
+        """Return the reply to each request in their order, as text, or its refusal.
 
         `bodies` are those of chat completions without `model`. Raises UserError if the endpoint cannot be used.
         """
         return asyncio.run(self._ask_all(bodies))
 
-    async def _ask_all(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | None]:
+    async def _ask_all(self, bodies: Sequence[Mapping[str, Any]]) -> list[str | RefusedError]:
         secret = self.api_key or os.environ.get(API_KEY)
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
-        timeout, turns = aiohttp.ClientTimeout(total=self.timeout_s), asyncio.Semaphore(self.concurrency)
+        timeout, turns = aiohttp.ClientTimeout(total=self.timeout_s), asyncio.Semaphore(self.concurrency or len(bodies))
         async with aiohttp.ClientSession(headers=headers, timeout=timeout) as session:
             return await asyncio.gather(*(self._try(session, turns, body) for body in bodies))
 
     async def _try(
         self, session: aiohttp.ClientSession, turns: asyncio.Semaphore, body: Mapping[str, Any]
-    ) -> str | None:
+    ) -> str | RefusedError:
         reason = ""
         for attempt in range(self.retries + 1):
             try:
@@ -80,7 +86,7 @@ class Endpoint:
                 await asyncio.sleep(PAUSE_S * 2**attempt)
         raise UserError(f"{self.key}={self.name} gives no answer ({reason}); start its server, or wait for it")
 
-    async def _post(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> str | None:
+    async def _post(self, session: aiohttp.ClientSession, body: Mapping[str, Any]) -> str | RefusedError:
         url, model = parse_endpoint(self.key, self.name)
         request = {"model": model, **body}
         async with session.post(f"{url}/chat/completions", json=request, allow_redirects=False) as response:
@@ -94,7 +100,23 @@ class Endpoint:
         if response.status in PASSING or response.status >= 500:
             raise BusyError(f"{response.status}: {text}")
         if response.status in (400, 413, 422):
-            return None
+            return RefusedError(f"{url} refuses the request: {response.status}: {text}")
         raise UserError(
             f"{self.key}={self.name} refuses requests ({response.status}: {text}); check URL, model and {API_KEY}"
         )
+
+
+def about_image(jpeg: bytes, text: str) -> list[dict[str, Any]]:
+    """The `messages` of a request with an image and a text."""
+    url = f"data:image/jpeg;base64,{base64.b64encode(jpeg).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": text}]
+    return [{"role": "user", "content": content}]
+
+
+def content_of(reply: str) -> str | None:
+    """The text of a reply of chat completions; None if it has none."""
+    try:
+        text = json.loads(reply)["choices"][0]["message"]["content"]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return None
+    return text.encode(errors="replace").decode() if isinstance(text, str) and text.strip() else None

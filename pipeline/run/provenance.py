@@ -22,9 +22,9 @@ from hypergrit_common.remote import open_store
 from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
+from pipeline.endpoint import OPENAI
 from pipeline.models import NO_MODEL, check_available, folder_hash
 from pipeline.output.store import Store, temporary_name
-from pipeline.stages.ground.endpoint import OPENAI
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import grounder_path
 from pipeline.stages.order import with_further

@@ -1,6 +1,5 @@
 """Stage `recaption`: a further caption for each image, by a vision-language model behind an OpenAI-compatible endpoint."""
 
-import base64
 import hashlib
 import json
 import logging
@@ -11,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from hypergrit_common.config import check_positive, check_range, runtime, secret
-from pipeline.endpoint import Endpoint, parse_endpoint
+from pipeline.endpoint import Endpoint, RefusedError, about_image, content_of, parse_endpoint
 from pipeline.stages.captions import CaptionsConfig, clean_caption, distinct
 from pipeline.stages.stage import Context, Files, Stage, TableFunction
 from schemas.files import ANSWERS_FILE
@@ -95,7 +94,8 @@ class Recaption(Stage):
         size = BATCHES_PER_STORE * self.config.concurrency
         for part in (unknown[start : start + size] for start in range(0, len(unknown), size)):
             replies = self.endpoint.ask([self._body(images[i].as_py(), texts[i]) for i in part])
-            answers.add({names[i]: reply and content(reply) for i, reply in zip(part, replies, strict=True)})
+            texts_of = (None if isinstance(reply, RefusedError) else content_of(reply) for reply in replies)
+            answers.add({names[i]: text for i, text in zip(part, texts_of, strict=True)})
         for i in kept:
             first = lists[i] or [{"kind": ORIGINAL, "text": texts[i]}]
             lists[i] = distinct([*first, *self._cleaned(answers.found[names[i]])])
@@ -110,23 +110,12 @@ class Recaption(Stage):
         return self.config.prompt.replace("{caption}", caption)
 
     def _body(self, image: bytes, caption: str) -> Mapping[str, Any]:
-        url = f"data:image/jpeg;base64,{base64.b64encode(image).decode()}"
-        parts = [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": self._question(caption)}]
-        messages = [{"role": "user", "content": parts}]
+        messages = about_image(image, self._question(caption))
         return {"messages": messages, "temperature": 0, "seed": 0, "max_tokens": self.config.max_tokens}
 
     def _cleaned(self, answer: str | None) -> list[dict[str, Any]]:
         found = clean_caption(answer or "", self.captions)
         return [{"kind": KIND, "text": found["text"]}] if found["drop"] is None else []
-
-
-def content(reply: str) -> str | None:
-    """Return the text of a reply of chat completions; None if there is none."""
-    try:
-        text = json.loads(reply)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return None
-    return text.encode(errors="replace").decode() if isinstance(text, str) and text.strip() else None
 
 
 class Answers:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 from hypergrit_common.config import check_range, runtime
 from hypergrit_common.devices import Precision, check_device, pick_device
 from hypergrit_common.lazy import is_plugin, load_plugin
+from pipeline.endpoint import OPENAI, parse_endpoint
 from pipeline.models import (
     NO_MODEL,
     HubName,
@@ -17,7 +18,7 @@ from pipeline.models import (
     parse_hub_name,
     read_model_config,
 )
-from pipeline.stages.ground.endpoint import OPENAI, EndpointGrounder, parse_endpoint
+from pipeline.stages.ground.endpoint import KEY, EndpointGrounder
 from pipeline.stages.ground.grounder import Grounder
 
 MINIATURE: Final = Path(__file__).parents[3] / "demo" / "weights" / "glip"
@@ -63,7 +64,7 @@ class GroundConfig:
         check_range(self, "floor", least=0, most=1)
         check_device(self)
         if self.grounder.startswith(OPENAI):
-            parse_endpoint(self.grounder)
+            parse_endpoint(KEY, self.grounder)
 
     @property
     def keeps_pairs(self) -> bool:

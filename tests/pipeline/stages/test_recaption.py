@@ -2,9 +2,7 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -12,29 +10,36 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
-from pipeline import endpoint, grit
+from pipeline import grit
 from pipeline.commands import verify
 from pipeline.endpoint import parse_endpoint
 from tests.pipeline.commands.derive.outputs import read_rows
+from tests.pipeline.endpoint_server import Model, serving
 from tests.pipeline.jobs import N_SCENES, run_job
 
 PAIRS = ("grounder=none", "parse.model=none", "scorer=none", "formats=[grit,arrow]", "rows_per_shard=20")
 KEY = "s3cret-key"
 
 
-class Model(ThreadingHTTPServer):
-    """Answers with `statuses` one after the other, the last one forever, and a caption that quotes the question."""
+def quote(body: dict[str, Any]) -> str:
+    """A caption that quotes the question."""
+    return "New &amp; " + str(body["messages"][0]["content"][1]["text"])
 
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.statuses = [200]
-        self.seen: list[tuple[int, str, dict[str, str], dict[str, Any]]] = []
-        self.lock = threading.Lock()
+
+class Captioner(Model):
+    """Answers with `statuses` one after the other, the last one forever."""
+
+    @property
+    def statuses(self) -> list[int]:
+        return [status for status, _ in self.answers]
+
+    @statuses.setter
+    def statuses(self, values: list[int]) -> None:
+        self.answers = [(status, quote) for status in values]
 
     @property
     def settings(self) -> list[str]:
-        name = f"openai:http://127.0.0.1:{self.server_address[1]}/v1#some/vlm"
-        return [f"recaption.captioner={name}", f"recaption.api_key={KEY}", "recaption.concurrency=1",
+        return [f"recaption.captioner={self.name}", f"recaption.api_key={KEY}", "recaption.concurrency=1",
                 'recaption.prompt="Describe {caption}"', "recaption.retries=1"]  # fmt: skip
 
     @property
@@ -43,43 +48,17 @@ class Model(ThreadingHTTPServer):
         return [body["messages"][0]["content"][1]["text"] for status, _, _, body in self.seen if status == 200]
 
 
-class Handler(BaseHTTPRequestHandler):
-    server: Model
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            status = self.server.statuses[0]
-            self.server.statuses[:-1] = self.server.statuses[1:-1]
-            self.server.seen.append((status, self.path, dict(self.headers), body))
-        text = "New &amp; " + body["messages"][0]["content"][1]["text"]
-        data = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
-    monkeypatch.setattr(endpoint, "PAUSE_S", 0.001)
-    server = Model()
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def model() -> Iterator[Captioner]:
+    with serving(Captioner((200, quote))) as server:
+        yield server
 
 
 def kept(output: Path) -> list[dict[str, Any]]:
     return [row for row in read_rows(output).values() if row["status"] == "kept"]
 
 
-def test_each_image_gets_a_caption_and_the_original_stays(model: Model, tars: Path, tmp_path: Path) -> None:
+def test_each_image_gets_a_caption_and_the_original_stays(model: Captioner, tars: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     model.statuses = [503, 429, 200]
     assert run_job(tars, output, *PAIRS, *model.settings, "recaption.retries=2") == 0
@@ -101,7 +80,7 @@ def test_each_image_gets_a_caption_and_the_original_stays(model: Model, tars: Pa
 
 
 def test_a_resumed_job_asks_nothing_twice(
-    model: Model, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Captioner, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
     model.statuses = [200] * 5 + [401]  # four answers are stored together
@@ -121,7 +100,7 @@ def test_a_resumed_job_asks_nothing_twice(
     assert model.seen == []
 
 
-def test_a_row_that_the_model_refuses_keeps_its_caption(model: Model, tars: Path, tmp_path: Path) -> None:
+def test_a_row_that_the_model_refuses_keeps_its_caption(model: Captioner, tars: Path, tmp_path: Path) -> None:
     model.statuses = [400, 200]
     assert run_job(tars, tmp_path / "out", *PAIRS, *model.settings) == 0
     found = kept(tmp_path / "out")
@@ -130,7 +109,7 @@ def test_a_row_that_the_model_refuses_keeps_its_caption(model: Model, tars: Path
 
 
 def test_an_endpoint_without_an_answer_ends_the_job(
-    model: Model, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Captioner, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model.statuses = [500]
     assert run_job(tars, tmp_path / "out", *PAIRS, *model.settings) == 2
@@ -138,7 +117,7 @@ def test_an_endpoint_without_an_answer_ends_the_job(
 
 
 def test_a_dry_run_predicts_requests_and_their_price(
-    model: Model, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Captioner, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [f"input={tars}", f"output={tmp_path / 'out'}", "ray.runner=local", *PAIRS, *model.settings]
     assert grit.main([*arguments, "dry_run=true", "recaption.price=500"]) == 0

@@ -2,9 +2,7 @@
 
 import base64
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import numpy as np
@@ -15,9 +13,9 @@ from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from pipeline import load_config, make_provenance
 from pipeline.images import encode_jpeg
 from pipeline.run.provenance import check_models
-from pipeline.stages.ground import endpoint
 from pipeline.stages.ground.load import GroundConfig, make_grounder, score_threshold
 from pipeline.stages.ground.stage import Ground
+from tests.pipeline.endpoint_server import Model, serving
 from tests.pipeline.rows import table_after
 
 CAPTION = "a dog and a cat"
@@ -26,51 +24,14 @@ DOG = {"phrase": 0, "box": [100, 200, 500, 900], "score": 0.9}
 CAT = {"phrase": 1, "box": [600, 0, 1200, 500], "score": 0.7}
 
 
-class Model(ThreadingHTTPServer):
-    """Answers each request with the next of `answers` (status, content of the message or whole body), the last forever."""
-
-    def __init__(self) -> None:
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.answers: list[tuple[int, Any]] = []
-        self.seen: list[tuple[str, dict[str, str], dict[str, Any]]] = []
-        self.lock = threading.Lock()
-
-    @property
-    def name(self) -> str:
-        return f"openai:http://127.0.0.1:{self.server_address[1]}/v1#some/vlm"
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Model
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        with self.server.lock:
-            self.server.seen.append((self.path, dict(self.headers), body))
-            status, content = self.server.answers[0]
-            if len(self.server.answers) > 1:
-                self.server.answers.pop(0)
-        text = content if isinstance(content, str) else json.dumps(content)
-        data = json.dumps({"choices": [{"message": {"content": text}}]}).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *args: object) -> None:
-        pass
-
-
 @pytest.fixture
-def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[Model]:
-    monkeypatch.setattr(endpoint, "PAUSE_S", 0.001)
-    server = Model()
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def model() -> Iterator[Model]:
+    with serving(Model()) as server:
+        yield server
+
+
+def boxes(*found: dict[str, Any]) -> str:
+    return json.dumps({"boxes": found})
 
 
 def ground(model: Model, n: int = 1, **settings: Any) -> list[dict[str, Any]]:
@@ -81,7 +42,7 @@ def ground(model: Model, n: int = 1, **settings: Any) -> list[dict[str, Any]]:
 
 
 def test_boxes_of_the_answer_become_those_of_the_phrases(model: Model) -> None:
-    model.answers = [(200, {"boxes": [CAT, DOG]})]
+    model.answers = [(200, boxes(CAT, DOG))]
     (row,) = ground(model)
     first, second = row["boxes"]
     assert (first["phrase"], second["phrase"]) == (0, 1)
@@ -92,9 +53,9 @@ def test_boxes_of_the_answer_become_those_of_the_phrases(model: Model) -> None:
 
 def test_the_request_has_image_caption_phrases_model_and_key(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "s3cret")
-    model.answers = [(200, {"boxes": [DOG]})]
+    model.answers = [(200, boxes(DOG))]
     ground(model)
-    ((path, headers, body),) = model.seen
+    ((_, path, headers, body),) = model.seen
     picture, text = body["messages"][0]["content"]
     data = base64.b64decode(picture["image_url"]["url"].removeprefix("data:image/jpeg;base64,"))
     assert decode(data, STORED_IMAGE_LIMITS).shape == (30, 40, 3)
@@ -117,14 +78,14 @@ def test_row_with_an_unreadable_answer_is_dropped_by_name(model: Model, answer: 
 
 
 def test_boxes_that_are_empty_or_below_the_floor_or_of_no_phrase_are_left_out(model: Model) -> None:
-    boxes = [DOG, CAT | {"score": 0.2}, DOG | {"box": [500, 0, 100, 900]}, DOG | {"phrase": 7}]
-    model.answers = [(200, {"boxes": boxes})]
+    found = [DOG, CAT | {"score": 0.2}, DOG | {"box": [500, 0, 100, 900]}, DOG | {"phrase": 7}]
+    model.answers = [(200, boxes(*found))]
     (row,) = ground(model, floor=0.3)
     assert [box["phrase"] for box in row["boxes"]] == [0]
 
 
 def test_failures_that_pass_are_tried_again(model: Model) -> None:
-    model.answers = [(503, "busy"), (429, "slow down"), (200, {"boxes": [DOG]})]
+    model.answers = [(503, "busy"), (429, "slow down"), (200, boxes(DOG))]
     (row,) = ground(model)
     assert len(row["boxes"]) == 1
     assert len(model.seen) == 3
