@@ -14,6 +14,8 @@ from ray._private import ray_constants
 from hypergrit_common.cli import sigterm_handler_kept
 from hypergrit_common.processes import clean_up_after_this_process, descendants
 
+RAY_FOLDER: Final = "ray"
+"""Ray's folder in the private one."""
 TOKEN_LOGGER: Final = "ray._private.authentication.authentication_token_setup"
 
 
@@ -48,9 +50,10 @@ def init_ray(address: str | None, **options: Any) -> None:
         return
     logging.getLogger(TOKEN_LOGGER).addFilter(is_no_token_notice)
     before = descendants(os.getpid())
+    # Ray opens its own folder to all, so that it lies in one that is private.
     folder = tempfile.mkdtemp(prefix="hg-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     with sigterm_handler_kept(), loopback_only():
-        ray.init(address="local", _temp_dir=folder, **(LOCAL_OPTIONS | options))
+        ray.init(address="local", _temp_dir=os.path.join(folder, RAY_FOLDER), **(LOCAL_OPTIONS | options))
     # Ray's own processes end when the driver is killed, except the two agents of the raylet.
     if sys.platform == "linux":
         started = descendants(os.getpid())

@@ -70,7 +70,7 @@ def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals
             assert driver.stdout is not None
             ready, name = driver.stdout.readline().split()
             assert ready == "ready"
-            folder = Path(name)
+            folder = Path(name).parent
             assert folder.stat().st_mode & 0o777 == 0o700
             assert folder.name.startswith("hg-")
             processes = descendants(driver.pid)
