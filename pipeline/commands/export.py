@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 from pipeline.commands.export_card import PICTURES_FILE, Card, check_license, write_croissant
@@ -38,7 +38,8 @@ into train and val, with pictures.jsonl (sources, captions, boxes), a dataset ca
   hypergrit export out/web output=out/coco format=coco to=hub repo=me/boxes license=cc-by-4.0
   hypergrit export out/web to=hub repo=me/shards                    the shards of grit/ and train/ as they are, and a card
 
-  OUT                  output folder of a job, with arrow/, and with grit/ or write.image_bytes=true
+  OUT    output folder of a job, with arrow/, and with grit/ or write.image_bytes=true
+  MODEL  the folder of a finished run, its folder model/, or an exported one
 
 {EXIT_CODES}
 """
@@ -84,8 +85,8 @@ class ExportOptions:
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, ExportOptions, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe(USAGE, ExportOptions, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     source, rest = take_output(arguments, "hypergrit export OUT output=FOLDER format=coco")

@@ -54,6 +54,7 @@ def test_help_before_a_verb_is_the_help_of_the_verb(verb: str, capsys: pytest.Ca
         ("train", "optim.lr", "keys:\n\n  lr (= optim.lr)"),
         ("evaluate", "tasks", "keys:\n  tasks = []"),
         ("export", "MODEL", "  MODEL  the folder of a finished run"),
+        ("features", "views", "keys:\n  views = 1"),
     ],
 )
 def test_help_of_a_key(verb: str, topic: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:

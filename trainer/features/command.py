@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config import Keys, merge, read_layers
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import describe, help_topic, print_text
 from trainer.features.config import FeaturesConfig
 
 USAGE = f"""\
@@ -27,8 +27,8 @@ Repeat the command to go on after an interruption. A sample that cannot be used 
 @command("finished files are kept; repeat the command to go on")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, FeaturesConfig, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe(USAGE, FeaturesConfig, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     config: FeaturesConfig = merge(FeaturesConfig, read_layers(arguments, Keys()))
