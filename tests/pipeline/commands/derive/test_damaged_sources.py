@@ -123,7 +123,7 @@ VERBS: dict[str, Callable[[str, Path], int]] = {
     "static": lambda out, new: explore.main([out, f"static={new}", f"cache={new.parent / 'cache'}"]),
     "quality": lambda out, new: quality.main([out, f"page={new}.html", f"form={new}.csv"]),
 }
-NEEDED = {"_takedowns.json": {"rewrite", "takedown", "verify"}, "_summaries/00001.json.zst": {"verify"}}
+NEEDED = {"_takedowns.json": {"rewrite", "takedown", "verify", "report"}, "_summaries/00001.json.zst": {"verify"}}
 """Verbs that end with an error if a file cannot be read; all others do for other files, in most cases."""
 
 
