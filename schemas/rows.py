@@ -193,7 +193,5 @@ SCORED: Final = extend(
     field("head_score", pa.float32(), "score of the linear head `score.head` on the embedding of the image", True),
 )
 
-LATER: Final = ("presence",)
-"""Columns that files of earlier minor versions may lack; they are read as nulls."""
 HEAVY: Final = ("image",)
 """Columns that become null when a row is dropped."""

@@ -23,7 +23,7 @@ from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
 from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest
-from schemas.rows import LATER, SCORED, VERSION
+from schemas.rows import VERSION
 
 logger = logging.getLogger("hypergrit")
 
@@ -107,16 +107,12 @@ def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception)
 def _read_batches(store: Store, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with store.open_arrow(name) as source:
         schema = pa.ipc.open_file(source).schema
-        lacking = [name for name in columns if name not in schema.names]
-        if any(name not in LATER for name in lacking):
+        fields = sorted(schema.get_field_index(name) for name in columns)
+        if -1 in fields:
             raise ValueError(f"it has not all of the columns {', '.join(columns)}")
-        fields = sorted(schema.get_field_index(name) for name in columns if name not in lacking)
         reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for i in range(reader.num_record_batches):
-            batch = reader.get_batch(i)
-            for name in lacking:
-                batch = batch.append_column(SCORED.field(name), pa.nulls(batch.num_rows, SCORED.field(name).type))
-            yield batch
+            yield reader.get_batch(i)
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:

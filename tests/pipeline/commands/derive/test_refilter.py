@@ -6,12 +6,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from hypergrit_common.files import file_hash
 from pipeline import grit, load_config, make_provenance, plan_shards
 from pipeline.commands import rewrite
 from pipeline.run.steps import Notes, Steps, run_stages
 from schemas.files import FAILED_FOLDER
-from tests.pipeline.commands.derive.outputs import Row, kept, make_output, picture, record_job
+from tests.pipeline.commands.derive.outputs import Row, kept, make_output, picture
 from tests.pipeline.commands.derive.rows import manifests_of
 from tests.pipeline.jobs import hash_output, run_job
 
@@ -228,23 +227,3 @@ def test_a_threshold_of_a_mixed_output_is_lowered_only_if_all_shards_have_all_sc
         assert run_refilter(source, tmp_path / "new", "score.min_score=0.4") == 2
         assert "to 0.4: the boxes that the source removed have no CLIPScore" in capsys.readouterr().err
     assert run_refilter(mixed.parent / "three", tmp_path / "same", "formats=[arrow,grit]") == 0
-
-
-def test_output_without_the_column_presence_of_an_earlier_version_is_read(tmp_path: Path) -> None:
-    source = tmp_path / "old"
-    record_job(make_output(source, {0: [kept(picture(n)) for n in range(2)]}), 2)
-    (path,) = (source / "arrow").glob("*.arrow")
-    (manifest,) = (source / "_manifests").glob("*.json")
-    with pa.ipc.open_file(path.read_bytes()) as reader:
-        table = reader.read_all().drop_columns(["presence"])
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    content = json.loads(manifest.read_text())
-    content["files"][f"arrow/{path.name}"] = {"bytes": path.stat().st_size, "sha256": file_hash(path)}
-    manifest.write_text(json.dumps(content | {"schema": "1.2"}))
-    assert run_refilter(source, tmp_path / "new", "score.min_presence=0.5") == 0
-    (path,) = (tmp_path / "new" / "arrow").glob("*.arrow")
-    with pa.ipc.open_file(path.read_bytes()) as reader:
-        found = reader.read_all()
-    assert found["presence"].to_pylist() == [None, None]
-    assert found["status"].to_pylist() == ["kept", "kept"]
