@@ -118,6 +118,7 @@ def test_a_dry_run_counts_the_drops_of_a_stage(tars: Path, tmp_path: Path, capsy
             "ray.runner=local",
             FEW,
             "few_colours.min=1000000",
+            "dry_run=true",
             "quiet=true",
         ]
     )
