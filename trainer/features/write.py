@@ -46,6 +46,7 @@ from trainer.encoders.text import StateSource, TokenStates
 from trainer.evaluation.held_out.shards import HeldOutShards, Part, Views, read_part
 from trainer.evaluation.held_out.share import Sharing, map_shared
 from trainer.features.config import FeaturesConfig
+from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import pad
 from trainer.text.fast_tokenizer import FastTokenizer
 from trainer.text.syntax import WordTree, align
@@ -74,12 +75,10 @@ class Embedder:
     def images(self, pixels: Tensor) -> Tensor:
         """Features [n f] of images, uint8 [n 3 s s]."""
         model = self.loaded.model
-        parts = [torch.empty(0, self.image_width)]
-        for batch in pixels.split(self.config.batch_size):
-            normalised = (batch.to(self.device).float() / 255 - model.pixel_mean) / model.pixel_std
-            with self.context():
-                parts.append(self.frozen.image(normalised).float().cpu())
-        return half(torch.cat(parts))
+        encode = model.image_features if self.config.projected else model.image_states
+        with self.context():
+            parts = [encode(batch.to(self.device)).float().cpu() for batch in pixels.split(self.config.batch_size)]
+        return half(torch.cat([torch.empty(0, self.widths[0]), *parts]))
 
     @torch.no_grad()
     def texts(self, texts: Sequence[str]) -> Tensor:
@@ -101,18 +100,21 @@ class Embedder:
         return [(parts[0][row, : len(i)], parts[1][row, : len(i)]) for row, i in enumerate(ids)]
 
     @property
-    def image_width(self) -> int:
-        model = self.loaded.model
-        return model.config.embed_dim if self.config.projected else model.visual_proj.in_features
-
-    @property
-    def text_width(self) -> int:
-        model = self.loaded.model
-        return model.config.embed_dim if self.config.projected else model.textual_proj.in_features
+    def widths(self) -> tuple[int, int]:
+        """The widths f and g."""
+        return widths_of(self.loaded.model, self.config.projected)
 
     @property
     def schema(self) -> pa.Schema:
-        return feature_schema(self.config.views * self.image_width, self.text_width, self.config.tokens)
+        image, text = self.widths
+        return feature_schema(self.config.views * image, text, self.config.tokens)
+
+
+def widths_of(model: DualEncoder, projected: bool) -> tuple[int, int]:
+    """The widths of the features of images and of texts, after the projections or before them."""
+    if projected:
+        return model.config.embed_dim, model.config.embed_dim
+    return model.visual_proj.in_features, model.textual_proj.in_features
 
 
 def half(features: Tensor) -> Tensor:
@@ -197,12 +199,7 @@ def training_settings(loaded: LoadedModel, tower: Path, config: FeaturesConfig, 
     model = loaded.model
     path = str(tower.absolute())
     frozen = {"model": config.model_name, "sha256": sha256, "projected": config.projected}
-    widths = (
-        [model.config.embed_dim] * 2
-        if config.projected
-        else [model.visual_proj.in_features, model.textual_proj.in_features]
-    )
-    image, text = ({"width": width, **frozen} for width in widths)
+    image, text = ({"width": width, **frozen} for width in widths_of(model, config.projected))
     tokenizer = OPENAI if is_openai(loaded.tokenizer) else f"{path}/{MERGES_FILE}"
     if isinstance(loaded.tokenizer, FastTokenizer):
         tokenizer = path
@@ -282,8 +279,8 @@ def read_numbered(rows: range, shards: HeldOutShards, first: int, size_px: int, 
 def embed_part(part: Part, embedder: Embedder) -> Computed:
     """The features of the images of some samples, and the trees and states of their captions."""
     held_out, config, v = part.held_out, embedder.config, embedder.config.views
-    image = embedder.images(part.images).view(-1, v * embedder.image_width)
-    box_image = embedder.images(part.box_images).view(-1, v * embedder.image_width)
+    image = embedder.images(part.images).view(-1, v * embedder.widths[0])
+    box_image = embedder.images(part.box_images).view(-1, v * embedder.widths[0])
     counts = np.bincount(held_out.box_owner, minlength=len(held_out.captions)).tolist()
     found = Computed(image, box_image, held_out.keys, held_out.captions, held_out.box_texts, counts)
     found.bad = list(zip(held_out.reasons, held_out.bad, strict=True))
@@ -375,7 +372,7 @@ def record_batch(embedder: Embedder, computed: Computed) -> pa.RecordBatch:
     texts = list(dict.fromkeys([*computed.captions, *computed.phrases]))
     size = embedder.config.batch_size
     parts = [embedder.texts(texts[start : start + size]) for start in range(0, len(texts), size)]
-    features = torch.cat(parts) if parts else torch.empty(0, embedder.text_width, dtype=torch.float16)
+    features = torch.cat(parts) if parts else torch.empty(0, embedder.widths[1], dtype=torch.float16)
     place = {text: row for row, text in enumerate(texts)}
     offsets = pa.array(np.cumsum([0, *computed.n_boxes]), pa.int32())
 
@@ -402,7 +399,7 @@ def token_columns(computed: Computed, embedder: Embedder) -> dict[str, pa.Array]
     """The columns of the states and trees of captions."""
     schema = embedder.schema
     ends = pa.array(np.cumsum([0, *(len(initial) for initial, _ in computed.states)]), pa.int32())
-    empty = torch.empty(0, embedder.text_width, dtype=torch.float16)
+    empty = torch.empty(0, embedder.widths[1], dtype=torch.float16)
     columns = {
         name: lists(
             ends,
