@@ -41,7 +41,7 @@ train-demo: install
 
 # Trains the miniature HyCoCLIP of demo/weights/hycoclip again, and runs the notebook that shows it.
 hierarchy: install
-	$(BIN)/python -m demo.train_demo --model hycoclip --keep demo/weights/hycoclip
+	$(BIN)/python -m demo.train_demo --model hycoclip --keep demo/weights/hycoclip optim.steps=2000
 	$(BIN)/python -m docs.figures.notebook
 
 # Runs docs/hierarchy.ipynb, and saves it with its outputs.

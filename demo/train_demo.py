@@ -69,9 +69,8 @@ def main() -> int:
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
         if options.keep:
-            keep(
-                output, options.keep, f"python -m demo.train_demo --model {options.model} --keep {options.keep}", OUTPUT
-            )
+            words = ["python -m demo.train_demo --model", options.model, "--keep", options.keep, *options.overrides]
+            keep(output, options.keep, " ".join(map(str, words)), OUTPUT)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
@@ -121,7 +120,7 @@ def job_files(model: str, few_steps: bool = False) -> list[str]:
 
 
 def keep(run: Path, target: Path, command: str, default: Path) -> None:
-    """Save the trained model in half precision, with a card that names its command and paths of the repository.
+    """Save the trained model and its tower in half precision, with a card that names its command and paths of the repository.
 
     The paths are those of a run in the default folder, wherever this run was.
     """
@@ -132,12 +131,14 @@ def keep(run: Path, target: Path, command: str, default: Path) -> None:
             return {key: relative(item) for key, item in value.items()}
         if isinstance(value, list):
             return [relative(item) for item in value]
-        return value.replace(str(run.parent), str(default.relative_to(ROOT))) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return value.replace(str(run.parent), str(default.relative_to(ROOT))).replace(f"{ROOT}/", "")
+        return value
 
     found = load_model(run, device="cpu")
     facts = {"command": command, "version": hypergrit_version()}
     found.record = facts | relative(found.record)
-    found.save_pretrained(target, license=LICENSE, half=True)
+    found.save_pretrained(target, license=LICENSE, half=True, tower=True)
 
 
 CHANCE = {"accuracy": "chance", "order": "chance", "auc": "chance", "ap": "chance"} | {

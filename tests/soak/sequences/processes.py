@@ -34,7 +34,7 @@ import pipeline.stages.download.stage
 import pipeline.stages.ground.stage
 import pipeline.stages.score.stage  # noqa: F401
 from hypergrit.__main__ import main as hypergrit
-from hypergrit_common import process
+from hypergrit_common import processes
 from pipeline.config import RayConfig
 from pipeline.faults import RemoteError, ShardError, describe
 from pipeline.run.local import record_of
@@ -193,7 +193,7 @@ def start(
         sys.stdout, sys.stderr = (os.fdopen(n, "w", buffering=1, closefd=False) for n in (1, 2))
         os.environ |= {"TMPDIR": str(folder / "tmp" / str(machine)), "XDG_CACHE_HOME": str(folder / "cache")}
         tempfile.tempdir = None
-        process.machine = lambda: MACHINES[machine]  # type: ignore[assignment]
+        processes.machine = lambda: MACHINES[machine]  # type: ignore[assignment]
         lock.WATCH_S, lock.EXPIRY_S, lock.POLL_S = 0.05, 0.1, 0.02  # type: ignore[misc]
         loop.compute_local = compute_here
         if folders:
