@@ -2,7 +2,7 @@
 
 The towers need most of it: what the forward pass keeps for the backward pass. It grows in proportion to the images and
 to the tokens of texts, so it is measured on two images and two texts; what words, lifts and losses keep, on three pairs.
-`python -m benchmarks.memory` compares estimates with measured peaks.
+docs/training.md compares estimates with measured peaks.
 """
 
 import logging
@@ -19,13 +19,14 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import free_memory, machine
-from trainer.batch import Batch
+from trainer.batch import Batch, Stream
 from trainer.config import TrainConfig
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process
 from trainer.encoders.config import CACHED
 from trainer.losses.contrast import BYTES_PER_SIMILARITY, chunk_size
 from trainer.models.dual_encoder import DualEncoder
+from trainer.models.levels import LEVELS
 from trainer.text.syntax import Syntax
 from trainer.training.accumulate import tower_blocks
 
@@ -107,7 +108,7 @@ def boxes_of_pair(config: TrainConfig, model: DualEncoder) -> int:
 
 
 def drawn_batch(model: DualEncoder, n: int, boxes: int, device: torch.device) -> Batch:
-    """A batch of n pairs with the longest texts, and with the boxes and the parses that the model needs."""
+    """A batch of n pairs with the longest texts, and with the boxes, parses and labels that the model needs."""
     shape, length = model.config.image.row_shape, model.config.text.context_length
     dtype = torch.float32 if model.config.text.name == CACHED else torch.int64
 
@@ -124,6 +125,9 @@ def drawn_batch(model: DualEncoder, n: int, boxes: int, device: torch.device) ->
     if "parse" in model.needs:
         words = torch.arange(length, device=device).repeat(n, 1)
         batch = replace(batch, syntax=Syntax(word_of_token=words, head=words // 2, relation=torch.zeros_like(words)))
+    if LEVELS in model.needs:  # one label of a pair
+        own = torch.arange(n, device=device)
+        batch = replace(batch, more={LEVELS: Stream(texts(n), "text", own, torch.zeros_like(own), own, chain=1)})
     return batch
 
 
