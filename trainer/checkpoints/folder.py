@@ -222,13 +222,12 @@ class Lease:
 
         One of a process that cannot be seen is watched until it is renewed, or expires.
         """
-        found, start, is_alive = self.read(), time.monotonic(), False
+        found, start = self.read(), time.monotonic()
         holder, _, shown = found.partition(" ")
-        if process := ProcessId.parse(holder):
-            is_alive, wait = (
-                process.is_alive(),
-                max(EXPIRY_S - abs(time.time() - float(shown.split()[-1])), 2 * RENEW_S),
-            )
+        process = ProcessId.parse(holder)
+        is_alive = process.is_alive() if process else False  # None: on another machine
+        age = abs(time.time() - float(shown.split()[-1])) if process else 0.0  # its clock may be ahead
+        wait = max(EXPIRY_S - age, 2 * RENEW_S)
         while is_alive is None and self.read() == found and time.monotonic() - start < wait:
             logger.warning("%s is leased by %s, which cannot be seen from here: waiting for its end", self.url, shown)
             time.sleep(RENEW_S / 2)
