@@ -150,7 +150,8 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
     for item, after in zip(arguments, [*arguments[1:], ""], strict=False):
         if item.startswith("-"):
             key, _, value = item.lstrip("-").partition("=")
-            example = f"{key.replace('-', '_')}={'VALUE' if keys.is_secret(key) else value or after or 'VALUE'}"
+            value = value or ("" if "=" in after or after.startswith("-") else after) or "VALUE"
+            example = f"{key.replace('-', '_')}={'VALUE' if keys.is_secret(key) else value}"
             raise UserError(f"--{key} is no option: settings have no dashes; write {example}")
     files = [item for item in arguments if "=" not in item]
     layers = [(_load_yaml(path, keys), path) for path in files]

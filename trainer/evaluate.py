@@ -48,8 +48,8 @@ Files that the first form writes to the output folder:
                       file was missing or unreadable
 
 A data set that is missing or malformed is reported in one line, and the other tasks run. So is an unexpected error,
-whose traceback is in MODEL/TASK-error.txt; the exit code is 1 then. With torchrun, several
-processes share the work.
+whose traceback is in MODEL/TASK-error.txt; the exit code is 1 then. With
+`python -m trainer.torchrun --nproc-per-node 8 -m trainer.evaluate ...`, several processes share the work.
 
 tasks:
 {tasks}

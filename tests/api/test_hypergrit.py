@@ -27,7 +27,9 @@ def test_the_help_of_a_verb_shows_commands_and_loads_no_model(verb: str) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"usage: hypergrit {verb}" in done.stdout
-    assert len(re.findall(r"^  (hypergrit|torchrun|srun|ray|model =) ", done.stdout, re.MULTILINE)) >= 5
+    assert (
+        len(re.findall(r"^  (hypergrit|python -m trainer.torchrun|srun|ray|model =) ", done.stdout, re.MULTILINE)) >= 5
+    )
 
 
 @pytest.mark.parametrize("verb", VERBS)

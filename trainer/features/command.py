@@ -17,7 +17,7 @@ precision. A head with the loss of any model is then trained on them in seconds,
   hypergrit features shards=out/mine/train model=out/clip output=out/features dry_run=true
   hypergrit features shards=out/mine/train model=out/clip output=out/features
   hypergrit train jobs/train/heads.yaml model_name=hycoclip data.features=out/features output=out/head
-  torchrun --nproc-per-node 8 -m trainer.features.command shards=... model=meru_vit_b.pth model_name=meru output=...
+  python -m trainer.torchrun --nproc-per-node 8 -m trainer.features.command shards=... model=out/clip output=...
 
 Repeat the command to go on after an interruption. A sample that cannot be used is counted with its reason.
 
