@@ -135,7 +135,10 @@ def make_provenance(config: PipelineConfig) -> Provenance:
         "config_hash": content_hash(config),
         "packages": {name: package_version(name) for name in (*PACKAGES, *optional_packages(config))},
         "models": {
-            "parser": {**model_identity(parser, parser_path(parser)), "version": package_version(spacy_package(parser))},
+            "parser": {
+                **model_identity(parser, parser_path(parser)),
+                "version": package_version(spacy_package(parser)),
+            },
             "grounder": model_identity(grounder, grounder_path(grounder)),
             "scorer": model_identity(scorer, scorer_path(scorer)),
         },

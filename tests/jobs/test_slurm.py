@@ -27,7 +27,9 @@ def folder(tmp_path: Path) -> Path:
 def start(folder: Path) -> subprocess.Popen[bytes]:
     slurm = {"SLURM_JOB_NODELIST": "node[7-8]", "SLURM_JOB_NUM_NODES": "2", "SLURM_JOB_ID": "12"}
     path = f"{folder}:{os.environ['PATH']}"
-    return subprocess.Popen(["bash", SCRIPT, "job.yaml", "input=in"], cwd=folder, env={**os.environ, **slurm, "PATH": path})
+    return subprocess.Popen(
+        ["bash", SCRIPT, "job.yaml", "input=in"], cwd=folder, env={**os.environ, **slurm, "PATH": path}
+    )
 
 
 def test_each_machine_starts_ray_with_a_token_and_the_exit_code_is_that_of_the_job(folder: Path) -> None:
