@@ -235,7 +235,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     image = image or found
     caption = _caption(record, columns, url, config)
     if record.get(FINEHARD_COLUMN) is not None and record.get("noun_chunks") is None:
-        record["noun_chunks"] = finehard_boxes(record[FINEHARD_COLUMN], caption or "")
+        record["noun_chunks"] = finehard_boxes(record[FINEHARD_COLUMN], caption or "", config.max_boxes)
     row: dict[str, Any] = {
         "url": url,
         "caption_original": caption,
@@ -375,19 +375,19 @@ def _text(value: Any, what: str, most: int) -> str | None:
     return value
 
 
-def finehard_boxes(entries: Any, caption: str) -> list[list[float]]:
-    """Convert the regions of FineHARD to GRIT's noun_chunks. Raises BadRowError if they are none.
+def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
+    """Convert the regions of FineHARD, at least the first `most`, to GRIT's noun_chunks. Raises BadRowError if they are none.
 
     A region is {"bbox": [x_min, y_min, x_max, y_max, score], "short_expr": ..., ...}; its phrase is the first place of the
     expression in the caption, in any letter case. A region whose expression is not in the caption has no phrase: it is left
     out here, and stays in `extra` with the long expressions and the hard negatives.
 
-    >>> finehard_boxes([{"bbox": [0.1, 0.2, 0.3, 0.4, 0.9], "short_expr": "a red hat"}], "A man in A red hat")
+    >>> finehard_boxes([{"bbox": [0.1, 0.2, 0.3, 0.4, 0.9], "short_expr": "a red hat"}], "A man in A red hat", 10)
     [[9, 18, 0.1, 0.2, 0.3, 0.4, 0.9]]
     """
     found = list[list[float]]()
     try:
-        for entry in entries:
+        for entry in entries[: most + 1]:
             x_min, y_min, x_max, y_max, *score = entry["bbox"]
             if place := re.search(re.escape(entry["short_expr"].strip()) or "$^", caption, re.IGNORECASE):
                 found.append([*place.span(), x_min, y_min, x_max, y_max, *(score or [1.0])])

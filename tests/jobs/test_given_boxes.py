@@ -125,7 +125,7 @@ def test_a_line_with_an_image_of_megabytes_is_read(tmp_path: Path) -> None:
 def test_given_boxes_pass_the_stages_without_a_grounder(tmp_path: Path) -> None:
     config = load_config([str(JOBS / "gligen.yaml"), *gligen(tmp_path)])
     (plan,) = plan_shards(config.input, 2, None, config.read)
-    table, _ = Download(config.download)(read_shard(plan, config.read))
+    table = Download(config.download)(read_shard(plan, config.read))
     table = keep_given(Parse(config.parse, keeps_pairs=True)(clean_captions(table, config.captions)))
     row = table.to_pylist()[0]
     chunks = [row["noun_chunks"][box["phrase"]] for box in row["boxes"]]
