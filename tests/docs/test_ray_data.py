@@ -13,6 +13,7 @@ import pytest
 
 from demo.world.scenes import TEST_SEEDS, make_scene
 from hypergrit_common.errors import UserError
+from hypergrit_common.local_ray import init_ray, python_path
 from pipeline import ReadConfig, plan_shards, read_shard, write_input
 from pipeline.images import encode_jpeg
 from pipeline.read import tables as module
@@ -74,9 +75,8 @@ def test_ray_data_reads_shards_runs_the_stages_and_is_an_input(
 ) -> None:
     import ray.data
 
-    ray.init(
-        num_cpus=2, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": {"PYTHONPATH": str(ROOT)}}
-    )
+    paths = {"PYTHONPATH": python_path(str(ROOT))}
+    init_ray("local", num_cpus=2, log_to_driver=False, runtime_env={"env_vars": paths})
     try:
         monkeypatch.setattr(sys, "argv", ["", str(write_uneven(tmp_path / "out"))])
         runpy.run_path(str(EXAMPLES / "read_ray_data.py"), run_name="__main__")
