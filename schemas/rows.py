@@ -130,7 +130,7 @@ READ: Final = extend(
     field(
         "given_noun_chunks",
         _list(GIVEN_BOX),
-        "given boxes, if the input has them (GRIT's noun_chunks, FineHARD, GLIGEN); grounding is then skipped",
+        "GRIT's noun_chunks, if the input has them; grounding is then skipped",
         True,
     ),
     field("given_ref_exps", _list(GIVEN_BOX), "GRIT's ref_exps, if the input has them", True),
