@@ -51,7 +51,7 @@ class Gligen(JsonLines):
             chunks = [noun_chunk(anno, size.width, size.height) for anno in item["annos"]]
         except (KeyError, TypeError, ValueError, CostlyImageError) as error:
             return BadRecord(f"not a row of GLIGEN: {error!r}")
-        others = {key: item[key] for key in ("caption", "file_name") if key in item}
+        others: Record = {key: item[key] for key in ("caption", "file_name") if key in item}
         return {"id": name.decode(errors="replace"), IMAGE: image, "noun_chunks": json.dumps(chunks), **others}
 
 

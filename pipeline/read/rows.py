@@ -389,7 +389,8 @@ def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
     try:
         for entry in entries[: most + 1]:
             x_min, y_min, x_max, y_max, *score = entry["bbox"]
-            if place := re.search(re.escape(entry["short_expr"].strip()) or "$^", caption, re.IGNORECASE):
+            text = entry["short_expr"].strip()
+            if text and (place := re.search(re.escape(text), caption, re.IGNORECASE)):
                 found.append([*place.span(), x_min, y_min, x_max, y_max, *(score or [1.0])])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadRowError(f"{FINEHARD_COLUMN} does not hold FineHARD's regions: {error!r}") from None
