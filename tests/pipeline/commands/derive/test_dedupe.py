@@ -190,7 +190,10 @@ def test_an_output_without_kept_rows_has_no_duplicates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dedupe=[url,pixels]"], "dedupe is ['url', 'pixels']; give one or more of ['url', 'bytes', 'picture']"),
+        (
+            ["dedupe=[url,pixels]"],
+            "dedupe is ['url', 'pixels']; give one or more of ['url', 'bytes', 'picture', 'meaning']",
+        ),
         (["dedupe=url"], "dedupe must be a list; write [url]"),
         (["dedupe=[picture]"], "dedupe=[picture] and dedupe_radius=BITS belong together"),
         (["dedupe_radius=3"], "dedupe=[picture] and dedupe_radius=BITS belong together"),
