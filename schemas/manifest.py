@@ -53,13 +53,6 @@ class Removed(TypedDict):
     boxes: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS: n}"]
 
 
-class ParserIdentity(TypedDict):
-    """The spaCy pipeline of a run."""
-
-    name: Annotated[str, "name in the configuration"]
-    version: Annotated[str, "version of its package"]
-
-
 class ModelIdentity(TypedDict):
     """A grounder or scorer."""
 
@@ -67,6 +60,12 @@ class ModelIdentity(TypedDict):
     sha256: NotRequired[
         Annotated[str, "hash of the files of a local model; absent for a model of the Hugging Face hub"]
     ]
+
+
+class ParserIdentity(ModelIdentity):
+    """The spaCy pipeline of a run."""
+
+    version: Annotated[str, "version of its package"]
 
 
 class CaptionerIdentity(TypedDict):

@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any, Final, Literal
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import new_folder
 from hypergrit_common.text import one_line
 from pipeline.commands.export_card import PICTURES_FILE, Card, check_license, write_croissant
 from pipeline.commands.export_formats import FORMATS, SCHEMA, Record, write_line
@@ -105,17 +104,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def export(store: Store, manifests: Sequence[Manifest], options: ExportOptions, output: Path) -> None:
     """Write the folder, which appears when it is complete. Raises UserError if it exists or cannot be written."""
-    if output.exists() and (not output.is_dir() or any(output.iterdir())):
-        raise UserError(f"{output} is not empty; give a new folder")
     try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        draft = Path(tempfile.mkdtemp(prefix=f".{output.name}.", dir=output.parent))
-        try:
+        with new_folder(output) as draft:
             write_folder(store, manifests, options, draft)
-            draft.chmod(0o755)
-            os.replace(draft, output)
-        finally:
-            shutil.rmtree(draft, ignore_errors=True)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {one_line(error)}; give another output=") from error
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -202,6 +203,7 @@ def is_text(kind: Any) -> bool:
 
 BOX_FIELDS: Final = tuple(item.name for item in GIVEN_BOX)
 GRIT_COLUMNS: Final = ("noun_chunks", "ref_exps")
+FINEHARD_COLUMN: Final = "bbox_info"
 LOCATION: Final = "location"
 """Key of a row for the Location of its image, until the image is read."""
 
@@ -231,9 +233,12 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters) or None
     found, path = _image(record, columns, config)
     image = image or found
+    caption = _caption(record, columns, url, config)
+    if record.get(FINEHARD_COLUMN) is not None and record.get("noun_chunks") is None:
+        record["noun_chunks"] = finehard_boxes(record[FINEHARD_COLUMN], caption or "", config.max_boxes)
     row: dict[str, Any] = {
         "url": url,
-        "caption_original": _caption(record, columns, url, config),
+        "caption_original": caption,
         "captions": _all_captions(record, columns, config) if config.captions == "all" else None,
         "id": _text(_id(_value(record, columns.id)), "the id", config.max_row_bytes),
         "given_noun_chunks": _given_boxes(record, "noun_chunks", config.max_boxes),
@@ -368,6 +373,28 @@ def _text(value: Any, what: str, most: int) -> str | None:
     except UnicodeEncodeError:
         raise BadRowError(f"{what} is not valid Unicode") from None
     return value
+
+
+def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
+    """Convert the regions of FineHARD, at least the first `most`, to GRIT's noun_chunks. Raises BadRowError if they are none.
+
+    A region is {"bbox": [x_min, y_min, x_max, y_max, score], "short_expr": ..., ...}; its phrase is the first place of the
+    expression in the caption, in any letter case. A region whose expression is not in the caption has no phrase: it is left
+    out here, and stays in `extra` with the long expressions and the hard negatives.
+
+    >>> finehard_boxes([{"bbox": [0.1, 0.2, 0.3, 0.4, 0.9], "short_expr": "a red hat"}], "A man in A red hat", 10)
+    [[9, 18, 0.1, 0.2, 0.3, 0.4, 0.9]]
+    """
+    found = list[list[float]]()
+    try:
+        for entry in entries[: most + 1]:
+            x_min, y_min, x_max, y_max, *score = entry["bbox"]
+            text = entry["short_expr"].strip()
+            if text and (place := re.search(re.escape(text), caption, re.IGNORECASE)):
+                found.append([*place.span(), x_min, y_min, x_max, y_max, *(score or [1.0])])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadRowError(f"{FINEHARD_COLUMN} does not hold FineHARD's regions: {error!r}") from None
+    return found
 
 
 def _given_boxes(record: Record, column: str, most: int) -> list[dict[str, Any]] | None:

@@ -134,7 +134,7 @@ class JsonLines(JsonRows):
     """A JSON object in each line that is not blank."""
 
     name = "jsonl"
-    suffixes = (".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
 
     def find(self, file: IO[bytes], offset: int, line: int, n_columns: int, config: ReadConfig) -> Iterator[RawRow]:
         file.seek(offset)

@@ -31,7 +31,9 @@ DEMO: Final = "the demo of HyperGRIT 0.6 with the miniature models: 185 rows wit
 LINKS: Final = ("dns_error", "connection_error", "tls_error", "timeout")
 NEVER: Final = "0 in a job whose input and settings fit each other"
 
-CHOSEN: Final = frozenset({"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture"})
+CHOSEN: Final = frozenset(
+    {"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture", "same_meaning"}
+)
 """Drop reasons that the user asked for, by a setting or a command."""
 
 KNOWN: Final = (

@@ -28,7 +28,7 @@ from pipeline.output.store import Store, temporary_name
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import grounder_path
 from pipeline.stages.order import with_further
-from pipeline.stages.parse.config import check_parser, spacy_package
+from pipeline.stages.parse.config import check_parser, parser_path, spacy_package
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, resolve_thresholds, scorer_path
 from schemas.files import FILES
 from schemas.manifest import ModelIdentity, Plugin, Provenance, ThresholdValues
@@ -127,7 +127,7 @@ def make_provenance(config: PipelineConfig) -> Provenance:
     >>> provenance["models"]["grounder"]["name"], sorted(provenance["packages"])[:2]
     ('miniature', ['ftfy', 'opencv-python-headless'])
     """
-    grounder, scorer = config.ground.grounder, config.score.scorer
+    parser, grounder, scorer = config.parse.model, config.ground.grounder, config.score.scorer
     thresholds, plugins = resolve_thresholds(config.score, grounder), find_plugins(config)
     provenance: Provenance = {
         "hypergrit": hypergrit_version(),
@@ -135,7 +135,10 @@ def make_provenance(config: PipelineConfig) -> Provenance:
         "config_hash": content_hash(config),
         "packages": {name: package_version(name) for name in (*PACKAGES, *optional_packages(config))},
         "models": {
-            "parser": {"name": config.parse.model, "version": package_version(spacy_package(config.parse.model))},
+            "parser": {
+                **model_identity(parser, parser_path(parser)),
+                "version": package_version(spacy_package(parser)),
+            },
             "grounder": model_identity(grounder, grounder_path(grounder)),
             "scorer": model_identity(scorer, scorer_path(scorer)),
         },

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from pipeline.stages.download.permits import PermitAddress
 
 
-Role = Literal["grounder", "scorer"]
+Role = Literal["parser", "grounder", "scorer"]
 
 
 class Files(Protocol):

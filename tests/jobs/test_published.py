@@ -160,7 +160,13 @@ def test_a_job_reads_its_data_set_as_published(name: str, tmp_path: Path) -> Non
 
 def test_every_job_for_a_data_set_is_tried() -> None:
     assert {job for job, *_ in PUBLISHED.values()} == {path.stem for path in JOBS.glob("*.yaml")} - {
-        *("pairs", "treeoflife", "inaturalist")  # an overlay; tests/jobs/test_taxonomies.py
+        *(
+            "pairs",
+            "treeoflife",
+            "inaturalist",
+            "finehard",
+            "gligen",
+        )  # an overlay; test_taxonomies.py, test_given_boxes.py
     }
 
 

@@ -36,7 +36,7 @@ from pipeline.stages.parse.chunks import (
     trim,
     without_last_marks,
 )
-from pipeline.stages.parse.config import ParseConfig, Rules, check_parser, spacy_package
+from pipeline.stages.parse.config import ParseConfig, Rules, check_parser, parser_path, spacy_package
 from pipeline.stages.parse.phrases import PhraseRules, referring_expressions
 from pipeline.stages.parse.types import CaptionParse, Chunk, Token
 
@@ -249,12 +249,9 @@ def load_spacy(name: str) -> Language:
 
 def _use_gpu_for_transformer(package: str) -> None:
     """Run a pipeline with a transformer on the GPU, if there is one and CuPy is installed; others stay on the CPU."""
-    folder = Path(package) if Path(package).is_dir() else spacy.util.get_package_path(package)
-    for path in (folder, *sorted(folder.glob(f"{folder.name}-*"))):
-        if (path / "config.cfg").is_file():
-            names = spacy.util.load_config(path / "config.cfg")["nlp"]["pipeline"]
-            if any("transformer" in name for name in names):
-                spacy.prefer_gpu()
+    path = Path(parser_path(package), "config.cfg")
+    if path.is_file() and any("transformer" in name for name in spacy.util.load_config(path)["nlp"]["pipeline"]):
+        spacy.prefer_gpu()
 
 
 class CaptionParser:

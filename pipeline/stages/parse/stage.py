@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Final
 import pyarrow as pa
 
 from pipeline.models import NO_MODEL
-from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.parse.config import ParseConfig, parser_path
 from pipeline.stages.parse.types import NO_PARSE, CaptionParse
 from pipeline.stages.stage import Context, Stage, TableFunction
 from schemas.rows import PARSED, TOKEN
@@ -63,7 +63,8 @@ class Parse(Stage):
 
     @classmethod
     def load(cls, context: Context) -> TableFunction:
-        """Load the stage, which keeps rows without phrases if `ground` keeps pairs."""
+        """Load the stage, which keeps rows without phrases if `ground` keeps pairs. Raises UserError like `check_model`."""
+        context.check_model("parser", parser_path(context.settings[cls.name].model))
         return cls(context.settings[cls.name], context.settings["ground"].keeps_pairs)
 
     def __call__(self, table: pa.Table) -> pa.Table:
