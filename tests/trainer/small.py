@@ -83,12 +83,12 @@ def owned_rows(stream: Stream, indices: slice | list[int], b: int) -> Stream:
     chosen = torch.arange(b)[indices]
     places = [(stream.owner == pair).nonzero()[:, 0] for pair in chosen]
     assert stream.place is not None
-    chosen_rows = torch.cat(places)
+    chosen_rows = torch.cat([torch.empty(0, dtype=torch.int64), *places])
     found = stream._replace(depth=None, label=None, place=None)
     if stream.depth is not None and stream.label is not None:
         facts = (fact[chosen_rows] for fact in (stream.depth, stream.label, stream.place))
         found = found._replace(**dict(zip(("depth", "label", "place"), facts, strict=True)))
-    lengths = torch.tensor([len(place) for place in places])
+    lengths = torch.tensor([len(place) for place in places], dtype=torch.int64)
     return found._replace(owner=torch.arange(len(chosen)).repeat_interleave(lengths))
 
 

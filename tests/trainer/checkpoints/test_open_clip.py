@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from tests.trainer.small import NAMES, small_trees
+from tests.trainer.small import NAMES, small_levels, small_trees
 from tests.trainer.tiny_open_clip import register, save, tiny
 from trainer.batch import Batch
 from trainer.checkpoints.model import load_model, save_model
@@ -43,6 +43,7 @@ def small_batch() -> Batch:
         box_images=images.flip(0),
         box_token_ids=openai_tokenizer(12)(["a dog", "bird"] * 3),
         syntax=small_trees(6, generator),
+        more={"levels": small_levels(ids)},
     )
 
 
