@@ -10,7 +10,7 @@ MODEL_NEEDS: Final = MappingProxyType(
     {
         **dict.fromkeys(("clip", "meru", "poinclip", "atmg", "euclip"), None),
         "syntax_meru": "parse",
-        **dict.fromkeys(("hycoclip", "phyclip", "uncha", "argent"), "boxes"),
+        **dict.fromkeys(("hycoclip", "phyclip", "uncha", "argent", "hyper3"), "boxes"),
         "taxonomy": "levels",
     }
 )
@@ -30,7 +30,7 @@ def training_line(found: Collection[str], n_pairs: int = 0) -> str:
     """Tell in one line which models samples can train that have what `found` names; `n_pairs` lack boxes.
 
     >>> training_line({"parse"})
-    'can train: clip, meru, poinclip, atmg, euclip, syntax_meru; not: hycoclip, phyclip, uncha, argent (no boxes), taxonomy (no levels)'
+    'can train: clip, meru, poinclip, atmg, euclip, syntax_meru; not: hycoclip, phyclip, uncha, argent, hyper3 (no boxes), taxonomy (no levels)'
     """
     able = [name for name, need in MODEL_NEEDS.items() if need is None or need in found]
     unable: dict[str, list[str]] = {}

@@ -44,8 +44,17 @@ def small_batch(b: int = 8, seed: int = 0) -> Batch:
         box_images=torch.rand(b, 3, 16, 16, generator=generator),
         box_token_ids=tokens(5),
         syntax=small_trees(b, generator),
-        more={"levels": small_levels(captions)},
+        more={"levels": small_levels(captions), "queries": small_queries(captions)},
     )
+
+
+def small_queries(token_ids: torch.Tensor) -> Stream:
+    """Two queries of each of b pairs: one below the caption [b 8], and one below the first."""
+    b = len(token_ids)
+    ids = torch.stack([token_ids.roll(1, 1), token_ids.roll(2, 1)], 1).flatten(0, 1)
+    parent = torch.stack([torch.full((b,), -1), 2 * torch.arange(b)], 1).flatten()
+    weight = torch.tensor([1.0, 0.5]).repeat(b)
+    return Stream(ids, "text", torch.arange(b).repeat_interleave(2), chain=2, weight=weight, parent=parent)
 
 
 def small_levels(token_ids: torch.Tensor) -> Stream:
