@@ -127,7 +127,7 @@ class Explorer:
         self.outputs = {output.folder: output for output in outputs}
         self.marks = MarkFile(Path(options.marks))
         self.files = code_files() | {name: path for output in outputs for name, path in index_files(output).items()}
-        self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token))}
+        self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token, options.disk))}
         if len(outputs) == 2:
             self.made[PAIRS_FILE] = pair_outputs(outputs, options.match)
 

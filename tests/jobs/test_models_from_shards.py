@@ -28,7 +28,7 @@ def test_the_needs_of_each_model_are_those_of_its_class() -> None:
     assert set(MODEL_NEEDS) == set(MODELS)
     for name, need in MODEL_NEEDS.items():
         with torch.device("meta"):
-            assert build_model(name).needs == ({need} if need else set())
+            assert build_model(name).needs - {"queries"} == ({need} if need else set())  # the loader makes queries
 
 
 @pytest.fixture(scope="module")

@@ -91,12 +91,14 @@ def owned_rows(stream: Stream, indices: slice | list[int], b: int) -> Stream:
     assert stream.owner is not None
     chosen = torch.arange(b)[indices]
     places = [(stream.owner == pair).nonzero()[:, 0] for pair in chosen]
-    assert stream.place is not None
     chosen_rows = torch.cat(places)
-    found = stream._replace(depth=None, label=None, place=None)
-    if stream.depth is not None and stream.label is not None:
-        facts = (fact[chosen_rows] for fact in (stream.depth, stream.label, stream.place))
-        found = found._replace(**dict(zip(("depth", "label", "place"), facts, strict=True)))
+    facts = {name: getattr(stream, name) for name in ("depth", "label", "place", "weight", "parent")}
+    found = stream._replace(**{name: fact[chosen_rows] for name, fact in facts.items() if fact is not None})
+    if found.place is None:
+        found = found._replace(rows=found.rows[chosen_rows])
+    if found.parent is not None:
+        at = torch.full((len(stream.rows),), -1).index_put((chosen_rows,), torch.arange(len(chosen_rows)))
+        found = found._replace(parent=torch.where(found.parent < 0, found.parent, at[found.parent]))
     lengths = torch.tensor([len(place) for place in places])
     return found._replace(owner=torch.arange(len(chosen)).repeat_interleave(lengths))
 

@@ -64,7 +64,9 @@ class BatchRows:
     level_ids: dict[tuple[int, ...], int] = field(default_factory=dict)  # row of each distinct text
     levels: list[tuple[int, int, int, int]] = field(default_factory=list)  # owner, depth, number and row of each label
     query_ids: list[list[int]] = field(default_factory=list)
-    queries: list[tuple[int, int, float]] = field(default_factory=list)  # owner, row of the parent and weight of each query
+    queries: list[tuple[int, int, float]] = field(
+        default_factory=list
+    )  # owner, row of the parent and weight of each query
 
 
 @dataclass(kw_only=True)

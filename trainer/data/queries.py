@@ -47,7 +47,8 @@ def find_queries(caption: str, phrases: Sequence[str], most: int) -> list[Query]
         return is_new
 
     sentences = [piece for piece in SENTENCE_END.split(caption) if piece.strip()]
-    first = 0 if any([add(sentence, SENTENCE_WEIGHT) for sentence in sentences[:MAX_SENTENCES]]) else CAPTION
+    are_new = [add(sentence, SENTENCE_WEIGHT) for sentence in sentences[:MAX_SENTENCES]]
+    first = 0 if any(are_new) else CAPTION
     left = MAX_PHRASES
     for texts, weight, parent in ((phrases, BOX_WEIGHT, CAPTION), (parts_of(caption), PHRASE_WEIGHT, first)):
         for text in texts:

@@ -121,7 +121,8 @@ class Hyper3CLIP(UNCHA):
 
     def query_streams(self, stream: Stream, captions: Tensor, patches: Tensor) -> dict[str, Stream]:
         """Features of the queries, of the patches pooled for them, and of the texts above them."""
-        assert stream.owner is not None and stream.parent is not None
+        assert stream.owner is not None
+        assert stream.parent is not None
         states = self.textual(stream.rows)
         text, pooled = self.textual_proj(states), self.query_pooling(states, patches, stream.owner, stream.chain)
         above = torch.where(stream.parent[:, None] < 0, captions[stream.owner], text[stream.parent.clamp(min=0)])
