@@ -88,8 +88,6 @@ class FeatureStore:
         """List the shards. Raises UserError for features that are incomplete, or that lack what the model `needs`."""
         if "levels" in needs:
             raise UserError("features hold no labels of a taxonomy (levels), which the model needs; train it on shards")
-        if "queries" in needs:
-            raise UserError("features hold no patches of images, which the model pools by queries; train it on shards")
         folders = list_feature_folders(features)
         records = read_records(features)
         settings = records[0]["settings"]

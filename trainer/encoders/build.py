@@ -74,9 +74,7 @@ class ClassTokenBlock(Block):
 def keep_patches(tower: Any) -> None:
     """Make a network of timm compute all patches to the end. Raises ValueError for other towers."""
     if not hasattr(tower, "forward_head"):
-        raise ValueError(
-            "the patches of images are pooled, but the image tower has none; let image.name be one of timm"
-        )
+        raise ValueError("the patches of images are pooled, but the image tower has none; give one of timm, on shards")
     last = getattr(tower, "blocks", [None])[-1]
     if isinstance(last, ClassTokenBlock):
         last.has_all_tokens = True

@@ -1,8 +1,7 @@
 """Hyper3-CLIP: UNCHA with queries, to each of which the patches of the image are pooled while training.
 
 ECCV 2026 workshop; the equations are those of the authors' notes on their code (docs/method.md of
-github.com/Hyper3Labs/hyper3-clip, MIT). Shapes: b pairs, m queries, p patches, w and v widths of the image and text
-tower, d embedding width.
+github.com/Hyper3Labs/hyper3-clip, MIT). Shapes: b pairs, m queries, w width of the image tower.
 """
 
 import dataclasses
@@ -10,42 +9,18 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from trainer.batch import Batch, Pairs, Stream
+from trainer.batch import Batch, Pairs
 from trainer.encoders.build import keep_patches, patches_of
 from trainer.losses.functional import mean_over_pairs
 from trainer.losses.uncertainty import calibration, uncertainty
 from trainer.models.config import Hyper3Config
 from trainer.models.hycoclip import relations
 from trainer.models.points import Points
+from trainer.models.queries import QUERIES, QueryPooling, query_streams, weights_of
 from trainer.models.terms import Contrast, Entails, Term, energies
 from trainer.models.uncha import UNCHA, entailment
-
-QUERIES = "queries"
-
-
-class QueryPooling(nn.Module):
-    """Cross-attention of queries over the patches of their images: x + MLP(LN(x)), x = MHA(W h, Z, Z) (section 3.2)."""
-
-    def __init__(self, width: int, text_width: int, heads: int) -> None:
-        super().__init__()
-        self.query = nn.Linear(text_width, width)
-        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
-        self.norm = nn.LayerNorm(width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, states: Tensor, patches: Tensor, owner: Tensor, most: int) -> Tensor:
-        """Pooled patches [m w] of queries with text states [m v], at most `most` of one image; patches [b p w].
-
-        The queries of an image share its keys and values.
-        """
-        queries = self.query(states)
-        place = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
-        padded = queries.new_zeros(len(patches), max(most, 1), queries.shape[1]).index_put((owner, place), queries)
-        found = self.attention(padded, patches, patches, need_weights=False)[0][owner, place]
-        pooled: Tensor = found + self.mlp(self.norm(found))
-        return pooled
 
 
 class Hyper3CLIP(UNCHA):
@@ -77,14 +52,11 @@ class Hyper3CLIP(UNCHA):
             Entails(name="query_text", general=QUERIES, specific="query_parents", eta=intra, is_within=True),
         )
         terms = [*contrasts, *(entailment(entails, 1.0) for entails in plain)]
-        for entails in queries:
-            value = partial(self.query_energy, entails=entails)
-            terms.append(Term(name=f"entailment/{entails.name}", value=value))
-        for entails in (*plain, *queries):
-            if entails.is_within:
-                value = partial(self.calibration, entails=entails)
-                weight = self.config.calibration_weight
-                terms.append(Term(name=f"entailment/calibration_{entails.name}", value=value, weight=weight))
+        terms += [Term(name=f"entailment/{e.name}", value=partial(self.query_energy, entails=e)) for e in queries]
+        within, weight = [e for e in (*plain, *queries) if e.is_within], self.config.calibration_weight
+        for e in within:
+            value = partial(self.calibration, entails=e)
+            terms.append(Term(name=f"entailment/calibration_{e.name}", value=value, weight=weight))
         return terms
 
     def query_energy(self, points: Points, entails: Entails) -> Tensor:
@@ -116,24 +88,7 @@ class Hyper3CLIP(UNCHA):
         pairs = super().features(dataclasses.replace(batch, images=states[:n], box_images=boxes, more={}))
         if QUERIES not in batch.more:
             raise ValueError("the batch has no queries; build it as trainer.data.batch_builder does")
-        more = self.query_streams(batch.more[QUERIES], pairs.text, patches)
-        return dataclasses.replace(pairs, more=more)
-
-    def query_streams(self, stream: Stream, captions: Tensor, patches: Tensor) -> dict[str, Stream]:
-        """Features of the queries, of the patches pooled for them, and of the texts above them."""
-        assert stream.owner is not None
-        assert stream.parent is not None
-        states = self.textual(stream.rows)
-        text, pooled = self.textual_proj(states), self.query_pooling(states, patches, stream.owner, stream.chain)
-        above = torch.where(stream.parent[:, None] < 0, captions[stream.owner], text[stream.parent.clamp(min=0)])
-        return {
-            QUERIES: stream._replace(rows=text),
-            "query_images": Stream(self.visual_proj(pooled), "image", stream.owner),
-            "query_parents": Stream(above, "text", stream.owner),
-        }
-
-
-def weights_of(points: Points, entails: Entails) -> Tensor | float:
-    """The weights [m] of the rows of a relation."""
-    found = points.stream(QUERIES).weight if entails.name.startswith("query") else None
-    return 1.0 if found is None else found
+        queries = batch.more[QUERIES]
+        states = self.textual(queries.rows)
+        pooled = self.visual_proj(self.query_pooling(states, patches, queries))
+        return dataclasses.replace(pairs, more=query_streams(queries, self.textual_proj(states), pooled, pairs.text))

@@ -11,7 +11,8 @@ from torch import Tensor
 from tests.trainer.small import overfit, small_batch, small_model
 from trainer.batch import Batch, Stream
 from trainer.encoders.config import ImageConfig
-from trainer.models.hyper3 import Hyper3CLIP, QueryPooling
+from trainer.models.hyper3 import Hyper3CLIP
+from trainer.models.queries import QueryPooling
 
 OWNER, PARENT, WEIGHT = [0, 0, 0, 2, 3, 3], [-1, 0, -1, -1, -1, 4], [1.0, 0.5, 0.75, 1.0, 1.0, 0.5]
 
@@ -37,7 +38,7 @@ def test_pooled_patches_are_those_of_an_attention_of_each_query_alone() -> None:
     torch.manual_seed(0)
     pooling = QueryPooling(16, 12, heads=4).double()
     states, patches = torch.randn(6, 12).double(), torch.randn(4, 9, 16).double()
-    found = pooling(states, patches, torch.tensor(OWNER), 3)
+    found = pooling(states, patches, Stream(states, "text", torch.tensor(OWNER), chain=3))
     attention = pooling.attention
     w_q, w_k, w_v = attention.in_proj_weight.chunk(3)
     b_q, b_k, b_v = attention.in_proj_bias.chunk(3)
@@ -133,5 +134,8 @@ def test_the_model_learns_that_queries_entail_their_patches() -> None:
 def test_wrong_towers_heads_and_batches_are_named() -> None:
     with pytest.raises(ValueError, match="give a query_heads that divides it"):
         small_model("hyper3", query_heads=5)
+    cached = ImageConfig(name="cached", size_px=16, kwargs={"width": 8})
+    with pytest.raises(ValueError, match="the image tower has none; give one of timm, on shards"):
+        small_model("hyper3", image=cached)
     with pytest.raises(ValueError, match="the batch has no queries"):
         small_model("hyper3")(dataclasses.replace(small_batch(), more={}))
