@@ -10,9 +10,9 @@ from hypergrit_common.json_file import read_object
 from schemas.disk import KINDS
 
 
-def read_disks(paths: Sequence[str]) -> list[dict[str, Any]]:
-    """Read the files. Raises UserError for one that is missing or malformed."""
-    return [read_disk(Path(path)) for path in paths]
+def read_disks(paths: Sequence[str]) -> dict[str, Any]:
+    """The field of site.json with the content of the files. Raises UserError for one that is missing or malformed."""
+    return {"disks": [read_disk(Path(path)) for path in paths]}
 
 
 def read_disk(path: Path) -> dict[str, Any]:

@@ -69,29 +69,15 @@ def index_files(output: Output) -> dict[str, Path]:
     return {f"{output.folder}/{path.name}": path for path in sorted(output.index.iterdir())}
 
 
-def site(
-    outputs: Sequence[Output],
-    images: Sequence[list[int] | None],
-    marks: str | None,
-    token: str | None,
-    disks: Sequence[str] = (),
-) -> Any:
-    """Return site.json, which the page reads first. Raises UserError if a disk cannot be read.
+def site(outputs: Sequence[Output], images: Sequence[list[int] | None], marks: str | None, token: str | None) -> Any:
+    """Return site.json, which the page reads first, but for its disks.
 
     `images`: numbers of the rows of each output whose images are there, null for all; `marks`: name of the file of
-    marks, null if the browser keeps them; `token`: what a link for others must contain;
-    `disks`: files of points in the disk.
+    marks, null if the browser keeps them; `token`: what a link for others must contain.
     """
     found = [{"name": o.name, "folder": o.folder, "images": i} for o, i in zip(outputs, images, strict=True)]
     form = {"columns": COLUMNS, "formula": FORMULA}
-    return {
-        "outputs": found,
-        "chunk": CHUNK_ROWS,
-        "marks": marks,
-        "form": form,
-        "token": token,
-        "disks": read_disks(disks),
-    }
+    return {"outputs": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token}
 
 
 def pair_outputs(outputs: Sequence[Output], column: str) -> bytes:
@@ -101,7 +87,7 @@ def pair_outputs(outputs: Sequence[Output], column: str) -> bytes:
 
 def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
     """Write the page and its files into the new folder `options.static`. Raises UserError."""
-    folder = Path(str(options.static))
+    folder, disks = Path(str(options.static)), read_disks(options.disk)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"static={folder} exists and is not empty; give a new folder")
     try:
@@ -110,7 +96,7 @@ def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
             copy(path, folder / name)
         if len(outputs) == 2:
             (folder / PAIRS_FILE).write_bytes(pair_outputs(outputs, options.match))
-        write_json(folder / SITE_FILE, site(outputs, samples, None, None, options.disk))
+        write_json(folder / SITE_FILE, site(outputs, samples, None, None) | disks)
     except OSError as error:
         raise UserError(f"static={folder} cannot be written: {one_line(error)}; give another folder") from error
 

@@ -17,16 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config import Keys, check_range, merge, read_layers
-from hypergrit_common.config_help import describe, print_text
-from hypergrit_common.devices import check_device, pick_device
+from hypergrit_common.cli import command
+from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
 from schemas.disk import KINDS, DiskFile
 from schemas.rows import VERSION
 from trainer.analyses.cosne import COMPONENTS, TINY, CosneSettings, cosne, initial_coordinates, principal_components
-from trainer.checkpoints.model import LoadedModel, load_model
+from trainer.analyses.root import ShardsConfig, run
+from trainer.checkpoints.model import LoadedModel
 from trainer.evaluation.embed import embed_images, embed_texts
 from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards
 from trainer.evaluation.metrics.spaces import factor_points
@@ -34,31 +33,14 @@ from trainer.models.hyperbolic import Hyperbolic
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiskConfig:
+class DiskConfig(ShardsConfig):
     """Settings of the command."""
 
-    # shards in a layout of training shards: a folder, a glob, or several separated by commas
-    shards: str = ""
-    # file for the points, .json
-    output: str = ""
     # cosne: CO-SNE (Guo et al. 2022), which keeps neighbours and about the distances from the origin, for at most 4000
     # points; norms: the distances from the origin, exactly, and the angles of the two principal components around the mean
     projection: Literal["cosne", "norms"] = "cosne"
     # maximum number of samples, spread over the shards; 0: all
     max_samples: int = 200
-    # number of images or texts that a tower processes at once
-    batch_size: int = 256
-    # name of the model in a released .pth file
-    model_name: str | None = None
-    # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
-    device: str = "auto"
-
-    def __post_init__(self) -> None:
-        if not (self.shards and self.output):
-            raise UserError("shards or output is missing; give shards=OUT/train output=FILE.json")
-        check_range(self, "max_samples", least=0)
-        check_range(self, "batch_size", least=1)
-        check_device(self)
 
 
 @torch.no_grad()
@@ -85,9 +67,10 @@ def project(points: Tensor, projection: Literal["cosne", "norms"]) -> Tensor:
     return cosne(principal_components(points, COMPONENTS), CosneSettings(perplexity=perplexity)).coordinates
 
 
-def disk_of(path: str, found: LoadedModel, shards: HeldOutShards, config: DiskConfig) -> DiskFile:
-    """The file of a model. Raises UserError if no sample can be read."""
-    n, size_px = shards.index.n_samples, found.model.config.image.size_px
+def write_disk(path: str, found: LoadedModel, config: DiskConfig) -> str:
+    """Write the points of a model, and return their number. Raises UserError if no sample can be read."""
+    shards, size_px = HeldOutShards(config.shards), found.model.config.image.size_px
+    n = shards.index.n_samples
     numbers = np.unique(np.linspace(0, n - 1, min(config.max_samples or n, n)).astype(int)).tolist()
     samples = shards.read_part(numbers, size_px)
     if not samples.images:
@@ -98,25 +81,15 @@ def disk_of(path: str, found: LoadedModel, shards: HeldOutShards, config: DiskCo
     rows = [list(zip(keys, samples.captions, strict=True))] * 2 + [phrases] * 2
     named = [(key, kind, text) for kind, part in zip(KINDS, rows, strict=True) for key, text in part]
     points = [[*name, *place] for name, place in zip(named, places.numpy().round(5).tolist(), strict=True)]
-    return DiskFile(schema=VERSION, model=path, projection=config.projection, points=points)
+    disk = DiskFile(schema=VERSION, model=path, projection=config.projection, points=points)
+    write_object({**disk}, Path(config.output))
+    return f"{len(points)} points"
 
 
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if len(arguments) < 2 or "-h" in arguments or "--help" in arguments:
-        print_text(f"{__doc__}\n{describe('', DiskConfig, {}).strip()}\n\n{EXIT_CODES}")
-        return 0 if {"-h", "--help"} & {*arguments} else 2
-    set_up_logging()
-    path, *others = arguments
-    config = merge(DiskConfig, read_layers(others, Keys()))
-    try:
-        disk = disk_of(path, load_model(path, config.model_name), HeldOutShards(config.shards), config)
-        write_object({**disk}, Path(config.output))
-    except (OSError, ValueError) as error:
-        raise UserError(str(error)) from error
-    print_text(f"{config.output}: {len(disk['points'])} points")
-    return 0
+    return run(arguments, str(__doc__), DiskConfig, write_disk)
 
 
 if __name__ == "__main__":

@@ -266,15 +266,9 @@ class BatchBuilder:
     def collate_queries(self, rows: BatchRows) -> Stream:
         """The queries of a batch. Without any, there is a column of padding, which the text tower takes."""
         ids = pad(rows.query_ids, self.tokenizer.pad_id) if rows.queries else torch.zeros((0, 1), dtype=torch.int64)
-        owner, parent, weight = zip(*rows.queries, strict=True) if rows.queries else ((), (), ())
-        return Stream(
-            ids,
-            "text",
-            owner=torch.tensor(owner, dtype=torch.int64),
-            chain=max(Counter(owner).values(), default=0),
-            weight=torch.tensor(weight, dtype=torch.float32),
-            parent=torch.tensor(parent, dtype=torch.int64),
-        )
+        owner, parent, weight = torch.tensor(rows.queries, dtype=torch.float64).view(-1, 3).unbind(1)
+        most = max(Counter(row for row, *_ in rows.queries).values(), default=0)
+        return Stream(ids, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())
 
 
 def label_number(depth: int, label: str) -> int:

@@ -30,11 +30,7 @@ class Query(NamedTuple):
 
 
 def find_queries(caption: str, phrases: Sequence[str], most: int) -> list[Query]:
-    """The first `most` queries of a caption and the phrases of its boxes, without repetitions.
-
-    >>> [query.text for query in find_queries("A red kite. It flies near a tree.", ["a tree"], most=5)]
-    ['A red kite.', 'It flies near a tree.', 'a tree', 'A red kite', 'It flies']
-    """
+    """The first `most` queries of a caption and the phrases of its boxes, without repetitions."""
     found: list[Query] = []
     seen = {plain(caption).casefold()}
 
@@ -47,9 +43,9 @@ def find_queries(caption: str, phrases: Sequence[str], most: int) -> list[Query]
         return is_new
 
     sentences = [piece for piece in SENTENCE_END.split(caption) if piece.strip()]
-    are_new = [add(sentence, SENTENCE_WEIGHT) for sentence in sentences[:MAX_SENTENCES]]
-    first = 0 if any(are_new) else CAPTION
-    left = MAX_PHRASES
+    for sentence in sentences[:MAX_SENTENCES]:
+        add(sentence, SENTENCE_WEIGHT)
+    first, left = 0 if found else CAPTION, MAX_PHRASES
     for texts, weight, parent in ((phrases, BOX_WEIGHT, CAPTION), (parts_of(caption), PHRASE_WEIGHT, first)):
         for text in texts:
             left -= left > 0 and add(text, weight, parent)

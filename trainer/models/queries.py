@@ -28,7 +28,8 @@ class QueryPooling(nn.Module):
 
     def forward(self, states: Tensor, patches: Tensor, stream: Stream) -> Tensor:
         """Patches [b p w] pooled for queries [m w] with text states [m v]. Those of an image share keys and values."""
-        owner, queries = owner_of(stream), self.query(states)
+        owner, queries = stream.owner, self.query(states)
+        assert owner is not None
         place = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
         padded = queries.new_zeros(len(patches), max(stream.chain, 1), queries.shape[1])
         padded = padded.index_put((owner, place), queries)
@@ -38,26 +39,16 @@ class QueryPooling(nn.Module):
 
 
 def query_streams(stream: Stream, text: Tensor, pooled: Tensor, captions: Tensor) -> dict[str, Stream]:
-    """Streams of the queries [m d], of the patches pooled for them [m d], and of the texts above them.
-
-    Raises ValueError if the stream lacks a tensor.
-    """
-    owner = owner_of(stream)
-    if stream.parent is None or stream.weight is None:
-        raise ValueError("the stream queries needs parent and weight; build it as trainer.data.batch_builder does")
+    """Streams of the queries [m d], of the patches pooled for them [m d], and of the texts above them."""
+    owner = stream.owner
+    assert owner is not None
+    assert stream.parent is not None
     above = torch.where(stream.parent[:, None] < 0, captions[owner], text[stream.parent.clamp(min=0)])
     return {
         QUERIES: stream._replace(rows=text),
         "query_images": Stream(pooled, "image", owner),
         "query_parents": Stream(above, "text", owner),
     }
-
-
-def owner_of(stream: Stream) -> Tensor:
-    """The owners [m] of the queries. Raises ValueError without them."""
-    if stream.owner is None:
-        raise ValueError("the stream queries needs owner; build it as trainer.data.batch_builder does")
-    return stream.owner
 
 
 def weights_of(points: Points, entails: Entails) -> Tensor | float:

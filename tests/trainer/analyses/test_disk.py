@@ -11,7 +11,7 @@ from pipeline.explore.disk import read_disk
 from schemas.disk import KINDS
 from tests.trainer.data.samples import TOKENIZER, train_files, write_tar
 from tests.trainer.small import small_model
-from trainer.analyses.disk import DiskConfig, ball_points, disk_of, main, project
+from trainer.analyses.disk import DiskConfig, ball_points, main, project, write_disk
 from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TextConfig
@@ -70,7 +70,7 @@ def test_norms_keep_the_distances_from_the_origin_exactly(name: str, shards: Pat
 def test_models_without_hyperbolic_space_and_empty_shards_are_errors(shards: Path, tmp_path: Path) -> None:
     config = DiskConfig(shards=str(shards), output="unused")
     with pytest.raises(UserError, match="CLIP has no hyperbolic space; give a hyperbolic model"):
-        disk_of("clip", loaded("clip"), HeldOutShards(str(shards)), config)
+        write_disk("clip", loaded("clip"), config)
     with pytest.raises(UserError, match="shards or output is missing"):
         DiskConfig(shards=str(shards))
 
