@@ -19,6 +19,7 @@ COMMANDS = {
     None: [str(JOBS / "pipeline" / "pairs.yaml")],
     "parse": [str(JOBS / "pipeline" / "pairs.yaml"), "parse.model=en_core_web_sm", "formats=[train,grit,arrow]"],
     "boxes": [],
+    "levels": [str(JOBS / "pipeline" / "pairs.yaml"), r"read.levels=caption:(\w+) (\w+)", "formats=[train,arrow]"],
 }
 """What a model needs -> the arguments of `hypergrit run` that make its shards (docs/pipeline.md)."""
 STEPS = 20
