@@ -16,14 +16,13 @@ from trainer.config import load_config
 from trainer.models.config import ModelConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = {"image", "text", "embed_dim", "loss_chunk", "loss_kernel", "pixel_mean", "pixel_std", "eps"}
+SIZES = {"image", "text", "embed_dim", "projection_bias", "loss_chunk", "loss_kernel", "pixel_mean", "pixel_std", "eps"}
 """Settings of `model` that do not decide the loss."""
 
 CLIP: dict[str, Any] = {
     "temperature_init": 0.07,
     "max_logit_scale": 100.0,
     "boxes_as_pairs": False,
-    "projection_bias": False,
 }
 MERU = CLIP | {
     "curv_init": 1.0,  # MERU, section 3.2: c starts at 1 and is learned, within [0.1, 10]
@@ -64,8 +63,8 @@ PAPERS: dict[str, dict[str, Any]] = {
     | {"temperature_box_init": 0.05, "temperature_cross_init": 0.06, "leak": 0.1, "calibration_weight": 10.0}
     | {"calibration": "released", "candidates": "repeated", "box_means": "all"},
 }
-# Hyper3-CLIP: UNCHA without leak; the spread has no setting, and its projections have a bias
-PAPERS["hyper3"] = PAPERS["uncha"] | {"leak": 0.0, "query_heads": 8, "projection_bias": True}
+# Hyper3-CLIP: UNCHA without leak; the spread has no setting
+PAPERS["hyper3"] = PAPERS["uncha"] | {"leak": 0.0, "query_heads": 8}
 
 
 def loss_of(model: ModelConfig) -> dict[str, Any]:

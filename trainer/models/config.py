@@ -197,8 +197,6 @@ class Hyper3Config(UNCHAConfig):
 
     # heads of the pooling
     query_heads: int = 8
-    # projections to the joint space with a bias
-    projection_bias: bool = True
     # share of the angle that is added to the energy of every pair, also inside its cone
     leak: float = 0.0
 
