@@ -210,11 +210,13 @@ class DualEncoder(nn.Module, ABC):
         Images [b 3 h w] are uint8, or float in [0, 1]. A tower over cached features (trainer.encoders.cached) also takes
         those [b f].
         """
-        if images.ndim > 2:
-            pixels = images if images.is_floating_point() else to_pixels(images)
-            images = (pixels - self.pixel_mean) / self.pixel_std
-        states: Tensor = self.visual(images)
+        states: Tensor = self.visual(self.normalised(images) if images.ndim > 2 else images)
         return states
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Images [b 3 h w] minus the mean of the training, over its standard deviation."""
+        pixels = images if images.is_floating_point() else to_pixels(images)
+        return (pixels - self.pixel_mean) / self.pixel_std
 
     def image_features(self, images: Tensor) -> Tensor:
         """Projected features [b d] of images, before the lift."""
