@@ -17,13 +17,13 @@ MODEL_NEEDS: Final = MappingProxyType(
 """Model of the trainer -> what it needs with its default settings."""
 
 
-def needs_of(formats: Iterable[str], parser: str, n_kept: int, n_pairs: int) -> set[Need]:
-    """Return what the samples of an output have; train/ has the parse, and a few samples may lack boxes.
+def needs_of(formats: Iterable[str], parser: str, levels: str | None, n_kept: int, n_pairs: int) -> set[Need]:
+    """Return what the samples of an output have; train/ has the parse and labels, and a few samples may lack boxes.
 
-    `n_pairs` of the `n_kept` samples have no box, and `parser` is the name of the parser, or "none".
+    `n_pairs` of the `n_kept` samples have no box; `parser` is the name of the parser, or "none", and `levels` the setting.
     """
-    found: set[Need] = {"boxes"} if n_pairs < n_kept else set()
-    return found | ({"parse"} if "train" in formats and parser != "none" else set())
+    has: dict[Need, bool] = {"boxes": n_pairs < n_kept, "parse": parser != "none", "levels": bool(levels)}
+    return {need for need, value in has.items() if value and (need == "boxes" or "train" in formats)}
 
 
 def training_line(found: Collection[str], n_pairs: int = 0) -> str:
