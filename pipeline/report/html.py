@@ -147,6 +147,7 @@ def render(
     marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
     if (least := thresholds.get("min_image_similarity")) is not None:
         marks["clip_similarity"] = clip_score(least)
+    marks["head_score"] = thresholds.get("min_head_score")
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")
     return render_page(

@@ -520,7 +520,7 @@ def row_statistics(totals: Totals) -> RowStatistics:
         "top": top_lists(totals),
         "failures": failing_hosts(totals.hosts.upper_bounds(), totals.host_rows),
         "http_statuses": dict(most_frequent(totals.http_statuses)),
-        "histograms": {name: histogram.to_statistics() for name, histogram in totals.histograms.items()},
+        "histograms": {name: histogram.to_statistics() for name, histogram in totals.used_histograms.items()},
     }
 
 

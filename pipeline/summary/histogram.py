@@ -85,6 +85,11 @@ class Histogram:
         indices, counts = np.unique(fine, return_counts=True)
         found.fine.update(dict(zip(indices.tolist(), counts.tolist(), strict=True)))
 
+    @property
+    def n(self) -> int:
+        """Number of values."""
+        return sum(series.n for series in self.series.values())
+
     def merge(self, other: "Histogram") -> None:
         """Add the counts of a histogram with the same bins and series."""
         for name, series in self.series.items():
@@ -148,6 +153,7 @@ def make_histograms() -> dict[str, Histogram]:
         "grounding_score": Histogram(np.linspace(0, 1, 51), "kept", "removed"),
         "clip_cosine": Histogram(np.linspace(-1, 1, 101), "kept", "removed"),
         "clip_similarity": Histogram(np.linspace(-1, 1, 101), "images"),
+        "head_score": Histogram(np.linspace(-20, 20, 801), "images"),
         "image_side": Histogram(sides, "shorter", "longer", is_integer=True),
     }
 
