@@ -1,12 +1,14 @@
 """The captions of a row after the first, which `ground` and `score` take as rows of their own (`ground.captions=all`)."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import pyarrow as pa
 
 from schemas.table import kept_indices, set_column
 
+Images = Mapping[int, Any]
+"""The stored images by row: a column of a table, or those of further captions."""
 SHARED: Final = ("key", "width", "height")
 
 
@@ -19,16 +21,11 @@ class Further:
 
     def __init__(self, table: pa.Table, left_out: Collection[int] = ()) -> None:
         self._table, self._lists = table, table["captions"].to_pylist()
-        kept = [i for i in kept_indices(table) if self._lists[i] and i not in left_out]
-        shared = {name: table[name] for name in SHARED}
-        self.rows: dict[int, dict[str, Any]] = {}
-        self.images: dict[int, pa.Scalar] = {}
-        for i in kept:
-            for caption in self._lists[i][1:]:
-                caption |= {"caption": caption["text"], "given_noun_chunks": None}
-                caption |= {name: column[i].as_py() for name, column in shared.items()}
-                self.images[len(self.rows)] = table["image"][i]
-                self.rows[len(self.rows)] = caption
+        found = [(i, c) for i in kept_indices(table) if i not in left_out for c in (self._lists[i] or ())[1:]]
+        for i, caption in found:
+            caption |= {"caption": caption["text"], **{name: table[name][i].as_py() for name in SHARED}}
+        self.rows: dict[int, dict[str, Any]] = {n: caption for n, (_, caption) in enumerate(found)}
+        self.images: Images = {n: table["image"][i] for n, (i, _) in enumerate(found)}
 
     def table(self) -> pa.Table:
         """Return the table with the fields of the captions."""

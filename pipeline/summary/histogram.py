@@ -85,11 +85,6 @@ class Histogram:
         indices, counts = np.unique(fine, return_counts=True)
         found.fine.update(dict(zip(indices.tolist(), counts.tolist(), strict=True)))
 
-    @property
-    def n(self) -> int:
-        """Number of values."""
-        return sum(series.n for series in self.series.values())
-
     def merge(self, other: "Histogram") -> None:
         """Add the counts of a histogram with the same bins and series."""
         for name, series in self.series.items():

@@ -89,7 +89,11 @@ class Totals:
     @property
     def used_histograms(self) -> dict[str, Histogram]:
         """The histograms by name; that of the linear head is left out without values."""
-        return {name: histogram for name, histogram in self.histograms.items() if name != HEAD or histogram.n}
+        return {
+            name: histogram
+            for name, histogram in self.histograms.items()
+            if name != HEAD or histogram.series["images"].n
+        }
 
     def shrink(self) -> None:
         """Keep no more texts than are stored."""

@@ -125,7 +125,7 @@ def several_captions(row: Row, further: Iterator[Grounding]) -> list[dict[str, A
     """Return the captions of a row that has several, the first with the parse of the row."""
     first, *others = ({name: caption[name] for name in ("kind", "text", "tokens")} for caption in row["captions"])
     for caption, given in zip(others, row["captions"][1:], strict=True):
-        caption |= {} if given.get("box_scores") is None else next(further)
+        caption.update({} if given.get("box_scores") is None else dict(next(further)))
     return [first | {"tokens": row["tokens"]}, *others]
 
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.images import StoredImages, corners
 from pipeline.models import NO_MODEL
-from pipeline.stages.further import Further
+from pipeline.stages.further import Further, Images
 from pipeline.stages.ground.grounder import Box, Detection, Grounded, Grounder, Span, prefetch
 from pipeline.stages.ground.load import GroundConfig, grounder_path, make_grounder
 from pipeline.stages.stage import Context, Stage, TableFunction
@@ -55,8 +55,6 @@ COLUMNS: Final = ["caption", "noun_chunks", "given_noun_chunks", "given_chunks",
 """Columns that are read for all rows at once; `image` is read batch by batch."""
 
 Row = dict[str, Any]
-Images = pa.ChunkedArray | Mapping[int, pa.Scalar]
-"""The stored image of each row."""
 RemovalReasons = dict[int, str]
 """Index of a noun chunk -> reason why the network cannot ground it (schemas.status.PHRASE_REMOVALS)."""
 Presence = dict[int, list[float | None]]

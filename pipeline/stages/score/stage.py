@@ -10,7 +10,7 @@ import pyarrow as pa
 from hypergrit_common.images import Image
 from pipeline.images import StoredImages, corners, crop_box
 from pipeline.models import NO_MODEL
-from pipeline.stages.further import Further
+from pipeline.stages.further import Further, Images
 from pipeline.stages.score.filters import (
     BoxScore,
     ScoreConfig,
@@ -161,8 +161,7 @@ def score_table(
     found = {
         i: {"box_scores": scores[i], "clip_similarity": similarity.get(i), "head_score": heads.get(i)} for i in rows
     }
-    if table["captions"].null_count < table.num_rows:
-        table = score_further(Further(table, () if keep_all else drops), thresholds, cosines, keep_all)
+    table = score_further(Further(table, () if keep_all else drops), thresholds, cosines, keep_all)
     return drop_rows(add_columns(table, SCORED, found), "score", drops, heavy=() if keep_all else HEAVY)
 
 
@@ -210,13 +209,7 @@ def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bo
 class ModelCosines:
     """Cosines of a CLIP model. `images` are the stored images of the table; equal texts are embedded once."""
 
-    def __init__(
-        self,
-        images: pa.ChunkedArray | Mapping[int, pa.Scalar],
-        scorer: "Scorer",
-        decode: StoredImages,
-        head: "Head | None" = None,
-    ) -> None:
+    def __init__(self, images: Images, scorer: "Scorer", decode: StoredImages, head: "Head | None" = None) -> None:
         self._images, self._scorer, self._decode, self._head = images, scorer, decode, head
 
     def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
