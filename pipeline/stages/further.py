@@ -1,7 +1,7 @@
 """The captions of a row after the first, which `ground` and `score` take as rows of their own (`ground.captions=all`)."""
 
 from collections.abc import Collection, Mapping
-from typing import Any, Final
+from typing import Any
 
 import pyarrow as pa
 
@@ -9,7 +9,6 @@ from schemas.table import kept_indices, set_column
 
 Images = Mapping[int, Any]
 """The stored images by row: a column of a table, or those of further captions."""
-SHARED: Final = ("key", "width", "height")
 
 
 class Further:
@@ -23,7 +22,8 @@ class Further:
         self._table, self._lists = table, table["captions"].to_pylist()
         found = [(i, c) for i in kept_indices(table) if i not in left_out for c in (self._lists[i] or ())[1:]]
         for i, caption in found:
-            caption |= {"caption": caption["text"], **{name: table[name][i].as_py() for name in SHARED}}
+            caption |= {name: table[name][i].as_py() for name in ("key", "width", "height")}
+            caption["caption"] = caption["text"]
         self.rows: dict[int, dict[str, Any]] = {n: caption for n, (_, caption) in enumerate(found)}
         self.images: Images = {n: table["image"][i] for n, (i, _) in enumerate(found)}
 
