@@ -40,8 +40,7 @@ export function range(output, name) {
   return [Math.floor(low * 100) / 100, Math.ceil(high * 100) / 100, step];
 }
 
-/** A threshold of each shard. */
-const valuesOf = (output, name) => {
+const ofShards = (output, name) => {
   const [least] = range(output, name);
   return output.meta.shards.map((shard) => shard.thresholds[name] ?? least);
 };
@@ -49,12 +48,12 @@ const valuesOf = (output, name) => {
 /** The thresholds of the output: of several shards the highest, which all of them have reached. */
 export const own = (output) =>
   Object.fromEntries(
-    namesOf(output).map((name) => [name, Math.max(...valuesOf(output, name))]),
+    namesOf(output).map((name) => [name, Math.max(...ofShards(output, name))]),
   );
 
 /** True if some shards have other thresholds. */
 export const isMixed = (output) =>
-  namesOf(output).some((name) => new Set(valuesOf(output, name)).size > 1);
+  namesOf(output).some((name) => new Set(ofShards(output, name)).size > 1);
 
 /** Of each drop reason: 1 if the score stage judged the row, 2 if a later stage dropped it, 0 if an earlier one did. */
 const judged = (output) =>
