@@ -305,6 +305,8 @@ def content_hash(config: PipelineConfig) -> str:
     content, _ = split_runtime(config)
     for key in ("input", "output", "limit", "rows_per_shard"):
         del content[key]
+    if config.ground.captions == "first":  # as before this setting existed, so that the bytes of other jobs stay
+        del content["ground"]["captions"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -38,7 +38,7 @@ from schemas.files import (
 from schemas.job import CommandRecord, JobRecord, Lease, Takedowns
 from schemas.layout import FLAT, FOLDERS, MAX_FLAT, LayoutRecord
 from schemas.manifest import FailedShard, Journal, Manifest, StageTiming
-from schemas.rows import BOX, BOX_SCORE, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
+from schemas.rows import BOX, BOX_SCORE, CHUNK, GIVEN_BOX, GROUNDED_CAPTION, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
 
@@ -50,6 +50,7 @@ STRUCTS: Final = {
     "BOX": BOX,
     "BOX_SCORE": BOX_SCORE,
     "GIVEN_BOX": GIVEN_BOX,
+    "GROUNDED_CAPTION": GROUNDED_CAPTION,
     "INDEX_MEMBER": INDEX_MEMBER,
 }
 JSON_FILES: Final[tuple[type, ...]] = (
@@ -89,7 +90,8 @@ The parquet file has one row for each input row. The similarity column is called
 """
 ARROW_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with every input row and the columns of the `score` stage.
-`image` is null unless `write.image_bytes=true`. The metadata of the schema has the keys
+`image` is null unless `write.image_bytes=true`; entries of `captions` end with `tokens` unless a caption
+after the first has boxes. The metadata of the schema has the keys
 `hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest).
 """
 INDEX_NOTE: Final = """\

@@ -119,22 +119,31 @@ class SampleProvenance(TypedDict):
     sha256: Annotated[str, "hex SHA-256 of the image bytes that were received"]
 
 
-class TrainAnnotations(TypedDict):
+class Grounding(TypedDict):
+    """Phrases and boxes of a caption."""
+
+    parents: Annotated[list[Parent], "phrase and box of each parentNNN"]
+    boxes: Annotated[list[dict[str, Any]], "the kept boxes: fields of BOX and BOX_SCORE without `removed`"]
+    noun_chunks: Annotated[list[dict[str, Any]], "as in arrow/, removed ones included"]
+    ref_exps: Annotated[list[dict[str, Any]], "as in arrow/"]
+
+
+class TrainAnnotations(Grounding):
     """`<key>.json` of train/: keys sorted, UTF-8, float32 values in their shortest decimal form."""
 
     key: Annotated[str, "key of the row"]
     caption: Annotated[str, "the caption, to which all offsets refer"]
-    parents: Annotated[list[Parent], "phrase and box of each parentNNN"]
-    boxes: Annotated[list[dict[str, Any]], "the kept boxes: fields of BOX and BOX_SCORE without `removed`"]
     tokens: Annotated[list[dict[str, Any]], "the parse, as in arrow/"]
-    noun_chunks: Annotated[list[dict[str, Any]], "as in arrow/, removed ones included"]
-    ref_exps: Annotated[list[dict[str, Any]], "as in arrow/"]
     clip_similarity: Annotated[float | None, "cosine of image and caption, as in arrow/"]
     width: Annotated[int, "width in pixels of the stored image, to which the box fractions refer"]
     height: Annotated[int, "height in pixels of the stored image"]
     provenance: Annotated[SampleProvenance, "origin of the sample"]
     captions: NotRequired[
-        Annotated[list[dict[str, Any]], "all captions if the row has several (CAPTION); the first is `caption`"]
+        Annotated[
+            list[dict[str, Any]],
+            "all captions if the row has several: kind, text and tokens; the first is `caption`, and the others have, with "
+            "`ground.captions=all`, parents, boxes, noun_chunks and ref_exps too. Their parentNNN follow those of `caption`",
+        ]
     ]
     extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]
     levels: NotRequired[

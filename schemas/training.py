@@ -1,6 +1,6 @@
 """What the models of the trainer need besides an image and a caption, and which of them some shards can train."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -17,15 +17,13 @@ MODEL_NEEDS: Final = MappingProxyType(
 """Model of the trainer -> what it needs with its default settings."""
 
 
-def needs_of(formats: Collection[str], parser: str, levels: bool, n_kept: int, n_pairs: int) -> set[Need]:
-    """Return what the samples of an output have; train/ has parse and levels, and a few samples may lack boxes.
+def needs_of(formats: Iterable[str], parser: str, levels: str | None, n_kept: int, n_pairs: int) -> set[Need]:
+    """Return what the samples of an output have; train/ has the parse and labels, and a few samples may lack boxes.
 
-    `n_pairs` of the `n_kept` samples have no box; `parser` is the name of the parser, or "none"; `levels`: read.levels is
-    set.
+    `n_pairs` of the `n_kept` samples have no box; `parser` is the name of the parser, or "none", and `levels` the setting.
     """
-    found: set[Need] = {"boxes"} if n_pairs < n_kept else set()
-    in_train: dict[Need, bool] = {"parse": parser != "none", "levels": levels}
-    return found | {need for need, has in in_train.items() if has and "train" in formats}
+    has: dict[Need, bool] = {"boxes": n_pairs < n_kept, "parse": parser != "none", "levels": bool(levels)}
+    return {need for need, value in has.items() if value and (need == "boxes" or "train" in formats)}
 
 
 def training_line(found: Collection[str], n_pairs: int = 0) -> str:

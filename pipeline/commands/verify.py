@@ -47,7 +47,7 @@ from pipeline.output.write.grit import grit_columns, grit_sample, similarity_col
 from pipeline.output.write.samples import GroundedPhrase, check_row, count_removed, kept_boxes, shortest_float, to_json
 from pipeline.output.write.samples import Row as KeptRow
 from pipeline.output.write.tar import SamplePlace
-from pipeline.output.write.train import SIDE_PX, annotations, distinct_phrases
+from pipeline.output.write.train import SIDE_PX, annotations, distinct_phrases, grounded_captions
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
 from pipeline.run.steps import Recipe
@@ -115,24 +115,24 @@ def grit_problems(columns: Row, members: Members, similarity: str) -> Iterator[s
 def train_problems(row: Row | None, columns: Row | None, members: Members, config_hash: str) -> Iterator[str]:
     """Describe how a sample of train/ differs from its row of arrow/, or if there is none of the parquet."""
     fields: dict[str, Any] = json.loads(members[TRAIN_ANNOTATIONS])
-    parents = fields["parents"]
-    if list(members) != (expected := member_names(len(parents))):
+    captions = [fields, *(c | {"caption": c["text"]} for c in fields.get("captions", ()) if "parents" in c)]
+    phrases = [c["caption"][p["start"] : p["end"]] for c in captions for p in c["parents"]]
+    if list(members) != (expected := member_names(len(phrases))):
         yield f"its members are {', '.join(members)}, but should be {', '.join(expected)}"
         return
-    caption: str = fields["caption"]
-    texts = {TRAIN_CAPTION: caption, TRAIN_N_PARENTS: str(len(parents))}
-    texts |= {TRAIN_BOX_PHRASE.format(i): caption[p["start"] : p["end"]] for i, p in enumerate(parents)}
+    texts = {TRAIN_CAPTION: fields["caption"], TRAIN_N_PARENTS: str(len(fields["parents"]))}
+    texts |= {TRAIN_BOX_PHRASE.format(i): phrase for i, phrase in enumerate(phrases)}
     for name, text in texts.items():
         if members[name] != text.encode():
             yield f"{name} is not that of its JSON"
     if row is not None:
-        yield from annotation_problems(row, fields, members[TRAIN_ANNOTATIONS], config_hash)
+        yield from annotation_problems(row, captions, members[TRAIN_ANNOTATIONS], config_hash)
     elif columns is not None:
         values = {**fields, **fields["provenance"]}
         names = ("key", "caption", "width", "height", "id", "url", "sha256")
         if differing := [name for name in names if values[name] != columns[name]]:
             yield f"differs from grit/ in {', '.join(differing)}"
-    for name in (TRAIN_IMAGE, *(TRAIN_BOX_IMAGE.format(i) for i in range(len(parents)))):
+    for name in (TRAIN_IMAGE, *(TRAIN_BOX_IMAGE.format(i) for i in range(len(phrases)))):
         yield from image_problems(name, members[name], SIDE_PX, SIDE_PX)
 
 
@@ -142,11 +142,18 @@ def member_names(n_parents: int) -> list[str]:
     return [TRAIN_IMAGE, TRAIN_CAPTION, TRAIN_N_PARENTS, *pairs, TRAIN_ANNOTATIONS]
 
 
-def annotation_problems(row: Row, fields: dict[str, Any], content: bytes, config_hash: str) -> Iterator[str]:
-    """Describe how the JSON of a sample differs from what the writer makes of its row of arrow/."""
-    kept = kept_boxes(row)
-    phrases = [GroundedPhrase(p["kind"], p["start"], p["end"], kept[p["box"]]) for p in fields["parents"]]
-    if not any(distinct_phrases(row, mode) == phrases for mode in MODES):
+def annotation_problems(row: Row, captions: list[dict[str, Any]], content: bytes, config_hash: str) -> Iterator[str]:
+    """Describe how the JSON of a sample, with its grounded `captions`, differs from what the writer makes of its row."""
+    found, fields = grounded_captions(row), captions[0]
+    if len(found) != len(captions):
+        yield "its captions are not those of arrow/"
+        return
+    kept = [kept_boxes(caption) for caption in found]
+    phrases = [
+        [GroundedPhrase(p["kind"], p["start"], p["end"], boxes[p["box"]]) for p in caption["parents"]]
+        for boxes, caption in zip(kept, captions, strict=True)
+    ]
+    if not any([distinct_phrases(caption, mode) for caption in found] == phrases for mode in MODES):
         yield "its phrases are not those of arrow/"
     expected = annotations(row, phrases, config_hash)
     if to_json(expected) == content:

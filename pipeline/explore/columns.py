@@ -16,7 +16,7 @@ from schemas.status import BOX_REMOVALS
 SOURCE_COLUMNS: Final = (
     *("key", "source", "url", "caption", "caption_original", "status", "stage", "reason"),
     *("width", "height", "original_width", "original_height", "tokens", "noun_chunks"),
-    *("boxes", "box_scores", "clip_similarity"),
+    *("boxes", "box_scores", "clip_similarity", "head_score"),
 )
 """Columns of arrow/ that the index is made of, besides `image`."""
 WORDS: Final = ("reason", "host", "source", "phrase", "label")
@@ -68,6 +68,7 @@ def read_part(
         "source": words.encode("source", batch["source"]),
         **{name: pc.fill_null(batch[name], 0) for name in ("width", "height", "original_width", "original_height")},
         "similarity": batch["clip_similarity"],
+        "head": batch["head_score"],
         "has_image": pc.cast(has_image, pa.uint8()),
     }
     texts = captions.to_pylist()

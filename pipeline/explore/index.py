@@ -36,7 +36,7 @@ from pipeline.output.store import Store
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Increased by every change of the files, so that old indexes are built again."""
 DRAFT: Final = "draft-"
 PART_ROWS: Final = 1 << 16
@@ -57,6 +57,7 @@ class Meta(TypedDict):
     rows: int
     boxes: int
     keep_all: bool  # score.keep_all of the job: thresholds can be lowered
+    keeps_pairs: bool  # rows without a box are kept
     removals: list[str | None]  # meaning of the column `removed`
     shards: list[ShardMeta]
     parts: list[dict[str, int]]  # rows and boxes of each part
@@ -190,6 +191,7 @@ def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> No
         "rows": n_rows,
         "boxes": sum(part["boxes"] for part in parts),
         "keep_all": config.score.keep_all,
+        "keeps_pairs": config.ground.keeps_pairs,
         "removals": list(REMOVALS),
         "shards": shards,
         "parts": parts,

@@ -23,7 +23,7 @@ from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
 from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest
-from schemas.rows import VERSION
+from schemas.rows import NARROW, SCORED, VERSION
 
 logger = logging.getLogger("hypergrit")
 
@@ -229,7 +229,7 @@ def arrow_rows(path: str, schema: pa.Schema) -> Iterator[Row]:
     """Yield the rows of an Arrow file. Raises ValueError if it has another schema, and errors of Arrow if it is damaged."""
     with pa.memory_map(path) as source:
         reader = pa.ipc.open_file(source)
-        check_schema(reader.schema, schema)
+        check_schema(reader.schema, NARROW if schema is SCORED and reader.schema == NARROW else schema)
         for i in range(reader.num_record_batches):
             batch = reader.get_batch(i)
             batch.validate(full=True)

@@ -323,6 +323,7 @@ DETAILS: Final = (
     *("key", "id", "url", "source", "source_row", "status", "stage", "reason", "detail"),
     *("caption", "caption_original", "extra", "width", "height", "original_width", "original_height"),
     *("original_format", "sha256", "tokens", "noun_chunks", "ref_exps", "boxes", "box_scores", "clip_similarity"),
+    "head_score",
 )
 """Columns that the page shows of an opened row."""
 CHUNK_ROWS: Final = 128

@@ -144,9 +144,13 @@ def render(
     """
     parsed = [picture.row for picture in pictures if 2 <= len(picture.row["tokens"] or ()) <= MAX_TOKENS]
     thresholds = stats["provenance"].get("thresholds", {})
-    marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
-    if (least := thresholds.get("min_image_similarity")) is not None:
-        marks["clip_similarity"] = clip_score(least)
+    least = thresholds.get("min_image_similarity")
+    marks = {
+        "grounding_score": thresholds.get("min_score"),
+        "clip_cosine": thresholds.get("min_clip_score"),
+        "clip_similarity": None if least is None else clip_score(least),
+        "head_score": thresholds.get("min_head_score"),
+    }
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")
     return render_page(

@@ -86,7 +86,7 @@ def trainable(stats: Statistics) -> list[str]:
     """Return a line with the models that an output can train; no line without kept rows, or shards of samples."""
     kept, pairs = stats["rows"]["kept"], stats.get("pairs", 0)
     config = stats.get("config", {})
-    formats, levels = config.get("write", {}).get("formats", ()), bool(config.get("read", {}).get("levels"))
+    formats, levels = config.get("write", {}).get("formats", ()), config.get("read", {}).get("levels")
     if not kept or not {"train", "grit"} & {*formats}:
         return []
     parser = stats["provenance"].get("models", {}).get("parser", {"name": "none"})["name"]
@@ -520,7 +520,7 @@ def row_statistics(totals: Totals) -> RowStatistics:
         "top": top_lists(totals),
         "failures": failing_hosts(totals.hosts.upper_bounds(), totals.host_rows),
         "http_statuses": dict(most_frequent(totals.http_statuses)),
-        "histograms": {name: histogram.to_statistics() for name, histogram in totals.histograms.items()},
+        "histograms": {name: histogram.to_statistics() for name, histogram in totals.used_histograms.items()},
     }
 
 

@@ -148,6 +148,7 @@ def make_histograms() -> dict[str, Histogram]:
         "grounding_score": Histogram(np.linspace(0, 1, 51), "kept", "removed"),
         "clip_cosine": Histogram(np.linspace(-1, 1, 101), "kept", "removed"),
         "clip_similarity": Histogram(np.linspace(-1, 1, 101), "images"),
+        "head_score": Histogram(np.linspace(-20, 20, 801), "images"),
         "image_side": Histogram(sides, "shorter", "longer", is_integer=True),
     }
 

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from pipeline.summary.histogram import Distinct, Frequent, make_histograms
+from pipeline.summary.histogram import Distinct, Frequent, Histogram, make_histograms
 from schemas.manifest import Counts, Manifest
 from schemas.stats import DuplicateCounts, Places
 from schemas.status import KEPT, STAGES
@@ -23,8 +23,9 @@ Array = NDArray[Any]
 
 COLUMNS: Final = (
     "url", "status", "stage", "reason", "detail", "original_width", "original_height", "sha256",
-    "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity",
+    "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity", "head_score",
 )  # fmt: skip
+HEAD: Final = "head_score"
 HOST: Final = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#]*@)?\[?(?P<host>[^/?#:\]]*|[^/?#\]]*)(?:[\]:/?#]|$)"
 """Host name of a URL, in the syntax of RE2; it need not agree with `host_of` for malformed URLs."""
 HTTP_STATUS: Final = re.compile(r"\d{3}")
@@ -58,6 +59,7 @@ class Totals:
         captions = pc.utf8_length(batch["caption"].filter(pc.is_valid(batch["caption"])))
         self.histograms["caption_length"].add("captions", captions.to_numpy(zero_copy_only=False))
         self.histograms["clip_similarity"].add("images", floats(batch["clip_similarity"].drop_null()))
+        self.histograms[HEAD].add("images", floats(batch[HEAD].drop_null()))
         self.chunks.update(pc.list_flatten(batch["noun_chunks"]).field("removed").to_pylist())
         self._count_chunks(batch)
         self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])))
@@ -84,6 +86,15 @@ class Totals:
         for reason, texts in other.removed.items():
             self.removed.setdefault(reason, Frequent()).merge(texts)
 
+    @property
+    def used_histograms(self) -> dict[str, Histogram]:
+        """The histograms by name; that of the linear head is left out without values."""
+        return {
+            name: histogram
+            for name, histogram in self.histograms.items()
+            if name != HEAD or histogram.series["images"].n
+        }
+
     def shrink(self) -> None:
         """Keep no more texts than are stored."""
         for sketch in (*(getattr(self, name) for name in SKETCHES), *self.removed.values()):
@@ -93,7 +104,7 @@ class Totals:
         """Return the totals after `shrink`; `kept` and `drops` are in the counts of the manifests."""
         self.shrink()
         return {
-            "histograms": {name: histogram.to_json() for name, histogram in self.histograms.items()},
+            "histograms": {name: histogram.to_json() for name, histogram in self.used_histograms.items()},
             **{name: getattr(self, name).to_json() for name in SKETCHES},
             "removed": {reason: self.removed[reason].to_json() for reason in sorted(self.removed)},
             "http_statuses": sorted_counts(self.http_statuses),
@@ -108,7 +119,8 @@ class Totals:
         """Return the totals that `to_json` describes."""
         totals = cls()
         for name, histogram in totals.histograms.items():
-            histogram.load(value["histograms"][name])
+            if name != HEAD or name in value["histograms"]:
+                histogram.load(value["histograms"][name])
         for name in SKETCHES:
             setattr(totals, name, Frequent.from_json(value[name]))
         totals.removed = {reason: Frequent.from_json(texts) for reason, texts in value["removed"].items()}
@@ -174,7 +186,8 @@ class Totals:
             self.histograms[name].add("removed", values[~is_kept])
         rows = pc.list_parent_indices(batch["boxes"]).to_numpy()[is_kept]
         per_row = np.bincount(rows, minlength=batch.num_rows)
-        self.histograms["boxes_per_image"].add("images", per_row[per_row > 0].astype(float))
+        is_counted = (per_row > 0) & pc.equal(batch["status"], KEPT).to_numpy(zero_copy_only=False)
+        self.histograms["boxes_per_image"].add("images", per_row[is_counted].astype(float))
         self._count_phrases(batch, rows, boxes.field("phrase").to_numpy()[is_kept])
 
     def _count_phrases(self, batch: pa.RecordBatch, rows: Array, phrases: Array) -> None:

@@ -4,11 +4,13 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from subprocess import PIPE
 
 import pytest
 import torch
 
 from schemas.training import MODEL_NEEDS
+from tests.jobs.test_taxonomies import write_table
 from tests.pipeline.conftest import tars  # noqa: F401 (a fixture)
 from tests.trainer.small_run import SMALL
 from trainer import train
@@ -19,9 +21,9 @@ COMMANDS = {
     None: [str(JOBS / "pipeline" / "pairs.yaml")],
     "parse": [str(JOBS / "pipeline" / "pairs.yaml"), "parse.model=en_core_web_sm", "formats=[train,grit,arrow]"],
     "boxes": [],
-    "levels": [str(JOBS / "pipeline" / "pairs.yaml"), r"read.levels=caption:(\w+) (\w+)", "formats=[train,arrow]"],
+    "levels": [str(JOBS / "pipeline" / "treeoflife.yaml")],
 }
-"""What a model needs -> the arguments of `hypergrit run` that make its shards (docs/pipeline.md)."""
+"""What a model needs -> the arguments of `hypergrit run` that make its shards (docs/pipeline.md, docs/models.md)."""
 STEPS = 20
 
 
@@ -35,9 +37,13 @@ def test_the_needs_of_each_model_are_those_of_its_class() -> None:
 @pytest.fixture(scope="module")
 def shards(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str | None, Path]:  # noqa: F811
     folder = tmp_path_factory.mktemp("shards")
+    table = write_table(folder)
     for need, arguments in COMMANDS.items():
-        values = [f"input={tars}", f"output={folder / str(need)}", "rows_per_shard=4", "ray.runner=local"]
-        subprocess.run([sys.executable, "-m", "hypergrit", "run", *arguments, *values], check=True)
+        values = [f"output={folder / str(need)}", "rows_per_shard=4", "ray.runner=local"]
+        values += [f"input={table}", f"read.image_roots=[{folder}]"] if need == "levels" else [f"input={tars}"]
+        run = subprocess.run([sys.executable, "-m", "hypergrit", "run", *arguments, *values], check=True, stdout=PIPE)
+        able = run.stdout.decode().partition("can train: ")[2].partition("; not: ")[0].split(", ")
+        assert {name for name, needed in MODEL_NEEDS.items() if needed in (None, need)} <= {*able}
     return {need: folder / str(need) / ("grit" if need is None else "train") for need in COMMANDS}
 
 

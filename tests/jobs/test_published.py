@@ -16,6 +16,8 @@ from pipeline.config import load_config
 from pipeline.output.write.tar import TarWriter
 from pipeline.read.plan import plan_shards
 from pipeline.read.source import read_shard
+from tests.jobs.test_taxonomies import write_inaturalist, write_table
+from tests.pipeline.commands.derive.outputs import read_rows
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "pipeline"
 BOXES = pa.list_(pa.list_(pa.float64()))
@@ -180,25 +182,58 @@ def laion_tars(folder: Path) -> Path:
     return folder / "*.tar"
 
 
-SOME = ("yfcc", "laion tars")
-OTHERS = [pytest.param(name, marks=pytest.mark.rest) for name in PUBLISHED if name not in SOME]
+def taxonomy(write: Callable[[Path], Path]) -> Callable[[Path], tuple[str, ...]]:
+    """A function that writes a table with files of images; returns the settings that name both."""
+    return lambda folder: (f"input={write(folder)}", f"read.image_roots=[{folder}]")
 
 
-@pytest.mark.parametrize("name", [*SOME, *OTHERS])
-def test_a_dry_run_predicts_the_pairs_of_each_data_set(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+INPUTS: dict[str, tuple[str, Callable[[Path], tuple[str, ...]]]] = {
+    **{
+        name: (job, lambda folder, write=write, arguments=arguments: (f"input={write(folder)}", *arguments))
+        for name, (job, write, arguments, _) in PUBLISHED.items()
+    },
+    "laion tars": ("laion", lambda folder: (f"input={laion_tars(folder)}", "read.where=null")),
+    "treeoflife": ("treeoflife", taxonomy(write_table)),
+    "inaturalist": ("inaturalist", taxonomy(write_inaturalist)),
+}
+"""Name -> job, and a function that writes its input to a folder and returns the settings."""
+PAIRS = str(JOBS / "pairs.yaml")
+MINIATURE = ("grounder=miniature", "scorer=miniature")
+QUICK = {("yfcc", PAIRS), ("laion tars", PAIRS), ("laion tars", MINIATURE)}
+CASES = [
+    pytest.param(name, kind, id=f"{name}-{'pairs' if kind == PAIRS else 'boxes'}",
+                 marks=() if (name, kind) in QUICK else pytest.mark.rest)
+    for name in INPUTS for kind in (PAIRS, MINIATURE)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), CASES)
+def test_a_dry_run_predicts_each_job(
+    name: str, kind: str | tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").mkdir()
-    tars = ("laion", laion_tars, ("read.where=null",), {})
-    job, write, arguments, _ = PUBLISHED.get(name, tars)
-    jobs = [str(JOBS / f"{job}.yaml"), str(JOBS / "pairs.yaml")]
-    values = [f"input={write(tmp_path / 'in')}", f"output={tmp_path / 'out'}", *arguments, "ray.runner=local"]
+    job, write = INPUTS[name]
+    has_boxes = kind == MINIATURE and job not in ("treeoflife", "inaturalist")
+    settings = [str(JOBS / f"{job}.yaml"), *([PAIRS] if kind == PAIRS else MINIATURE if has_boxes else ())]
+    values = [*write(tmp_path / "in"), f"output={tmp_path / 'out'}", "ray.runner=local"]
     offline = ["download.proxy=http://127.0.0.1:9", "download.retries=0"]  # example.org is not asked
-    assert grit.main([*jobs, *values, *offline, "dry_run=true"]) == 0
+    assert grit.main([*settings, *values, *offline, "dry_run=true"]) == 0
     said = capsys.readouterr().out
-    assert "sample: 2 of 2 rows" in said
-    assert all(f"bytes of {folder}/" in said for folder in ("grit", "arrow"))
-    assert "model time (ground, score)               0.0 s" in said
+    n = 3 if job == "treeoflife" else 1 if job == "inaturalist" else 2
+    assert f"sample: {n} of {n} rows" in said
+    formats = load_config([*settings, *values]).write.formats
+    assert all(f"bytes of {folder}/" in said for folder in formats)
+    assert ("train" in formats) == (kind != PAIRS)
+    assert ("model time (ground, score)               0.0 s" in said) == (not has_boxes or name != "laion tars")
     assert not (tmp_path / "out").exists()
-    if name == "laion tars":
+    if name == "laion tars" and kind == PAIRS:
         assert "dropped in the sample: 0 of 2 rows" in said
+
+
+def test_tars_of_laion_become_pairs(tmp_path: Path) -> None:
+    job, write = INPUTS["laion tars"]
+    (tmp_path / "in").mkdir()
+    values = [*write(tmp_path / "in"), f"output={tmp_path / 'out'}", "ray.runner=local"]
+    assert grit.main([str(JOBS / f"{job}.yaml"), PAIRS, *values]) == 0
+    assert [row["caption"] for row in read_rows(tmp_path / "out").values()] == VALUES["caption"]
+    assert json.loads((tmp_path / "out" / "stats.json").read_text())["pairs"] == 2

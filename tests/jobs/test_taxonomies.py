@@ -33,6 +33,20 @@ def write_table(folder: Path) -> Path:
     return path
 
 
+def write_inaturalist(folder: Path) -> Path:
+    """Annotations of iNaturalist with one image, whose path names its species."""
+    path = "train/00042_" + "_".join(ROBIN)
+    (folder / path).mkdir(parents=True)
+    (folder / path / "a.jpg").write_bytes(jpeg())
+    table = {
+        "info": {"year": 2021},
+        "images": [{"id": 7, "width": 80, "height": 60, "file_name": f"{path}/a.jpg", "license": 1}],
+        "categories": [{"id": 42, "name": "Setophaga ruticilla"}],
+    }
+    (folder / "train.json").write_text(json.dumps(table), encoding="utf-8")
+    return folder / "train.json"
+
+
 def read_all(output: Path) -> list[dict[str, Any]]:
     """The JSON of each training sample, in order."""
     found: list[dict[str, Any]] = []
@@ -71,16 +85,7 @@ def test_the_levels_of_a_table_reach_the_batches_of_the_trainer(
 
 
 def test_the_levels_of_inaturalist_are_in_the_path_of_its_images(tmp_path: Path) -> None:
-    folder = "train/00042_" + "_".join(ROBIN)
-    (tmp_path / folder).mkdir(parents=True)
-    (tmp_path / folder / "a.jpg").write_bytes(jpeg())
-    table = {
-        "info": {"year": 2021},
-        "images": [{"id": 7, "width": 80, "height": 60, "file_name": f"{folder}/a.jpg", "license": 1}],
-        "categories": [{"id": 42, "name": "Setophaga ruticilla"}],
-    }
-    (tmp_path / "train.json").write_text(json.dumps(table), encoding="utf-8")
-    (sample,) = run("inaturalist.yaml", tmp_path / "train.json", tmp_path / "out")
+    (sample,) = run("inaturalist.yaml", write_inaturalist(tmp_path), tmp_path / "out")
     assert sample["levels"][1:3] == ["Animalia Chordata", "Animalia Chordata Aves"]
     assert sample["levels"][-1] == sample["caption"] == " ".join(ROBIN)
 

@@ -48,10 +48,11 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """One of several captions of a sample. `words` is read only if the model needs it."""
+    """One of several captions of a sample. `boxes` and `words` are read only if the model needs them."""
 
     kind: str
     text: str
+    boxes: tuple[Box, ...] = ()  # of the phrases of the text
     words: tuple[Word, ...] | None = None  # parse of the text
 
 

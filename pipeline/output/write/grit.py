@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.output.write.samples import Row, grounded_phrases, shortest_float, to_json
 from schemas.files import GRIT_CAPTION, GRIT_IMAGE, GRIT_JSON, grit_schema
-from schemas.rows import SCORED
+from schemas.rows import NARROW, SCORED
 from schemas.status import KEPT
 
 GRIT_SCORERS: Final = {"clip-vit-base-patch32": "vitb32", "clip-vit-large-patch14": "vitl14"}
@@ -29,31 +29,38 @@ def similarity_column(scorer: str) -> str:
 def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
     """Return the columns of one row (schemas.files.grit_schema); `similarity` is the name of the similarity column."""
     is_kept = row["status"] == KEPT
-    spans: dict[str, list[list[float]]] = {"noun_chunk": [], "ref_exp": []}
-    for phrase in grounded_phrases(row, ref_exps) if is_kept else ():
-        box = row["boxes"][phrase.box]
-        numbers = [shortest_float(box[name]) or 0.0 for name in ("x_min", "y_min", "x_max", "y_max", "score")]
-        spans[phrase.kind].append([phrase.start, phrase.end, *numbers])
     return {
         **{name: row[name] for name in ("key", "id", "url")},
         "caption": row["caption_original"] if row["caption"] is None else row["caption"],
         **{name: row[name] for name in ("width", "height", "original_width", "original_height")},
         similarity: shortest_float(row["clip_similarity"]),
-        "noun_chunks": spans["noun_chunk"] if is_kept else None,
-        "ref_exps": spans["ref_exp"] if is_kept else None,
+        **(grit_boxes(row, ref_exps) if is_kept else {"noun_chunks": None, "ref_exps": None}),
         "sha256": row["sha256"],
         "status": "success" if is_kept else "failed_to_download" if row["stage"] == "download" else "dropped",
         "error_message": None if is_kept else ": ".join(filter(None, (row["stage"], row["reason"], row["detail"]))),
-        "extra": with_captions(row["extra"], row["captions"]),
+        "extra": with_captions(row, ref_exps),
     }
 
 
-def with_captions(extra: str | None, captions: Sequence[dict[str, Any]] | None) -> str | None:
+def grit_boxes(row: Row, ref_exps: str) -> dict[str, list[list[float]]]:
+    """Return GRIT's lists `noun_chunks` and `ref_exps` of the kept boxes of a row, or of one of its captions."""
+    spans: dict[str, list[list[float]]] = {"noun_chunk": [], "ref_exp": []}
+    for phrase in grounded_phrases(row, ref_exps):
+        box = row["boxes"][phrase.box]
+        numbers = [shortest_float(box[name]) or 0.0 for name in ("x_min", "y_min", "x_max", "y_max", "score")]
+        spans[phrase.kind].append([phrase.start, phrase.end, *numbers])
+    return {f"{kind}s": found for kind, found in spans.items()}
+
+
+def with_captions(row: Row, ref_exps: str) -> str | None:
     """Return the other columns of the input with the captions of a row that has several, as `captions`."""
-    if not captions:
-        return extra
-    listed = [{"kind": caption["kind"], "text": caption["text"]} for caption in captions]
-    return json.dumps({**json.loads(extra or "{}"), "captions": listed}, sort_keys=True)
+    if not row["captions"]:
+        return row["extra"]
+    listed = [
+        {"kind": c["kind"], "text": c["text"], **(grit_boxes(c, ref_exps) if c.get("box_scores") is not None else {})}
+        for c in row["captions"]
+    ]
+    return json.dumps({**json.loads(row["extra"] or "{}"), "captions": listed}, sort_keys=True)
 
 
 def grit_sample(row: Row, columns: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -91,7 +98,8 @@ def write_arrow(file: IO[bytes], rows: Sequence[Row], with_images: bool, metadat
     The arrays are built from Python values, so that equal rows give equal bytes. The bytes of existing Arrow arrays
     also depend on their chunks and on the values stored under nulls.
     """
-    schema = SCORED.with_metadata(metadata)
+    is_grounded = any(caption.get("boxes") is not None for row in rows for caption in row["captions"] or ())
+    schema = (SCORED if is_grounded else NARROW).with_metadata(metadata)
     with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         for first in range(0, len(rows), BATCH_ROWS):
             batch = rows[first : first + BATCH_ROWS]

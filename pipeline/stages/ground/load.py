@@ -52,6 +52,8 @@ class GroundConfig:
     floor: float = 0.1
     # keep rows without a box as pairs of image and caption, beside rows with boxes; always so with grounder=none
     keep_pairs: bool = False
+    # captions whose phrases are grounded if a row has several: first, or all, each with boxes of its own
+    captions: Literal["first", "all"] = "first"
     # text prompt of GLIP: caption (the full caption) or phrases (a list of the caption's noun chunks)
     prompt: Literal["caption", "phrases"] = "caption"
 

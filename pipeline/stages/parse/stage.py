@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -11,15 +11,12 @@ from pipeline.models import NO_MODEL
 from pipeline.stages.parse.config import ParseConfig, parser_path
 from pipeline.stages.parse.types import NO_PARSE, CaptionParse
 from pipeline.stages.stage import Context, Stage, TableFunction
-from schemas.rows import PARSED, TOKEN
+from schemas.rows import PARSED
 from schemas.status import REASONS
 from schemas.table import Drop, conform, drop_rows, kept_indices, set_column
 
 if TYPE_CHECKING:
     from pipeline.stages.parse.parser import CaptionParser, LanguageFilter
-
-
-TOKEN_NAMES: Final = [item.name for item in TOKEN]
 
 
 class Parse(Stage):
@@ -94,9 +91,13 @@ class Parse(Stage):
             table = table.append_column(PARSED.field(name), struct_lists(PARSED.field(name).type, lists))
         if others and self.parser:
             for caption in (caption for i in kept for caption in (several[i] or ())[1:]):
-                caption["tokens"] = [
-                    dict(zip(TOKEN_NAMES, token, strict=True)) for token in parses[caption["text"]].tokens
-                ]
+                parse = parses[caption["text"]]
+                for name, values in (
+                    ("tokens", parse.tokens),
+                    ("noun_chunks", parse.chunks),
+                    ("ref_exps", parse.ref_exps),
+                ):
+                    caption[name] = [value._asdict() for value in values]
             table = set_column(table, "captions", pa.array(several, PARSED.field("captions").type))
         given_chunks = PARSED.field("given_chunks")
         values = pa.array([row.given_chunks if row else None for row in rows], given_chunks.type)

@@ -14,6 +14,7 @@ from pipeline.config import load_config
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
+from pipeline.stages.further import Further
 from pipeline.stages.parse.config import ParseConfig
 from pipeline.stages.parse.stage import Parse
 from pipeline.stages.score.filters import Thresholds
@@ -31,8 +32,8 @@ THRESHOLDS = Thresholds(min_side_px=32, size_rule="area", min_score=0.65, min_cl
 class RandomCosines:
     """Cosines around the threshold."""
 
-    def __init__(self, seed: int) -> None:
-        self.rng = Random(seed)
+    def __init__(self, seed: int, has_head: bool) -> None:
+        self.rng, self.has_head = Random(seed), has_head
 
     def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
         return [self.rng.gauss(0.31, 0.06) for _ in places]
@@ -41,10 +42,14 @@ class RandomCosines:
         return [self.rng.gauss(0.3, 0.04) for _ in indices]
 
     def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        return [None] * len(indices)
+        return [self.rng.gauss(5, 1) if self.has_head else None for _ in indices]
+
+    def of_captions(self, further: Further) -> "RandomCosines":
+        return self
 
 
-def make_rows(parse: Parse, n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False) -> list[Row]:
+def make_rows(parse: Parse, n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False, has_head: bool = False,
+              keeps_pairs: bool = False) -> list[Row]:  # fmt: skip
     """Rows of which every fifth was dropped by the download; others are dropped by the filters of `thresholds`."""
     made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(n)]
     table = pa.Table.from_pylist([row for row, _ in made], schema=CAPTIONED)
@@ -55,7 +60,9 @@ def make_rows(parse: Parse, n: int, thresholds: Thresholds = THRESHOLDS, keep_al
             found[i] = {"boxes": [box for box, _ in scored_boxes(row, made[i][1], rng)]}
     table = add_columns(table, GROUNDED, found)
     table = drop_rows(table, "ground", {i: Drop("no_box") for i, values in found.items() if not values["boxes"]})
-    return cast(list[Row], score_table(table, thresholds, RandomCosines(n), keep_all).to_pylist())
+    return cast(
+        list[Row], score_table(table, thresholds, RandomCosines(n, has_head), keep_all, keeps_pairs).to_pylist()
+    )
 
 
 def hostile(rows: Sequence[Row]) -> list[Row]:
@@ -83,6 +90,8 @@ def write_output(
     found = dataclasses.asdict(thresholds).items()  # a threshold that is not set is not recorded
     values = cast(ThresholdValues, {name: value for name, value in found if value is not None})
     provenance = provenance_of(config) | {"thresholds": values}
+    if config.score.head:
+        provenance["models"]["head"] = {"name": config.score.head, "sha256": "c" * 64}
     Store(str(folder)).write("config.yaml", to_yaml(config))
     first = 0
     for index, rows in enumerate(shards):

@@ -162,17 +162,27 @@ def test_each_filter_selects_the_rows_that_it_names(browser: Any, server: Server
 
 HIGHER = [{"min_score": "0.9", "min_clip_score": "0.8"}, {"min_clip_score": "0.7777", "min_side_px": "60"}]
 LOWER = [{}, {"min_score": "0.4"}, {"min_score": "0", "min_clip_score": "0", "min_side_px": "1"}]
+ROWS = [
+    {},
+    {"min_image_similarity": "0.3"},
+    {"min_score": "0.9", "min_image_similarity": "0.28", "min_head_score": "5"},
+]
 
 
-@pytest.mark.parametrize(("keep_all", "rule", "settings"), [(False, "area", HIGHER), (True, "released", LOWER)])
+@pytest.mark.parametrize(
+    ("keep_all", "rule", "settings", "with_rows"),
+    [(False, "area", HIGHER, False), (True, "released", LOWER, False), (False, "area", ROWS, True)],
+)
 def test_slider_keeps_what_refilter_keeps(
     browser: Any, start: Callable[..., Server], parse: Parse, tmp_path: Path,
-    keep_all: bool, rule: Any, settings: list[dict[str, str]],
+    keep_all: bool, rule: Any, settings: list[dict[str, str]], with_rows: bool,
 ) -> None:  # fmt: skip
     thresholds = dataclasses.replace(THRESHOLDS, size_rule=rule)
-    rows = make_rows(parse, 40, thresholds, keep_all)
+    rows = make_rows(parse, 40, thresholds, keep_all, has_head=with_rows, keeps_pairs=with_rows)
+    (tmp_path / "head").write_bytes(b"")
+    scores = [f"score.head={tmp_path / 'head'}", "ground.keep_pairs=true"] if with_rows else []
     output = write_output(tmp_path / "out", [rows[:25], rows[25:]], f"score.keep_all={json.dumps(keep_all)}",
-                          "formats=[arrow,grit]", thresholds=thresholds)  # fmt: skip
+                          "formats=[arrow,grit]", *scores, thresholds=thresholds)  # fmt: skip
     found = set()
     with opened(browser, start(output, marks=str(tmp_path / "m.csv")).url) as tab:
         tab.locator("details.thresholds > summary").click()
@@ -185,6 +195,9 @@ def test_slider_keeps_what_refilter_keeps(
             assert rewrite.main([*arguments, "ray.runner=local", "ray.cpu_workers=1"]) == 0
             manifests = read_manifests(Store(str(new)))
             kept = sum(m["counts"]["kept"] for m in manifests), sum(m["boxes"] for m in manifests)
+            stats = json.loads((new / "stats.json").read_text())
+            assert stats.get("pairs", 0) == sum(m.get("pairs", 0) for m in manifests)
+            assert ("head_score" in stats["histograms"]) == with_rows
             shown = tab.locator("#kept")
             assert (int(shown.get_attribute("data-rows")), int(shown.get_attribute("data-boxes"))) == kept, changed
             found.add(kept)

@@ -11,6 +11,7 @@ const ROW_COLUMNS = {
   original_width: Int32Array,
   original_height: Int32Array,
   similarity: Float32Array,
+  head: Float32Array,
   has_image: Uint8Array,
 };
 const BOX_COLUMNS = {

@@ -38,6 +38,7 @@ function Facts({ details }) {
     ["image", size("")],
     ["original image", size("original_")],
     ["image and caption", details.clip_similarity === null ? null : `cosine ${details.clip_similarity.toFixed(3)}`],
+    ["head", details.head_score === null ? null : details.head_score.toFixed(3)],
   ];
   return html`<dl class="facts">${facts
     .filter(([, value]) => value !== null && value !== undefined)

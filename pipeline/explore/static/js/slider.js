@@ -2,15 +2,22 @@
 
 import { count, html, plural, useMemo, useState } from "./html.js";
 import { Picture } from "./picture.js";
-import { NAMES, RANGES, accepted, command, examples, isMixed, keptBoxes, own, sum } from "./thresholds.js";
+import { NAMES, accepted, command, examples, isMixed, keptBoxes, namesOf, own, range, sum } from "./thresholds.js";
 
-const LABELS = { min_score: "Grounding score", min_clip_score: "CLIPScore", min_side_px: "Side in px" };
+const LABELS = {
+  min_score: "Grounding score",
+  min_clip_score: "CLIPScore",
+  min_side_px: "Side in px",
+  min_image_similarity: "Cosine of image and caption",
+  min_head_score: "Score of the head",
+};
 
 function Example({ output, name, item, onOpen }) {
   const value = name === "min_side_px" ? item.value : item.value.toFixed(3);
-  return html`<button class="example" title=${output.phrase(item.box)} onClick=${() => onOpen(item.row)}>
+  const text = item.box < 0 ? output.caption(item.row) : output.phrase(item.box);
+  return html`<button class="example" title=${text} onClick=${() => onOpen(item.row)}>
     <${Picture} output=${output} row=${item.row} isDrawn=${(box) => box === item.box} /><span dir="auto">
-      ${value} ${output.phrase(item.box)}</span></button>`;
+      ${value} ${text}</span></button>`;
 }
 
 const amount = (rows, boxes) => `${plural(rows, "row")}, ${plural(boxes, "box")}`;
@@ -25,10 +32,12 @@ function Difference({ now, then }) {
 /** The panel. `state` holds the changed thresholds as text, "" for unchanged ones; `mask`: the selected rows. */
 export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
   const base = useMemo(() => own(output), [output]);
-  const [last, setLast] = useState(() => NAMES.find((name) => state[name] !== "") ?? NAMES[0]);
-  const texts = NAMES.map((name) => state[name]).join(" ");
+  const names = useMemo(() => namesOf(output), [output]);
+  const ranges = useMemo(() => Object.fromEntries(names.map((name) => [name, range(output, name)])), [output]);
+  const [last, setLast] = useState(() => names.find((name) => state[name] !== "") ?? names[0]);
+  const texts = names.map((name) => state[name]).join(" ");
   const changed = Object.fromEntries(
-    NAMES.filter((name) => state[name] !== "" && Number(state[name]) !== base[name]).map((name) => [
+    names.filter((name) => state[name] !== "" && Number(state[name]) !== base[name]).map((name) => [
       name,
       Number(state[name]),
     ]),
@@ -46,26 +55,26 @@ export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
       setLast(name);
       onChange(name, accepted(name, event.target.value));
     };
-  const isTooLow = !canLower && NAMES.some((name) => name in changed && changed[name] < base[name]);
+  const isTooLow = !canLower && names.some((name) => name in changed && changed[name] < base[name]);
   const strip = (items, title) => html`<div class="strip"><h3>${title}</h3>
-    ${items.length === 0 && html`<p class="soft">no box with a picture</p>`}
-    <div>${items.map((item) => html`<${Example} key=${item.box} output=${output} name=${last} item=${item}
+    ${items.length === 0 && html`<p class="soft">nothing with a picture</p>`}
+    <div>${items.map((item) => html`<${Example} key=${`${item.row} ${item.box}`} output=${output} name=${last} item=${item}
       onOpen=${onOpen} />`)}</div></div>`;
   const threshold = changed[last] ?? base[last];
   return html`<section class="panel sliders" aria-label="Thresholds">
     <h2>Other thresholds</h2>
-    <div class="controls">${NAMES.map(
+    <div class="controls">${names.map(
       (name) => html`<label key=${name} class="slider"><span>${LABELS[name]}</span>
-      <input type="range" name=${name} min=${canLower ? 0 : base[name]}
-        max=${Math.max(RANGES[name][0], base[name])} step=${RANGES[name][1]}
+      <input type="range" name=${name} min=${canLower ? ranges[name][0] : base[name]}
+        max=${Math.max(ranges[name][1], base[name])} step=${ranges[name][2]}
         value=${state[name] === "" ? base[name] : state[name]} onInput=${set(name)} />
-      <input type="number" name="${name}_value" min=${canLower ? 0 : base[name]} max=${RANGES[name][0]}
+      <input type="number" name="${name}_value" min=${canLower ? ranges[name][0] : base[name]} max=${ranges[name][1]}
         step=${name === "min_side_px" ? "1" : "any"}
         aria-label="${LABELS[name]}: value"
         value=${state[name] === "" ? base[name] : state[name]} onChange=${set(name)} /></label>`,
     )}
       <button type="button" name="thresholds"
-        onClick=${() => onChange("min_score", "", "min_clip_score", "", "min_side_px", "")}>Reset</button></div>
+        onClick=${() => onChange(...NAMES.flatMap((name) => [name, ""]))}>Reset</button></div>
     ${
       !isTooLow &&
       html`<p id="kept" data-rows=${after.rows} data-boxes=${after.boxes}>Keeps <b>${plural(after.rows, "row")}

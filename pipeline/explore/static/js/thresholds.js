@@ -1,27 +1,59 @@
 // Thresholds: the rows and boxes that other settings would keep, by the rules of the score stage.
 
-export const NAMES = ["min_score", "min_clip_score", "min_side_px"];
-export const RANGES = { min_score: [1, 0.01], min_clip_score: [2.5, 0.01], min_side_px: [256, 1] };
+const BOXES = ["min_score", "min_clip_score", "min_side_px"];
+/** Thresholds of whole rows, with their columns; absent from an output without values. */
+const ROWS = { min_image_similarity: "similarity", min_head_score: "head" };
+export const NAMES = [...BOXES, ...Object.keys(ROWS)];
+/** Lowest and highest value, and step. */
+const RANGES = {
+  min_score: [0, 1, 0.01],
+  min_clip_score: [0, 2.5, 0.01],
+  min_side_px: [0, Number.MAX_SAFE_INTEGER, 1],
+  min_image_similarity: [-1, 1, 0.01],
+  min_head_score: [-Infinity, Infinity, 0.01],
+};
 const EXAMPLES = 6;
 
 /** The text of a threshold as the job accepts it: within its range, whole pixels; "" for a text that is no number. */
 export function accepted(name, text) {
   const value = text.trim() === "" ? NaN : Number(text);
   if (Number.isNaN(value)) return "";
-  const most = name === "min_side_px" ? Number.MAX_SAFE_INTEGER : RANGES[name][0],
+  const [least, most] = RANGES[name],
     whole = name === "min_side_px" ? Math.round(value) : value;
-  return String(Math.min(Math.max(whole, 0), most));
+  return String(Math.min(Math.max(whole, least), most));
 }
+
+/** The thresholds that an output has values for. */
+export const namesOf = (output) =>
+  NAMES.filter((name) => !(name in ROWS) || output.rows[ROWS[name]].some((value) => !Number.isNaN(value)));
+
+/** The ends of a slider and its step; a threshold that is not set is at the lower end. */
+export function range(output, name) {
+  const [least, most, step] = RANGES[name];
+  if (name === "min_side_px") return [least, 256, step];
+  if (name !== "min_head_score") return [least, most, step];
+  let [low, high] = [Infinity, -Infinity];
+  for (const value of output.rows.head) {
+    if (value < low) low = value;
+    if (value > high) high = value;
+  }
+  return [Math.floor(low * 100) / 100, Math.ceil(high * 100) / 100, step];
+}
+
+const ofShards = (output, name) => {
+  const [least] = range(output, name);
+  return output.meta.shards.map((shard) => shard.thresholds[name] ?? least);
+};
 
 /** The thresholds of the output: of several shards the highest, which all of them have reached. */
 export const own = (output) =>
   Object.fromEntries(
-    NAMES.map((name) => [name, Math.max(...output.meta.shards.map((shard) => shard.thresholds[name]))]),
+    namesOf(output).map((name) => [name, Math.max(...ofShards(output, name))]),
   );
 
 /** True if some shards have other thresholds. */
 export const isMixed = (output) =>
-  NAMES.some((name) => output.meta.shards.some((shard) => shard.thresholds[name] !== own(output)[name]));
+  namesOf(output).some((name) => new Set(ofShards(output, name)).size > 1);
 
 /** Of each drop reason: 1 if the score stage judged the row, 2 if a later stage dropped it, 0 if an earlier one did. */
 const judged = (output) =>
@@ -30,12 +62,20 @@ const judged = (output) =>
       ? 1
       : reason.startsWith("write:")
         ? 2
-        : reason.startsWith("score:") && !["score:internal_error", "score:low_head_score"].includes(reason)
+        : reason.startsWith("score:") && reason !== "score:internal_error"
           ? 1
           : 0,
   );
 
-/** The number of boxes of each row that changed thresholds keep; 0 for rows that an earlier or a later stage dropped.
+/** A function that tells if a row reaches the thresholds of rows, except `name`; a missing value does. */
+function filterOf(rows, t, name) {
+  const limits = Object.entries(ROWS)
+    .filter(([other]) => other !== name && t[other] !== undefined)
+    .map(([other, column]) => [rows[column], Math.fround(t[other])]);
+  return (row) => limits.every(([values, least]) => !(values[row] < least));
+}
+
+/** For each row that changed thresholds keep, the number of its kept boxes plus 1; 0 for the others.
  *  `changed` maps names to numbers; shards keep their own thresholds of other names. */
 export function keptBoxes(output, changed) {
   const { boxes, rows, firstBox, meta } = output,
@@ -47,9 +87,10 @@ export function keptBoxes(output, changed) {
     const minScore = Math.fround(t.min_score),
       minClip = t.min_clip_score,
       minSide = t.min_side_px,
-      minImage = Math.fround(t.min_image_similarity ?? -Infinity);
+      passes = filterOf(rows, t);
     for (let row = shard.first; row < end; row += 1) {
-      if (kinds[rows.reason[row]] !== 1 || rows.similarity[row] < minImage) continue;
+      if (kinds[rows.reason[row]] !== 1 || !passes(row)) continue;
+      kept[row] = 1;
       for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
         // A missing CLIPScore is NaN, which is not at least any threshold.
         if (
@@ -59,6 +100,7 @@ export function keptBoxes(output, changed) {
         )
           kept[row] += 1;
       }
+      if (kept[row] === 1 && !meta.keeps_pairs) kept[row] = 0;
     }
   });
   return kept;
@@ -70,10 +112,10 @@ export function sum(kept, mask) {
   for (let row = 0; row < kept.length; row += 1) {
     if (kept[row] === 0) continue;
     total.rows += 1;
-    total.boxes += kept[row];
+    total.boxes += kept[row] - 1;
     if (mask[row]) {
       total.selectedRows += 1;
-      total.selectedBoxes += kept[row];
+      total.selectedBoxes += kept[row] - 1;
     }
   }
   return total;
@@ -93,7 +135,8 @@ class Nearest {
   }
 }
 
-/** The boxes of the mask's rows nearest to a threshold that pass the two others: `above` those that pass it too. */
+/** The boxes of the mask's rows nearest to a threshold that pass the others: `above` those that pass it too. For a
+ *  threshold of rows these are rows, without a box. */
 export function examples(output, changed, name, mask) {
   const { boxes, rows, firstBox, meta } = output,
     kinds = judged(output),
@@ -103,21 +146,30 @@ export function examples(output, changed, name, mask) {
     const t = { ...shard.thresholds, ...changed },
       end = output.shardEnd(at);
     t.min_score = Math.fround(t.min_score);
-    const [minScore, minClip, minSide] = NAMES.map((other) => (other === name ? -Infinity : t[other])),
-      border = t[name];
+    const [minScore, minClip, minSide] = BOXES.map((other) => (other === name ? -Infinity : t[other])),
+      border = t[name] ?? -Infinity;
+    const passes = filterOf(rows, t, name);
+    const add = (row, box, value) => {
+      const distance = value - border;
+      if (distance >= 0) {
+        if (distance < above.limit) above.add({ row, box, value }, distance);
+      } else if (-distance < below.limit) below.add({ row, box, value }, -distance);
+    };
     for (let row = shard.first; row < end; row += 1) {
       if (!mask[row] || !rows.has_image[row] || kinds[rows.reason[row]] !== 1) continue;
+      if (!passes(row)) continue;
+      if (name in ROWS) {
+        const value = rows[ROWS[name]][row];
+        if (!Number.isNaN(value)) add(row, -1, value);
+        continue;
+      }
       for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
         const score = boxes.score[box],
           side = boxes.side[box],
           clip = 2.5 * Math.max(boxes.cosine[box], 0);
         // A missing CLIPScore is NaN, which is not at least any threshold.
         if (score < minScore || side < minSide || !(clip >= minClip)) continue;
-        const value = name === "min_score" ? score : name === "min_side_px" ? side : clip,
-          distance = value - border;
-        if (distance >= 0) {
-          if (distance < above.limit) above.add({ row, box, value }, distance);
-        } else if (-distance < below.limit) below.add({ row, box, value }, -distance);
+        add(row, box, name === "min_score" ? score : name === "min_side_px" ? side : clip);
       }
     }
   });
