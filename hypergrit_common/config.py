@@ -105,7 +105,10 @@ def _select(layer: DictConfig, key: str) -> Any:
     node: Any = layer
     for name in key.split("."):
         node = node._get_node(name) if isinstance(node, DictConfig) and name in node else None
-    return node._value() if isinstance(node, ValueNode) else node
+    try:
+        return list(node) if isinstance(node, ListConfig) else node._value() if isinstance(node, ValueNode) else node
+    except OmegaConfBaseException as error:
+        raise UserError(f"key {key}: {str(error).splitlines()[0]}; give a list of values") from error
 
 
 def last_value(layers: Sequence[Layer], key: str) -> Any:
@@ -133,9 +136,7 @@ def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) ->
 def _plugins(layers: Sequence[Layer], key: str) -> Iterator[str]:
     for layer, _ in layers:
         value = _select(layer, key)
-        many = isinstance(value, ListConfig)
-        present = (i for i in range(len(value)) if not OmegaConf.is_missing(value, i)) if many else ()
-        yield from filter(is_plugin, (value[i] for i in present) if many else [value])
+        yield from filter(is_plugin, value if isinstance(value, list) else [value])
 
 
 def saved_layers(layers: Sequence[Layer], arguments: Sequence[str]) -> tuple[list[Layer], list[Layer]]:
