@@ -1,4 +1,4 @@
-"""Benchmark: the driver of pipeline/on_ray/ compared with Ray Data. `python -m benchmarks.ray_data [shards]`
+"""Benchmark: the driver of pipeline/run/ compared with Ray Data. `python -m benchmarks.ray_data [shards]`
 
 Both run the same three steps for each shard, which sleep instead of working: prepare (0.1 s, returns 20 MB), model
 (0.3 s) and write (0.1 s). Ray Data gets one row per shard and a pool of actors for each step; the driver gets the same

@@ -135,7 +135,7 @@ MAX_STEP_S: Final = 2_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """Distribution of the work over a cluster (pipeline/on_ray/); the limits hold for both runners."""
+    """Distribution of the work over a cluster (pipeline/run/); the limits hold for both runners."""
 
     # ray; or local: one process on this machine, without Ray
     runner: Literal["ray", "local"] = "ray"

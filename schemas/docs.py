@@ -40,7 +40,7 @@ from schemas.layout import FLAT, FOLDERS, MAX_FLAT, LayoutRecord
 from schemas.manifest import FailedShard, Journal, Manifest, StageTiming
 from schemas.rows import BOX, BOX_SCORE, CHUNK, GIVEN_BOX, GROUNDED_CAPTION, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS, STAGES
+from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
 
 TARGET: Final = Path(__file__).resolve().parent.parent / "docs" / "schemas.md"
 STRUCTS: Final = {
@@ -208,14 +208,18 @@ def nested_types(hint: Any) -> Iterator[type]:
         yield from nested_types(argument)
 
 
-SCHEMAS: Final = (rows.READ, rows.DOWNLOADED, rows.CAPTIONED, rows.PARSED, rows.GROUNDED, rows.SCORED)
+SCHEMAS: Final = {
+    "read": rows.READ, "download": rows.DOWNLOADED, "captions": rows.CAPTIONED, "parse": rows.PARSED,
+    "ground": rows.GROUNDED, "score": rows.SCORED,
+}  # fmt: skip
+"""Stage -> schema of the table after it, of those that add columns."""
 
 
 def render() -> str:
     """Return the complete document."""
     parts = [INTRO, "## A row after each stage\n"]
     before: set[str] = set()
-    for stage, schema in zip(STAGES, SCHEMAS, strict=False):
+    for stage, schema in SCHEMAS.items():
         parts += [f"### {stage}\n", field_table(item for item in schema if item.name not in before)]
         before = set(schema.names)
     parts.append("## Nested types\n")

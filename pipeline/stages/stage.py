@@ -59,8 +59,8 @@ TableFunction = Callable[[pa.Table], pa.Table | tuple[pa.Table, list[Fault]]]
 class Stage(ABC):
     """A step of the pipeline: takes a table and returns it with more columns, or with more rows dropped.
 
-    No row disappears: `drop` marks it. The class imports libraries of models where it uses them, so that `--help`,
-    which lists the settings of all stages, needs none of them.
+    No row disappears: `drop` marks it. The class imports libraries of models where it uses them, so that `--help
+    all`, which lists the settings of all stages, needs none of them.
 
     >>> import pyarrow as pa
     >>> from pipeline import Stage

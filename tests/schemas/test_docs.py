@@ -5,6 +5,7 @@ from itertools import pairwise
 import pyarrow as pa
 
 from pipeline.stages.order import SCHEMAS
+from schemas import docs
 from schemas.docs import TARGET, render
 from schemas.files import grit_schema
 from schemas.status import REASONS, STAGES, check_reason
@@ -12,6 +13,10 @@ from schemas.status import REASONS, STAGES, check_reason
 
 def test_the_document_is_up_to_date() -> None:
     assert TARGET.read_text(encoding="utf-8") == render(), "run `python -m schemas.docs`"
+
+
+def test_the_tables_of_the_document_are_those_of_the_stages() -> None:
+    assert docs.SCHEMAS == SCHEMAS
 
 
 def test_every_field_at_every_depth_has_a_description() -> None:
