@@ -44,6 +44,7 @@ class Batch:
     box_token_ids: Tensor | None = None  # [m l']
     box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
     box_equal: Tensor | None = None  # [m] True for a phrase with the tokens of its caption
+    box_counts: tuple[int, ...] = ()  # m of every rank, with `box_owner`; empty: not known yet
     keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
     syntax: Syntax | None = None  # parses of the b captions
     more: Mapping[str, Stream] = field(default_factory=dict)  # images or token ids of further streams, by name
@@ -83,6 +84,7 @@ class Pairs:
     box_text: Tensor | None = None  # [m d]
     box_owner: Tensor | None = None  # [m] as in `Batch`
     box_equal: Tensor | None = None  # [m] as in `Batch`
+    box_counts: tuple[int, ...] = ()  # as in `Batch`
     word_initial: Tensor | None = None  # [b w d] words without context
     word_contextual: Tensor | None = None  # [b w d] words in the context of their captions
     syntax: Syntax | None = None  # as in `Batch`

@@ -38,7 +38,8 @@ MAX_REPORTED: Final = 8  # bad samples that the report of a batch lists
 class BatchReport:
     """Statistics and errors of building one batch."""
 
-    # "samples", "equal_phrases" (phrases with the tokens of their captions), and "bad/REASON" for each reason
+    # "samples", "equal_phrases" (phrases with the tokens of their captions), "tokens" and the "token_places" that padded
+    # texts take, and "bad/REASON" for each reason
     counts: Counter[str] = field(default_factory=Counter)
     bad_samples: list[str] = field(default_factory=list)  # `SHARD: KEY: REASON: DETAIL` of the first bad samples
     error: str = ""  # message for the user if the batch could not be built
@@ -111,7 +112,10 @@ class BatchBuilder:
                 return {}, report
         report.counts["samples"] += len(samples)
         report.counts["equal_phrases"] += sum(rows.box_equal)
-        return self.collate(rows), report
+        fields = self.collate(rows)
+        report.counts["token_places"] += sum(ids.numel() for name, ids in fields.items() if name.endswith("token_ids"))
+        report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids)))
+        return fields, report
 
     def check_size(self, sample: int) -> None:
         """Raise BadSample for a sample that is too large to be read."""
@@ -205,21 +209,25 @@ class BatchBuilder:
         """Return the ids of a text, truncated to the context."""
         return self.tokenizer.truncate(self.tokenizer.encode(text))
 
+    def padded(self, ids: list[list[int]]) -> Tensor:
+        """The ids of texts as a tensor. Lengths that take few values compile once, and fragment no memory."""
+        return pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
+
     def collate(self, rows: BatchRows) -> dict[str, Any]:
         """Return the fields of `trainer.batch.Batch`. Images are [* 3 s s] in channels-last memory format."""
         batch: dict[str, Any] = {
             "images": to_channels_first(rows.images),
-            "token_ids": pad(rows.ids, self.tokenizer.pad_id),
+            "token_ids": self.padded(rows.ids),
             "keys": tuple(rows.keys),
         }
         if "boxes" in self.needs:
             batch["box_images"] = to_channels_first(np.stack(rows.box_images) if rows.boxes is None else rows.boxes)
-            batch["box_token_ids"] = pad(rows.box_ids, self.tokenizer.pad_id)
+            batch["box_token_ids"] = self.padded(rows.box_ids)
             batch["box_equal"] = torch.tensor(rows.box_equal)
             if self.config.boxes == "all":
                 batch["box_owner"] = torch.tensor(rows.box_owner)
         if "parse" in self.needs:
-            batch["syntax"] = collate_trees(rows.trees)
+            batch["syntax"] = collate_trees(rows.trees, batch["token_ids"].shape[1])
         return batch
 
 

@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from hypergrit_common.devices import tf32
 from trainer.batch import Batch, Losses, Pairs, Side, Stream
 from trainer.data.preprocess import to_pixels
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
 from trainer.models.points import Points
-from trainer.models.terms import Contrast, Entails, Term, sum_terms
+from trainer.models.terms import Contrast, Entails, Term, gathered_streams, sum_terms
 from trainer.text.syntax import Syntax
 
 PAIRS = Contrast(sides=(("image", "text"), ("text", "image")))
@@ -200,14 +201,19 @@ class DualEncoder(nn.Module, ABC):
         and in the backward pass. Raises ValueError if a stream is missing.
         """
         lifts: dict[Side, Callable[[Tensor], Tensor]] = {"image": self.lift_image, "text": self.lift_text}
-        points = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means)
-        return sum_terms(self, points, self.terms(), self.group_weights())
+        points, terms = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means), self.terms()
+        points.gather(*gathered_streams(terms, self.is_symmetric))
+        return sum_terms(self, points, terms, self.group_weights())
 
     def image_features(self, images: Tensor) -> Tensor:
         """Projected features [b d] of images [b 3 h w], before the lift. Images are uint8, or float in [0, 1]."""
-        pixels = images if images.is_floating_point() else to_pixels(images)
-        features: Tensor = self.visual_proj(self.visual((pixels - self.pixel_mean) / self.pixel_std))
+        features: Tensor = self.visual_proj(self.visual(self.normalised(images)))
         return features
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Pixels [b 3 h w] as the image tower expects them: in its number format, with the mean and deviation of CLIP."""
+        pixels = images if images.is_floating_point() else to_pixels(images)
+        return to_autocast((pixels - self.pixel_mean) / self.pixel_std)
 
     def text_features(self, token_ids: Tensor) -> Tensor:
         """Projected features [b d] of token ids [b l], before the lift."""
@@ -223,9 +229,9 @@ class DualEncoder(nn.Module, ABC):
         return self.lift_text(self.text_features(token_ids))
 
     def forward(self, batch: Batch) -> Losses:
-        """Losses of a batch. Autocast applies to the towers; lifts and losses run without it."""
+        """Losses of a batch. Autocast and TF32 apply to the towers; lifts and losses run without them."""
         pairs = self.features(batch)
-        with torch.autocast(batch.images.device.type, enabled=False):
+        with torch.autocast(batch.images.device.type, enabled=False), tf32(False):
             return self.losses(pairs)
 
     def features(self, batch: Batch) -> Pairs:
@@ -263,6 +269,7 @@ class DualEncoder(nn.Module, ABC):
             box_text=box_text,
             box_owner=batch.box_owner,
             box_equal=batch.box_equal,
+            box_counts=batch.box_counts,
         )
 
     def stream_features(self, stream: Stream) -> Stream:
@@ -295,6 +302,14 @@ def projection(width: int, embed_dim: int) -> nn.Linear:
     layer = nn.Linear(width, embed_dim, bias=False)
     nn.init.normal_(layer.weight, std=width**-0.5)
     return layer
+
+
+def to_autocast(values: Tensor) -> Tensor:
+    """Convert float32 values to the number format of autocast, if it is on, as the first operation of a tower would."""
+    kind = values.device.type
+    if values.dtype != torch.float32 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return values
+    return values.to(torch.get_autocast_dtype(kind))
 
 
 def at_least_float32(features: Tensor) -> Tensor:
