@@ -41,7 +41,7 @@ train-demo: install
 
 # Trains the miniature HyCoCLIP of demo/weights/hycoclip again, and runs the notebook that shows it.
 hierarchy: install
-	$(BIN)/python -m demo.train_demo --model hycoclip --keep demo/weights/hycoclip
+	$(BIN)/python -m demo.train_demo --model hycoclip --keep demo/weights/hycoclip optim.steps=2000
 	$(BIN)/python -m docs.figures.notebook
 
 # Runs docs/hierarchy.ipynb, and saves it with its outputs.
@@ -81,7 +81,7 @@ soak: install
 COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet pyproject.toml
 lock: install
 	$(COMPILE) --all-extras -o requirements.lock
-	$(COMPILE) --extra demo --extra language --extra s3 --extra train --constraint requirements.lock -o docker/requirements.lock
+	$(COMPILE) --extra demo --extra language --extra models --extra robots --extra s3 --extra train --constraint requirements.lock -o docker/requirements.lock
 
 clean:
 	rm -rf .venv out

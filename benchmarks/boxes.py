@@ -44,6 +44,7 @@ AIMS: Final = {
 """Aims of precision and recall by world and styles. A fifth of the wide world's objects are below the least side."""
 LOST: Final = {
     "low_score": "score below the threshold",
+    "low_presence": "presence below the threshold",
     "low_clip_score": "CLIPScore below the threshold",
     "box_too_small": "box too small",
 }

@@ -3,9 +3,9 @@
     python -m benchmarks.phrases [--split dev|held-out|all] [--captions FILE] [--ablation] [--errors]
 
 The captions (tests/pipeline/stages/parse/captions.jsonl) were written for this project and labelled before the program
-saw them. Intervals are 95 % bootstrap intervals over captions. `--ablation` repeats the measurement without each rule, and
-in GRIT's form. The last line is one JSON object; its `ratio` is the smallest quotient of figure and aim over the aims. A
-share of nothing is null.
+saw them. Intervals are 95 % bootstrap intervals over captions. `--ablation` repeats the measurement without each rule,
+and in GRIT's form. The last line is one JSON object; its `ratio` is the smallest quotient of figure and aim over the
+aims. A share of nothing is null.
 """
 
 import argparse

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import ray
 
+from hypergrit_common.local_ray import init_ray
 from hypergrit_common.paths import repository_root
 from pipeline.config import PipelineConfig, RayConfig
 from pipeline.read.types import ShardPlan
@@ -125,7 +126,7 @@ def main() -> None:
     n = parser.parse_args().shards
     # Four CPUs, because Ray Data hangs if its actors occupy all CPUs. "local" starts a new Ray instance.
     paths = {"PYTHONPATH": str(repository_root())}
-    ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, runtime_env={"env_vars": paths})
+    init_ray("local", num_cpus=4, log_to_driver=False, runtime_env={"env_vars": paths})
     driver, data = metrics(with_driver(n)), metrics(with_ray_data(n))
     ray.shutdown()
     for name, row in (("driver", driver), ("Ray Data", data)):

@@ -130,7 +130,7 @@ def local_ray(n_cpus: int, log: Path) -> Iterator[LocalRay]:
         "ray-client-server-port": client,
         "runtime-env-agent-port": runtime_env,
         "metrics-export-port": metrics,
-        "temp-dir": home,
+        "temp-dir": home / "ray",  # Ray opens it to all, and `home` is private
         "object-store-memory": OBJECT_STORE_BYTES,
     }
     command += [f"--{name}={value}" for name, value in options.items()]

@@ -177,7 +177,7 @@ def rows_without_image(base: str) -> Iterator[Row]:
         ("redirect-file", f"{base}/moved/file.jpg", "invalid_url"),
         ("redirect-loop", f"{base}/moved/loop.jpg", "too_many_redirects"),
         ("unknown-host", "http://no-such-host.invalid/cat.jpg", "dns_error"),
-        ("dead-port", f"http://{HOST}:1/cat.jpg", "connection_error"),
+        ("dead-port", f"http://{HOST}:2/cat.jpg", "connection_error"),
         ("no-tls", f"{base.replace('http:', 'https:')}/file/page.jpg", "tls_error"),
         ("not-found", f"{base}/status/404", "http_error"),
         ("forbidden", f"{base}/status/403", "http_error"),

@@ -1,8 +1,8 @@
 """Train the miniature CLIP with the trainer: `python -m demo.train_clip --keep FOLDER`, about half an hour on two cores.
 
-The pipeline's scorer is a CLIP, so this one is trained on drawn boxes: scenes of both worlds are written as shards in the
-layout of raw GRIT, and the trainer contrasts pictures with captions and boxes with their phrases. An interrupted run
-resumes.
+The pipeline's scorer is a CLIP, so this one is trained on drawn boxes: scenes of both worlds are written as shards in
+the layout of raw GRIT, and the trainer contrasts pictures with captions and boxes with their phrases. An interrupted
+run resumes.
 """
 
 import argparse

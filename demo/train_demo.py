@@ -21,9 +21,12 @@ from hypergrit_common.text import message_lines
 from hypergrit_common.version import hypergrit_version
 from trainer.analyses import RELATION_NAMES as RELATIONS
 from trainer.metrics.curves import write_curves
+from trainer.models.config import TaxonomyConfig
 from trainer.models.registry import DEFAULT, MODELS
 
 JOBS = "jobs/train_demo"
+HEAD = f"{JOBS}/head.yaml"
+TOWER = "demo/weights/clip"
 OUTPUT = ROOT / "out" / "train_demo"
 LICENSE = "cc-by-sa-4.0"
 """License of the weights: that of OpenMoji, whose artwork the pictures show (demo/weights/MODEL_CARD.md)."""
@@ -41,6 +44,11 @@ def main() -> int:
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="also save the model in half precision with its card to this folder"
     )
+    parser.add_argument(
+        "--few-steps",
+        action="store_true",
+        help="deviate from the papers of HyCoCLIP and PHyCLIP, to learn in fewer steps",
+    )
     parser.add_argument("--fresh", action="store_true", help="delete an earlier run of this model first")
     parser.add_argument(
         "overrides", nargs="*", metavar="key=value", help="settings of the trainer, such as optim.steps=100"
@@ -48,60 +56,71 @@ def main() -> int:
     options = parser.parse_args()
     start = time.monotonic()
     folder = options.out.resolve()
-    output = folder / options.model
+    name = f"{options.model}-few-steps" if options.few_steps else options.model
+    output = folder / name
     if options.fresh:
         shutil.rmtree(output, ignore_errors=True)
     try:
         make_data(folder, DataConfig(train_rows=options.rows))
         print_status(f"data in {folder}, {time.monotonic() - start:.0f} s")
-        train(options.model, folder, options.overrides)
+        files = job_files(options.model, options.few_steps)
+        data = features(folder) if HEAD in files else f"data.shards={folder / 'shards' / 'train'}"
+        train(options.model, [*files, f"output={output}", data], folder, options.overrides)
         curves = write_curves(output)
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
         if options.keep:
-            keep(
-                output, options.keep, f"python -m demo.train_demo --model {options.model} --keep {options.keep}", OUTPUT
-            )
+            words = ["python -m demo.train_demo --model", options.model, "--keep", options.keep, *options.overrides]
+            keep(output, options.keep, " ".join(map(str, words)), OUTPUT)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
-    print_text(f"\n{format_table(options.model, metrics)}\n")
+    print_text(f"\n{format_table(name, metrics)}\n")
     print_text(f"finished in {time.monotonic() - start:.0f} s\ncurves: {curves}\nmodel: {output / 'model'}")
     return 0
 
 
-def train(model: str, folder: Path, overrides: list[str]) -> None:
+def train(model: str, job: Sequence[str], folder: Path, overrides: list[str]) -> None:
     """Train a model on the shards in `folder`. Raises RuntimeError if it fails."""
     paths = [
-        f"output={folder / model}",
-        f"data.shards={folder / 'shards' / 'train'}",
         f"evaluation.shards={folder / 'shards' / 'held_out'}",
         f"evaluation.image_folders=[{folder / 'concepts'}]",
     ]
-    run_trainer([*job_files(model), f"model_name={model}", *paths, *overrides])
+    run_trainer([*job, f"model_name={model}", *paths, *overrides])
+
+
+def features(folder: Path) -> str:
+    """Write the features of the miniature CLIP, unless they are there; return the setting that names them."""
+    output = folder / "features"
+    shards = folder / "shards" / "train"
+    run_verb("features", [f"shards={shards}", f"model={TOWER}", f"output={output}", "tokens=true"])
+    return f"data.features={output}"
 
 
 def run_trainer(arguments: Sequence[str]) -> None:
     """Run the trainer in a subprocess. Raises RuntimeError if it fails."""
-    command = [sys.executable, "-m", "trainer.train", *arguments]
-    print_status(f"python {' '.join(command[1:])}")
-    if subprocess.run(command, cwd=ROOT, check=False).returncode != 0:
-        raise RuntimeError("training failed; see its message above")
+    run_verb("train", arguments)
 
 
-def job_files(model: str) -> list[str]:
-    """Return the YAML files of a miniature model: the base, and the overlay for the settings that the model has.
+def run_verb(verb: str, arguments: Sequence[str]) -> None:
+    """Run a verb in a subprocess. Raises RuntimeError if it fails."""
+    print_status(f"hypergrit {verb} {' '.join(arguments)}")
+    if subprocess.run([sys.executable, "-m", "hypergrit", verb, *arguments], cwd=ROOT, check=False).returncode != 0:
+        raise RuntimeError(f"hypergrit {verb} failed; see its message above")
 
-    A setting follows for models with boxes in losses of their own, whose candidates are not those of HyCoCLIP.
+
+def job_files(model: str, few_steps: bool = False) -> list[str]:
+    """Return the YAML files of a miniature model: a head with the loss of its paper or, for `few_steps`, towers from random
+    weights with deviations that let them learn. Models of taxonomies are towers, since features hold no levels.
     """
     config = MODELS[model].config
-    if hasattr(config, "box_candidates"):
-        return [f"{JOBS}/base.yaml", f"{JOBS}/boxes.yaml"]
-    alone = ["model.boxes_as_pairs=false"] if hasattr(config, "use_boxes") else []
-    return [f"{JOBS}/base.yaml", *([f"{JOBS}/cones.yaml"] if hasattr(config, "min_radius") else []), *alone]
+    if not few_steps and not issubclass(config, TaxonomyConfig):
+        return ["jobs/train/heads.yaml", HEAD]
+    overlays = {"min_radius": "few_steps", "box_candidates": "few_steps_boxes"}
+    return [f"{JOBS}/base.yaml", *(f"{JOBS}/{name}.yaml" for key, name in overlays.items() if hasattr(config, key))]
 
 
 def keep(run: Path, target: Path, command: str, default: Path) -> None:
-    """Save the trained model in half precision, with a card that names its command and paths of the repository.
+    """Save the trained model and its tower in half precision, with a card that names its command and paths of the repository.
 
     The paths are those of a run in the default folder, wherever this run was.
     """
@@ -112,12 +131,14 @@ def keep(run: Path, target: Path, command: str, default: Path) -> None:
             return {key: relative(item) for key, item in value.items()}
         if isinstance(value, list):
             return [relative(item) for item in value]
-        return value.replace(str(run.parent), str(default.relative_to(ROOT))) if isinstance(value, str) else value
+        if isinstance(value, str):
+            return value.replace(str(run.parent), str(default.relative_to(ROOT))).replace(f"{ROOT}/", "")
+        return value
 
     found = load_model(run, device="cpu")
     facts = {"command": command, "version": hypergrit_version()}
     found.record = facts | relative(found.record)
-    found.save_pretrained(target, license=LICENSE, half=True)
+    found.save_pretrained(target, license=LICENSE, half=True, tower=True)
 
 
 CHANCE = {"accuracy": "chance", "order": "chance", "auc": "chance", "ap": "chance"} | {

@@ -1,6 +1,6 @@
 """Data of the trainer's demo: image-text pairs, shards, and pictures for zero-shot classification.
 
-    pairs/train.tar, pairs/held_out.tar     NNNNN.jpg and NNNNN.txt, the input of `python pipeline/grit.py`
+    pairs/train.tar, pairs/held_out.tar     NNNNN.jpg, NNNNN.txt and NNNNN.json (levels), the input of `hypergrit run`
     shards/train/, shards/held_out/         the output of the pipeline
     concepts/CONCEPT/N.png                  crops of single objects, padded like the pipeline's crops
 
@@ -23,13 +23,15 @@ import cv2
 
 from demo.world.scenes import HELD_OUT_SEEDS, SHARD_SEEDS, Scene, scene_stream
 from demo.world.sprites import Style
-from demo.world.vocabulary import CONCEPTS
+from demo.world.vocabulary import CONCEPTS, levels_of
 from hypergrit_common.images import Image
 from pipeline.images import border_square, crop_box, encode_jpeg
 
 ROOT = Path(__file__).resolve().parent.parent
 JOB = "jobs/train_demo/shards.yaml"
 JPEG_QUALITY = 95
+LEVELS = "largest object"
+"""What the levels of a scene describe; a part of the settings of the pairs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +53,7 @@ def make_data(folder: Path, config: DataConfig) -> None:
         ("held_out", config.held_out_rows, HELD_OUT_SEEDS),
     ):
         pairs, shards = folder / "pairs" / f"{name}.tar", folder / "shards" / name
-        settings: dict[str, Any] = {"rows": n_rows, "seed": seeds[0], "styles": list(config.styles)}
+        settings: dict[str, Any] = {"rows": n_rows, "seed": seeds[0], "styles": list(config.styles), "levels": LEVELS}
         if not is_current(pairs, settings):
             shutil.rmtree(shards, ignore_errors=True)
             write_pairs(pairs, n_rows, seeds, config.styles)
@@ -86,7 +88,7 @@ def record_settings(output: Path, settings: dict[str, Any]) -> None:
 
 
 def write_pairs(path: Path, n_rows: int, seeds: range, styles: tuple[Style, ...]) -> None:
-    """Write a tar of the first `n_rows` scenes of `seeds` with their captions, in img2dataset's format."""
+    """Write a tar of the first `n_rows` scenes of `seeds` with captions and levels, in img2dataset's format."""
     path.parent.mkdir(parents=True, exist_ok=True)
     settings_path(path).unlink(missing_ok=True)
     scenes = scene_stream(seeds[0], styles)
@@ -95,6 +97,16 @@ def write_pairs(path: Path, n_rows: int, seeds: range, styles: tuple[Style, ...]
             scene = next(scenes)
             add_member(tar, f"{index:05d}.jpg", encode_jpeg(scene.image, JPEG_QUALITY))
             add_member(tar, f"{index:05d}.txt", scene.caption.encode())
+            add_member(tar, f"{index:05d}.json", json.dumps({"levels": scene_levels(scene)}).encode())
+
+
+def scene_levels(scene: Scene) -> list[str]:
+    """The labels of the largest object of a scene in the WordNet tree, for models of taxonomies."""
+
+    def area(box: tuple[float, float, float, float]) -> float:
+        return (box[2] - box[0]) * (box[3] - box[1])
+
+    return levels_of(max(scene.objects, key=lambda obj: area(obj.box)).concept)
 
 
 def add_member(tar: tarfile.TarFile, name: str, content: bytes) -> None:
@@ -135,3 +147,9 @@ def object_pictures(scene: Scene, config: DataConfig) -> Iterator[tuple[str, Ima
         if min(x1 - x0, y1 - y0) >= config.min_side_px / 2 and max(x1 - x0, y1 - y0) >= config.min_side_px:
             crop = crop_box(scene.image, (x0 / width, y0 / height, x1 / width, y1 / height))
             yield obj.concept, border_square(crop, config.picture_px)
+
+
+if __name__ == "__main__":  # python -m demo.train_demo_data FOLDER [ROWS]
+    make_data(
+        Path(sys.argv[1]), DataConfig(train_rows=int(sys.argv[2]) if len(sys.argv) > 2 else DataConfig.train_rows)
+    )

@@ -1,7 +1,7 @@
 """Train the miniature GLIP on the demo's world: `python -m demo.train_glip --out demo/weights/glip`.
 
-Scenes are generated from their seeds during training. The share of dense grids with list prompts falls during training, and
-that of scenes with captions rises. Processes use different seeds and average their weights. With `--init`, trained
+Scenes are generated from their seeds during training. The share of dense grids with list prompts falls during training,
+and that of scenes with captions rises. Processes use different seeds and average their weights. With `--init`, trained
 weights are trained further, on the wide world too (`demo/world/wide/`): word pieces of its words are added, each with
 the mean of the embeddings that its pieces had before.
 """

@@ -17,7 +17,9 @@ from hypergrit_common.cli import EXIT_CODES, command
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS
 
-FILTERS = tuple(BOX_REMOVALS)  # in the order of their application
+FILTERS = tuple(
+    name for name in BOX_REMOVALS if name != "low_presence"
+)  # in their order; the grounder knows no presence
 LEVELS = ("grounder", *FILTERS)
 """Points of measurement: all boxes of the grounder, then the boxes that remain after each filter."""
 

@@ -31,9 +31,12 @@ VERBS: Final = {
     "explore": Verb("pipeline.commands.explore", "look at outputs: page, report, comparison, the life of a row"),
     "quality": Verb("pipeline.commands.quality", "measure the boxes with known ones or by people; choose thresholds"),
     "models": Verb("pipeline.commands.models", "fetch the models of a job, or convert a GLIP checkpoint"),
-    "train": Verb("trainer.train", "train a hyperbolic model on shards"),
+    "features": Verb("trainer.features.command", "write the outputs of frozen towers, for heads that train in seconds"),
+    "train": Verb("trainer.train", "train a hyperbolic model on shards, or a head on features"),
     "evaluate": Verb("trainer.evaluate", "evaluate models on the papers' benchmarks or on held-out shards"),
-    "export": Verb("trainer.export", "write a model in open_clip's layout, or back"),
+    "export": Verb(
+        "hypergrit.export", "outputs to COCO, ODVG, FiftyOne, Lance, YOLO or the hub; models to open_clip, ONNX"
+    ),
 }
 USAGE: Final = f"""\
 usage: hypergrit VERB [key=value ...]
@@ -48,6 +51,8 @@ hypergrit VERB --help explains a verb and its keys. docs/quickstart.md leads fro
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb and return its exit code. Raises UserError for a name that is no verb."""
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
+    if name in ("-h", "--help", "help") and rest:
+        name, rest = rest[0], ["--help", *rest[1:]]
     if name in ("", "-h", "--help", "help"):
         print_text(USAGE)
         return 0 if name else 2

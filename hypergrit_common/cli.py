@@ -20,6 +20,7 @@ from typing import Any, Final, ParamSpec
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import message, message_lines
+from hypergrit_common.urls import text_without_queries
 
 P = ParamSpec("P")
 
@@ -41,6 +42,13 @@ class TerminatedError(SystemExit):
         super().__init__(TERMINATED)
 
 
+MODEL_PACKAGES: Final = frozenset(
+    {"open_clip", "safetensors", "spacy", "thinc", "timm", "tokenizers", "torch", "torchvision", "transformers"}
+)
+"""Packages that only jobs with models and the trainer need: those of the extra `models` in pyproject.toml."""
+INSTALL_MODELS: Final = "install the package with the extra models: pip install '.[models]' in its folder"
+
+
 def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
     """Decorate the `main` of a command: its errors and signals end in a message of one line and an exit code.
 
@@ -59,7 +67,11 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
                     sys.stdout.flush()
                     return code
             except UserError as error:
-                return _fail(f"error: {error}", USER_ERROR)
+                return _fail(text_without_queries(f"error: {error}"), USER_ERROR)
+            except ModuleNotFoundError as error:
+                if (error.name or "").partition(".")[0] not in MODEL_PACKAGES:
+                    raise
+                return _fail(f"error: {error.name} is not installed; {INSTALL_MODELS}", USER_ERROR)
             except KeyboardInterrupt:
                 return _fail(f"interrupted{after}", INTERRUPTED)
             except TerminatedError:
@@ -138,11 +150,14 @@ def close_broken_stdout() -> bool:
 
 
 class MessageFormatter(logging.Formatter):
-    """A formatter whose records are one safe line each, followed by the lines of a traceback."""
+    """A formatter whose records are one safe line each, followed by the lines of a traceback.
+
+    The queries of URLs, which may be signatures, are left out.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Format a record; names and texts from outside in it cannot control the terminal."""
-        record.message = message(record.message)
+        record.message = message(text_without_queries(record.message))
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
@@ -156,7 +171,8 @@ class JsonFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Format a record; a traceback is one of its fields."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": record.getMessage()}
+        shown = text_without_queries(record.getMessage())
+        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": shown}
         if record.exc_info:
             values["traceback"] = self.formatException(record.exc_info)
         if (progress := getattr(record, "progress", None)) is not None:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, get_type_hints
 
 import yaml
 from omegaconf import Container, DictConfig, ListConfig, OmegaConf, ValueNode
@@ -29,7 +29,33 @@ from hypergrit_common.files import check_file
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import one_line, redact
 from hypergrit_common.urls import clean
-from hypergrit_common.yaml_text import INTERPOLATION, LITERAL, check_yaml
+
+# Checks of YAML from the user that OmegaConf does not make: its size, its depth and interpolations.
+#
+# OmegaConf itself limits the values that aliases (*name) repeat, and builds no objects of Python.
+
+MAX_CHARS: Final = 1_000_000
+MAX_DEPTH: Final = 50
+INTERPOLATION: Final = "${"
+LITERAL: Final = "interpolations are not resolved, since they would copy secrets of the environment; write the value"
+
+
+def check_yaml(text: str) -> None:
+    """Check a YAML document without building its values.
+
+    Raises ValueError with the line if it exceeds a limit or has an interpolation, yaml.YAMLError if it is not valid.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"it has {len(text)} characters; a configuration has at most {MAX_CHARS}")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 0
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"line {line}: values are nested more than {MAX_DEPTH} deep; remove the inner ones")
+        if isinstance(event, yaml.ScalarEvent) and INTERPOLATION in event.value:
+            raise ValueError(f"line {line}: {LITERAL}")  # the value may be a secret
+
 
 Layer = tuple[DictConfig, str]
 """Values with their source: the file or argument that sets them."""
@@ -99,8 +125,8 @@ def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) ->
             for name in _plugins([layer], key):
                 if name not in named[key]:
                     raise UserError(
-                        f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you trust it, "
-                        f"give {key} with {name} on the command line too"
+                        f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you "
+                        f"trust it, give {key} with {name} on the command line too"
                     )
 
 
@@ -124,7 +150,8 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
     for item, after in zip(arguments, [*arguments[1:], ""], strict=False):
         if item.startswith("-"):
             key, _, value = item.lstrip("-").partition("=")
-            example = f"{key.replace('-', '_')}={'VALUE' if keys.is_secret(key) else value or after or 'VALUE'}"
+            value = value or ("" if "=" in after or after.startswith("-") else after) or "VALUE"
+            example = f"{key.replace('-', '_')}={'VALUE' if keys.is_secret(key) else value}"
             raise UserError(f"--{key} is no option: settings have no dashes; write {example}")
     files = [item for item in arguments if "=" not in item]
     layers = [(_load_yaml(path, keys), path) for path in files]
@@ -174,7 +201,7 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
             merged = OmegaConf.merge(merged, layer)
         except (OmegaConfBaseException, TypeError, OverflowError) as error:
             if problem := _form_difference(merged, layer):
-                raise UserError(f"{source}: {problem}; --help lists all keys") from None
+                raise UserError(f"{source}: {problem}; --help all lists all keys") from None
             if isinstance(error, OverflowError):
                 raise UserError(f"{source}: a number is too large ({error}); --help lists the ranges") from None
             if not isinstance(error, OmegaConfBaseException):
@@ -185,8 +212,14 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
             problem = str(error).splitlines()[0]
             if name := "" if "Did you mean" in problem else _name_by_initials(merged, str(error.full_key)):
                 problem += f". Did you mean: '{name}'?"
-            raise UserError(f"{source}: {problem} ({where}; --help lists all keys)") from None
+            raise UserError(f"{source}: {problem} ({where}; --help all lists all keys)") from None
     return _build(merged, "")
+
+
+def merge_some(cls: type, layers: Sequence[Layer]) -> Any:
+    """Build a `cls` like `merge` from the settings in `layers` that it has; the others are left out."""
+    names = {item.name for item in dataclasses.fields(cls)}
+    return merge(cls, [(OmegaConf.masked_copy(layer, [*names & layer.keys()]), source) for layer, source in layers])
 
 
 def _name_by_initials(node: Any, key: str) -> str:

@@ -7,7 +7,7 @@ import io
 import re
 import textwrap
 import tokenize
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
@@ -19,7 +19,7 @@ ALL: Final = "all"
 """Topic of `--help` with every key."""
 MAX_DEFAULT_CHARS: Final = 80
 RUNTIME_MARK: Final = "[runtime]"
-RUNTIME_NOTE: Final = f"keys ({RUNTIME_MARK}: may change when the command is run again on the same output):"
+RUNTIME_NOTE: Final = f"{RUNTIME_MARK}: may change when the command is run again on the same output"
 
 
 class Key(NamedTuple):
@@ -94,32 +94,53 @@ def format_default(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or "(not set)"
 
 
+def help_topic(arguments: Sequence[str]) -> str | None:
+    """Return the word after `--help` on a command line, "" without one; None if the arguments ask for no help."""
+    at = next((i for i, item in enumerate(arguments) if item in ("-h", "--help")), None)
+    return None if at is None else next((item for item in arguments[at + 1 :] if "=" not in item), "")
+
+
 def describe(
     usage: str,
     cls: type,
-    short: Mapping[str, str],
+    short: Mapping[str, str] | None = None,
     kinds: Mapping[str, type] | None = None,
     main: Collection[str] = (),
-    topic: str = ALL,
+    topic: str = "",
+    more: Iterable[Key] = (),
+    title: str = "keys",
 ) -> str:
-    """Return the text of `--help`: `usage`, then every key; of a `topic`, those of a key or a group; of "", those in `main`.
+    """Return the text of `--help`: `usage`, then the keys of `cls` in `main`, or all of them without `main` or of ALL.
 
-    Raises UserError for an unknown topic.
+    Of another `topic`, the keys of that name or group, also those in `more`, or what `usage` says of it. Raises
+    UserError for an unknown topic.
     """
-    short_of = {long: name for name, long in short.items()}
-    found = every = list(list_keys(cls, kinds=kinds))
-    if not topic:
-        found = [key for key in every if key.name in main]
-        usage += f"\nThe {len(found)} keys that most jobs set; `--help all` lists all {len(every)}, `--help KEY` a key or a group.\n"
-    elif topic != ALL:
-        name = short.get(topic, topic)
-        usage, found = "", [key for key in every if f"{key.name}.".startswith(f"{name}.")]
-        if not found:
-            close = ", ".join(get_close_matches(name, [key.name for key in every], n=3))
-            raise UserError(f"there is no key {topic}; {f'similar ones are {close}; ' if close else ''}see --help all")
-    has_runtime = any(key.is_runtime for key in found)
-    lines, group = [usage, RUNTIME_NOTE if has_runtime else "keys:"], ""
-    for key in found:
+    every = list(list_keys(cls, kinds=kinds))
+    if topic not in ("", ALL):
+        return describe_topic(topic, [*every, *more], usage, short)
+    if not main or topic == ALL:
+        return f"{usage}\n{key_lines(every, short, title)}"
+    found = [key for key in every if key.name in main]
+    note = f"The {len(found)} keys that most jobs set; `--help all` lists all {len(every)}, `--help KEY` a key or a group.\n"
+    return f"{usage}\n{note}\n{key_lines(found, short, title)}"
+
+
+def describe_topic(topic: str, keys: Sequence[Key], usage: str = "", short: Mapping[str, str] | None = None) -> str:
+    """Return the keys of a name or a group, or else the lines of `usage` about it. Raises UserError if there are none."""
+    name = (short or {}).get(topic, topic)
+    if found := [key for key in keys if f"{key.name}.".startswith(f"{name}.")]:
+        return key_lines(found, short)
+    if lines := re.search(rf"^  (\S+, )*{re.escape(topic)}[ ,=].*(\n {{6,}}.*)*", usage, re.MULTILINE):
+        return lines[0]
+    close = ", ".join(get_close_matches(name, [key.name for key in keys], n=3))
+    raise UserError(f"there is no key {topic}; {f'similar ones are {close}; ' if close else ''}see --help all")
+
+
+def key_lines(keys: Sequence[Key], short: Mapping[str, str] | None = None, title: str = "keys") -> str:
+    """Return the lines of some keys: their defaults and comments, below a `title`."""
+    short_of = {long: name for name, long in (short or {}).items()}
+    lines, group = [f"{title} ({RUNTIME_NOTE}):" if any(key.is_runtime for key in keys) else f"{title}:"], ""
+    for key in keys:
         head = key.name.split(".")[0] if "." in key.name else ""
         if head != group:
             lines.append("")

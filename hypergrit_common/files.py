@@ -2,9 +2,15 @@
 
 import hashlib
 import os
+import shutil
 import stat
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from hypergrit_common.errors import UserError
 
 KINDS: Final = {
     stat.S_IFDIR: "a folder",
@@ -27,9 +33,29 @@ def check_file(path: str | os.PathLike[str]) -> None:
 
 
 def file_hash(path: str | os.PathLike[str]) -> str:
-    """Return the SHA-256 of a file, as `sha256sum` prints it. Raises OSError."""
+    """Return the SHA-256 of a file, as `sha256sum` prints it. Raises OSError, also for what is no file."""
+    check_file(path)
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+@contextmanager
+def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """Yield a folder to write, which becomes `path` at the end of the block, and disappears if that raises.
+
+    Raises UserError if `path` exists and is not empty, and OSError if it cannot be written.
+    """
+    folder = Path(path).absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise UserError(f"{path} is not empty; give a new folder")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    try:
+        yield draft
+        draft.chmod(0o755)
+        os.replace(draft, folder)
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
 
 
 def is_broken_link(path: str) -> bool:

@@ -7,22 +7,27 @@ import io
 import math
 import re
 import struct
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Final, Literal
 
 import cv2
 import numpy as np
+import PIL.AvifImagePlugin
 import PIL.Image
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import is_machine_error
 from hypergrit_common.image_header import (
+    READ,
     SIMPLE_FRAMES,
     JpegHeader,
     has_webp_alpha,
     image_size,
     is_still_webp,
+    type_of,
 )
 
 Image = NDArray[np.uint8]
@@ -32,7 +37,10 @@ STRIP_PIXELS: Final = 4_000_000
 """Pixels that are converted at a time, so that a large image is not in memory several times."""
 MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 JPEG_END: Final = b"\xff\xd9"
-FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
+FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000")
+HEIC_FIX: Final = "HEIC, which needs `pip install 'hypergrit[heic]'`"
+warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)  # `check_header` has limits of its own
+PIL.AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the limit on CPU time counts all threads
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
     2: PIL.Image.Transpose.FLIP_LEFT_RIGHT,
@@ -118,7 +126,8 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
             return plain
         if is_still_webp(data) and math.prod(image_size(data)) > STRIP_PIXELS:
             return _decode_webp(data, limits)
-        with PIL.Image.open(io.BytesIO(data), formats=FORMATS) as file:
+        formats = (*FORMATS, *heif_formats()) if type_of(data) == "HEIC" else FORMATS
+        with PIL.Image.open(io.BytesIO(data), formats=formats) as file:
             check_header(*file.size, limits)  # before getexif, which decodes a PNG
             orientation = orientation_of(file)
             width, height = file.size[::-1] if orientation in (5, 6, 7, 8) else file.size
@@ -138,9 +147,24 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
     except CODEC_ERRORS as error:
         if is_machine_error(error):
             raise
-        reason: Reason = "undecodable" if data.startswith(MAGIC) else "not_an_image"
-        text = MEMORY_ADDRESS.sub("", str(error))
-        raise ImageRejected(reason, f"{type(error).__name__}: {text}"[:200]) from error
+        kind, text = type_of(data), MEMORY_ADDRESS.sub("", str(error))
+        if kind == "HEIC" and not heif_formats():
+            raise ImageRejected("not_an_image", HEIC_FIX) from error
+        if kind and kind not in READ:
+            raise ImageRejected("not_an_image", f"{kind}, which is not read") from error
+        reason: Reason = "undecodable" if kind or data.startswith(MAGIC) else "not_an_image"
+        raise ImageRejected(reason, f"{kind}{': ' if kind else ''}{type(error).__name__}: {text}"[:200]) from error
+
+
+@cache
+def heif_formats() -> tuple[str, ...]:
+    """Return Pillow's name of HEIC if the extra `heic` is installed, which is made known to it; else nothing."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return ()
+    pillow_heif.register_heif_opener(thumbnails=False, decode_threads=1)
+    return ("HEIF",)
 
 
 def reduction_for(width: int, height: int, short_side: int | None) -> int:

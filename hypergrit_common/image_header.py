@@ -45,6 +45,54 @@ TIFF_NUMBERS: Final = {1: "B", 3: "H", 4: "I"}
 TIFF_WIDTH, TIFF_HEIGHT, TIFF_TILE_WIDTH, TIFF_TILE_HEIGHT = 256, 257, 322, 323
 
 
+READ: Final = ("AVIF", "HEIC", "JPEG 2000")
+"""Types of `type_of` that are decoded in a child process; HEIC needs a package."""
+TYPES: Final = (
+    (b"\0\0\0\x0cjP  ", "JPEG 2000"),
+    (b"\xff\x4f\xff\x51", "JPEG 2000"),
+    (b"\0\0\0\x0cJXL ", "JPEG XL"),
+    (b"\xff\x0a", "JPEG XL"),
+    (b"8BPS", "a Photoshop document"),
+    (b"\0\0\1\0", "an icon (ICO)"),
+    (b"%PDF", "PDF"),
+    (b"\x1aE\xdf\xa3", "a video (WebM)"),
+)
+BRANDS: Final = (
+    ((b"avif", b"avis"), "AVIF"),
+    ((b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1"), "HEIC"),
+)
+"""Brands of the ISO media format; those of AVIF come first, since mif1 is a brand of both."""
+SVG: Final = re.compile(rb"<(?:svg|!DOCTYPE svg)[\s>]", re.IGNORECASE)
+HTML: Final = re.compile(rb"\s*(?:<\?xml[^<]{0,200})?<(?:!DOCTYPE html|html|head|body)[\s>]", re.IGNORECASE)
+JP2_SIZE: Final = re.compile(rb"\xff\x4f\xff\x51.{4}(.{4})(.{4})(.{4})(.{4})", re.DOTALL)
+HEADER_BYTES: Final = 1 << 16
+SLOW_S: Final = 400e-9
+"""CPU seconds for a pixel of `READ`: several times those of JPEG 2000, the slowest."""
+SLOW_BYTES: Final = 32
+"""Bytes for a pixel of `READ`; OpenJPEG holds four for each of up to four channels, twice."""
+
+
+def type_of(data: bytes) -> str:
+    """Return the type of an image or a file by its first bytes, "" for the usual images and unknown data."""
+    if data[4:8] == b"ftyp":
+        end = min(int.from_bytes(data[:4], "big"), 256)
+        found = {data[i : i + 4] for i in range(8, end, 4)}
+        return next((name for brands, name in BRANDS if not found.isdisjoint(brands)), "a video (MP4)")
+    start = data[:1024].removeprefix(b"\xef\xbb\xbf")
+    if start.lstrip()[:1] == b"<":
+        return "SVG" if SVG.search(start) else "a web page" if HTML.match(start) else ""
+    return next((name for magic, name in TYPES if data.startswith(magic)), "")
+
+
+def _read_pixels(data: bytes) -> int:
+    """The pixels of an image of `READ` by its header, of the largest part if it has several; 0 if it names none."""
+    if found := JP2_SIZE.search(data, 0, HEADER_BYTES):
+        right, bottom, left, top = (int.from_bytes(part, "big") for part in found.groups())
+        return max(right - left, 0) * max(bottom - top, 0)
+    sizes = [data[match.end() + 4 : match.end() + 12] for match in re.finditer(b"ispe", data[:HEADER_BYTES])]
+    return max((int.from_bytes(size[:4], "big") * int.from_bytes(size[4:], "big") for size in sizes), default=0)
+
+
 class CostlyImageError(Exception):
     """Decoding the image would cost more than its size explains; the message names the measure."""
 
@@ -90,6 +138,9 @@ def cost_by_header(data: bytes, header: JpegHeader | None, max_pixels: int) -> C
         return _limits(float("inf"), 0) if header is None else jpeg_cost(data, header, max_pixels)
     if data.startswith(b"BM") and int.from_bytes(data[30:34], "little") in BMP_RUN_LENGTH:
         return _limits(float("inf"), 0)  # Pillow decodes run lengths in Python
+    if type_of(data) in READ:
+        pixels = _decoded_pixels(_read_pixels(data), max_pixels)
+        return Cost(float("inf"), 1.0 + SLOW_S * pixels, 256_000_000 + SLOW_BYTES * pixels)
     if data.startswith((b"II", b"MM")):
         return _limits(float("inf"), min(_tiff_pixels(data), max_pixels))
     width, height = image_size(data)

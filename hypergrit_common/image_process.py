@@ -1,8 +1,8 @@
 """Decode expensive images in a child process that can be killed.
 
 A codec cannot be interrupted: a thread that decodes a crafted image runs until it is done, with all the memory that it
-wants. The child therefore limits its own CPU time (a timer that kills it) and its address space, and the parent its wall
-time. One child serves a process; it starts with the first expensive image and is replaced after a kill.
+wants. The child therefore limits its own CPU time (a timer that kills it) and its address space, and the parent its
+wall time. One child serves a process; it starts with the first expensive image and is replaced after a kill.
 
 A request and its answer are lines of JSON; the bytes of the image and of the pixels are in a file in memory that both
 share. The child is not trusted: its answers are parsed as JSON, and never unpickled.

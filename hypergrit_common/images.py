@@ -1,8 +1,9 @@
 """Decode untrusted images to uint8 RGB arrays [h, w, 3].
 
-Size and cost are judged from the header before the pixels are decoded (`hypergrit_common.image_header`), and every error of a
-codec becomes `ImageRejected`. Images that may take long are decoded in a child process (`hypergrit_common.image_process`), which
-is killed when it exceeds its limits; the others, which are nearly all, in this process.
+Size and cost are judged from the header before the pixels are decoded (`hypergrit_common.image_header`), and every
+error of a codec becomes `ImageRejected`. Images that may take long are decoded in a child process
+(`hypergrit_common.image_process`), which is killed when it exceeds its limits; the others, which are nearly all, in
+this process.
 """
 
 from typing import Final

@@ -14,6 +14,8 @@ from ray._private import ray_constants
 from hypergrit_common.cli import sigterm_handler_kept
 from hypergrit_common.processes import clean_up_after_this_process, descendants
 
+RAY_FOLDER: Final = "ray"
+"""Ray's folder in the private one."""
 TOKEN_LOGGER: Final = "ray._private.authentication.authentication_token_setup"
 
 
@@ -23,8 +25,8 @@ LOCAL_OPTIONS: Final[dict[str, Any]] = {
 }
 """Options of a Ray that we start.
 
-By default, Ray ends a worker that is idle for a second if there are more of them than free CPUs, as with tasks and actors
-of half a CPU. A worker of this project takes seconds to import its packages and to load spaCy's model.
+By default, Ray ends a worker that is idle for a second if there are more of them than free CPUs, as with tasks and
+actors of half a CPU. A worker of this project takes seconds to import its packages and to load spaCy's model.
 """
 
 
@@ -36,10 +38,10 @@ def is_no_token_notice(record: logging.LogRecord) -> bool:
 def init_ray(address: str | None, **options: Any) -> None:
     """Join the cluster at `address`, or start Ray on this machine for "local"; `options` are those of ray.init.
 
-    That Ray has a folder of its own, which no other user of the machine can open and which goes with this process: Ray's
-    default, /tmp/ray, is open to all. A runtime environment among the options is joined with that of a submitted job,
-    also if both set the same variable. Raises ConnectionError if there is no cluster at `address`. The caller ends with
-    ray.shutdown().
+    That Ray has a folder of its own, which no other user of the machine can open and which goes with this process:
+    Ray's default, /tmp/ray, is open to all. A runtime environment among the options is joined with that of a submitted
+    job, also if both set the same variable. Raises ConnectionError if there is no cluster at `address`. The caller ends
+    with ray.shutdown().
     """
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     if address != "local":
@@ -48,9 +50,10 @@ def init_ray(address: str | None, **options: Any) -> None:
         return
     logging.getLogger(TOKEN_LOGGER).addFilter(is_no_token_notice)
     before = descendants(os.getpid())
+    # Ray opens its own folder to all, so that it lies in one that is private.
     folder = tempfile.mkdtemp(prefix="hg-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
     with sigterm_handler_kept(), loopback_only():
-        ray.init(address="local", _temp_dir=folder, **(LOCAL_OPTIONS | options))
+        ray.init(address="local", _temp_dir=os.path.join(folder, RAY_FOLDER), **(LOCAL_OPTIONS | options))
     # Ray's own processes end when the driver is killed, except the two agents of the raylet.
     if sys.platform == "linux":
         started = descendants(os.getpid())

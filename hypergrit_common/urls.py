@@ -78,7 +78,12 @@ def text_without_user(text: str) -> str:
 def text_without_secrets(text: str, *, strip_query: bool) -> str:
     """Remove the same parts from each URL within a text."""
     text = text_without_user(text)
-    return WORD.sub(lambda word: _without_query(word[0]), text) if strip_query and "?" in text else text
+    return text_without_queries(text) if strip_query else text
+
+
+def text_without_queries(text: str) -> str:
+    """Remove the query from each URL within a text."""
+    return WORD.sub(lambda word: _without_query(word[0]), text) if "?" in text else text
 
 
 def _without_query(word: str) -> str:

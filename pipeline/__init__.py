@@ -3,7 +3,7 @@
 The names below are the public Python API: later versions add names, but do not change or remove any. `Download` to
 `Score` each take and return an Arrow table, with the schemas of `schemas.rows`. All of them run without Ray:
 
-    plan_shards -> read_shard -> Download -> clean_captions -> Parse -> Ground -> Score -> write_shard
+    write_input -> plan_shards -> read_shard -> Download -> clean_captions -> Parse -> Ground -> Score -> write_shard
     -> build_stats -> write_report
 
 The names are imported at first use, so that `import pipeline` and `--help` need neither torch nor spaCy.
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pipeline.read.config import ReadConfig
     from pipeline.read.plan import plan_shards
     from pipeline.read.source import read_shard
+    from pipeline.read.tables import write_input
     from pipeline.read.types import ShardPlan
     from pipeline.report.html import write_report
     from pipeline.report.stats import build_stats
@@ -59,6 +60,7 @@ EXPORTS: Final = {
     "read_shard": "pipeline.read.source",
     "resolve_thresholds": "pipeline.stages.score.filters",
     "run_local": "pipeline.run.local",
+    "write_input": "pipeline.read.tables",
     "write_report": "pipeline.report.html",
     "write_shard": "pipeline.output.write.stage",
 }
@@ -87,6 +89,7 @@ __all__ = [
     "read_shard",
     "resolve_thresholds",
     "run_local",
+    "write_input",
     "write_report",
     "write_shard",
 ]

@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -32,6 +33,7 @@ from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.ground.load import GroundConfig
 from pipeline.stages.order import with_further
 from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.recaption import RecaptionConfig
 from pipeline.stages.score.filters import ScoreConfig
 from pipeline.stages.stage import Stage
 from schemas.files import FILES
@@ -50,6 +52,19 @@ class LogConfig:
     """Seconds between two lines on the progress where there is no terminal; the first ones come sooner."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """The settings of a job that the log needs before its configuration can be read."""
+
+    quiet: bool = False
+    log: LogConfig = field(default_factory=LogConfig)
+
+    @property
+    def level(self) -> int:
+        """The lowest level of a line in the log."""
+        return logging.WARNING if self.quiet else logging.INFO
+
+
 # Settings of the report.
 
 
@@ -57,11 +72,11 @@ class LogConfig:
 class ReportConfig:
     """The amount of detail in report.html; stats.json always covers all rows."""
 
-    # number of dropped rows shown for each reason; 0: no thumbnails of dropped rows are stored
-    examples: int = 3
     # print the statistics in the terminal when the job ends
     summary: bool = True
 
+    examples: ClassVar[int] = 3
+    """Number of dropped rows shown for each reason."""
     pictures: ClassVar[int] = 24
     """Sample images, shown with their boxes: about 250 kB of the page."""
     trees: ClassVar[int] = 4
@@ -70,9 +85,6 @@ class ReportConfig:
     """Longest side of a sample image: about 10 kB each."""
     seed: ClassVar[int] = 0
     """Random seed of the choice of sample images."""
-
-    def __post_init__(self) -> None:
-        check_range(self, "examples", least=0)
 
 
 # Settings of the write stage.
@@ -89,11 +101,11 @@ class WriteConfig:
     # referring expressions in train/ and grit/: all (as in the GRIT release); maximal (only those that are not part of
     # another one); or disjoint (no two overlap: the one with the most boxes first)
     ref_exps: Literal["all", "maximal", "disjoint"] = "all"
-    # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/ and
-    # arrow/ always hold all
+    # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/
+    # and arrow/ always hold all
     train_columns: tuple[str, ...] = ()
-    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets. An input= with
-    # a query is refused
+    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets. An input=
+    # with a query is refused
     strip_url_queries: bool = False
 
     jpeg_quality: ClassVar[int] = 95
@@ -107,13 +119,13 @@ class WriteConfig:
 
 KEYS: Final = Keys(
     short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
-    secret=("download.headers", "download.proxy"),
+    secret=("download.headers", "download.proxy", "recaption.api_key"),
     plugins=("stages", "read.format", "ground.grounder", "score.scorer"),
 )
 """Key names of the pipeline."""
 
 NOT_RECORDED: Final = (
-    "overwrite", "max_internal_errors", "dry_run", "dry_run_rows", "quiet", "report", "log", "ray"
+    "overwrite", "max_internal_errors", "dry_run", "retry", "quiet", "report", "log", "ray"
 )  # fmt: skip
 """Runtime settings that say nothing about the content of a shard, so that manifests do not record them."""
 
@@ -139,12 +151,10 @@ class RayConfig:
     retries: int = 2
     # seconds that one step of a shard may take; beyond it, its worker is killed
     step_timeout_s: float = 3600.0
-    # number of failed shards above which the job stops; null: the larger of 1 % of the shards and 10
-    max_failed_shards: int | None = None
 
     def __post_init__(self) -> None:
         check_range(self, "cpu_workers", "model_workers", least=1)
-        check_range(self, "gpus_per_model_worker", "retries", "max_failed_shards", least=0)
+        check_range(self, "gpus_per_model_worker", "retries", least=0)
         check_positive(self, "step_timeout_s")
         check_range(self, "step_timeout_s", least=0, most=MAX_STEP_S)
         gpus = self.gpus_per_model_worker
@@ -168,10 +178,11 @@ class PipelineConfig:
     overwrite: bool = runtime(False)
     # number of rows dropped as internal_error above which the job stops; null: the larger of 1 % of the rows and 100
     max_internal_errors: int | None = runtime(None)
-    # check models, inputs and cluster, run a sample of the rows, and predict the job; nothing is written to the output
-    dry_run: bool = runtime(False)
-    # rows in the sample of a dry run, spread over the input
-    dry_run_rows: int = runtime(200)
+    # true: check models, inputs and cluster, run a sample of 200 rows, spread over the input, and predict the job; or
+    # the number of rows in the sample. Nothing is written to the output
+    dry_run: bool | int = runtime(False)
+    # try the rows of a finished output again whose download failed for a while: `hypergrit run --help retry=true`
+    retry: bool = runtime(False)
     # print only warnings and errors: no progress, no summary
     quiet: bool = runtime(False)
     # stages of your own, module:Class, such as [my_package.colours:FewColours]; their settings are in groups with their
@@ -180,6 +191,7 @@ class PipelineConfig:
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
+    recaption: RecaptionConfig = field(default_factory=RecaptionConfig)
     parse: ParseConfig = field(default_factory=ParseConfig)
     ground: GroundConfig = field(default_factory=GroundConfig)
     score: ScoreConfig = field(default_factory=ScoreConfig)
@@ -191,8 +203,8 @@ class PipelineConfig:
     """The classes of `stages`; empty in a configuration that is read from an output, whose code is not loaded."""
 
     def __post_init__(self) -> None:
-        check_range(self, "rows_per_shard", "limit", "dry_run_rows", least=1)
-        check_range(self, "max_internal_errors", least=0)
+        check_range(self, "rows_per_shard", "limit", least=1)
+        check_range(self, "max_internal_errors", "dry_run", least=0)
         if self.parse.model == NO_MODEL and self.ground.grounder != NO_MODEL:
             raise UserError("parse.model=none leaves no phrases to ground; give grounder=none too, or a parser")
         for key in ("input", "output"):

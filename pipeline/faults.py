@@ -23,6 +23,7 @@ import pyarrow as pa
 from hypergrit_common.cli import set_up_logging
 from hypergrit_common.errors import UserError, is_machine_error
 from hypergrit_common.paths import repository_root
+from hypergrit_common.processes import end_with_parent
 from schemas.status import INTERNAL_ERROR
 from schemas.table import Drop, drop_rows, kept_indices
 
@@ -254,7 +255,7 @@ class Child:
             raise ProcessDiedError("the child is closed")
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), str(repository_root())]
+            command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), str(repository_root()), str(os.getpid())]
             self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
         self._connection = Connection(ours.detach())
         try:
@@ -329,7 +330,10 @@ BROKEN: Final = 70
 
 
 def main() -> None:
-    """Serve the connection whose file descriptor is the first argument, until the parent closes it."""
+    """Serve the connection whose file descriptor is the first argument, until the parent, the third one, closes it."""
+    end_with_parent(
+        int(sys.argv[3])
+    )  # also of a process that is stopped, which cannot read that the connection is closed
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C in a terminal reaches the parent too, which kills this process

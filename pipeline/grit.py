@@ -4,9 +4,9 @@
 `hypergrit run --help` lists the most used keys, `--help all` all of them.
 """
 
-import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -15,9 +15,10 @@ if str(ROOT) not in sys.path:  # when started as a file from another folder
     sys.path.insert(0, str(ROOT))
 
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, NOTHING_KEPT, command, set_up_logging  # noqa: E402
-from hypergrit_common.config import command_line, read_layers  # noqa: E402
-from hypergrit_common.config_help import describe, list_keys, print_text  # noqa: E402
-from pipeline.config import KEYS, config_kind, load_config  # noqa: E402
+from hypergrit_common.config import command_line, merge_some, read_layers  # noqa: E402
+from hypergrit_common.config_help import describe, help_topic, list_keys, print_text  # noqa: E402
+from hypergrit_common.errors import UserError  # noqa: E402
+from pipeline.config import KEYS, Messages, config_kind, load_config  # noqa: E402
 
 USAGE: Final = f"""\
 usage: hypergrit run [CONFIG.yaml ...] [key=value ...]
@@ -28,8 +29,9 @@ stopped, run the same command again.
 
   hypergrit run input=pairs.parquet output=out/mine limit=1000 \\
       grounder=models/glip_t scorer=openai/clip-vit-base-patch32
+  hypergrit run input=pairs.parquet output=out/mine ray.runner=local      without Ray
   hypergrit run jobs/pipeline/coyo.yaml input=pairs.parquet output=out/mine dry_run=true
-  hypergrit run retry=true output=out/mine         try rows again whose download failed for a while (retry=true --help)
+  hypergrit run retry=true output=out/mine         try rows again whose download failed for a while (--help retry=true)
   ray job submit --working-dir . -- pipeline/grit.py jobs/pipeline/coyo.yaml input=/data/coyo output=/data/shards
 
 The default models are miniatures that know only the drawn scenes of the demo; docs/models.md lists models for photographs.
@@ -53,23 +55,39 @@ def help_text(arguments: Sequence[str] = ()) -> str:
     named = [item for item in arguments if item.startswith("stages=")]
     kind = config_kind(read_layers(named, KEYS))
     main = (*MAIN, *(key.name for stage in kind.further for key in list_keys(stage.Config, f"{stage.name}.")))
-    topics = [item for item in arguments if item not in ("-h", "--help") and "=" not in item]
-    return describe(USAGE, kind, KEYS.short, main=main, topic=topics[0] if topics else "")
+    return describe(USAGE, kind, KEYS.short, main=main, topic=help_topic(arguments) or "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode(Messages):
+    """The settings that decide what the command does, before the configuration of the job is read."""
+
+    retry: bool = False
+    dry_run: bool | int = False
+
+    def __post_init__(self) -> None:
+        if self.retry and self.dry_run:
+            raise UserError(
+                "retry and dry_run are both given, and exclude each other: a dry run predicts a job; give one"
+            )
 
 
 @command("finished shards are kept; run the same command again to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the job with these command-line arguments; return the exit code, which `USAGE` explains."""
-    if "retry=true" in arguments:
-        set_up_logging(logging.WARNING if "quiet=true" in arguments else logging.INFO)
+    topic = help_topic(arguments)
+    given = arguments if topic is None else [item for item in arguments if item.startswith("retry=")]
+    mode: Mode = merge_some(Mode, read_layers(given, KEYS))
+    if mode.retry:
+        set_up_logging(mode.level, is_json=mode.log.format == "json")
         from pipeline.commands.retry import main as retry
 
         return retry(arguments)
-    if "-h" in arguments or "--help" in arguments:
+    if topic is not None:
         print_text(help_text(arguments))
         return 0
-    config = load_config([item for item in arguments if item != "retry=false"])
-    set_up_logging(logging.WARNING if config.quiet else logging.INFO, is_json=config.log.format == "json")
+    config = load_config(arguments)
+    set_up_logging(mode.level, is_json=mode.log.format == "json")
     # What follows imports torch and spaCy, which takes seconds; --help and wrong keys do not need them.
     if config.dry_run:
         from pipeline.commands.dry_run import dry_run

@@ -26,12 +26,21 @@ class ResizeConfig:
     mode: ResizeMode = "keep_ratio"
     # shorter side of the stored image, or side of the square, in pixels
     size: int = 256
+    # bicubic: torch's, with antialiasing; area: OpenCV's, as in img2dataset, which needs no torch. Shapes are the same
+    kernel: Literal["bicubic", "area"] = "bicubic"
 
     jpeg_quality: ClassVar[int] = 95
     """JPEG quality of the stored image, that of img2dataset."""
 
     def __post_init__(self) -> None:
         check_range(self, "size", least=1, most=MAX_SIDE_PX)
+
+
+def shrink(image: Image, height: int, width: int) -> Image:
+    """Shrink an image to `height` x `width` pixels with OpenCV's area interpolation."""
+    if image.shape[:2] == (height, width):
+        return image
+    return np.asarray(cv2.resize(image, (width, height), interpolation=cv2.INTER_AREA), np.uint8)
 
 
 def resize(image: Image, height: int, width: int) -> Image:
@@ -59,7 +68,7 @@ def resize_as(image: Image, config: ResizeConfig) -> Image:
                 return image
             short = min(image.shape[:2])
             height, width = (max(1, round(side * config.size / short)) for side in image.shape[:2])
-            return resize(image, height, width)
+            return (resize if config.kernel == "bicubic" else shrink)(image, height, width)
 
 
 def keeps_size(width: int, height: int, config: ResizeConfig) -> bool:

@@ -69,8 +69,9 @@ def check_url(url: str, fragment: str) -> None:
     """Raise UserError for a URL that must not be recorded, and for a fragment that is not a SHA-256."""
     if without_user(url) != url or "?" in url:
         raise UserError(
-            f"the URL {without_user(url).partition('?')[0]} of a model has a user name or a query, which every manifest "
-            "would repeat; give the credentials in the environment or in the configuration of fsspec (docs/cluster.md)"
+            f"the URL {without_user(url).partition('?')[0]} of a model has a user name or a query, which every "
+            "manifest would repeat; give the credentials in the environment or in the configuration of fsspec "
+            "(docs/cluster.md)"
         )
     if fragment and not PINNED.fullmatch(fragment):
         raise UserError(f"{url}#{fragment}: a fragment is #sha256= and the 64 hex digits that `sha256sum` prints")
@@ -130,8 +131,8 @@ def _download(url: str, expected: str, path: Path) -> None:
 
 # Models on the Hugging Face hub, named `owner/name@commit` or `owner/name@commit/file`.
 #
-# A name must contain a commit, because the files of a branch can change. Downloaded files are cached, once for all processes
-# of a machine, and later loaded without a network.
+# A name must contain a commit, because the files of a branch can change. Downloaded files are cached, once for all
+# processes of a machine, and later loaded without a network.
 
 HUB_NAME: Final = re.compile(r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(@(?P<revision>\w*)(/(?P<file>[\w./-]+))?)?")
 COMMIT: Final = re.compile(r"[0-9a-f]{40}")
@@ -243,7 +244,8 @@ def check_folder(key: str, folder: Path) -> None:
         return  # of another form, which loading it judges
     if n > size:
         raise UserError(
-            f"{key}={folder}: its tokenizer has {n:,} words, more than its embedding ({size:,}); copy both from one model"
+            f"{key}={folder}: its tokenizer has {n:,} words, more than its embedding ({size:,}); copy both from "
+            "one model"
         )
 
 

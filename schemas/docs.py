@@ -98,7 +98,7 @@ Its metadata has `subreddits: true` if a kept row has a subreddit, which the JSO
 `train/` names.
 """
 DROPPED_NOTE: Final = """\
-An Arrow IPC file with thumbnails for the report: of the first `report.examples` rows that each stage
+An Arrow IPC file with thumbnails for the report: of the first 3 rows that each stage
 after the download dropped for each reason. It is written after the manifest, which does not name it.
 """
 SUMMARY_NOTE: Final = f"""\

@@ -20,6 +20,8 @@ FILES: Final = MappingProxyType(
     }
 )
 """Files of each format; the layout of the output gives their paths (schemas.layout)."""
+TARS: Final = MappingProxyType({kind: files[0] for kind, files in FILES.items() if files[0].suffix == ".tar"})
+"""Format -> its tar; a shard with one has an index."""
 MANIFEST_FOLDER: Final = "_manifests"
 MANIFEST_FILE: Final = ShardFile(MANIFEST_FOLDER, ".json")
 INDEX_FOLDER: Final = "_index"
@@ -40,6 +42,8 @@ SHARDS_PER_ROLLUP: Final = 1000
 """Shards whose summaries are in a rollup."""
 JOURNAL_FOLDER: Final = "_replace"
 JOURNAL_FILE: Final = ShardFile(JOURNAL_FOLDER, ".json")
+ANSWERS_FILE: Final = "_recaptions/{}.json"
+"""Answers of the captioner about the rows of a shard, by the key of its first row, until the shard is written."""
 TAKEDOWNS_FILE: Final = "_takedowns.json"
 LAYOUT_FILE: Final = "_layout.json"
 JOB_FILE: Final = "_job.json"
@@ -129,7 +133,16 @@ class TrainAnnotations(TypedDict):
     width: Annotated[int, "width in pixels of the stored image, to which the box fractions refer"]
     height: Annotated[int, "height in pixels of the stored image"]
     provenance: Annotated[SampleProvenance, "origin of the sample"]
+    captions: NotRequired[
+        Annotated[list[dict[str, Any]], "all captions if the row has several (CAPTION); the first is `caption`"]
+    ]
     extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]
+    levels: NotRequired[
+        Annotated[
+            list[str | None],
+            "labels of a taxonomy, from general to specific, null for an empty level: `read.levels`",
+        ]
+    ]
     subreddit: NotRequired[
         Annotated[
             str, "column `subreddit` of the input, if it has one (RedCaps); the trainer puts it in front of captions"

@@ -16,10 +16,10 @@ class InputFile(TypedDict):
     hash: Annotated[
         str,
         "`sha256:` and the hash of the content; for local files above 1 GB `blocks:` and the hash of 64 blocks of 1 MiB "
-        "at equal distances, the first and the last included; for local tars above 16 MiB `samples:` and the hash of 16 "
-        "such blocks of 64 KiB; for objects `etag:` and the ETag, or what the store has "
-        "in its place; for links to files that do not exist `link:` and the target; for folders of images `listing:` and "
-        "the hash of the names, sizes and times of modification or ETags of their files",
+        "at equal distances, the first and the last included; for local tars above 16 MiB `samples:` and the hash "
+        "of 16 such blocks of 64 KiB; for objects `etag:` and the ETag, or what the store has "
+        "in its place; for links to files that do not exist `link:` and the target; for folders of images "
+        "`listing:` and the hash of the names, sizes and times of modification or ETags of their files",
     ]
     footer: NotRequired[Annotated[str, "SHA-256 of the footer of a parquet file that is not hashed completely"]]
     mtime_ns: NotRequired[Annotated[int, "time of modification of a local file; while it, `size`, `ctime_ns` and "

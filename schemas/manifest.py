@@ -53,13 +53,6 @@ class Removed(TypedDict):
     boxes: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS: n}"]
 
 
-class ParserIdentity(TypedDict):
-    """The spaCy pipeline of a run."""
-
-    name: Annotated[str, "name in the configuration"]
-    version: Annotated[str, "version of its package"]
-
-
 class ModelIdentity(TypedDict):
     """A grounder or scorer."""
 
@@ -69,12 +62,27 @@ class ModelIdentity(TypedDict):
     ]
 
 
+class ParserIdentity(ModelIdentity):
+    """The spaCy pipeline of a run."""
+
+    version: Annotated[str, "version of its package"]
+
+
+class CaptionerIdentity(TypedDict):
+    """A model behind an endpoint that wrote captions."""
+
+    name: Annotated[str, "openai:URL#MODEL"]
+    prompt: Annotated[str, "what it was asked"]
+
+
 class Models(TypedDict):
     """The models of a run."""
 
     parser: Annotated[ParserIdentity, "parser of the captions"]
     grounder: Annotated[ModelIdentity, "grounding model"]
     scorer: Annotated[ModelIdentity, "CLIP model"]
+    head: NotRequired[Annotated[ModelIdentity, "linear head on the scorer's embeddings; absent without one"]]
+    captioner: NotRequired[Annotated[CaptionerIdentity, "model of further captions; absent without one"]]
 
 
 class ThresholdValues(TypedDict):
@@ -84,7 +92,9 @@ class ThresholdValues(TypedDict):
     size_rule: Annotated[Literal["area", "side", "released"], "measure that min_side_px applies to"]
     min_score: Annotated[float, "lowest grounding score"]
     min_clip_score: Annotated[float, "lowest CLIPScore"]
+    min_presence: NotRequired[Annotated[float, "lowest presence of a phrase; absent without one"]]
     min_image_similarity: NotRequired[Annotated[float, "lowest cosine of image and caption; absent without one"]]
+    min_head_score: NotRequired[Annotated[float, "lowest score of the linear head; absent without one"]]
 
 
 class Plugin(TypedDict):

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = "1.2"
+VERSION: Final = "1.3"
 """MAJOR.MINOR: a change that breaks readers increases the major number, a new column the minor one."""
 
 
@@ -93,6 +93,17 @@ GIVEN_BOX: Final = pa.struct(
 )
 """One box of GRIT: its list [start, end, x_min, y_min, x_max, y_max, score] as named fields."""
 
+CAPTION: Final = pa.struct(
+    [
+        field("kind", pa.string(), "name of its column in the input; original if it was alone; recaption"),
+        field("text", pa.string(), "the caption; cleaned, if the row has a `caption`"),
+        field(
+            "tokens", _list(TOKEN), "its parse; null for the first one, whose parse is `tokens`, and without one", True
+        ),
+    ]
+)
+"""One of several captions of a row."""
+
 READ: Final = extend(
     pa.schema([]),
     field(
@@ -103,6 +114,12 @@ READ: Final = extend(
     field("id", pa.string(), "identifier of the row in the input, if any", True),
     field("url", pa.string(), "URL of the image", True),
     field("caption_original", pa.string(), "caption exactly as in the input", True),
+    field(
+        "captions",
+        _list(CAPTION),
+        "all captions of the row, the first of which is `caption`, with `read.captions=all` or `recaption`",
+        True,
+    ),
     field("extra", pa.string(), "the other columns of the input, as a JSON object with sorted keys", True),
     field(
         "image",
@@ -161,11 +178,19 @@ GROUNDED: Final = extend(
         "boxes of the grounder (score at least `ground.floor`, after non-maximum suppression) or the input, best first",
         True,
     ),
+    field(
+        "presence",
+        pa.list_(pa.float32()),
+        "probability that the image shows each noun chunk, in their order (null: not grounded), if the grounder says so: "
+        "SAM 3",
+        True,
+    ),
 )
 SCORED: Final = extend(
     GROUNDED,
     field("box_scores", _list(BOX_SCORE), "measurements and filter result of each box, in the order of `boxes`", True),
     field("clip_similarity", pa.float32(), "cosine of the full image and the full caption in [-1, 1]", True),
+    field("head_score", pa.float32(), "score of the linear head `score.head` on the embedding of the image", True),
 )
 
 HEAVY: Final = ("image",)

@@ -5,10 +5,7 @@ The names contain no numbers, so that rows can be counted by reason; numbers and
 
 from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, get_args
-
-Stage = Literal["read", "download", "captions", "parse", "ground", "score", "write"]
-STAGES: Final[tuple[Stage, ...]] = get_args(Stage)
+from typing import Any, Final
 
 KEPT: Final = "kept"
 DROPPED: Final = "dropped"
@@ -17,70 +14,70 @@ INTERNAL_ERROR: Final = "internal_error"
 """The drop reason of every stage for a row that the code cannot process."""
 _INTERNAL = {INTERNAL_ERROR: "the stage raised an exception, crashed, hung or ran out of memory on this row"}
 
-REASONS: Final = MappingProxyType(
-    {
-        "read": {
-            **_INTERNAL,
-            "bad_row": "the row cannot be read: invalid JSON, or a value of the wrong type",
-            "missing_url": "the row has neither a URL nor image bytes",
-            "not_selected": "the row does not meet the condition `read.where`",
-            "image_refused": "the image is a file or an object that `read.image_roots` does not allow to read",
-            "image_not_found": "the image is a file or an object that does not exist or may not be read",
-            "taken_down": "`read.takedown` or hypergrit takedown names the URL or its host; nothing but the key is kept",
-        },
-        "download": {
-            **_INTERNAL,
-            "invalid_url": "the URL is not a well-formed http(s) address",
-            "private_address": "the host, or the host of a redirect, has a private, loopback or link-local address",
-            "dns_error": "the host name cannot be resolved",
-            "connection_error": "the connection was refused, reset or closed",
-            "tls_error": "the certificate or the TLS handshake failed",
-            "timeout": "the server did not deliver the image within the time limit",
-            "http_error": "the response has a status other than 200",
-            "too_many_redirects": "the number of redirects exceeds the limit",
-            "opted_out": "the server opts out of machine learning (X-Robots-Tag)",
-            "too_many_bytes": "the body is larger than the limit",
-            "not_an_image": "the body is not in a supported image format",
-            "undecodable": "the first bytes are those of an image, but it is damaged or truncated",
-            "too_many_pixels": "the header declares more pixels than the limit; the image is not decoded",
-            "too_costly": "decoding takes far more time or memory than the size explains: scans, tiles, fill bytes",
-            "too_small": "the shorter side of the image is below the limit",
-            "extreme_aspect_ratio": "the ratio of the longer to the shorter side exceeds the limit",
-            "taken_down": "`read.takedown` or hypergrit takedown names the SHA-256 of the image; only the key is kept",
-            "in_evaluation_set": "the image is in a set of `hypergrit rewrite against=SET`",
-            "duplicate": "an earlier row of the same shard has the same image and the same caption",
-        },
-        "captions": {
-            **_INTERNAL,
-            "empty_caption": "the caption is empty after cleaning",
-            "caption_too_long": "the caption has more characters than the limit",
-        },
-        "parse": {
-            **_INTERNAL,
-            "wrong_language": "the caption is probably in none of the languages of `parse.languages`",
-            "no_phrase": "the caption has no noun chunk, or all were removed (pronouns, abstract and relational nouns)",
-        },
-        "ground": {
-            **_INTERNAL,
-            "no_box": "the grounder found no box for any phrase",
-            "ungroundable": "the grounder can process none of the phrases, or no phrase of the input is in the caption",
-        },
-        "score": {
-            **_INTERNAL,
-            "box_too_small": "the last remaining boxes were below the size limit",
-            "low_score": "the last remaining boxes had a grounding score below the threshold",
-            "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
-            "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
-        },
-        "write": {
-            **_INTERNAL,
-            "same_url": "a row that stays has the same URL; `detail` is its key",
-            "same_bytes": "a row that stays has the same image bytes (`sha256`); `detail` is its key",
-            "same_picture": "the perceptual hash of a row that stays is within the radius; `detail` is its key",
-        },
-    }
-)
+_OWN: Final = {
+    "read": {
+        "bad_row": "the row cannot be read: invalid JSON, or a value of the wrong type",
+        "missing_url": "the row has neither a URL nor image bytes",
+        "not_selected": "the row does not meet the condition `read.where`",
+        "image_refused": "the image is a file or an object that `read.image_roots` does not allow to read",
+        "image_not_found": "the image is a file or an object that does not exist or may not be read",
+        "taken_down": "`read.takedown` or hypergrit takedown names the URL or its host; nothing but the key is kept",
+    },
+    "download": {
+        "invalid_url": "the URL is not a well-formed http(s) address",
+        "private_address": "the host, or the host of a redirect, has a private, loopback or link-local address",
+        "dns_error": "the host name cannot be resolved",
+        "connection_error": "the connection was refused, reset or closed",
+        "tls_error": "the certificate or the TLS handshake failed",
+        "timeout": "the server did not deliver the image within the time limit",
+        "http_error": "the response has a status other than 200",
+        "too_many_redirects": "the number of redirects exceeds the limit",
+        "opted_out": "the server opts out of machine learning (X-Robots-Tag)",
+        "tdm_reserved": "the server reserves text and data mining (tdm-reservation)",
+        "usage_refused": "the server refuses the use for training (Content-Usage)",
+        "robots_txt": "the robots.txt of the host does not allow the path (only with `download.robots_txt`)",
+        "too_many_bytes": "the body is larger than the limit",
+        "not_an_image": "the body is not in a supported image format",
+        "undecodable": "the first bytes are those of an image, but it is damaged or truncated",
+        "too_many_pixels": "the header declares more pixels than the limit; the image is not decoded",
+        "too_costly": "decoding takes far more time or memory than the size explains: scans, tiles, fill bytes",
+        "too_small": "the shorter side of the image is below the limit",
+        "extreme_aspect_ratio": "the ratio of the longer to the shorter side exceeds the limit",
+        "taken_down": "`read.takedown` or hypergrit takedown names the SHA-256 of the image; only the key is kept",
+        "in_evaluation_set": "the image is in a set of `hypergrit rewrite against=SET`",
+        "duplicate": "an earlier row of the same shard has the same image and the same caption",
+    },
+    "captions": {
+        "empty_caption": "the caption is empty after cleaning",
+        "caption_too_long": "the caption has more characters or tokens than the limit",
+    },
+    "recaption": {},
+    "parse": {
+        "wrong_language": "the caption is probably in none of the languages of `parse.languages`",
+        "no_phrase": "the caption has no noun chunk, or all were removed (pronouns, abstract and relational nouns)",
+    },
+    "ground": {
+        "no_box": "the grounder found no box for any phrase",
+        "ungroundable": "the grounder can process none of the phrases, or no phrase of the input is in the caption",
+    },
+    "score": {
+        "box_too_small": "the last remaining boxes were below the size limit",
+        "low_score": "the last remaining boxes had a grounding score below the threshold",
+        "low_presence": "the last remaining boxes had phrases that are probably not in the image",
+        "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
+        "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
+        "low_head_score": "the score of the linear head `score.head` is below `score.min_head_score`",
+    },
+    "write": {
+        "same_url": "a row that stays has the same URL; `detail` is its key",
+        "same_bytes": "a row that stays has the same image bytes (`sha256`); `detail` is its key",
+        "same_picture": "the perceptual hash of a row that stays is within the radius; `detail` is its key",
+        "same_meaning": "the scorer's embeddings of this image and that of a row that stays are alike; `detail` is its key",
+    },
+}
+REASONS: Final = MappingProxyType({stage: {**_INTERNAL, **reasons} for stage, reasons in _OWN.items()})
 """Stage -> drop reason -> its meaning."""
+STAGES: Final = tuple(REASONS)
 
 
 def further_reasons(provenance: Mapping[str, Any]) -> dict[str, Mapping[str, str]]:
@@ -99,7 +96,7 @@ def all_reasons(provenance: Mapping[str, Any], dropped: Iterable[str] = ()) -> d
     return {name: {**REASONS.get(name, {}), **further.get(name, {})} for name in names}
 
 
-KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture"})
+KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture", "same_meaning"})
 """Drop reasons whose `detail` is the key of another row."""
 
 PASSING: Final = ("timeout", "dns_error", "connection_error", "408", "425", "429", "5xx")
@@ -118,6 +115,7 @@ PHRASE_REMOVALS: Final = MappingProxyType(
         "no_word_piece": "the grounder's tokenizer yields no token for the phrase (whitespace, control characters)",
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
         "too_many_word_pieces": "the phrase alone exceeds the maximum prompt length of the grounder",
+        "unreadable_answer": "the answer of the vision-language model is not the JSON that was asked for",
     }
 )
 """Reasons to remove a noun chunk before grounding: the first five are set by `parse`, the others by `ground`."""
@@ -126,6 +124,7 @@ BOX_REMOVALS: Final = MappingProxyType(
     {
         "box_too_small": "area or side (score.size_rule) below the limit, in pixels of the stored image",
         "low_score": "grounding score below the threshold",
+        "low_presence": "presence of the phrase in the image (SAM 3) below the threshold",
         "low_clip_score": "CLIP score of crop and phrase below the threshold",
     }
 )

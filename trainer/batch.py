@@ -25,10 +25,15 @@ class Stream(NamedTuple):
     rows: Tensor  # [m *] images or token ids, or [m d] features
     side: Side
     owner: Tensor | None = None  # [m] index of the pair that owns each row, ascending; None: row i belongs to pair i
+    depth: Tensor | None = None  # [m] level of each label of a taxonomy, ascending within a pair
+    label: Tensor | None = None  # [m] number that equal labels of one level share, on all ranks
+    place: Tensor | None = None  # [m] the row of each label: equal texts are one row. None: row i is that of label i
+    chain: int = 0  # labels of the longest chain
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
         """Return a copy with `function` applied to each tensor."""
-        return Stream(function(self.rows), self.side, None if self.owner is None else function(self.owner))
+        tensors = {name: function(value) for name, value in self._asdict().items() if isinstance(value, Tensor)}
+        return self._replace(**tensors)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,10 +49,16 @@ class Batch:
     box_token_ids: Tensor | None = None  # [m l']
     box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
     box_equal: Tensor | None = None  # [m] True for a phrase with the tokens of its caption
-    box_counts: tuple[int, ...] = ()  # m of every rank, with `box_owner`; empty: not known yet
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # `owned` of every rank; empty: not known yet
     keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
     syntax: Syntax | None = None  # parses of the b captions
     more: Mapping[str, Stream] = field(default_factory=dict)  # images or token ids of further streams, by name
+
+    @property
+    def owned(self) -> dict[str, int]:
+        """Numbers of rows of the streams with owners, by name; those of boxes and phrases are "boxes"."""
+        owners = {"boxes": self.box_owner} | {name: stream.owner for name, stream in self.more.items()}
+        return {name: len(owner) for name, owner in owners.items() if owner is not None}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return a copy with every tensor on `device`."""
@@ -84,7 +95,7 @@ class Pairs:
     box_text: Tensor | None = None  # [m d]
     box_owner: Tensor | None = None  # [m] as in `Batch`
     box_equal: Tensor | None = None  # [m] as in `Batch`
-    box_counts: tuple[int, ...] = ()  # as in `Batch`
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in `Batch`
     word_initial: Tensor | None = None  # [b w d] words without context
     word_contextual: Tensor | None = None  # [b w d] words in the context of their captions
     syntax: Syntax | None = None  # as in `Batch`

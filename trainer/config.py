@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from hypergrit_common.config import (
     Keys,
@@ -16,17 +16,19 @@ from hypergrit_common.config import (
     check_plugins,
     check_positive,
     check_range,
+    last_value,
     merge,
     read_layers,
     runtime,
     runtime_keys,
     saved_layers,
 )
-from hypergrit_common.config_help import describe
+from hypergrit_common.config_help import describe, help_topic
 from hypergrit_common.devices import Precision, check_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.urls import clean
 from trainer.data.config import SYNTHETIC, DataConfig
+from trainer.data.feature_record import read_records
 from trainer.distributed.config import ParallelConfig
 from trainer.encoders.sizes import tower_sizes
 from trainer.evaluation.held_out.config import EvaluationConfig
@@ -137,8 +139,10 @@ class TrainConfig:
     def __post_init__(self) -> None:
         if not self.output:
             raise UserError("output is not set; put it in the YAML or give output=FOLDER on the command line")
-        if not self.data.shards:
-            raise UserError("data.shards is not set; give shards=FOLDER with the training shards")
+        if not self.data.shards and not self.data.features:
+            raise UserError(
+                "data.shards is not set; give shards=FOLDER with the training shards, or data.features=FOLDER"
+            )
         if self.data.shards == SYNTHETIC and "://" in self.output:
             raise UserError("data=synthetic writes its samples to the output, which must be a folder, not a URL")
         if self.init_skip and not self.init:
@@ -173,9 +177,41 @@ def load_config(arguments: Sequence[str]) -> TrainConfig:
     for layer, _ in layers:
         if layer.get("data") == SYNTHETIC:  # in place of the group
             OmegaConf.update(layer, "data", {"shards": SYNTHETIC})
+    layers = with_heads(layers)
     config = merge(TrainConfig, [*tower_sizes(layers), *layers], {"model": model_config_class(layers)})
     assert isinstance(config, TrainConfig)
     return config
+
+
+def with_heads(layers: list[Layer]) -> list[Layer]:
+    """Layers whose towers are heads over the features that `data.features` names, if any; others as they are.
+
+    Features replace the shards of a YAML file. Of the towers that the layers configure, only the hidden layers of the
+    heads stay; with `data.texts=tokens`, the text tower is that of the layers. Raises UserError if there are no features.
+    """
+    features = last_value(layers, "data.features")
+    if not features:
+        return layers
+    training = dict(read_records(str(features))[0]["training"])
+    parts = {"image", "text"}
+    if last_value(layers, "data.texts") == "tokens":
+        parts = {"image"}
+        training = {"model": {key: value for key, value in training["model"].items() if key != "text"}}
+    kept = [(without_towers(layer, parts, where.endswith((".yaml", ".yml"))), where) for layer, where in layers]
+    return [*kept, (OmegaConf.create(training), str(features))]
+
+
+def without_towers(layer: DictConfig, parts: set[str], is_file: bool) -> DictConfig:
+    """A layer without the settings of the towers `parts`, but for the hidden layers of heads; files without shards."""
+    plain = OmegaConf.to_container(layer)
+    assert isinstance(plain, dict)
+    if is_file and isinstance(data := plain.get("data"), dict):
+        data.pop("shards", None)
+    if isinstance(model := plain.get("model"), dict):
+        for part in parts & model.keys():
+            kwargs = (model[part] or {}).get("kwargs") or {}
+            model[part] = {"kwargs": {key: kwargs[key] for key in ("hidden", "depth") if key in kwargs}}
+    return OmegaConf.create(plain)
 
 
 def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
@@ -196,7 +232,8 @@ def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
     """The text of --help, with the names of the models and the settings of the model that the arguments select."""
     selected = [item for item in arguments if item.startswith("model_name=")]
     model = model_config_class(read_layers(selected, KEYS))
-    return describe(f"{usage.rstrip()}\n\n{model_names()}\n", TrainConfig, KEYS.short, {"model": model})
+    usage, topic = f"{usage.rstrip()}\n\n{model_names()}\n", help_topic(arguments) or ""
+    return describe(usage, TrainConfig, KEYS.short, {"model": model}, topic=topic)
 
 
 def model_names() -> str:

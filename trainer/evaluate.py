@@ -2,13 +2,15 @@
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config import Keys, merge, read_layers
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import ALL, describe_topic, help_topic, key_lines, list_keys, print_text
 from hypergrit_common.devices import check_device, pick_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
@@ -18,17 +20,21 @@ from trainer.evaluation.run.config import BenchmarkConfig
 
 USAGE = """\
 usage: hypergrit evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TASK,...]] [key=value ...]
-       hypergrit evaluate MODEL [CONFIG.yaml ...] [key=value ...]
+       hypergrit evaluate MODEL [MODEL ...] [CONFIG.yaml ...] [key=value ...]
 
 The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is the
 folder of a finished run, its folder model/, or NAME:FILE.pth, a released file with the name of its model. The second
-form evaluates one model without benchmark files: zero-shot classification of image folders, retrieval and entailment on
-held-out shards. YAML files may hold the keys of either form. Later files and arguments override earlier ones.
+form evaluates models without benchmark files, side by side: zero-shot classification of image folders, retrieval and
+entailment on held-out shards; pictures=FOLDER shows how far images and texts are from the root. YAML files may hold the
+keys of either form. Later files and arguments override earlier ones.
 
+  hypergrit evaluate model=[out/hycoclip] data=datasets/eval output=out/eval         all tasks whose files are there
   hypergrit evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
       "tasks=[retrieval,sugarcrepe]" output=out/eval
+  hypergrit evaluate out/hycoclip shards=out/held_out/train                          retrieval and entailment
   hypergrit evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
       "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
+  hypergrit evaluate hycoclip.pth model_name=hycoclip shards=out/held_out/train      a released checkpoint
 
 Files that the first form writes to the output folder:
   index.html          all results on one page, with the published rows of the papers, figures and details
@@ -42,8 +48,8 @@ Files that the first form writes to the output folder:
                       file was missing or unreadable
 
 A data set that is missing or malformed is reported in one line, and the other tasks run. So is an unexpected error,
-whose traceback is in MODEL/TASK-error.txt; the exit code is 1 then. With torchrun, several
-processes share the work.
+whose traceback is in MODEL/TASK-error.txt; the exit code is 1 then. With
+`python -m trainer.torchrun --nproc-per-node 8 -m trainer.evaluate ...`, several processes share the work.
 
 tasks:
 {tasks}
@@ -82,8 +88,10 @@ class EvaluateConfig(HeldOutConfig):
 
     # name of the model in a released .pth file; a folder written by the trainer contains the name
     model_name: str | None = None
-    # JSON file for the results; empty: none
+    # JSON file for the results, of several models by their names; empty: none
     output: str = ""
+    # folder for MODEL.png, the distances of images, boxes, captions and phrases from the root; empty: none
+    pictures: str = ""
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = "auto"
 
@@ -95,39 +103,55 @@ class EvaluateConfig(HeldOutConfig):
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(help_text())
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(help_text(topic))
         return 0 if arguments else 2
     set_up_logging()
     if is_benchmark(arguments):
         from trainer.evaluation.run.benchmarks import run_benchmarks  # imports torch, which --help does not need
 
         return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
-    model, config = parse(arguments)
-    results = run(model, config)
+    models, config = parse(arguments)
+    names = label(models)
+    results = {name: run(model, config, name) for name, model in names.items()}
     print_text(table(results))
     if config.output:
-        write(results, Path(config.output))
+        write(results if len(results) > 1 else next(iter(results.values())), Path(config.output))
     return 0
 
 
-def table(results: dict[str, float]) -> str:
-    """Return the results as lines of a metric, its value and its chance level, in percent."""
-    lines = [f"{'metric':48}{'value':>9}{'chance':>9}"]
-    for name, value in results.items():
+def label(models: Sequence[str]) -> dict[str, str]:
+    """A short name for each model: the last part of its path that is not `model`, or the path if two have the same."""
+    short = [Path(model).parent.name if Path(model).name == "model" else Path(model).name for model in models]
+    return dict(zip(short if len(set(short)) == len(models) else models, models, strict=True))
+
+
+def table(results: Mapping[str, Mapping[str, float]]) -> str:
+    """Return the results of each model as lines of a metric, its values and its chance level, in percent."""
+    widths = {name: max(len(name) + 2, 10) for name in results}
+    heads = [f"{name if len(results) > 1 else 'value':>{width}}" for name, width in widths.items()]
+    lines = [f"{'metric':48}{''.join(heads)}{'chance':>9}"]
+    for name in dict.fromkeys(name for found in results.values() for name in found):
         group, _, metric = name.rpartition("/")
         if metric.startswith("chance"):
             continue
-        chance = results.get(f"{group}/chance{metric[metric.find('@') :] if '@' in metric else ''}")
-        lines.append(f"{name:48}{100 * value:7.2f} %" + ("" if chance is None else f"{100 * chance:7.2f} %"))
+        level = f"{group}/chance{metric[metric.find('@') :] if '@' in metric else ''}"
+        chance = next((found[level] for found in results.values() if level in found), None)
+        cells = [
+            f"{100 * found[name]:{widths[model] - 2}.2f} %" if name in found else f"{'-':>{widths[model]}}"
+            for model, found in results.items()
+        ]
+        lines.append(f"{name:48}{''.join(cells)}" + ("" if chance is None else f"{100 * chance:7.2f} %"))
     return "\n".join(lines)
 
 
-def help_text() -> str:
-    """The text of --help: the usage with the tasks, then the keys of both forms."""
-    first, second = (describe("", kind, {}).strip() for kind in (BenchmarkConfig, EvaluateConfig))
+def help_text(topic: str = "") -> str:
+    """The text of --help: the usage with the tasks, then the keys of both forms, or those of a `topic`."""
     usage = USAGE.replace("{tasks}", describe_tasks())
-    return f"{usage}\nFirst form, {first}\n\nSecond form, {second}"
+    first, second = (list(list_keys(kind)) for kind in (BenchmarkConfig, EvaluateConfig))
+    if topic not in ("", ALL):
+        return describe_topic(topic, list(dict.fromkeys([*first, *second])), usage)
+    return f"{usage}\n{key_lines(first, title='keys of the first form')}\n\n{key_lines(second, title='keys of the second form')}"
 
 
 def is_benchmark(arguments: Sequence[str]) -> bool:
@@ -142,32 +166,48 @@ def names_model(argument: str) -> bool:
     return os.path.isdir(argument) or not ("=" in argument or argument.endswith((".yaml", ".yml")))
 
 
-def parse(arguments: Sequence[str]) -> tuple[str, EvaluateConfig]:
-    """Return the path of the model and the configuration. Raises UserError for an argument that cannot be used."""
-    path, *others = arguments
-    if not names_model(path):
-        raise UserError(f"the first argument is {path!r}; give the model first: a folder, or a released .pth file")
-    return path, merge(EvaluateConfig, read_layers(others, Keys()))
+def parse(arguments: Sequence[str]) -> tuple[list[str], EvaluateConfig]:
+    """Return the paths of the models and the configuration. Raises UserError for an argument that cannot be used."""
+    models = list(takewhile(names_model, arguments))
+    if not models:
+        raise UserError(
+            f"the first argument is {arguments[0]!r}; give the model first: a folder, or a released .pth file"
+        )
+    return models, merge(EvaluateConfig, read_layers(arguments[len(models) :], Keys()))
 
 
-def run(model: str, config: EvaluateConfig) -> dict[str, float]:
+def run(model: str, config: EvaluateConfig, name: str = "") -> dict[str, float]:
     """Load the model at the path `model` and evaluate it. Return the results by name, from 0 to 1.
+
+    The picture of the model, if pictures are written, has its `name`.
 
     Raises UserError for a path without a usable model, and for a configuration that names no data.
     """
     if not config.shards and not config.image_folders:
         raise UserError("there is nothing to evaluate on; give shards=FOLDER, image_folders=[FOLDER], or both")
     from trainer.checkpoints.model import load_model  # both import torch, which --help does not need
-    from trainer.evaluation.held_out.evaluate import Evaluation
+    from trainer.evaluation.held_out.evaluate import Details, Evaluation
+    from trainer.evaluation.metrics.spaces import NAMES
+    from trainer.evaluation.plots import draw_histograms
 
     try:
         loaded = load_model(model, config.model_name)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    return Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device))
+    details = Details() if config.pictures else None
+    results = Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device), details=details)
+    if details and details.distances:
+        groups = {NAMES[stream]: values.numpy() for stream, values in details.distances.items()}
+        path = Path(config.pictures) / f"{name.replace('/', '-')}.png"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draw_histograms(groups, f"{name}: {details.quantity}", path)
+        except OSError as error:
+            raise UserError(f"pictures={config.pictures} cannot be written: {error}") from error
+    return results
 
 
-def write(results: dict[str, float], path: Path) -> None:
+def write(results: Mapping[str, Any], path: Path) -> None:
     """Write the results to a JSON file. Raises UserError if it cannot be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

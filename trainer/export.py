@@ -1,28 +1,39 @@
-"""Export models to open_clip's layout, and back: `hypergrit export MODEL OUT`. `--help` explains both."""
+"""Export models to open_clip's layout and back, or to ONNX: `hypergrit export MODEL OUT`. `--help` explains all."""
 
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import print_text
+from hypergrit_common.config_help import describe_topic, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import printable
 
+ONNX = "format=onnx"
 USAGE = f"""\
-usage: hypergrit export MODEL OUT
+usage: hypergrit export MODEL OUT [format=onnx]
 
-Write the towers of MODEL, the folder of a finished run or its folder model/, to the folder OUT in open_clip's layout:
+Write the towers of MODEL to the folder OUT in open_clip's layout:
 
-  hypergrit export out/hycoclip out/open_clip
-  model = open_clip.create_model("local-dir:out/open_clip")
+  hypergrit export out/hycoclip out/open_clip                      the model of a finished run
+  hypergrit export models/hycoclip out/open_clip                   a copy of its folder model/
+  model = open_clip.create_model("local-dir:out/open_clip")        use it in Python
+  hypergrit export out/open_clip out/again                         back, with the same weights
+  hypergrit evaluate out/again shards=out/held_out/train           evaluate what came back
+
+  MODEL  the folder of a finished run, its folder model/, or a folder written by this command
+  OUT    a folder that does not exist, or is empty
 
 encode_image and encode_text of that model return the features before the lift into the model's space; normalised, they
 are CLIP's points. OUT also keeps what open_clip does not know, such as curvatures. If MODEL is a folder written by this
 command, OUT becomes a folder for trainer.load_model, with the same weights, bit for bit.
 
 The image tower must be vit_small, vit_base or vit_large, or a vision transformer or a network with a linear projection
-of open_clip/NAME; the tokenizer must be OpenAI's. OUT must not exist, or be empty.
+of open_clip/NAME; the tokenizer must be OpenAI's.
+
+format=onnx writes OUT/image.onnx and OUT/text.onnx instead, for any model: from images in [0, 1] and from token ids to
+points [batch width], with the lift into the space inside; OUT/model.json has sizes, padding and curvatures. It needs the
+extra onnx.
 
 {EXIT_CODES}
 """
@@ -31,23 +42,27 @@ of open_clip/NAME; the tokenizer must be OpenAI's. OUT must not exist, or be emp
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    if "-h" in arguments or "--help" in arguments:
-        print_text(USAGE)
+    if (topic := help_topic(arguments)) is not None:
+        print_text(describe_topic(topic, [], USAGE) if topic else USAGE)
         return 0
-    if len(arguments) != 2:
-        raise UserError(f"{len(arguments)} arguments are given; give two: the folder of a model and the new folder")
+    is_onnx = len(arguments) == 3 and arguments[2] == ONNX
+    if len(arguments) != 2 and not is_onnx:
+        raise UserError(
+            f"the arguments are {' '.join(arguments)!r}; give two, the folder of a model and the new folder, and perhaps {ONNX}"
+        )
     set_up_logging()
-    convert(Path(arguments[0]), Path(arguments[1]))
+    convert(Path(arguments[0]), Path(arguments[1]), is_onnx)
     print_text(f"{printable(arguments[1])} is written")
     return 0
 
 
-def convert(source: Path, out: Path) -> None:
-    """Export the model in `source`, or convert an exported one back.
+def convert(source: Path, out: Path, is_onnx: bool = False) -> None:
+    """Export the model in `source`, to ONNX if `is_onnx`, or convert an exported one back.
 
     Raises UserError for a model that cannot be read or exported, and if `out` holds files or cannot be written.
     """
     from trainer.checkpoints.model import load_model, save_model
+    from trainer.checkpoints.onnx_file import write_onnx
     from trainer.checkpoints.open_clip import CONFIG_FILE
     from trainer.checkpoints.open_clip_layout import export_model, import_model
     from trainer.inference.hub import write_card  # torch is not needed for --help
@@ -55,7 +70,9 @@ def convert(source: Path, out: Path) -> None:
     try:
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} is not empty; give a new folder")
-        if (source / CONFIG_FILE).is_file():
+        if is_onnx:
+            write_onnx(load_model(source), out)
+        elif (source / CONFIG_FILE).is_file():
             found = import_model(source)
             parts = {"tokenizer": found.tokenizer, "preprocess": found.preprocess, "record": found.config["record"]}
             save_model(out, found.model, **parts)

@@ -16,6 +16,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.local_ray import init_ray, python_path
 from hypergrit_common.paths import absolute, chdir_hook, check_output_is_absolute
 from trainer.config import TrainConfig
+from trainer.distributed.config import ALLOCATOR
 from trainer.distributed.process import LostProcessError
 
 logger = logging.getLogger(__name__)
@@ -101,8 +102,10 @@ def connect(config: TrainConfig) -> None:
     """
     address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
     root = str(Path(__file__).resolve().parent.parent)
+    variables = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
+    variables["PYTHONPATH"] = python_path(root)
     try:
-        init_ray(address, runtime_env={"env_vars": {"PYTHONPATH": python_path(root)}}, logging_level=logging.WARNING)
+        init_ray(address, runtime_env={"env_vars": variables}, logging_level=logging.WARNING)
     except ConnectionError as error:
         source = "ray.address" if config.ray.address else "the environment variable RAY_ADDRESS"
         raise UserError(

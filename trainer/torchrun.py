@@ -1,6 +1,7 @@
 """torchrun that ends with the exit code of the trainer: `python -m trainer.torchrun --nproc-per-node 8 -m trainer.train ...`.
 
-torchrun itself ends with a traceback and exit code 1 after Ctrl-C, SIGTERM and errors of its processes.
+torchrun itself ends with a traceback and exit code 1 after Ctrl-C, SIGTERM and errors of its processes, and they go on
+if it is killed.
 """
 
 import os
@@ -8,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from hypergrit_common.cli import command
+from hypergrit_common.processes import end_children_with_this_process
 
 
 @command()
@@ -17,6 +19,7 @@ def main(arguments: Sequence[str]) -> int:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.run import parse_args, run
 
+    end_children_with_this_process()
     # A process that has received a signal needs time to save its checkpoint.
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", "300")
     try:

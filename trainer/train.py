@@ -2,14 +2,16 @@
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import print_text
+from hypergrit_common.config_help import help_topic, print_text
+from hypergrit_common.processes import end_with_parent
 from hypergrit_common.text import message
 from trainer.config import help_text, load_config
-from trainer.distributed.config import use_slurm
+from trainer.distributed.config import ALLOCATOR, use_slurm
 
 USAGE = f"""\
 usage: hypergrit train [CONFIG.yaml ...] [key=value ...]
@@ -18,13 +20,14 @@ Train a model of images and texts on shards: those of this project's pipeline, t
 image-text pairs. Later files and arguments override earlier ones. Repeat the command to resume a run that was stopped:
 it continues from its last checkpoint.
 
+  hypergrit train data=synthetic steps=20 output=out/try                    does it run here? no data needed
   hypergrit train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
-  torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml jobs/train/vit_b.yaml shards=... output=...
+  python -m trainer.torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml shards=... output=...
   srun python -m trainer.train jobs/train/hycoclip.yaml shards=... output=...    (jobs/train/slurm.sh)
   ray job submit --working-dir . -- \\
       hypergrit train jobs/train/hycoclip.yaml ray.workers=8 shards=... output=/data/...
 
---help model_name=NAME lists the settings of that model.
+--help model_name=NAME lists the settings of that model, --help KEY a key or a group.
 
 {EXIT_CODES}
 138 preempted (SIGUSR1).
@@ -36,7 +39,7 @@ so does another signal that comes more than ten seconds after the first.
 @command("checkpoints are kept; repeat the command to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    if "-h" in arguments or "--help" in arguments:
+    if help_topic(arguments) is not None:
         print_text(help_text(USAGE, arguments))
         return 0
     set_up_logging()
@@ -55,8 +58,10 @@ def run(arguments: Sequence[str]) -> int:
         train_on_ray(with_absolute_output(config))
         return 0
     use_slurm(os.environ)
-    # Lengths of texts and numbers of boxes change in each step: fixed segments of a full GPU would fragment.
-    os.environ.setdefault("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+    for name, value in ALLOCATOR.items():
+        os.environ.setdefault(name, value)
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        end_with_parent(os.getppid(), signal.SIGTERM)
     if int(os.environ.get("RANK", "0")):
         logging.getLogger().setLevel(logging.WARNING)  # only the main process logs progress
     from trainer.training.loop import train

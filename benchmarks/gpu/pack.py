@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.pack [--samples 256] [--out out/gpu_pack]
 
 The wheels are those of `PACKED`, pure Python, in the versions of requirements.lock; pip checks their hashes. The shards
-are drawn. Together with the files of the repository, the pack has at most 60 MiB. `install.sh` in it installs the wheels
-to a folder:
+are drawn. Together with the files of the repository, the pack has at most 60 MiB. `install.sh` in it installs the
+wheels to a folder:
 
     source out/gpu_pack/install.sh
 """

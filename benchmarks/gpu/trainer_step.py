@@ -3,8 +3,8 @@
     python -m benchmarks.gpu.trainer_step [--models hycoclip phyclip] [--batches 768 256 largest]
                                           [--sides ours plain plain_compiled] [--shards FOLDER]
 
-The papers' models with a ViT-B/16, in bfloat16 on a GPU. `ours` is the trainer with compiled blocks and its loader; `plain` has
-towers of standard modules (benchmarks/plain.py), the losses as printed and torch's AdamW, on one batch that
+The papers' models with a ViT-B/16, in bfloat16 on a GPU. `ours` is the trainer with compiled blocks and its loader;
+`plain` has towers of standard modules (benchmarks/plain.py), the losses as printed and torch's AdamW, on one batch that
 stays on the device; `plain_compiled` the same with compiled blocks. `largest` is the batch that is predicted to fill
 the memory, from the peaks of the others. Without --shards, shards are drawn (benchmarks/gpu/data.py).
 

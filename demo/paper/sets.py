@@ -24,6 +24,7 @@ from demo.paper.sizes import Size
 from demo.train_demo_data import (
     JOB,
     JPEG_QUALITY,
+    LEVELS,
     ROOT,
     DataConfig,
     is_current,
@@ -169,7 +170,7 @@ def data_settings(size: Size) -> dict[str, Any]:
 
 def shard_settings() -> dict[str, Any]:
     """The settings that training and held-out shards share."""
-    return {"job": (ROOT / JOB).read_text("utf-8"), "style": STYLE}
+    return {"job": (ROOT / JOB).read_text("utf-8"), "style": STYLE, "levels": LEVELS}
 
 
 def make_data(folder: Path, size: Size) -> None:

@@ -25,7 +25,7 @@ class Variant:
 
     def arguments(self) -> list[str]:
         """The arguments of `trainer.train`."""
-        return [*job_files(self.model), f"model_name={self.model}", *self.overrides]
+        return [*job_files(self.model, few_steps=True), f"model_name={self.model}", *self.overrides]
 
 
 def variants_of(model: str) -> Iterator[Variant]:

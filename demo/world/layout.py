@@ -144,7 +144,8 @@ def draw_contact_slots(
     """Draw slots in which the second object is on, or in front of, the first; the others overlap neither.
 
     On: the upper slot overlaps the lower one by a twentieth, so that drawings with rounded tops still touch. In front:
-    both slots share the bottom edge and the front one has 0.3 of the side, which hides at most 0.3 of the other drawing.
+    both slots share the bottom edge and the front one has 0.3 of the side, which hides at most 0.3 of the other
+    drawing.
     """
     low, short = config.min_side * config.scale, min(config.width, config.height)
     if relation == "on":

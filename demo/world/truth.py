@@ -1,8 +1,8 @@
 """Ground truth of scenes, and precision, recall and AP of predicted boxes.
 
-A predicted box is assigned to the phrase whose head noun overlaps its span, and to the leftmost if several do: in "a red
-balloon to the left of a dog" the head comes first. Boxes are matched one to one with the objects of their phrase, in
-descending order of their scores. A box is correct if it is matched at IoU >= 0.5.
+A predicted box is assigned to the phrase whose head noun overlaps its span, and to the leftmost if several do: in "a
+red balloon to the left of a dog" the head comes first. Boxes are matched one to one with the objects of their phrase,
+in descending order of their scores. A box is correct if it is matched at IoU >= 0.5.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

@@ -6,6 +6,7 @@ Copyright 2006 by Princeton University; its licence permits redistribution with 
 
 import csv
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 # Excluded: spaCy tags "rose" and "saw" as verbs and misses "teddy bear", "croissant", "mirror" and "clock" in plain
@@ -60,6 +61,20 @@ def read_concepts(path: Path) -> tuple[Concept, ...]:
 ALL_CONCEPTS = read_concepts(Path(__file__).parent / "vocabulary.csv")
 CONCEPTS = tuple(concept for concept in ALL_CONCEPTS if concept.in_prototype and concept.name not in MISPARSED)
 CONCEPT = {concept.name: concept for concept in CONCEPTS}
+
+HYPERNYM = {concept.name: concept.hypernyms[0] for concept in CONCEPTS} | {
+    synset: parent for concept in CONCEPTS for synset, parent in pairwise(concept.hypernyms)
+}
+"""The parent of each concept and synset in the WordNet tree of the concepts; the root has none."""
+
+
+def levels_of(concept: str) -> list[str]:
+    """The names on the way from below the root of the WordNet tree to a concept: its labels by depth."""
+    path = [concept]
+    while (parent := HYPERNYM.get(path[-1])) is not None:
+        path.append(parent)
+    return [name.partition(".")[0].replace("_", " ") for name in path[-2::-1]]
+
 
 # RGB of each tint at mid luminance.
 COLOURS: dict[str, tuple[int, int, int]] = {

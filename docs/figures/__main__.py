@@ -3,6 +3,7 @@
 import argparse
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -28,6 +29,14 @@ def curves(target: Path) -> None:
     target.write_bytes(write_curves(TRAINING).read_bytes())
 
 
+def heads(target: Path) -> None:
+    """Draw how far the images and texts of the demo's head are from the root."""
+    with tempfile.TemporaryDirectory() as folder:
+        shards = TRAINING.parent / "shards" / "held_out"
+        run("-m", "hypergrit", "evaluate", str(TRAINING), f"shards={shards}", f"pictures={folder}")
+        target.write_bytes((Path(folder) / f"{TRAINING.name}.png").read_bytes())
+
+
 class Figure(NamedTuple):
     """A function that draws a picture, and the arguments of Python that make what it shows, unless that exists."""
 
@@ -42,6 +51,7 @@ FIGURES: Final = {
     "explorer": Figure(pages.explorer, MAKE_DEMO),
     "calibration": Figure(calibration, MAKE_DEMO),
     "curves": Figure(curves, MAKE_TRAINING),
+    "heads": Figure(heads, MAKE_TRAINING),
 }
 
 

@@ -39,8 +39,8 @@ from hypergrit_common.text import duration_text, message
 from pipeline.config import PipelineConfig
 from pipeline.explore.quality.curve import wilson
 from pipeline.output.listing import list_output
-from pipeline.output.lock import describe
-from pipeline.output.resume import find_damaged, plan_work
+from pipeline.output.lock import describe, fenced
+from pipeline.output.resume import check_secrets, find_damaged, plan_work
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.grit import grit_columns, similarity_column, write_arrow, write_grit_parquet
 from pipeline.output.write.samples import remove_url_secrets
@@ -52,7 +52,7 @@ from pipeline.read.source import PART_BYTES, planned_rows, read_parts
 from pipeline.read.types import ShardPlan
 from pipeline.report.advice import HINTS
 from pipeline.report.stats import build_stats
-from pipeline.run.loop import Run, with_limits
+from pipeline.run.loop import limited
 from pipeline.run.progress import DOWNLOAD_CPU, WAITING, Capacity, local_capacity
 from pipeline.run.provenance import (
     check_models,
@@ -68,6 +68,7 @@ from pipeline.stages.download.fetch import Request
 from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.download.stage import Download, Outcome
 from pipeline.stages.order import Step, steps_of
+from pipeline.stages.recaption import RecaptionConfig
 from pipeline.stages.stage import TableFunction
 from pipeline.summary.totals import host_of
 from schemas.files import FILES, INDEX_FILE, LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
@@ -226,6 +227,7 @@ def count_requests(n_shards: int, config: PipelineConfig, provenance: Provenance
     try:
         list_output(store)
         store.write(LEASE_FILE, json.dumps({"token": ""}))  # every commit reads the lease
+        store = fenced(url, "")
         for plan in plans:
             write_shard(SCORED.empty_table(), plan, config.write, store, provenance, lease="")
             store.write(store.file(TIMINGS_FILE, plan.index), "{}")
@@ -322,6 +324,8 @@ class Measured(Done):
 
 class SampleSteps(Steps):
     """The steps of a job, but for the rows of `samples`."""
+
+    stores = False
 
     def __init__(
         self, config: PipelineConfig, provenance: Provenance, samples: Samples, permits: PermitAddress | None = None
@@ -680,6 +684,19 @@ METHOD = (
 )
 
 
+def captioner_lines(found: Prediction, job: Job, config: RecaptionConfig) -> Iterator[str]:
+    """Yield the requests to a captioner, one for each row that reaches it, and their price."""
+    if config.captioner is None:
+        return
+    before = job.stages[: job.stages.index("recaption")]
+    n_dropped = sum(n for (stage, _), n in found.drops.items() if stage in before)
+    low, high = wilson(found.n_sampled - n_dropped, found.n_sampled)
+    asked = Estimate(1 - n_dropped / found.n_sampled, low, high) * job.n_rows
+    yield line("requests to the captioner", asked, "{:,.0f}".format)
+    if config.price:
+        yield line("price of them", asked * (config.price / 1000), "{:,.2f}".format)
+
+
 def prediction_lines(found: Prediction, job: Job, n_planned: int, store_requests: float) -> Iterator[str]:
     """Yield the lines of a prediction; `n_planned` counts all shards of the job, `store_requests` those to stores."""
     done = n_planned - job.n_shards
@@ -737,6 +754,8 @@ def human_bytes(n: float) -> str:
 
 logger = logging.getLogger("hypergrit")
 
+N_ROWS: Final = 200
+"""Rows in the sample of `dry_run=true`: a share of rows is then known to about 7 %."""
 SEED: Final = 0
 """Random seed of the sample: a dry run that is repeated has the same rows."""
 
@@ -760,6 +779,7 @@ def dry_run(config: PipelineConfig) -> int:
     provenance = make_provenance(config)
     start = time.monotonic()
     work = plan_work(config, files, provenance, output)
+    check_secrets(work.old_record, config)
     logger.info("planning took %.1f s, and takes as long in the job", time.monotonic() - start)
     if not work.unfinished:
         print_text(f"all {len(work.plans):,} shards are finished; the job has nothing to compute")
@@ -786,6 +806,8 @@ def dry_run(config: PipelineConfig) -> int:
     parts = upload_parts({name: estimate.value / job.n_shards for name, estimate in found.n_bytes.items()})
     requests = cost.total(job.n_shards) + input_requests(work.unfinished) + (parts * job.n_shards if cost.fixed else 0)
     print_text("\n".join(prediction_lines(found, job, len(work.plans), requests)))
+    for text in captioner_lines(found, job, config.recaption):
+        print_text(text)
     if work.outdated:
         print_text(f"overwrite=true: the job would discard {len(work.outdated)} finished shards")
     return n_failed
@@ -798,9 +820,10 @@ def run_sample(
 
     Returns its shards, the number that failed, and the seconds until the first one beyond those of its stages.
     """
-    samples = choose_rows(plans, config.dry_run_rows, config.rows_per_shard, SEED)
+    n_rows = N_ROWS if config.dry_run is True else int(config.dry_run)
+    samples = choose_rows(plans, n_rows, config.rows_per_shard, SEED)
     shards = sample_plans(samples)
-    run = Run(with_limits(config, sum(shard.n_rows for shard in shards), len(shards)))
+    run = limited(config, sum(shard.n_rows for shard in shards), len(shards))
     recipe = Recipe(partial(SampleSteps, run.config, provenance, samples), run.config)
     measured, start, start_seconds = list[Measured](), time.monotonic(), 0.0
     try:

@@ -19,7 +19,7 @@ from hypergrit_common.files import check_file
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageLimits, ImageRejected, decode
 from hypergrit_common.near_duplicates import N_BITS, perceptual_hash
 from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
-from pipeline.read.samples import IMAGE_SUFFIXES
+from pipeline.read.samples import IMAGE_SUFFIXES, count_suffixes
 from pipeline.read.takedown import TakedownList, digest_of, parse_takedown
 from schemas.rows import DOWNLOADED, HEAVY, SCORED
 from schemas.status import KEPT
@@ -85,7 +85,8 @@ def read_evaluation_set(paths: Sequence[str], radius: int, strip_queries: bool =
 
 def read_folder(fs: AbstractFileSystem, root: str, path: str) -> EvaluationSet:
     """Read the images of a folder. One that cannot be decoded counts with its SHA-256 only."""
-    names = [name for name in map(str, fs.find(root)) if name.rpartition(".")[2].lower() in IMAGE_SUFFIXES]
+    every = list(map(str, fs.find(root)))
+    names = [name for name in every if name.rpartition(".")[2].lower() in IMAGE_SUFFIXES]
     if not names:
         raise UserError(f"against={path}: no images ({', '.join(IMAGE_SUFFIXES)}) in this folder or below")
 
@@ -102,6 +103,10 @@ def read_folder(fs: AbstractFileSystem, root: str, path: str) -> EvaluationSet:
     found = list(map_concurrently(read, names))
     pictures = {picture for _, picture in found if picture is not None}
     logger.info("against=%s: %d images", path, len(found))
+    if others := set(every) - set(names):
+        logger.warning("against=%s: %s are not read", path, count_suffixes(sorted(others)))
+    if n_damaged := sum(picture is None for _, picture in found):
+        logger.warning("against=%s: %d of %d images are compared by their bytes alone", path, n_damaged, len(found))
     return EvaluationSet(TakedownList(hashes=frozenset(digest_of(name) for name, _ in found)), tuple(pictures), 0)
 
 

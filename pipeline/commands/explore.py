@@ -4,18 +4,20 @@ import asyncio
 import json
 from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
 from pipeline.explore.config import ExploreOptions
+from pipeline.output.lock import fence
 from pipeline.output.source import is_option, take_options
-from pipeline.output.store import Store
+from pipeline.output.store import Store, check_outside_outputs
 from schemas.files import REPORT_FILE, STATS_FILE
 
 USAGE: Final = f"""\
@@ -41,8 +43,8 @@ it shows both pictures of each row. The shards are not changed.
 @command("run the same command again")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, ExploreOptions, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe(USAGE, ExploreOptions, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     keys = {field.name for field in fields(ExploreOptions)}
@@ -56,6 +58,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"{len(names)} outputs are given; see hypergrit explore --help for the number that it takes")
     for name in names:
         check_no_user("OUT", name)
+    check_outside_outputs(static=options.static, compare=options.compare, marks=options.marks, cache=options.cache)
     if options.report:
         write_report_again(absolute(names[0]))
     elif options.row:
@@ -92,14 +95,23 @@ def explore(names: Sequence[str], options: ExploreOptions) -> None:
 def write_report_again(output: str) -> None:
     """Write stats.json and report.html of finished shards again, and print the summary.
 
-    Keeps the `truth` of an existing stats.json, which cannot be computed from the shards.
+    Keeps the `truth` of an existing stats.json, which cannot be computed from the shards. Raises UserError if rows are
+    taken down meanwhile, which the report could show.
     """
     from pipeline.report.html import write_report
     from pipeline.report.stats import build_stats
     from pipeline.report.summary import summary_table
 
-    stats = build_stats(output, truth=read_truth(output))
-    write_report(output)
+    store = Store(output)
+    known = store.takedowns
+
+    def check() -> None:
+        if Store(output).takedowns != known:
+            raise UserError(f"rows are being taken down from {output}; run the same command again")
+
+    store.fence = partial(fence, store, check)
+    stats = build_stats(store, truth=read_truth(output))
+    write_report(store)
     print_text(f"{summary_table(stats)}\nreport: {output}/{REPORT_FILE}")
 
 

@@ -1,14 +1,14 @@
 """The frame of the commands that make an output from finished outputs."""
 
-import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final
 
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
 from hypergrit_common.config import Keys, merge, read_layers
-from hypergrit_common.config_help import describe, print_text
-from pipeline.config import LogConfig
+from hypergrit_common.config_help import Key, describe, help_topic, list_keys, print_text
+from pipeline.config import KEYS, Messages, PipelineConfig
+from pipeline.output.source import RUNNING
 
 Main = Callable[[Sequence[str]], int]
 """Runs a command with its `key=value` arguments; returns the number of shards that failed."""
@@ -19,36 +19,35 @@ CODES: Final = f"""\
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class Messages:
-    """The settings of a job that the log needs before the configuration of the source can be read."""
-
-    quiet: bool = False
-    log: LogConfig = field(default_factory=LogConfig)
-
-
 def is_about_messages(argument: str) -> bool:
     """Return True for an argument that sets one of `Messages`."""
     return argument.startswith(("quiet=", "log.", "log="))
 
 
-def derive_command(usage: str, load: Callable[[], Main], options: type | None = None) -> Callable[[Sequence[str]], int]:
+def derive_command(
+    usage: str, load: Callable[[], Main], options: type, settings: Sequence[str] = ()
+) -> Callable[[Sequence[str]], int]:
     """Return the `main` of a command, which takes its arguments and returns the exit code.
 
     `load` imports the command, which takes seconds and is not needed for `--help`. The fields of `options` are the keys
-    of the command besides those that `usage` names.
+    of the command besides those that `usage` names, and those of a job: `settings` and RUNNING.
     """
 
     @command("finished shards are kept; run the same command again to resume")
     def main(arguments: Sequence[str]) -> int:
-        if "-h" in arguments or "--help" in arguments:
-            print_text(usage if options is None else describe(usage, options, {}))
+        if (topic := help_topic(arguments)) is not None:
+            print_text(describe(usage, options, KEYS.short, topic=topic, more=keys_of_job((*settings, *RUNNING))))
             return 0
         messages = merge(Messages, read_layers([item for item in arguments if is_about_messages(item)], Keys()))
-        set_up_logging(logging.WARNING if messages.quiet else logging.INFO, is_json=messages.log.format == "json")
+        set_up_logging(messages.level, is_json=messages.log.format == "json")
         return FAILED_SHARDS if load()(arguments) else 0
 
     return main
+
+
+def keys_of_job(names: Sequence[str]) -> list[Key]:
+    """Return the keys of a job with these names or in these groups, for `--help KEY`."""
+    return [key for key in list_keys(PipelineConfig) if any(f"{key.name}.".startswith(f"{name}.") for name in names)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from typing import Final
 
 from hypergrit_common.cli import EXIT_CODES, command
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import describe, help_topic, list_keys, print_text
 from hypergrit_common.errors import UserError
-from pipeline.config import load_config
+from pipeline.config import KEYS, PipelineConfig, load_config
 
 USAGE: Final = f"""\
 usage: hypergrit models fetch [CONFIG.yaml ...] [key=value ...]
@@ -18,13 +18,16 @@ fetch    Loads the grounder and the scorer of a job once on the CPU, which downl
 convert  Checks a released GLIP checkpoint (a .pth or .safetensors file) and writes it to FOLDER in the safetensors
          format, with its configuration and vocabulary. The folder is a grounder: grounder=FOLDER.
 
-  hypergrit models fetch scorer=openai/clip-vit-base-patch32
-  hypergrit models fetch jobs/pipeline/coyo.yaml grounder=s3://bucket/models/glip_l scorer=openai/clip-vit-base-patch32
+  hypergrit models fetch grounder=IDEA-Research/grounding-dino-tiny scorer=openai/clip-vit-base-patch32
+  hypergrit models fetch jobs/mine.yaml                            the models of a job file
+  hypergrit models fetch grounder=s3://bucket/models/glip_l scorer=open_clip:ViT-B-32/laion2b_s34b_b79k
   hypergrit models convert glip_tiny.pth output=models/glip_t vocabulary=vocab.txt
+  hypergrit run ... grounder=models/glip_t                         use a converted checkpoint
+
+`--help KEY` also explains a key of a job.
 
 {EXIT_CODES}
-
-convert, """
+"""
 
 
 @command()
@@ -32,8 +35,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run the command; return the exit code."""
     from pipeline.stages.ground.glip.convert import ConvertConfig, convert_with
 
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, ConvertConfig, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        more = list_keys(PipelineConfig)
+        print_text(describe(USAGE, ConvertConfig, KEYS.short, topic=topic, more=more, title="keys of convert"))
         return 0 if arguments else 2
     name, *rest = arguments
     actions = {"fetch": fetch, "convert": convert_with}

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
@@ -30,6 +30,7 @@ from pipeline.explore.quality.marks import (
     write_form,
 )
 from pipeline.output.source import take_options, take_output
+from pipeline.output.store import check_outside_outputs
 
 USAGE: Final = f"""\
 usage: hypergrit quality OUT [known=FILE | marks=FILE] [key=value ...]
@@ -101,8 +102,8 @@ class QualityOptions:
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, QualityOptions, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe(USAGE, QualityOptions, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     output, rest = take_output(arguments, "hypergrit quality OUT")
@@ -119,6 +120,7 @@ def main(arguments: Sequence[str]) -> int:
 def draw_sample(output: str, options: QualityOptions) -> None:
     """Write the page and the form of a sample of boxes to mark."""
     page, path = Path(options.page), Path(options.form)
+    check_outside_outputs(page=options.page, form=options.form)
     questions = choose(output, options.boxes, options.seed, options.of, options.min_score)
     form = write_form(question.candidate for question in questions)
     if path.is_file() and path.read_bytes() != form.encode():

@@ -1,9 +1,9 @@
 """Try rows of a finished output again whose download failed for a reason that can pass; their shards are replaced.
 
 A retried shard is that of a job in which these rows succeeded at once: its stages see what they would see in that job.
-Kept rows have their stored images. The last digits of the models' results depend on the rows that share a batch, so that
-the rows which the models dropped take part too; their images, which are not stored, are fetched again. If one is not the
-same any more, its row keeps its result.
+Kept rows have their stored images. The last digits of the models' results depend on the rows that share a batch, so
+that the rows which the models dropped take part too; their images, which are not stored, are fetched again. If one is
+not the same any more, its row keeps its result.
 """
 
 import dataclasses
@@ -20,12 +20,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
-from hypergrit_common.config import runtime_keys
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config import last_value, read_layers, runtime_keys
+from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import counted
 from hypergrit_common.urls import check_no_user
+from pipeline.commands.frame import keys_of_job
 from pipeline.config import KEYS, PipelineConfig, runtime_settings
 from pipeline.faults import ShardError
 from pipeline.output.commit import finish_replacements, open_output
@@ -33,7 +34,6 @@ from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.resume import Work, check_secrets, formats_by_hash, formats_of, plan_work, read_record
 from pipeline.output.source import (
-    OF_ONE_RUN,
     check_formats,
     check_hashes,
     check_keys,
@@ -50,7 +50,7 @@ from pipeline.read.types import ShardPlan, Task
 from pipeline.report.cards import DroppedPicture, read_dropped
 from pipeline.report.summary import Report
 from pipeline.run.job import Shards
-from pipeline.run.loop import Run, connected, tasks_of, with_limits
+from pipeline.run.loop import Run, connected, limited, tasks_of
 from pipeline.run.provenance import check_no_query, check_writable, make_provenance, with_absolute_paths
 from pipeline.run.steps import Done, Notes, Part, Steps
 from pipeline.stages.download.permits import PermitAddress
@@ -306,7 +306,7 @@ def add_fetched(table: pa.Table, fetched: pa.Table) -> pa.Table:
 
 logger = logging.getLogger("hypergrit")
 
-TAKEN: Final = runtime_keys(PipelineConfig) - {*OF_ONE_RUN, "dry_run_rows"}
+TAKEN: Final = runtime_keys(PipelineConfig) - {"overwrite", "dry_run"}
 """Settings that may differ from the job's: they do not decide the content."""
 
 
@@ -317,7 +317,7 @@ def retry(arguments: Sequence[str]) -> int:
     code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short)]
     old = dataclasses.replace(read_config(store, code, loads=True), output=output)
     config = with_absolute_paths(dataclasses.replace(read_config(store, changes, loads=True), output=output))
-    check_keys(changes, (*TAKEN, *KEYS.plugins), "retry")
+    check_keys(changes, (*TAKEN, *KEYS.plugins, "output"), "retry")
     config.download.check_use()
     if config.read.takedown is not None:
         read_takedown(config.read.takedown)
@@ -340,7 +340,7 @@ def retry(arguments: Sequence[str]) -> int:
             store.remove_drafts()
             written = formats_by_hash(old)
             formats = {manifest["shard"]: formats_of(manifest, written) for manifest in manifests}
-            run = Run(with_limits(config, n_rows, len(plans)), lease)
+            run = limited(config, n_rows, len(plans), lease)
             shards = Shards(run, provenance, formats, partial(RetrySteps, reasons=options.reasons))
             for recipe, group in shards.recipes(plans):
                 deque(run.results(recipe, group), maxlen=0)
@@ -353,11 +353,12 @@ def retry(arguments: Sequence[str]) -> int:
 
 def take_arguments(arguments: Sequence[str]) -> tuple[str, RetryOptions, list[str]]:
     """Return the absolute output, the options of retry, and the settings and YAML files. Raises UserError."""
+    files = [item for item in arguments if "=" not in item]
     outputs = [item.partition("=")[2] for item in arguments if item.startswith("output=")]
+    outputs = outputs or [str(last_value(read_layers(files, KEYS), "output") or "")]
     if len(outputs) != 1 or not outputs[0]:
         raise UserError(f"{len(outputs)} outputs are given; give one: hypergrit run retry=true output=OUT")
     check_no_user("output", outputs[0])
-    files = [item for item in arguments if "=" not in item]
     rest = [item for item in arguments if "=" in item and not item.startswith(("output=", "retry="))]
     options, changes = take_options(rest, RetryOptions)
     return absolute(outputs[0]), options, [*files, *changes]
@@ -418,7 +419,7 @@ those that the models dropped are. After a kill, run the same command again.
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command, or print its help; return the exit code. Raises UserError."""
-    if "-h" in arguments or "--help" in arguments:
-        print_text(describe(USAGE, RetryOptions, {}))
+    if (topic := help_topic(arguments)) is not None:
+        print_text(describe(USAGE, RetryOptions, KEYS.short, topic=topic, more=keys_of_job(tuple(TAKEN))))
         return 0
     return FAILED_SHARDS if retry(arguments) else 0

@@ -19,8 +19,9 @@ from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
 from pipeline.commands.frame import CODES, derive_command
 from pipeline.commands.rewrite_order import MixedShard, key_end, make_mixed, plan_order
 from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
-from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey
+from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey, scorer_identity
 from pipeline.config import PipelineConfig, content_hash
+from pipeline.models import NO_MODEL
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import plan_from_json, read_manifest
 from pipeline.output.resume import flatten, formats_by_hash, read_record, settings_of
@@ -28,7 +29,6 @@ from pipeline.output.source import (
     Source,
     check_hashes,
     given_keys,
-    may_lack_queries,
     new_config,
     take_options,
     take_path,
@@ -49,8 +49,8 @@ USAGE: Final = f"""\
 usage: hypergrit rewrite source=A [source=B ...] output=NEW [key=value ...]
 
 Makes a new output from one or several finished ones: other thresholds or formats, several outputs in one, without
-duplicates, without evaluation images, in shards of another size. No model runs, and the sources are left alone. The
-options combine, and take effect in the order in which they stand here.
+duplicates, without evaluation images, in shards of another size. No model runs, but the scorer for dedupe=[meaning], and
+the sources are left alone. The options combine, and take effect in the order in which they stand here.
 
   hypergrit rewrite source=out/demo output=out/strict score.min_score=0.8 score.min_side_px=48
   hypergrit rewrite source=out/coyo source=out/laion output=out/both
@@ -63,8 +63,9 @@ options combine, and take effect in the order in which they stand here.
   output               folder or URL for the new shards
   score.min_score, score.min_clip_score, score.min_side_px, score.size_rule, score.keep_all
                        thresholds can be raised; they can be lowered if the job ran with score.keep_all=true
-  score.min_image_similarity
-                       lowest cosine of image and caption
+  score.min_presence   lowest presence of a phrase in the image, of a grounder that predicts it
+  score.min_image_similarity, score.min_head_score
+                       lowest cosine of image and caption, lowest score of the job's linear head
   ground.keep_pairs=false
                        drop the rows without a box, which HyCoCLIP's own loader cannot read
   against              evaluation images to drop: a folder (with its subfolders), or a text file with a URL, a SHA-256
@@ -82,7 +83,7 @@ THRESHOLDS: Final = tuple(field.name for field in dataclasses.fields(Thresholds)
 FILTERS: Final = (*(f"score.{name}" for name in THRESHOLDS), "score.keep_all", "ground.keep_pairs")
 """Settings of the filters, which decide anew what is kept."""
 NEEDED: Final = {
-    "dedupe_radius": "dedupe", "memory_gb": "dedupe", "against_radius": "against",
+    "dedupe_radius": "dedupe", "dedupe_cosine": "dedupe", "memory_gb": "dedupe", "against_radius": "against",
     "shuffle": "samples_per_shard", "seed": "samples_per_shard", "mix_shards": "samples_per_shard",
 }  # fmt: skip
 """Option -> the option without which it has no effect."""
@@ -97,11 +98,15 @@ class RewriteOptions:
     # also join outputs whose settings, models or versions differ; each shard keeps its own in its manifest
     mixed: bool = False
     # what makes two kept rows duplicates, one or more of: url (equal URLs), bytes (equal SHA-256 of the bytes that were
-    # received), picture (perceptual hashes of the stored images within `dedupe_radius`). The lowest key stays
+    # received), picture (perceptual hashes of the stored images within `dedupe_radius`), meaning (cosine of the embeddings
+    # of the stored images by the job's scorer at least `dedupe_cosine`). The lowest key stays
     dedupe: tuple[str, ...] = ()
     # number of the 64 bits in which the hashes of duplicates may differ, 0 to 8; must be given for picture. Two pictures
     # differ in an even number of bits, nearly always
     dedupe_radius: int | None = None
+    # cosine from which two images have the same meaning; must be given for meaning. Look at the pairs before you choose: it
+    # depends on the scorer
+    dedupe_cosine: float | None = None
     # memory that the comparison may use, in GB; beyond it, it uses the disk of TMPDIR
     memory_gb: float = 4.0
     # number of the 64 bits, 0 to 16, in which the perceptual hashes of the same image may differ; 6 finds 93 % of copies
@@ -129,6 +134,12 @@ class RewriteOptions:
             raise UserError(
                 "dedupe=[picture] and dedupe_radius=BITS belong together, such as dedupe=[url,bytes,picture] "
                 "dedupe_radius=4"
+            )
+        check_range(self, "dedupe_cosine", least=0, most=1)
+        if ("meaning" in self.dedupe) != (self.dedupe_cosine is not None):
+            raise UserError(
+                "dedupe=[meaning] and dedupe_cosine=COSINE belong together, such as dedupe=[url,bytes,meaning] "
+                "dedupe_cosine=0.95"
             )
         check_range(self, "against_radius", least=0, most=MAX_EVALUATION_RADIUS)
         check_range(self, "samples_per_shard", "mix_shards", least=1)
@@ -167,7 +178,11 @@ def rewrite(arguments: Sequence[str]) -> int:
         raise UserError(f"a manifest of the sources lacks {error}; see hypergrit verify") from error
     if len(sources) > 1 and not options.mixed and (found := differences(sources, owns, parts)):
         raise UserError(f"the sources differ in {'; '.join(found)}. Give mixed=true to join them all the same")
-    lacks_queries = may_lack_queries(new, (manifest for source in sources for manifest in source.manifests.values()))
+    if "meaning" in options.dedupe and new.score.scorer == NO_MODEL:
+        raise UserError(
+            f"dedupe=[meaning] compares embeddings of the scorer, but {folders[0]} was made with scorer=none"
+        )
+    lacks_queries = new.write.strip_url_queries
     evaluation = read_evaluation_set(against, options.against_radius, lacks_queries) if against else None
     pass_ = Pass(parts, new, options, evaluation, bool(given & set(FILTERS)))
     record = None
@@ -234,6 +249,9 @@ class Pass:
             identities = json.dumps([part.identity for part in self.parts])
             found |= {"dedupe": options.criteria, "parts": hashlib.sha256(identities.encode()).hexdigest()}
             found |= {} if options.dedupe_radius is None else {"dedupe_radius": options.dedupe_radius}
+        if options.dedupe_cosine is not None:
+            scorer = scorer_identity(self.config.score)
+            found |= {"dedupe_cosine": options.dedupe_cosine, **{f"scorer_{key}": text for key, text in scorer.items()}}
         if self.evaluation is not None:
             found |= {"against": self.evaluation.digest, "against_radius": options.against_radius}
         if options.samples_per_shard is not None:
@@ -254,8 +272,8 @@ class Pass:
         """What must be known before a shard is written."""
         options = self.options
         return Survey(
-            self.parts, self.reader, self.config, options.criteria, options.dedupe_radius or 0, options.memory_gb,
-            self.counts,
+            self.parts, self.reader, self.config, options.criteria, options.dedupe_radius or 0,
+            options.dedupe_cosine or 0.0, options.memory_gb, self.counts,
         )  # fmt: skip
 
     def prepare(self, store: Store, lease: Lease) -> None:
@@ -376,6 +394,8 @@ def new_provenance(
     thresholds = Thresholds(**before["thresholds"])
     after = dataclasses.replace(thresholds, **changed)
     check_thresholds(thresholds, after, old.score.keep_all)
+    if "min_head_score" in names and "head" not in before["models"]:
+        raise UserError("score.min_head_score: the source has no scores of a head; run the job with score.head=FILE")
     if own.score.keep_all and not old.score.keep_all:
         raise UserError("score.keep_all=true: the source has no scores of removed boxes; run the job with this setting")
     config_hash = content_hash(own)
@@ -418,7 +438,7 @@ def differing(prefix: str, values: Iterable[dict[str, Any]]) -> list[str]:
     return [f"{key}: {', '.join(found)}" for key, found in by_key.items() if len(found) > 1]
 
 
-main = derive_command(USAGE, lambda: rewrite, RewriteOptions)
+main = derive_command(USAGE, lambda: rewrite, RewriteOptions, (*FILTERS, "write", "overwrite"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """The rows of a finished shard as `rewrite` passes them on: thresholds, keys, drops and images, one after the other."""
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, get_args
@@ -296,8 +297,8 @@ class StoredCosines:
     """The cosines of a SCORED table."""
 
     def __init__(self, table: pa.Table) -> None:
-        self._keys, self._scores, self._similarity = (
-            table[name].to_pylist() for name in ("key", "box_scores", "clip_similarity")
+        self._keys, self._scores, self._similarity, self._heads = (
+            table[name].to_pylist() for name in ("key", "box_scores", "clip_similarity", "head_score")
         )
 
     def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
@@ -314,6 +315,10 @@ class StoredCosines:
             self._fail(indices[found.index(None)], "the caption")
         return found
 
+    def of_head(self, indices: Sequence[int]) -> list[float | None]:
+        """Return the score of the linear head for each row; None without a head."""
+        return [self._heads[i] for i in indices]
+
     def _fail(self, row: int, what: str) -> None:
         raise UserError(
             f"row {self._keys[row]}: {what} has no CLIPScore, since a filter of the source removed it; lower thresholds "
@@ -325,8 +330,12 @@ def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
     """Raise UserError if a threshold is lowered whose removed boxes have no scores in the source."""
     if kept_all:
         return
-    if new.min_image_similarity is None and old.min_image_similarity is not None:
-        new = dataclasses.replace(new, min_image_similarity=-1.0)
+    # A threshold that is not set any more is the lowest one.
+    least = {"min_image_similarity": -1.0, "min_head_score": -math.inf, "min_presence": 0.0}
+    unset: dict[str, Any] = {
+        name: value for name, value in least.items() if getattr(new, name) is None and getattr(old, name) is not None
+    }
+    new = dataclasses.replace(new, **unset)
     lowered = [
         f"score.{field.name} from {getattr(old, field.name)} to {getattr(new, field.name)}"
         for field in dataclasses.fields(Thresholds)

@@ -8,18 +8,20 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Literal, get_args
+from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.image_codec import ImageRejected
-from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
-from hypergrit_common.near_duplicates import N_BITS, make_masks, perceptual_hash
+from hypergrit_common.images import STORED_IMAGE_LIMITS, Image, decode
+from hypergrit_common.near_duplicates import N_BITS, find_alike, make_masks, perceptual_hash
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted, one_line
 from pipeline.commands.rewrite_rows import (
@@ -40,12 +42,18 @@ from pipeline.output.lock import Lease
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
+from pipeline.run.provenance import model_identity
+from pipeline.stages.score.filters import ScoreConfig, scorer_path
 from schemas.files import DROPS_FILE, FACTS_FILE
+from schemas.manifest import ModelIdentity
 from schemas.status import KEPT
+
+if TYPE_CHECKING:
+    from pipeline.stages.score.scorers import Scorer
 
 logger = logging.getLogger("hypergrit")
 
-Criterion = Literal["url", "bytes", "picture"]
+Criterion = Literal["url", "bytes", "picture", "meaning"]
 CRITERIA: Final[tuple[Criterion, ...]] = get_args(Criterion)
 """What makes two rows duplicates, in the order in which the criteria are applied."""
 COLUMNS: Final = {"url": "url", "bytes": "sha256"}
@@ -61,7 +69,8 @@ AT_ONCE: Final = 64
 class Survey:
     """What is looked for among the rows of `parts`: duplicates by `criteria`, and the number of kept rows if `counts`.
 
-    `radius` is that of pictures, in bits. The files are in the output until `clean`; an interrupted survey goes on.
+    `radius` is that of pictures, in bits, and `cosine` the least one of images with the same meaning. The files are in the
+    output until `clean`; an interrupted survey goes on.
     """
 
     parts: Sequence[Part]
@@ -69,6 +78,7 @@ class Survey:
     config: PipelineConfig
     criteria: Sequence[Criterion]
     radius: int
+    cosine: float
     memory_gb: float
     counts: bool
 
@@ -107,21 +117,22 @@ class Survey:
 
     def _find_duplicates(self, store: Store, lease: Lease) -> None:
         remove_abandoned_folders(tempfile.gettempdir())
-        pictures = "picture" in self.criteria
-        facts = map_concurrently(partial(read_facts, store, pictures), self.parts, AT_ONCE)
+        pictures, score = "picture" in self.criteria, self.config.score
+        scorer = score if "meaning" in self.criteria else None
+        read = partial(read_facts, store, pictures, scorer=scorer)
+        facts = map_concurrently(read, self.parts, AT_ONCE)
         missing = [part for part, table in zip(self.parts, facts, strict=True) if table is None]
-        self.each(partial(write_facts, self.config.output, pictures), missing, "read to compare", lease)
+        self.each(partial(write_facts, self.config.output, pictures, scorer=scorer), missing, "read to compare", lease)
         with database(self.memory_gb, self.config.ray.cpu_workers) as duplicates:
-            for part, table in zip(
-                self.parts, map_concurrently(partial(read_facts, store, pictures), self.parts, AT_ONCE), strict=True
-            ):
+            for part, table in zip(self.parts, map_concurrently(read, self.parts, AT_ONCE), strict=True):
                 if table is None:
                     name = store.url(store.file(FACTS_FILE, part.number))
                     raise UserError(f"{name} has gone; run the same command again")
                 duplicates.add(table)
             logger.info("comparing the rows of %s", counted(len(self.parts), "shard"))
             duplicates.check_keys(self.parts[0].source["output"])
-            duplicates.find(self.criteria, self.radius)
+            device = pick_device(score.device, key="score.device") if scorer else None
+            duplicates.find(self.criteria, self.radius, self.cosine, device)
             lease.check()
             n_rows = self._write(duplicates)
         logger.info("%d duplicates found", n_rows)
@@ -167,36 +178,54 @@ FACTS: Final = pa.schema(
     [("key", pa.int64()), ("url", pa.string()), ("sha256", pa.string()), ("phash", pa.int64()), ("part", pa.int32())]
 )
 """A kept row: the number that its key is, and what is compared; `phash` is null if pictures are not compared."""
+EMBEDDING: Final = "embedding"
+"""Further column with the scorer's embedding of the image, of unit length: the bytes of float16 [d]."""
 
 
-def write_facts(output: str, pictures: bool, part: Part) -> int:
-    """Write the facts of a part to the output; return their number."""
-    table, store = make_facts(output, pictures, part), Store(output)
-    content = encode(table, {MADE_FROM: facts_identity(part, pictures).encode()})
+def write_facts(output: str, pictures: bool, part: Part, scorer: ScoreConfig | None = None) -> int:
+    """Write the facts of a part to the output, with embeddings if there is a scorer; return their number."""
+    table, store = make_facts(output, pictures, part, scorer), Store(output)
+    content = encode(table, {MADE_FROM: facts_identity(part, pictures, scorer).encode()})
     store.write_bytes(store.file(FACTS_FILE, part.number), content)
     return len(table)
 
 
-def read_facts(store: Store, pictures: bool, part: Part) -> pa.Table | None:
+def read_facts(store: Store, pictures: bool, part: Part, scorer: ScoreConfig | None = None) -> pa.Table | None:
     """Return the facts of a part; None if the output has none, or those of another part, or damaged ones."""
-    return decode_table(store.read(store.file(FACTS_FILE, part.number)), facts_identity(part, pictures))
+    return decode_table(store.read(store.file(FACTS_FILE, part.number)), facts_identity(part, pictures, scorer))
 
 
-def facts_identity(part: Part, pictures: bool) -> str:
+def facts_identity(part: Part, pictures: bool, scorer: ScoreConfig | None) -> str:
     """Return the identity of the facts of a part, by which those of another one are recognised."""
-    return hashlib.sha256(json.dumps([part.identity, part.number, pictures], sort_keys=True).encode()).hexdigest()
+    model = scorer and scorer_identity(scorer)
+    return hashlib.sha256(
+        json.dumps([part.identity, part.number, pictures, model], sort_keys=True).encode()
+    ).hexdigest()
 
 
-def make_facts(output: str, pictures: bool, part: Part) -> pa.Table:
+def scorer_identity(config: ScoreConfig) -> ModelIdentity:
+    """Return the name of the scorer, and the hash of its files if they are local."""
+    return model_identity(config.scorer, scorer_path(config.scorer))
+
+
+@cache
+def loaded_scorer(config: ScoreConfig) -> "Scorer":
+    """Load the scorer once in each process. Raises UserError like `make_scorer`."""
+    from pipeline.stages.score.scorers import make_scorer  # imports torch
+
+    return make_scorer(config)
+
+
+def make_facts(output: str, pictures: bool, part: Part, scorer: ScoreConfig | None = None) -> pa.Table:
     """Return the facts of the kept rows of a part. Raises UserError if it cannot be read."""
     reader = PartReader(output)
-    table = reader.table(part) if pictures else concat(reader.batches(part, COMPARED))
+    table = reader.table(part) if pictures or scorer else concat(reader.batches(part, COMPARED))
     table = table.filter(pc.equal(table["status"], KEPT))
     keys = table["key"].to_pylist()
     hashes: list[int | None] = [None] * len(table)
     if pictures:
         hashes = [signed_hash(*pair) for pair in zip(table["image"].to_pylist(), keys, strict=True)]
-    return pa.table(
+    facts = pa.table(
         {
             "key": [key_number(key, part.source["output"]) for key in keys],
             "url": table["url"],
@@ -206,17 +235,29 @@ def make_facts(output: str, pictures: bool, part: Part) -> pa.Table:
         },
         schema=FACTS,
     )
+    if scorer is None:
+        return facts
+    embeddings = list[bytes]()
+    if keys:  # the scorer takes at least one image
+        images = (decoded(image.as_py(), key) for image, key in zip(table["image"], keys, strict=True))
+        embeddings = [row.tobytes() for row in loaded_scorer(scorer).embed_images(images).half().numpy()]
+    return facts.append_column(EMBEDDING, pa.array(embeddings, pa.binary()))
+
+
+def decoded(image: bytes, key: str) -> Image:
+    """Return a stored image. Raises UserError, naming the row, if it cannot be decoded."""
+    try:
+        return decode(image, STORED_IMAGE_LIMITS)
+    except ImageRejected as error:
+        raise UserError(f"row {key}: its stored image cannot be decoded ({error}); see hypergrit verify") from error
 
 
 def signed_hash(image: bytes, key: str) -> int:
     """Return the perceptual hash of a stored image as the signed integer with the same bits.
 
-    Raises UserError, naming the row, if the image cannot be decoded.
+    Raises UserError like `decoded`.
     """
-    try:
-        value = perceptual_hash(decode(image, STORED_IMAGE_LIMITS))
-    except ImageRejected as error:
-        raise UserError(f"row {key}: its stored image cannot be decoded ({error}); see hypergrit verify") from error
+    value = perceptual_hash(decoded(image, key))
     return value - (1 << N_BITS) if value >> (N_BITS - 1) else value
 
 
@@ -241,18 +282,19 @@ def database(memory_gb: float, threads: int | None) -> Iterator["Duplicates"]:
             yield duplicates
     except (duckdb.OperationalError, duckdb.FatalException) as error:
         raise UserError(
-            f"the rows cannot be compared with memory_gb={memory_gb:g} and the disk of TMPDIR ({tempfile.gettempdir()}): "
-            f"{one_line(error).partition(' Possible solutions')[0]}; give a larger memory_gb, or a TMPDIR with more space"
+            f"the rows cannot be compared with memory_gb={memory_gb:g} and the disk of TMPDIR "
+            f"({tempfile.gettempdir()}): {one_line(error).partition(' Possible solutions')[0]}; give a larger "
+            "memory_gb, or a TMPDIR with more space"
         ) from error
 
 
 class Duplicates:
     """The rows of an output in a database in `folder`, which uses at most about `memory_gb` of memory.
 
-    The criteria are applied in the order url, bytes, picture, each to the rows that those before it left. Of rows with
-    the same URL or the same bytes, the one with the lowest key stays. Of similar pictures, rows go greedily by key: a
-    row goes if a row with a lower key stays that is within the radius. So no two rows that stay are duplicates by any
-    criterion, and pictures are not joined by a chain of similar ones.
+    The criteria are applied in the order url, bytes, picture, meaning, each to the rows that those before it left. Of rows
+    with the same URL or the same bytes, the one with the lowest key stays. Of similar pictures, rows go greedily by key: a
+    row goes if a row with a lower key stays that is within the radius; likewise of similar embeddings. So no two rows that
+    stay are duplicates by any criterion, and pictures are not joined by a chain of similar ones.
     """
 
     def __init__(self, folder: str, memory_gb: float, threads: int | None) -> None:
@@ -263,9 +305,14 @@ class Duplicates:
         self._db = duckdb.connect(str(Path(folder, "rows.duckdb")), config=config)
         self._db.execute("create table facts (key bigint, url varchar, sha256 varchar, phash bigint, part integer)")
         self._db.execute("create table gone (key bigint, stays bigint, reason varchar)")
+        self._embeddings = list[tuple[Any, Any]]()  # keys [n], and float16 [n d]
 
     def add(self, facts: pa.Table) -> None:
-        """Add rows (FACTS)."""
+        """Add rows (FACTS), perhaps with an EMBEDDING, which stays in memory."""
+        if EMBEDDING in facts.column_names and len(facts):
+            rows = [np.frombuffer(row, np.float16) for row in facts[EMBEDDING].to_pylist()]
+            self._embeddings.append((facts["key"].to_numpy(), np.stack(rows)))
+            facts = facts.drop_columns([EMBEDDING])
         self._db.register("new", facts)
         self._db.execute("insert into facts select key, url, sha256, phash, part from new")
         self._db.unregister("new")
@@ -276,13 +323,15 @@ class Duplicates:
         if row := found.fetchone():
             raise UserError(f"two rows of {output} have the key {row[0]:012d}; see hypergrit verify")
 
-    def find(self, by: Collection[Criterion], radius: int) -> None:
-        """Find the duplicates by these criteria; `radius` in bits, for pictures."""
+    def find(self, by: Collection[Criterion], radius: int, cosine: float = 1.0, device: Any = None) -> None:
+        """Find the duplicates by these criteria; `radius` in bits, for pictures; `cosine` and torch device, for meaning."""
         for criterion, column in COLUMNS.items():
             if criterion in by:
                 self._find_equal(column, f"same_{criterion}")
         if "picture" in by:
             self._find_similar(radius)
+        if "meaning" in by and self._embeddings:
+            self._find_alike(cosine, device)
         for _ in by:  # a row that stays by one criterion may go by a later one: follow it to the row that stays
             self._db.execute("update gone set stays = later.stays from gone later where gone.stays = later.key")
 
@@ -300,6 +349,19 @@ class Duplicates:
             drop table firsts
             """
         )
+
+    def _find_alike(self, cosine: float, device: Any) -> None:
+        left = self._db.execute("select key from facts anti join gone using (key)").fetchnumpy()["key"]
+        keys, features = (np.concatenate(parts) for parts in zip(*self._embeddings, strict=True))
+        self._embeddings.clear()
+        order = np.argsort(keys)
+        order = order[np.isin(keys[order], left)]
+        keys, features = keys[order], features[order]
+        stays = keys[find_alike(features, cosine, device)]
+        is_gone = stays != keys
+        self._db.register("alike", pa.table({"key": keys[is_gone], "stays": stays[is_gone]}))
+        self._db.execute("insert into gone select key, stays, 'same_meaning' from alike")
+        self._db.unregister("alike")
 
     def _find_similar(self, radius: int) -> None:
         """Compare the distinct hashes: of the rows with one hash, only that with the lowest key can stay."""

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import logging
 import sys
 import tempfile
 from collections import Counter
@@ -20,6 +21,7 @@ from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
 from pipeline.commands.frame import Main, TakedownOptions, derive_command
 from pipeline.config import PipelineConfig
+from pipeline.explore.index import remove_cached
 from pipeline.faults import ShardError
 from pipeline.output.commit import (
     Staging,
@@ -33,17 +35,24 @@ from pipeline.output.commit import (
 )
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_batches, read_manifests, write_summary
+from pipeline.output.lock import fenced
 from pipeline.output.source import (
     RUNNING,
     check_keys,
-    may_lack_queries,
     read_config,
     take_options,
     take_output,
     take_path,
 )
-from pipeline.output.store import Store, temporary_folder_prefix
-from pipeline.output.takedowns import FoundRows, find_rows, read_errors, remove_leftovers, unreadable
+from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
+from pipeline.output.takedowns import (
+    FoundRows,
+    find_rows,
+    listed_strangers,
+    read_errors,
+    remove_leftovers,
+    unreadable,
+)
 from pipeline.output.write.grit import write_arrow, write_grit_parquet
 from pipeline.output.write.samples import count_removed, kept_boxes
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
@@ -55,6 +64,8 @@ from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, REPORT_FILE, STATS_FI
 from schemas.manifest import Counts, Manifest
 from schemas.rows import SCORED
 from schemas.status import KEPT
+
+logger = logging.getLogger("hypergrit")
 
 # The counts of a shard without the rows that go.
 
@@ -170,7 +181,7 @@ def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[Sa
     """Write a tar without the samples of these rows; return the places of the others."""
     samples = [sample for sample in read_places(store, name) if sample.key not in kinds]
     with (
-        store.fs.open(store.path(name), "rb") as source,
+        store.open(name) as source,
         staging.open(name, rows=len(samples)) as file,
         TarWriter(file) as tar,
     ):
@@ -204,7 +215,7 @@ def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds)
         for batch in read_batches(store, manifest, SCORED.names)
         for row in batch.to_pylist()
     ]
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         metadata = text_of(pa.ipc.open_file(file).schema.metadata)
     with staging.open(name, rows=len(rows)) as file:
         write_arrow(file, rows, with_images=True, metadata=metadata)
@@ -239,7 +250,7 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
     manifests = read_manifests(store)
     check_finished(store, manifests)
-    entries = entries.without_queries() if may_lack_queries(config, manifests) else entries
+    entries = entries.without_queries() if config.write.strip_url_queries else entries
     step = partial(find_in, config.output, entries, None)
     run = Run(config)
     found = list(found_by(run, step, manifests))
@@ -253,32 +264,38 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
 
 
 def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
-    """Remove the rows shard by shard, then write the report; return the number of shards that failed.
+    """Remove the rows shard by shard, then write the report; return the number of shards and files that may have some.
 
     The entries are recorded first: whatever happens then, no command writes their rows again. Those of earlier lists
     are looked for too, since their run may have been interrupted. The report of a shard that failed would show its rows,
-    so there is none until all have succeeded.
+    so there is none until all have succeeded, nor for an output without a finished shard.
     """
     check_writable(store)
     with open_output(store) as lease:
         manifests = read_manifests(store)
-        if may_lack_queries(config, manifests):
+        if config.write.strip_url_queries:
             entries = entries.without_queries()
         store.record_takedowns(entries)
+        store.remove([REPORT_FILE, STATS_FILE])
+        remove_cached(store)
         remove_leftovers(store, manifests)
+        remove_abandoned_folders(tempfile.gettempdir())  # of verbs that were killed, whose rows are listed too
         step = partial(find_in, config.output, store.takedowns, lease.token)
         run = Run(config, lease)
         found = list(found_by(run, step, manifests))
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         remove_leftovers(store, read_manifests(store))
-        if run.failed:
+        if run.failed or not manifests:
             store.remove([STATS_FILE, REPORT_FILE])
         else:
             Report(config).write(store, [manifest["shard"] for manifest in manifests])
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
-    return len(run.failed)
+    others = list(listed_strangers(store))
+    for name, text in others:
+        logger.warning("%s: %s, and run the same command again", store.url(name), text)
+    return len(run.failed) + len(others)
 
 
 def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Manifest]) -> Iterator[Found]:
@@ -288,7 +305,7 @@ def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Ma
 
 def find_in(output: str, entries: TakedownList, lease: str | None, manifest: Manifest) -> Found:
     """Find the rows of a shard, and remove them if a lease is given. Raises ShardError for a damaged shard."""
-    store = Store(output)
+    store = fenced(output, lease)
     try:
         found = find_rows(store, manifest, entries)
         if found and lease is not None:
@@ -308,8 +325,11 @@ taken_down with its key and its place in the input; image, caption, phrases, box
 without such rows are left as they are. The output keeps digests of the entries (_takedowns.json): neither the job nor
 another command writes their rows to it again, or to outputs made from it.
 
-  hypergrit takedown out/demo list=takedown.txt dry_run=true
+  hypergrit takedown out/demo list=takedown.txt dry_run=true       which rows the list names
+  hypergrit takedown out/demo list=takedown.txt                    remove them
+  hypergrit takedown out/demo list=takedown.txt ray.runner=local   without Ray
   hypergrit takedown s3://data/coyo list=s3://data/takedown.txt ray.address=auto
+  hypergrit run ... read.takedown=takedown.txt                     a new job that leaves them out
 
   OUT                  output folder or URL of a job
   list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a
@@ -319,7 +339,7 @@ another command writes their rows to it again, or to outputs made from it.
 {EXIT_CODES}
 0 the rows are in no file of the output.
 3 some shards are damaged, and still have their rows: the log has their errors; `hypergrit verify OUT requeue=true`, then
-  the same command again.
+  the same command again. Or files of others are below the output, which the log names: remove them, then the same.
 """
 
 

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config import check_range
 from hypergrit_common.config_help import describe as describe_options
-from hypergrit_common.config_help import print_text
+from hypergrit_common.config_help import help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from hypergrit_common.tar import TarError
@@ -42,7 +42,7 @@ from pipeline.output.manifest import checked_counts, parse_manifest
 from pipeline.output.resume import again, describe_left_out
 from pipeline.output.source import take_options, take_output
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
-from pipeline.output.takedowns import find_rows, listed_leftovers
+from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column
 from pipeline.output.write.samples import GroundedPhrase, check_row, count_removed, kept_boxes, shortest_float, to_json
 from pipeline.output.write.samples import Row as KeptRow
@@ -63,6 +63,7 @@ from schemas.files import (
     MANIFEST_FILE,
     ROLLUP_FILE,
     SUMMARY_FILE,
+    TARS,
     TRAIN_ANNOTATIONS,
     TRAIN_BOX_IMAGE,
     TRAIN_BOX_PHRASE,
@@ -151,8 +152,7 @@ def annotation_problems(row: Row, fields: dict[str, Any], content: bytes, config
     if to_json(expected) == content:
         return
     plain = json.loads(to_json(expected))
-    differing = [name for name in plain if name in fields and plain[name] != fields[name]]
-    if differing:  # a field that another version did not write is no difference
+    if differing := [name for name in plain if plain[name] != fields.get(name)]:
         yield f"differs from arrow/ in {', '.join(differing)}"
 
 
@@ -171,8 +171,6 @@ def image_problems(name: str, data: bytes, width: int, height: int) -> Iterator[
 
 DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError)
 """Exceptions of reading a manifest with missing fields or wrong types."""
-TARS: Final = {kind: files[0] for kind, files in FILES.items() if files[0].suffix == ".tar"}
-"""Format -> its tar."""
 
 
 def manifest_problems(manifest: Manifest, index: int, plan: PlanJson | None, layout: Layout = FLAT) -> Iterator[str]:
@@ -187,7 +185,7 @@ def manifest_problems(manifest: Manifest, index: int, plan: PlanJson | None, lay
 
 
 def _problems(manifest: Manifest, index: int, plan: PlanJson | None, layout: Layout) -> Iterator[str]:
-    if manifest["schema"].partition(".")[0] != VERSION.partition(".")[0]:
+    if manifest["schema"] != VERSION:
         yield f"it has schema {manifest['schema']}, but this version of HyperGRIT reads {VERSION}"
     if manifest["shard"] != index:
         yield f"it is the manifest of shard {manifest['shard']}"
@@ -208,9 +206,8 @@ def _problems(manifest: Manifest, index: int, plan: PlanJson | None, layout: Lay
 def _file_problems(manifest: Manifest, index: int, layout: Layout) -> Iterator[str]:
     """Describe the files that are missing, unknown, or have another number of rows than the counts."""
     expected = expected_rows(manifest, index, layout)
-    optional = {layout.path(INDEX_FILE, index)}  # earlier versions wrote none
     files: dict[str, Any] = dict(manifest["files"])
-    for name in sorted(expected.keys() - optional - files.keys()):
+    for name in sorted(expected.keys() - files.keys()):
         yield f"it does not list {name}, although it lists its format"
     for name in sorted(files.keys() - expected.keys()):
         yield f"it lists {name}, which is no file of its formats {', '.join(manifest['formats'])}"
@@ -246,17 +243,19 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
     """
     index = manifest["shard"]
     name, rollup = store.file(SUMMARY_FILE, index), ROLLUP_FILE.format(rollup_of(index))
-    content = store.read(name)
-    if content is None:
-        return None
     fix = (
         f"remove it and {rollup}, if it exists, and run `hypergrit explore {store.url('').rstrip('/')} report=true`, which "
         "counts the rows again"
     )
     try:
+        content = store.read(name)
+        if content is None:
+            return None
         found = json.loads(decompressed(content))
         version, manifests = found.pop("version"), found.pop("manifests")
-    except (*SUMMARY_DAMAGE, pa.ArrowException, OSError):
+    except (*SUMMARY_DAMAGE, pa.ArrowException, OSError, UserError) as error:
+        if isinstance(error, UserError) and not store.is_local:
+            raise  # the store does not answer
         return Problem(name, f"damaged; {fix}")
     if version != SUMMARY_VERSION or manifests != {str(index): stamp(store, index)}:
         return None
@@ -436,7 +435,7 @@ class Content:
         if not self.has_index:
             return
         self.file = self.index
-        indexed = indexed_places(self.store.path(self.file), self.manifest["schema"])
+        indexed = indexed_places(self.store.path(self.file))
         for kind, places in self.places.items():
             found = indexed.get(kind, [])
             if found != places:
@@ -531,7 +530,7 @@ class Content:
     def _ledger(self, file: ShardFile, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
         if file not in self.intact:
             return None
-        return self._named(self.names[file], read(self._path(file), schema, self.manifest["schema"]))
+        return self._named(self.names[file], read(self._path(file), schema))
 
     def _named(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
         """Pass on items; an exception while they are read names the file."""
@@ -556,7 +555,7 @@ def as_by_webdataset(store: Store, name: str, samples: Iterator[Sample]) -> Iter
     """Pass on the samples of a tar. Raises ValueError at the first that webdataset, a usual reader, reads otherwise."""
     from webdataset.tariterators import group_by_keys, tar_file_expander  # imports torch
 
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         theirs = group_by_keys(tar_file_expander([{"url": name, "stream": file}]))
         for ours, found in zip_longest(samples, theirs):
             if ours is None or found is None or found != {"__key__": ours[0], "__url__": name, **ours[1]}:
@@ -582,9 +581,11 @@ usage: hypergrit verify OUT [requeue=true] [processes=N]
 Checks every finished shard of an output: hashes and sizes of the files, the rows of the ledger, the samples of the tars,
 every image, and the sums of the report. Nothing is changed without requeue=true.
 
-  hypergrit verify out/mine
-  hypergrit verify s3://bucket/shards processes=16
-  hypergrit verify out/mine requeue=true; hypergrit run jobs/mine.yaml output=out/mine     compute broken shards again
+  hypergrit verify out/mine                                        what is broken; exit code 1 if anything is
+  hypergrit verify s3://bucket/shards processes=16                 an output in a store
+  hypergrit verify out/strict                                      an output of rewrite, takedown or retry: the same
+  hypergrit verify out/mine requeue=true                           then `hypergrit run` computes broken shards again
+  hypergrit verify out/mine && hypergrit train shards=out/mine/train output=out/model
 
   OUT                  output folder or URL of a job
 
@@ -609,8 +610,8 @@ class VerifyOptions:
 @command("nothing has been changed")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if not arguments or "-h" in arguments or "--help" in arguments:
-        print_text(describe_options(USAGE, VerifyOptions, {}))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe_options(USAGE, VerifyOptions, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     output, rest = take_output(arguments, "hypergrit verify OUT")
@@ -640,7 +641,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
         remove_abandoned_folders(tempfile.gettempdir())
         others = [
             *contents.problems,
-            *(Problem(*item) for item in listed_leftovers(store)),
+            *(Problem(*item) for find in (listed_leftovers, listed_strangers, old_report) for item in find(store)),
             *filter(None, [repeats.problem(store), None if broken else sums.problem(store)]),
         ]
         for problem in others:
@@ -663,10 +664,10 @@ def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes
 
     A file that crashes a reader is a problem of its shard. Raises UserError if the store does not answer.
     """
-    ray = RayConfig(runner="local", cpu_workers=n_processes, retries=0, step_timeout_s=TIMEOUT_S)
-    run = Run(PipelineConfig(input=store.root, output=store.root, ray=ray))
+    ray, output = RayConfig(runner="local", cpu_workers=n_processes, retries=0, step_timeout_s=TIMEOUT_S), store.url("")
+    run = Run(PipelineConfig(input=output, output=output, ray=ray))
     tasks = [Task(index, 0, plan) for index, plan in plans.items()]
-    for result in run.results(Recipe(partial(Checker, store.root), text="checked"), tasks):
+    for result in run.results(Recipe(partial(Checker, output), text="checked"), tasks):
         finding = result
         if not isinstance(result, Finding):
             finding = Finding(result["shard"], layout=store.layout)

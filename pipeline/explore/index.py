@@ -89,8 +89,7 @@ def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None)
     Of several processes, one builds it and the others wait. Indexes of other shards of the same output that no process
     uses are removed. Raises UserError if a shard is damaged or the cache cannot be written.
     """
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # as in the XDG specification
-    place = (Path(cache) if cache else home / "hypergrit" / "explore") / digest(store.url(""))
+    place = place_of(store, cache)
     folder = place / digest(str(VERSION), *(manifest_hash(manifest) for manifest in manifests))
     try:
         if index := use_index(folder):
@@ -110,6 +109,25 @@ def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None)
             return index
     except OSError as error:
         raise UserError(f"{place} cannot be written: {one_line(error)}; give another folder with cache=") from error
+
+
+def place_of(store: Store, cache: str | None = None) -> Path:
+    """Return the folder with the indexes of an output."""
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # as in the XDG specification
+    return (Path(cache) if cache else home / "hypergrit" / "explore") / digest(store.url(""))
+
+
+def remove_cached(store: Store) -> None:
+    """Remove the indexes of an output from the cache of this user, also those in use. Raises UserError."""
+    place = place_of(store)
+    try:
+        if place.exists():
+            with locked(f"{place}.lock"):
+                shutil.rmtree(place)
+    except OSError as error:
+        raise UserError(
+            f"{place}, which has rows of the output, cannot be removed: {one_line(error)}; remove it"
+        ) from error
 
 
 def use_index(folder: Path) -> Index | None:

@@ -60,7 +60,7 @@ class MarkFile:
                 if place == len(lines) and not mark:
                     return
                 lines[place : place + 1] = [new]
-                csv.writer(file, lineterminator="\n").writerows([COLUMNS, *lines])
+                csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL).writerows([COLUMNS, *lines])
                 write_text(self.path, file.getvalue())
         except OSError as error:
             raise UserError(f"{self.path} cannot be written: {one_line(error)}; give another file") from error

@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO, cast
 
 from hypergrit_common.disk import sync
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import file_hash
+from hypergrit_common.files import NotAFileError, file_hash
 from hypergrit_common.remote import store_errors
 from hypergrit_common.tar import Member, TarError, iter_members, reader_of, round_up_to_block
 from pipeline.faults import ShardError
@@ -303,7 +303,7 @@ def finish_replacement(store: Store, index: int, lease: Lease) -> None:
         is_whole = all(has_content(store, file["draft"], file) or has_content(store, final, file)
                        for final, file in files.items())  # fmt: skip
         new = manifest_bytes(journal["manifest"])
-    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError, NotAFileError) as error:
         logger.warning("%s is damaged (%s), and removed; the job computes its shard again", store.url(name), error)
         store.remove([name])
         return
@@ -420,7 +420,7 @@ def find_content(store: Store, manifest: Manifest, formats: Sequence[str], sha25
 
 def read_places(store: Store, name: str) -> Iterator[SamplePlace]:
     """Yield the places of the samples of a tar. Raises TarError and errors of the store."""
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         members = iter_members(reader_of(file), 0, file.seek(0, os.SEEK_END))
         for key, found in groupby(members, key_of):
             sample = list(found)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import NotAFileError, check_file, file_hash
+from hypergrit_common.files import file_hash
 from hypergrit_common.text import one_line
 from pipeline.output.ledger import AllKeys, ShardKeys, check_finished
 from pipeline.output.listing import list_output
@@ -48,11 +48,10 @@ def file_problem(store: Store, name: str, facts: FileFacts, folder: str) -> str:
         return f"{size} bytes, but the manifest names {facts['bytes']}"
     try:
         path = store.path(name) if store.is_local else copied(store, name, folder)
-        check_file(path)  # a pipe would never end
         digest = file_hash(path)
     except FileNotFoundError:
         return "missing"
-    except (NotAFileError, OSError) as error:
+    except OSError as error:
         return f"cannot be read: {one_line(error)}"
     return "" if digest == facts["sha256"] else "other content than the manifest names (SHA-256)"
 
@@ -132,7 +131,7 @@ class Finding:
 class Contents:
     """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files.
 
-    `command` made the output from others; "" for an output of the job, or of version 0.6 or earlier. `left_out` are
+    `command` made the output from others; "" for an output of the job. `left_out` are
     unfinished shards of its sources.
     """
 

@@ -16,8 +16,8 @@ from schemas.rows import SCORED
 def summarize(manifest: Manifest, batches: Iterable[pa.RecordBatch]) -> Summary:
     """Return the summary of a shard with these rows.
 
-    A shard without arrow/ has no batches, and contributes only the counts of its manifest. Raises ValueError if the rows
-    and the manifest disagree.
+    A shard without arrow/ has no batches, and contributes only the counts of its manifest. Raises ValueError if the
+    rows and the manifest disagree.
     """
     summary = Summary(rows=RowCounts([checked_counts(manifest)]), chosen=choose(manifest))
     for name, facts in manifest["files"].items():

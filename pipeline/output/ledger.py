@@ -13,8 +13,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.remote import map_concurrently, one_line
-from hypergrit_common.tar import iter_members, reader_of
+from hypergrit_common.remote import map_concurrently, one_line, store_errors
+from hypergrit_common.tar import TarError, iter_members, reader_of
 from pipeline.output.commit import read_places
 from pipeline.output.counts import summarize
 from pipeline.output.manifest import manifest_hash, parse_manifest
@@ -39,8 +39,7 @@ def check_finished(store: Store, shards: Collection[object]) -> None:
 def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
     """Return the manifests of the finished shards, or of those with an index in `only`, in order.
 
-    Shards of earlier versions with the same major schema version are read too. Raises UserError if one has another
-    major schema version.
+    Raises UserError if one has another schema version.
     """
     found = indices(store, MANIFEST_FILE)
     if only is not None:
@@ -59,7 +58,7 @@ def read_manifests_of(store: Store, indices: Collection[int]) -> list[Manifest]:
 def parse_manifests(store: Store, contents: Mapping[str, bytes]) -> list[Manifest]:
     """Return the manifests in these files, in the order of their shards.
 
-    Damaged ones are left out. Raises UserError if one has another major schema version.
+    Damaged ones are left out. Raises UserError if one has another schema version.
     """
     manifests: list[Manifest] = []
     for file, content in contents.items():
@@ -69,12 +68,10 @@ def parse_manifests(store: Store, contents: Mapping[str, bytes]) -> list[Manifes
         else:
             logger.warning("%s is no manifest, and its shard is left out; the next run of the job computes it again",
                            store.url(file))  # fmt: skip
-    major = VERSION.partition(".")[0]
-    old = next((manifest for manifest in manifests if manifest["schema"].partition(".")[0] != major), None)
-    if old:
+    if old := next((manifest for manifest in manifests if manifest["schema"] != VERSION), None):
         raise UserError(
             f"shard {old['shard']} of {store.root} has schema {old['schema']}, but this version of HyperGRIT reads "
-            f"{major}.x; run the job again to replace the shard"
+            f"{VERSION}; run the job again to replace the shard"
         )
     return sorted(manifests, key=lambda manifest: manifest["shard"])
 
@@ -87,7 +84,7 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
     name = store.file(FILES["arrow"][0], manifest["shard"])
     if name not in manifest["files"]:
         return
-    batches = _read_batches(store, store.path(name), columns)
+    batches = _read_batches(store, name, columns)
     while True:
         try:
             batch = next(batches)
@@ -95,18 +92,23 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
         except StopIteration:
             return
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise UserError(
-                f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
-                f"{store.url(store.file(MANIFEST_FILE, manifest['shard']))}, and run the job again to replace the shard"
-            ) from error
+            raise damaged_error(store, manifest, name, error) from error
         yield batch
 
 
-def _read_batches(store: Store, path: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    with pa.memory_map(path) if store.is_local else pa.PythonFile(store.fs.open(path, "rb"), "r") as source:
+def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception) -> UserError:
+    """Return the error for a damaged file of a finished shard."""
+    return UserError(
+        f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
+        f"{store.url(store.file(MANIFEST_FILE, manifest['shard']))}, and run the job again to replace the shard"
+    )
+
+
+def _read_batches(store: Store, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    with store.open_arrow(name) as source:
         schema = pa.ipc.open_file(source).schema
-        fields = sorted(schema.get_field_index(column) for column in columns)
-        if fields[0] < 0:
+        fields = sorted(schema.get_field_index(name) for name in columns)
+        if -1 in fields:
             raise ValueError(f"it has not all of the columns {', '.join(columns)}")
         reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for i in range(reader.num_record_batches):
@@ -114,7 +116,10 @@ def _read_batches(store: Store, path: str, columns: Sequence[str]) -> Iterator[p
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:
-    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped."""
+    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped.
+
+    Raises UserError if a file is lost or damaged.
+    """
     images: dict[str, bytes] = {}
     for batch in read_batches(store, manifest, ("key", "image")):
         for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):
@@ -122,15 +127,23 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
                 images[key] = image.as_py()
     name, missing = store.file(FILES["grit"][0], manifest["shard"]), set(keys) - set(images)
     if missing and name in manifest["files"]:
-        with store.fs.open(store.path(name), "rb") as file:
-            read_at = reader_of(file)
-            for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
-                key, _, extension = member.name.partition(".")
-                if key in missing and extension == GRIT_IMAGE:
-                    images[key] = read_at(member.data_offset, member.size)
-                    missing.remove(key)
-                if not missing:
-                    break
+        try:
+            images |= _images_of_tar(store, name, missing)
+        except store_errors(TarError, ValueError) as error:
+            raise damaged_error(store, manifest, name, error) from error
+    return images
+
+
+def _images_of_tar(store: Store, name: str, keys: set[str]) -> dict[str, bytes]:
+    images: dict[str, bytes] = {}
+    with store.open(name) as file:
+        read_at = reader_of(file)
+        for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
+            key, _, extension = member.name.partition(".")
+            if key in keys and extension == GRIT_IMAGE:
+                images[key] = read_at(member.data_offset, member.size)
+            if len(images) == len(keys):
+                break
     return images
 
 
@@ -142,13 +155,10 @@ def count_shard(store: Store, manifest: Manifest) -> Summary:
     return summarize(manifest, read_batches(store, manifest, COLUMNS))
 
 
-def write_summary(store: Store, manifest: Manifest, stamp: str | None = None) -> Summary:
-    """Count a shard, and write its summary. Raises like `count_shard`.
-
-    `stamp` is the SHA-256 of the file of the manifest, of which an earlier version may have written another form.
-    """
+def write_summary(store: Store, manifest: Manifest) -> Summary:
+    """Count a shard, and write its summary. Raises like `count_shard`."""
     summary, index = count_shard(store, manifest), manifest["shard"]
-    content = SummaryFile({index: stamp or manifest_hash(manifest)}, summary).to_bytes()
+    content = SummaryFile({index: manifest_hash(manifest)}, summary).to_bytes()
     store.write_bytes(store.file(SUMMARY_FILE, index), content)
     return summary
 
@@ -215,14 +225,11 @@ Sample = tuple[str, dict[str, bytes]]
 """Key and members of a sample."""
 
 
-def arrow_rows(path: str, schema: pa.Schema, version: str) -> Iterator[Row]:
-    """Yield the rows of an Arrow file. Raises ValueError if it has another schema, and errors of Arrow if it is damaged.
-
-    `version` is the schema version of its manifest: files of an earlier one may lack columns.
-    """
+def arrow_rows(path: str, schema: pa.Schema) -> Iterator[Row]:
+    """Yield the rows of an Arrow file. Raises ValueError if it has another schema, and errors of Arrow if it is damaged."""
     with pa.memory_map(path) as source:
         reader = pa.ipc.open_file(source)
-        check_schema(reader.schema, schema, version)
+        check_schema(reader.schema, schema)
         for i in range(reader.num_record_batches):
             batch = reader.get_batch(i)
             batch.validate(full=True)
@@ -230,28 +237,26 @@ def arrow_rows(path: str, schema: pa.Schema, version: str) -> Iterator[Row]:
                 yield from batch.slice(start, BATCH_ROWS).to_pylist()
 
 
-def parquet_rows(path: str, schema: pa.Schema, version: str) -> Iterator[Row]:
+def parquet_rows(path: str, schema: pa.Schema) -> Iterator[Row]:
     """Yield the rows of a parquet file. Raises like `arrow_rows`."""
     with pq.ParquetFile(path) as file:
-        check_schema(file.schema_arrow, schema, version)
+        check_schema(file.schema_arrow, schema)
         for batch in file.iter_batches(BATCH_ROWS):
             yield from batch.to_pylist()
 
 
-def check_schema(found: pa.Schema, expected: pa.Schema, version: str) -> None:
-    """Raise ValueError if columns are missing or have another type; a file of an earlier version may have fewer."""
-    if version == VERSION and found.names != expected.names:
+def check_schema(found: pa.Schema, expected: pa.Schema) -> None:
+    """Raise ValueError if columns are missing, or one has another type."""
+    if found.names != expected.names:
         raise ValueError(f"its columns are {', '.join(found.names)}, but should be {', '.join(expected.names)}")
-    for item in found:
-        number = expected.get_field_index(item.name)
-        if number < 0 or (version == VERSION and not item.equals(expected.field(number))):
-            kind = "missing in the schema" if number < 0 else f"not {expected.field(number).type}"
-            raise ValueError(f"its column {item.name} of the type {item.type} is {kind}")
+    for item, other in zip(found, expected, strict=True):
+        if not item.equals(other):
+            raise ValueError(f"its column {item.name} of the type {item.type} is not {other.type}")
 
 
 def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iterator[Sample]:
     """Yield the samples of a tar with the contents of their members. Raises ValueError if a member occurs twice."""
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         read_at = reader_of(file)
         for sample in places:
             if len({member.name for member in sample.members}) != len(sample.members):
@@ -259,10 +264,10 @@ def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iter
             yield sample.key, {member.name: read_at(member.offset, member.size) for member in sample.members}
 
 
-def indexed_places(path: str, version: str) -> dict[str, list[SamplePlace]]:
+def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
     """Read `_index/` of a shard: format -> places. Raises like `arrow_rows`."""
     found: dict[str, list[SamplePlace]] = {}
-    for row in arrow_rows(path, INDEX, version):
+    for row in arrow_rows(path, INDEX):
         members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
         place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
         found.setdefault(row["format"], []).append(place)

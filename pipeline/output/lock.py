@@ -17,13 +17,14 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any, Final, TypeVar
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import ProcessId, this_process
+from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3
 from pipeline.faults import ShardError
 from pipeline.output.store import Store, write_atomically
@@ -59,6 +60,25 @@ def check_lease(store: Store, token: str | None) -> None:
             f"the job or command of this process has lost the output {store.root} to {describe(content)}, and nothing is "
             "written; if it has not finished, run it again later"
         )
+
+
+@contextmanager
+def fence(store: Store, check: Callable[[], object]) -> Iterator[None]:
+    """Check the lease, which on a local disk nobody takes over during the `with` block. Raises what `check` raises.
+
+    A process that stood still and goes on would else replace a file of the process that has taken over meanwhile.
+    """
+    with locked(f"{store.path(LEASE_FILE)}.lock") if store.is_local else nullcontext():
+        check()
+        yield
+
+
+def fenced(output: str, token: str | None) -> Store:
+    """Return an output to which a worker writes small files only while the lease with this token holds it."""
+    store = Store(output)
+    if token is not None:
+        store.fence = partial(fence, store, partial(check_lease, store, token))
+    return store
 
 
 def token_of(content: bytes | None) -> str | None:
@@ -211,7 +231,11 @@ class Lease:
     def check(self) -> None:
         """Read the lease. Raises UserError if another job has taken it over."""
         with self._lock:
-            self._read()
+            self.recheck()
+
+    def recheck(self) -> None:
+        """Check the lease within its `fence`, for which a renewal waits while it has the lock of `check`."""
+        self._read()
         self.raise_if_lost()
 
     def raise_if_lost(self) -> None:
@@ -275,9 +299,11 @@ def hold_lease(store: Store) -> Iterator[Lease]:
     Raises UserError if another job holds it; the message names its host, process and start.
     """
     lease = Lease(store, acquire(store))
+    store.fence = partial(fence, store, lease.recheck)
     try:
         yield lease
     finally:
+        store.fence = nullcontext
         lease.release()
 
 

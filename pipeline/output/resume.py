@@ -34,7 +34,7 @@ from pipeline.read.plan import Batch, CutFile, Known, ShardPlans, cut_files
 from pipeline.read.roots import object_version
 from pipeline.read.samples import Scan, list_folder, scan_tar, scan_tars
 from pipeline.read.types import ShardPlan
-from schemas.files import COMMAND_FILE, FILES, INDEX_FILE, JOB_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
+from schemas.files import COMMAND_FILE, FILES, INDEX_FILE, JOB_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE, TARS
 from schemas.job import CommandRecord, InputBatch, InputFile, JobRecord, LeftOut
 from schemas.layout import MAX_SHARDS
 from schemas.manifest import Manifest, Provenance
@@ -54,7 +54,7 @@ def write_command(store: Store, command: str, shards: Sequence[int], left_out: S
 
 
 def read_command(store: Store) -> CommandRecord | None:
-    """Read the record; None for an output of the job, or of version 0.6 or earlier. Raises UserError if it is damaged."""
+    """Read the record; None for an output of the job. Raises UserError if it is damaged."""
     content = store.read(COMMAND_FILE)
     if content is None:
         return None
@@ -113,12 +113,15 @@ def setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[
     }
 
 
+THRESHOLD: Final = "threshold "
+
+
 def provenance_differences(old: Provenance, new: Provenance) -> Iterator[str]:
     """Describe versions, models and thresholds that differ."""
     for name, label in (("hypergrit", "HyperGRIT"), ("schema", "schemas")):
         if old.get(name) != new.get(name):
             yield f"{label}: {show(old, name)} -> {show(new, name)}"
-    for group, label in (("packages", "package "), ("thresholds", "threshold ")):
+    for group, label in (("packages", "package "), ("thresholds", THRESHOLD)):
         before, after = _mapping(old.get(group)), _mapping(new.get(group))
         for name in sorted(before.keys() | after.keys()):
             if before.get(name) != after.get(name):
@@ -245,12 +248,12 @@ def find_damage(
     """Compare the files of a shard, its index and those of the formats of `config`, with its manifest."""
     index = store.file(INDEX_FILE, plan.index)
     names = {store.file(kind, plan.index) for name in config.write.formats for kind in FILES[name]}
-    names |= {index} & manifest["files"].keys()  # earlier versions wrote none
+    names |= {index} if set(manifest["formats"]) & TARS.keys() else set()
     damaged = {name for name in names if not has_file(store, listing, name, manifest)}
     if not damaged:
         return None
     formats = formats_of(manifest, written)
-    return Damage(plan, formats, damaged == {index})
+    return Damage(plan, formats, damaged == {index} & manifest["files"].keys())
 
 
 def has_file(store: Store, listing: Listing, name: str, manifest: Manifest) -> bool:
@@ -418,10 +421,7 @@ DAMAGE: Final = (ValueError, LookupError, TypeError, AttributeError, ArithmeticE
 
 
 def read_record(store: Store) -> JobRecord | None:
-    """Read the record of the job that wrote the shards; None for a new output, or one of version 0.2 or earlier.
-
-    Raises UserError if the file is damaged.
-    """
+    """Read the record of the job that wrote the shards; None without one. Raises UserError if it is damaged."""
     content = store.read(JOB_FILE)
     if content is None:
         return None
@@ -870,6 +870,13 @@ def compare(
         same = plans.select(
             np.array([i for i, (plan, old) in pairs if plan == old and is_unchanged(plan, history)], int)
         )
+    old, new = record["provenance"].get("thresholds", {}), provenance["thresholds"]
+    for key in settings:  # the values that took effect, once
+        if (
+            effect := f"{THRESHOLD}{(name := key.rpartition('.')[2])}: {show(old, name)} -> {show(new, name)}"
+        ) in others:
+            others.remove(effect)
+            settings[key] = f"{key}{effect.removeprefix(THRESHOLD + name)}"
     return same, [*settings.values(), *others, *inputs]
 
 
@@ -912,11 +919,22 @@ def describe_manifest(
     return found
 
 
+def cheaper(store: Store, differences: Sequence[str]) -> str:
+    """Return the advice to rewrite the output, which needs no model, if thresholds of the scores alone differ."""
+    changes = {text.partition(":")[0]: text.rpartition(" -> ")[2] for text in differences}
+    if not all(key.startswith("score.min_") for key in changes):
+        return ""
+    keys = " ".join(f"{key}={value}" for key, value in changes.items())
+    return f"`hypergrit rewrite source={store.url('').rstrip('/')} output=NEW {keys}` makes it without models; "
+
+
 def report_differences(config: PipelineConfig, store: Store, differences: Sequence[str], n_outdated: int) -> None:
     """Log the differences. Raises UserError if finished shards would be discarded without `overwrite=true`."""
     shards = counted(n_outdated, "finished shard")
     text = f"{shards} {'differs' if n_outdated == 1 else 'differ'} (changed: {join(differences)})"
     if n_outdated and not config.overwrite:
         them = "it" if n_outdated == 1 else "them"
-        raise UserError(f"{store.root}: {text}; overwrite=true makes {them} again, or give another output=")
+        raise UserError(
+            f"{store.root}: {text}; {cheaper(store, differences)}overwrite=true makes {them} again, or give another output="
+        )
     logger.warning("%s; %s", text, "computed again" if n_outdated else "all remain valid")

@@ -6,7 +6,7 @@ import itertools
 import os
 import tempfile
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -16,14 +16,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig, OmegaConf
 
-from hypergrit_common.config import RESOLVED_FILE, Keys, merge, read_layers
+from hypergrit_common.config import RESOLVED_FILE, Keys, check_yaml, merge, read_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute, check_output_is_absolute
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.tar import iter_members, reader_of
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
-from hypergrit_common.yaml_text import check_yaml
 from pipeline.config import KEYS, PipelineConfig, make_config
 from pipeline.faults import ShardError
 from pipeline.output.contents import file_problem
@@ -43,14 +42,12 @@ Options = TypeVar("Options")
 
 RUNNING: Final = ("log", "quiet", "ray", "report")
 """Settings that every command takes: they do not decide the content."""
-OF_ONE_RUN: Final = ("overwrite", "dry_run")
-"""Settings that a saved configuration never passes on; earlier versions could save a dry run."""
 
 
 def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) -> PipelineConfig:
     """Return the configuration of the job that wrote an output, with the changes of `key=value` arguments.
 
-    Without OF_ONE_RUN. `loads`: its stages will run, so that code of the user which it names is imported if `changes`
+    `loads`: its stages will run, so that code of the user which it names is imported if `changes`
     name it too. Raises UserError naming the file or argument, the key and the fix.
     """
     name, content = store.url(RESOLVED_FILE), store.read(RESOLVED_FILE)
@@ -64,8 +61,6 @@ def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) 
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
     if not isinstance(layer, DictConfig):
         raise UserError(f"{name} must hold `key: value` lines")
-    for key in OF_ONE_RUN:
-        layer.pop(key, None)
     return make_config([(layer, name)], read_layers(changes, KEYS), loads=loads)
 
 
@@ -156,14 +151,6 @@ def new_config(
     if old.write.strip_url_queries and not new.write.strip_url_queries:
         raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
     return dataclasses.replace(new, output=output)
-
-
-def may_lack_queries(config: PipelineConfig, manifests: Iterable[Manifest]) -> bool:
-    """Return True if URLs of an output may have lost their queries, which a list to compare them with may have.
-
-    Versions up to 0.6.0 merged such outputs with others without a trace, so all outputs of commands count.
-    """
-    return config.write.strip_url_queries or any("origin" in manifest for manifest in manifests)
 
 
 class Source:
@@ -297,12 +284,12 @@ WHOLE: Final = 0.5
 def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     """Return the table with the images of its kept rows that `_index/` finds in grit/."""
     places = image_places(store, manifest, without_image(table))
-    path = store.path(store.file(FILES["grit"][0], manifest["shard"]))
+    tar = store.file(FILES["grit"][0], manifest["shard"])
 
     def read(place: tuple[int, int]) -> bytes:
-        return bytes(store.fs.cat_file(path, start=place[0], end=sum(place)))
+        return bytes(store.fs.cat_file(store.readable(tar), start=place[0], end=sum(place)))
 
-    with store.convert_errors("read", store.file(FILES["grit"][0], manifest["shard"])):
+    with store.convert_errors("read", tar):
         found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
     return add_images(table, found)
 
@@ -312,7 +299,7 @@ def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None 
     name, tar = store.file(INDEX_FILE, manifest["shard"]), store.file(FILES["grit"][0], manifest["shard"])
     if (keys is not None and not keys) or not {name, tar} <= manifest["files"].keys():
         return {}
-    content = store.read(name)
+    content = store.read_spare(name)
     if content is None or stamp_of(content) != manifest["files"][name]["sha256"]:
         return {}
     try:
@@ -375,7 +362,7 @@ class Shard:
         name = self.store.file(FILES["grit"][0], self.manifest["shard"])
         if name not in self.manifest["files"]:
             return {}
-        with self.store.fs.open(self.store.path(name), "rb") as file:
+        with self.store.open(name) as file:
             members = iter_members(reader_of(file), 0, self.manifest["files"][name]["bytes"])
             parts = ((member.name.partition("."), member) for member in members)
             return {key: (m.data_offset, m.size) for (key, _, kind), m in parts if kind == GRIT_IMAGE}
@@ -400,7 +387,7 @@ class Shard:
     def _image(self, number: int) -> bytes | None:
         batch, place = self._place(number)
         if at := self.places.get(self.keys[batch][place]):
-            path = self.store.path(self.store.file(FILES["grit"][0], self.manifest["shard"]))
+            path = self.store.readable(self.store.file(FILES["grit"][0], self.manifest["shard"]))
             return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
         image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
         return image
@@ -436,8 +423,7 @@ class Shard:
 
 def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
     """Return one batch of arrow/ with these columns, without reading those before it."""
-    path = store.path(store.file(FILES["arrow"][0], manifest["shard"]))
-    with pa.memory_map(path) if store.is_local else pa.PythonFile(store.fs.open(path, "rb"), "r") as source:
+    with store.open_arrow(store.file(FILES["arrow"][0], manifest["shard"])) as source:
         schema = pa.ipc.open_file(source).schema
         fields = sorted(schema.get_field_index(name) for name in columns)
         batch = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields)).get_batch(number)

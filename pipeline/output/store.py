@@ -3,26 +3,29 @@
 import errno
 import fcntl
 import json
+import logging
 import os
 import re
 import secrets
 import shutil
 import socket
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Final, cast
+from typing import IO, Final, cast
 
+import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.disk import sync
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file
-from hypergrit_common.process import ProcessId, this_process
+from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.time_limits import reported
+from hypergrit_common.urls import text_without_secrets
 from pipeline.faults import ShardError
 from pipeline.read.takedown import TakedownList
 from schemas.files import (
@@ -30,6 +33,7 @@ from schemas.files import (
     JOB_FILE,
     LAYOUT_FILE,
     MANIFEST_FILE,
+    MANIFEST_FOLDER,
     OUTPUT_FOLDERS,
     ROLLUP_FOLDER,
     TAKEDOWNS_FILE,
@@ -37,6 +41,8 @@ from schemas.files import (
 )
 from schemas.layout import FLAT, FOLDERS, Layout, ShardFile, is_shard_folder, layout_for, parse_layout
 from schemas.manifest import FileFacts
+
+logger = logging.getLogger("hypergrit")
 
 # Names of temporary files that tell which process writes them, and the removal of those that nobody writes any more.
 
@@ -159,6 +165,8 @@ class Store:
         if self.is_local and ("::" in output or min(output, default=" ") < " "):
             raise UserError(f"{output!r} has '::' or a control character in its name; give another one")
         self._layout: Layout | None = None
+        # What surrounds the writing of a small file: a check of the lease (pipeline.output.lock).
+        self.fence: Callable[[], AbstractContextManager[object]] = nullcontext
 
     @property
     def layout(self) -> Layout:
@@ -215,13 +223,33 @@ class Store:
         options = {"max_concurrency": 1} if is_s3(self.fs) else {}  # else s3fs asks for the size first
         try:
             with self.convert_errors("read", relative):
-                if self.is_local:
-                    check_file(self.path(relative))
-                return cast(bytes, self.fs.cat_file(self.path(relative), **options))
+                return cast(bytes, self.fs.cat_file(self.readable(relative), **options))
         except (FileNotFoundError, NotADirectoryError):
             return None
         except NotAFileError as error:
             raise UserError(str(error)) from error
+
+    def read_spare(self, relative: str) -> bytes | None:
+        """Return the content of a file that the shards do not need, or None if it does not exist or cannot be read."""
+        try:
+            return self.read(relative)
+        except UserError as error:
+            logger.warning("%s is not used: %s", self.url(relative), one_line(error))
+            return None
+
+    def readable(self, relative: str) -> str:
+        """Return the path of a file that is about to be opened. Raises NotAFileError for a pipe, which would never end."""
+        if self.is_local:
+            check_file(self.path(relative))
+        return self.path(relative)
+
+    def open(self, relative: str) -> IO[bytes]:
+        """Open a file for reading. Raises errors of the store, NotAFileError among them."""
+        return cast(IO[bytes], self.fs.open(self.readable(relative), "rb"))
+
+    def open_arrow(self, relative: str) -> pa.NativeFile:
+        """Open a file for Arrow, a local one in memory. Raises like `open`."""
+        return pa.memory_map(self.readable(relative)) if self.is_local else pa.PythonFile(self.open(relative), "r")
 
     def size(self, relative: str) -> int | None:
         """Return the size of a file in bytes, or None if it does not exist."""
@@ -260,13 +288,14 @@ class Store:
         self.write_bytes(relative, text.encode())
 
     def write_bytes(self, relative: str, data: bytes) -> None:
-        """Write a small file atomically: readers see the old or the new one."""
+        """Write a small file atomically: readers see the old or the new one. Raises what the `fence` raises."""
         with self.convert_errors("write", relative):
             self.make_folder(relative)
             if self.is_local:
-                write_atomically(self.path(relative), data)
+                write_atomically(self.path(relative), data, self.fence)
                 return
-            self.fs.pipe_file(self.path(relative), data)
+            with self.fence():
+                self.fs.pipe_file(self.path(relative), data)
         if self.size(relative) != len(data):
             raise UserError(f"cannot write {self.url(relative)}: the store did not keep the upload; {REMOTE_FIX}")
 
@@ -315,6 +344,17 @@ class Store:
         if self.is_local or self.root.startswith("/"):
             self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
+    def walk(self) -> Iterator[str]:
+        """Yield the paths of all files below the output, relative to it; folders behind links are visited once."""
+        seen, start = set[str](), len(self.path(""))
+        for folder, folders, files in (
+            os.walk(self.root, followlinks=True) if self.is_local else self.fs.walk(self.root)
+        ):
+            if self.is_local:
+                seen.add(os.path.realpath(folder))
+                folders[:] = [name for name in folders if os.path.realpath(f"{folder}/{name}") not in seen]
+            yield from (f"{folder}/{name}"[start:] for name in files if name)
+
     def remove(self, relatives: Iterable[str]) -> None:
         """Delete files, in order, if they exist."""
         for relative in relatives:
@@ -357,7 +397,8 @@ class Store:
         except store_errors(ValueError) as error:
             if action != "write" and isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise
-            raise UserError(f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}") from error
+            text = f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}"
+            raise UserError(text_without_secrets(text, strip_query=True)) from error
 
 
 def layout_json(layout: Layout) -> str:
@@ -382,20 +423,32 @@ def local_contents(folder: str) -> tuple[dict[str, int], list[str]]:
     return sizes, folders
 
 
-def write_atomically(path: str, data: bytes) -> None:
-    """Write a local file under a temporary name of its own, and rename it. Raises OSError."""
+def write_atomically(path: str, data: bytes, fence: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    """Write a local file under a temporary name of its own, and rename it within `fence`. Raises OSError."""
     draft = temporary_name(path)
     try:
         with open(draft, "wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(draft, path)
+        with fence():
+            os.replace(draft, path)
     except BaseException:
         with suppress(OSError):
             os.remove(draft)
         raise
     sync(os.path.dirname(path))
+
+
+def check_outside_outputs(**paths: str | None) -> None:
+    """Raise UserError for the path of an option that is within an output: a takedown would not find the rows in it."""
+    for key, path in paths.items():
+        for folder in (Path(path).resolve(), *Path(path).resolve().parents) if path else ():
+            if (folder / MANIFEST_FOLDER).is_dir():
+                raise UserError(
+                    f"{key}={path} is within the output {folder}, where a takedown would not find the rows in it; give a "
+                    "path outside of it"
+                )
 
 
 # The layout of an output: chosen when the output is created, and the files of shards that it holds.

@@ -6,28 +6,42 @@ The rows of a shard are found in whichever of its formats has most columns.
 import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import Any, Final, cast
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from hypergrit_common.config import RESOLVED_FILE
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import one_line as one_remote_line
 from hypergrit_common.remote import store_errors
 from hypergrit_common.tar import TarError, reader_of
 from pipeline.output.commit import read_places
-from pipeline.output.ledger import read_batches, read_manifests
+from pipeline.output.ledger import read_batches, read_manifests, stamp_of
 from pipeline.output.store import LOCK_SUFFIX, SUFFIX, Store, indices, shard_sizes
 from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList
 from schemas.files import (
+    COMMAND_FILE,
     DROPPED_FILE,
     DROPS_FILE,
     FACTS_FILE,
+    FAILED_FILE,
     FILES,
     INDEX_FILE,
+    JOB_FILE,
+    JOURNAL_FILE,
+    LAYOUT_FILE,
+    LEASE_FILE,
     MANIFEST_FILE,
     OUTPUT_FOLDERS,
+    REPORT_FILE,
+    ROLLUP_FILE,
+    ROLLUP_TIMINGS_FILE,
+    RUN_TIMINGS_FILE,
+    STATS_FILE,
     SUMMARY_FILE,
+    TAKEDOWNS_FILE,
+    TIMINGS_FILE,
     TRAIN_ANNOTATIONS,
 )
 from schemas.manifest import Manifest
@@ -110,7 +124,7 @@ def row_of_grit(row: Row) -> Row:
 def rows_of_train(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in train/, which has the kept rows only."""
     name = store.file(FILES["train"][0], manifest["shard"])
-    with store.fs.open(store.path(name), "rb") as file:
+    with store.open(name) as file:
         rows = (row_of_train(sample) for sample in annotations(store, name, reader_of(file)))
         return matching(entries, rows)
 
@@ -174,10 +188,59 @@ def drafts(store: Store) -> list[str]:
     return [name for name in names if name.endswith(SUFFIX) and not name.endswith(LOCK_SUFFIX)]
 
 
+KINDS: Final = {
+    *(kind for kinds in FILES.values() for kind in kinds), INDEX_FILE, MANIFEST_FILE, DROPPED_FILE, SUMMARY_FILE,
+    FAILED_FILE, TIMINGS_FILE, JOURNAL_FILE, FACTS_FILE, DROPS_FILE,
+}  # fmt: skip
+OTHERS: Final = {
+    JOB_FILE, COMMAND_FILE, LAYOUT_FILE, LEASE_FILE, TAKEDOWNS_FILE, RESOLVED_FILE, STATS_FILE, REPORT_FILE,
+    RUN_TIMINGS_FILE,
+}  # fmt: skip
+ROLLUPS: Final = tuple(name.partition("{")[0] for name in (ROLLUP_FILE, ROLLUP_TIMINGS_FILE))
+SHOWN: Final = 5
+
+
+def strangers(store: Store) -> list[str]:
+    """Return the files below an output that are none of its own: drafts, and what others have put there."""
+
+    def is_own(name: str) -> bool:
+        kind, _ = store.layout.shard(name) or (None, 0)
+        return kind in KINDS or name in OTHERS or (name.startswith(ROLLUPS) and not name.endswith(SUFFIX))
+
+    return sorted(name for name in store.walk() if not is_own(name) and not name.endswith(LOCK_SUFFIX))
+
+
+def listed_strangers(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield the first strangers of an output from which rows were taken down, and what is to be done about each."""
+    found = strangers(store) if len(store.takedowns) else []
+    for name in found[:SHOWN]:
+        fix = "run hypergrit takedown again, which removes it" if name in drafts(store) else "remove it"
+        yield name, f"no file of the output ({len(found)} such files), may have rows that were taken down; {fix}"
+
+
+def old_report(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield the report if rows were taken down from the output, and it is not that of stats.json."""
+    report = store.read(REPORT_FILE) if len(store.takedowns) else None
+    if report is not None and stamp_of(store.read(STATS_FILE) or b"").encode() not in report:
+        yield (
+            REPORT_FILE,
+            "older than stats.json, may show rows that were taken down; write it again with "
+            f"`hypergrit explore {store.url('').rstrip('/')} report=true`",
+        )
+
+
 def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     """Remove what may hold rows outside of the files of finished shards. Needs the lease."""
     left = leftovers(store, manifests)
     finished = {manifest["shard"] for manifest in manifests}
     damaged = [store.file(MANIFEST_FILE, index) for index in indices(store, MANIFEST_FILE) if index not in finished]
     working = [store.file(kind, index) for kind in (FACTS_FILE, DROPS_FILE) for index in indices(store, kind)]
-    store.remove_many([*damaged, *working, *(name for names in left.values() for name in names), *drafts(store)])
+    # The shard of a takedown that was killed may have been made again since, without its rows; not so its thumbnails.
+    thumbnails = [store.file(DROPPED_FILE, manifest["shard"]) for manifest in manifests if has_taken_down(manifest)]
+    files = [name for names in left.values() for name in names]
+    store.remove_many([*damaged, *working, *thumbnails, *files, *drafts(store)])
+
+
+def has_taken_down(manifest: Manifest) -> bool:
+    """Return True if rows of a shard were taken down."""
+    return any(TAKEN_DOWN in reasons for reasons in manifest["counts"]["dropped"].values())

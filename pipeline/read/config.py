@@ -1,18 +1,41 @@
 """Settings of the read stage."""
 
 import codecs
+import re
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar, Final, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 from hypergrit_common.config import runtime
 from hypergrit_common.errors import UserError
 from pipeline.read.where import Where, parse_where
 
-MAX_LIMIT: Final = 2**40
-"""Largest limit on sizes and counts, which stay within 64 bits in sums and products."""
+Captions = Literal["first", "longest", "join", "random", "all"]
 
-Captions = Literal["first", "longest", "join", "random"]
+
+class LevelRule(NamedTuple):
+    """The value of `read.levels`: columns with names, or one column and the pattern whose groups are the names."""
+
+    columns: tuple[str, ...]
+    pattern: re.Pattern[str] | None
+    are_paths: bool  # a label holds all names down to its level
+
+
+def parse_levels(text: str) -> LevelRule:
+    """Parse the value of `read.levels`. Raises UserError if it is not valid."""
+    column, colon, expression = text.partition(":")
+    separator = "|" if "|" in column else ","
+    columns = tuple(name.strip() for name in (column if colon else text).split(separator))
+    try:
+        pattern = re.compile(expression) if colon else None
+    except re.error as error:
+        raise UserError(f"levels is {text!r}: {error}; correct the pattern behind the colon") from None
+    if not all(columns) or (pattern is not None and (len(columns) != 1 or not pattern.groups)):
+        raise UserError(
+            f"levels is {text!r}; give columns, such as kingdom,phylum,class, or one column and a pattern with a group "
+            "(...) for each level, such as path:/([^/]+)/([^/]+)"
+        )
+    return LevelRule(columns, pattern, separator == ",")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,10 +44,9 @@ class ReadConfig:
 
     # column with the image URL; null: url, image_url or link, in any letter case
     url_column: str | None = None
-    # column with the caption; null: caption, text, alt_text, alt or title
+    # column with the caption; null: caption, text, alt_text, alt or title. Several, such as caption,title: those that are
+    # not empty follow each other, and `captions` is the rule
     caption_column: str | None = None
-    # column with the row's identifier; null: id, uid, sample_id, image_id or key
-    id_column: str | None = None
     # column with the image itself: its bytes, or a struct {bytes, path} as in Hugging Face datasets; null: image or img,
     # in files without a URL column
     image_column: str | None = None
@@ -34,11 +56,14 @@ class ReadConfig:
     # folders and URLs, such as [/data/images, s3://bucket/prefix], from which paths and URLs of the rows (file://, s3://,
     # gs://) may be read; nothing else is
     image_roots: tuple[str, ...] = ()
-    # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), or
-    # one at random (random); null: such rows are dropped
+    # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), one at
+    # random (random), or all as a list, from which the trainer draws (all); null: such rows are dropped
     captions: Captions | None = None
-    # further columns with captions; those that are not empty follow those of caption_column
-    more_caption_columns: tuple[str, ...] = ()
+    # labels of a taxonomy, from general to specific, which become `levels` in the JSON of train/; without a caption column,
+    # the finest is the caption. kingdom,phylum,class: columns with the names, of which a label is all down to its level, as
+    # in RCME and BioCLIP; kingdom|phylum|class: each name alone; COLUMN:PATTERN: the groups of a regular expression that is
+    # searched in one column, such as a path, as a label each of all names down to its level
+    levels: str | None = None
     # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
     # not_selected, before any download
     where: str | None = None
@@ -67,6 +92,8 @@ class ReadConfig:
     caption and scores has some hundred bytes, and one with an embedding of 4,096 numbers as text some 80,000."""
     captions_seed: ClassVar[int] = 0
     """Seed of captions=random; the choice also depends on the URL and the captions."""
+    max_captions: ClassVar[int] = 100
+    """Captions of a row with captions=all; rows with more are dropped."""
     max_row_lines: ClassVar[int] = 100
     """Lines of a row of a CSV or TSV file, whose quoted fields may contain line breaks; if a quote is not closed within
     them, its line is dropped."""
@@ -95,9 +122,22 @@ class ReadConfig:
             )
         if self.json_key is not None and self.json_layout == "columns":
             raise UserError("json_layout is columns, in which all lists are columns; remove json_key")
-        if self.more_caption_columns and self.captions is None:
-            raise UserError("more_caption_columns needs a rule; set captions to first, longest, join or random")
+        if len(self.caption_columns) > 1 and self.captions is None:
+            raise UserError(
+                f"caption_column={self.caption_column} needs a rule; set captions to first, longest, join, random or all"
+            )
         assert self.where is None or self.selection  # checks the expression
+        assert self.levels is None or self.level_rule  # checks the text
+
+    @cached_property
+    def level_rule(self) -> LevelRule | None:
+        """The parsed `levels`. Raises UserError if it is not valid."""
+        return None if self.levels is None else parse_levels(self.levels)
+
+    @property
+    def caption_columns(self) -> tuple[str, ...]:
+        """The names of the columns in `caption_column`."""
+        return tuple((self.caption_column or "").split(","))
 
     @cached_property
     def selection(self) -> Where | None:

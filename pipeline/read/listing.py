@@ -20,7 +20,7 @@ from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
 from pipeline.read.parquet import Parquet
 from pipeline.read.roots import object_version
-from pipeline.read.samples import Folder, Tar, is_image, list_folder
+from pipeline.read.samples import BESIDE, Folder, Tar, count_suffixes, is_image, list_folder
 from pipeline.read.streams import COMPRESSIONS, compression_of
 from pipeline.read.text import Csv, Json, JsonLines, Tsv
 from pipeline.read.types import Format, Piece
@@ -166,6 +166,9 @@ def choose_files(found: Sequence[str]) -> list[str]:
             logger.info("%d .json files beside the other input files are not read", len(files) - len(rows))
         return rows
     folders = {path.rpartition("/")[0] for path in found if is_image(path.rpartition("/")[2])}
+    others = [path for path in found if not is_image(path.rpartition("/")[2]) and not path.endswith(BESIDE)]
+    if folders and others:
+        logger.warning("%s of the input are not read", count_suffixes(others))
     return sorted(f"{folder}/" for folder in folders) or files
 
 

@@ -41,9 +41,9 @@ given: dict[Piece, Iterator[tuple[int, pa.RecordBatch]]] = {}
 def read_batches(piece: Piece, config: ReadConfig) -> Iterator[tuple[int, pa.RecordBatch]]:
     """Yield the rows of a piece in batches, each with the index of its first row in the file.
 
-    Only the row groups that contain them are read, up to the last row. Binary columns are skipped, except those for URL,
-    caption, identifier and `where`, since some writers store text in binary columns, and that of the image. Values in
-    the dictionary of a column are not repeated in memory. Raises pyarrow.ArrowException for a damaged file, and like
+    Only the row groups that contain them are read, up to the last row. Binary columns are skipped, except those for
+    URL, caption, identifier and `where`, since some writers store text in binary columns, and that of the image. Values
+    in the dictionary of a column are not repeated in memory. Raises pyarrow.ArrowException for a damaged file, and like
     `open_file`.
     """
     if (batches := given.pop(piece, None)) is not None:

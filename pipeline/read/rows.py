@@ -3,7 +3,9 @@
 import hashlib
 import json
 import math
+import re
 from collections.abc import Iterable, Sequence
+from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -27,12 +29,12 @@ def choose_caption(values: Iterable[Any], url: str | None, config: ReadConfig) -
     if there is no rule.
     """
     if config.captions is None:
-        raise BadRowError("the caption is a list, not text; set read.captions=first, longest, join or random")
+        raise BadRowError("the caption is a list, not text; set read.captions=first, longest, join, random or all")
     found = [text for value in values for text in _texts(value) if text.strip()]
     if len(found) <= 1:
         return found[0] if found else None
     match config.captions:
-        case "first":
+        case "first" | "all":
             return found[0]
         case "longest":
             return max(found, key=len)
@@ -53,6 +55,32 @@ def _texts(value: Any) -> list[str]:
     if wrong := next((text for text in texts if text is not None and not isinstance(text, str)), None):
         raise BadRowError(f"the caption is a {type(wrong).__name__}, not text")
     return [text for text in texts if isinstance(text, str)]
+
+
+# The labels of a taxonomy.
+
+
+def read_levels(record: Record, config: ReadConfig) -> list[str | None]:
+    """The labels of a row by `read.levels`, from general to specific; None for an empty level.
+
+    In a path, a species given as "Setophaga ruticilla" after its genus "Setophaga" names the genus once.
+
+    >>> config = ReadConfig(levels="class,genus,species")
+    >>> read_levels({"class": "Aves", "genus": None, "species": "ruticilla"}, config)
+    ['Aves', None, 'Aves ruticilla']
+    """
+    rule = config.level_rule
+    if rule is None:
+        return []
+    values: list[Any] = [record.get(name) for name in rule.columns]
+    if rule.pattern is not None:
+        found = rule.pattern.search(str(values[0] or ""))
+        values = list(found.groups()) if found else []
+    names = ["" if value is None else " ".join(str(value).split()) for value in values]
+    if not rule.are_paths:
+        return [name or None for name in names]
+    own = [name.removeprefix(f"{before} ") for before, name in pairwise(["", *names])]
+    return [" ".join(filter(None, own[: i + 1])) if name else None for i, name in enumerate(own)]
 
 
 # Find the columns of an input that hold URL, image, caption and identifier.
@@ -99,10 +127,8 @@ def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool) -> 
     image = find_column(names, config.image_column, IMAGE_NAMES if may_be_image else ())
     is_path = config.image_roots and url is None and image is None
     path = find_column(names, config.image_path_column, PATH_NAMES if is_path else ())
-    caption = find_column(names, config.caption_column, CAPTION_NAMES)
-    more = (name for name in config.more_caption_columns if name in names)
-    captions = dict.fromkeys((*([caption] if caption is not None else []), *more))
-    return Columns(url, tuple(captions), find_column(names, config.id_column, ID_NAMES), image, path)
+    captions = (find_column(names, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
+    return Columns(url, tuple(filter(None, captions)), find_column(names, None, ID_NAMES), image, path)
 
 
 def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: Format) -> None:
@@ -125,19 +151,18 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
         ("url", config.url_column, URL_NAMES),
         ("image", config.image_column, IMAGE_NAMES),
         ("image_path", config.image_path_column, PATH_NAMES),
-        ("caption", config.caption_column, CAPTION_NAMES),
+        *(("caption", name or None, CAPTION_NAMES) for name in config.caption_columns),
     ):
-        is_optional = role != "caption" and bool(found.url or found.image or found.path or role != "url")
+        has_image = bool(found.url or found.image or found.path or role != "url")
+        is_optional = has_image if role != "caption" else config.levels is not None
         if find_column(names, configured, known) is None and (configured is not None or not is_optional):
             raise UserError(
                 f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
                 f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{in_object}"
             )
-    for name in config.more_caption_columns:
+    for name in config.level_rule.columns if config.level_rule else ():
         if name not in names:
-            raise UserError(
-                f"{path} has no column {name}, which read.more_caption_columns names (it has {', '.join(names)})"
-            )
+            raise UserError(f"{path} has no column {name}, which read.levels names (it has {', '.join(names)})")
     if found.path and not config.image_roots:
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
@@ -178,6 +203,7 @@ def is_text(kind: Any) -> bool:
 
 BOX_FIELDS: Final = tuple(item.name for item in GIVEN_BOX)
 GRIT_COLUMNS: Final = ("noun_chunks", "ref_exps")
+FINEHARD_COLUMN: Final = "bbox_info"
 LOCATION: Final = "location"
 """Key of a row for the Location of its image, until the image is read."""
 
@@ -207,9 +233,13 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters) or None
     found, path = _image(record, columns, config)
     image = image or found
+    caption = _caption(record, columns, url, config)
+    if record.get(FINEHARD_COLUMN) is not None and record.get("noun_chunks") is None:
+        record["noun_chunks"] = finehard_boxes(record[FINEHARD_COLUMN], caption or "", config.max_boxes)
     row: dict[str, Any] = {
         "url": url,
-        "caption_original": _caption(record, columns, url, config),
+        "caption_original": caption,
+        "captions": _all_captions(record, columns, config) if config.captions == "all" else None,
         "id": _text(_id(_value(record, columns.id)), "the id", config.max_row_bytes),
         "given_noun_chunks": _given_boxes(record, "noun_chunks", config.max_boxes),
         "given_ref_exps": _given_boxes(record, "ref_exps", config.max_boxes),
@@ -272,6 +302,8 @@ def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes 
 
 def _caption(record: Record, columns: Columns, url: str | None, config: ReadConfig) -> str | None:
     values = [record[name] for name in columns.captions if name in record]
+    if not columns.captions:
+        values = [label for label in read_levels(record, config) if label][-1:]
     if len(values) > 1 or isinstance(next(iter(values), None), list | tuple):
         if any(record.get(name) is not None for name in GRIT_COLUMNS) and config.captions != "first":
             raise BadRowError("noun_chunks refer to one caption, but the row has several; set read.captions=first")
@@ -281,10 +313,27 @@ def _caption(record: Record, columns: Columns, url: str | None, config: ReadConf
     return _text(value, "the caption", config.max_row_bytes)
 
 
+def _all_captions(record: Record, columns: Columns, config: ReadConfig) -> list[dict[str, Any]] | None:
+    """Return the captions of a row that has several, each text once, with the names of their columns; else None.
+
+    Raises BadRowError for more than `max_captions`.
+    """
+    found: dict[str, str] = {}
+    for name in columns.captions:
+        for text in _texts(record.get(name)):
+            if text.strip():
+                found.setdefault(_text(text, "a caption", config.max_row_bytes) or "", name)
+    if len(found) > config.max_captions:
+        raise BadRowError(f"the row has {len(found)} captions, more than the limit of {config.max_captions}")
+    return [{"kind": kind, "text": text} for text, kind in found.items()] if len(found) > 1 else None
+
+
 def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
     """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
     used = {*columns.used(), *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
+    if config.levels is not None:
+        others["levels"] = read_levels(record, config)
     value = _value(record, columns.image)
     if columns.image is not None and isinstance(value, dict) and value.get("path"):
         others[columns.image] = {"path": value["path"]}
@@ -324,6 +373,28 @@ def _text(value: Any, what: str, most: int) -> str | None:
     except UnicodeEncodeError:
         raise BadRowError(f"{what} is not valid Unicode") from None
     return value
+
+
+def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
+    """Convert the regions of FineHARD, at least the first `most`, to GRIT's noun_chunks. Raises BadRowError if they are none.
+
+    A region is {"bbox": [x_min, y_min, x_max, y_max, score], "short_expr": ..., ...}; its phrase is the first place of the
+    expression in the caption, in any letter case. A region whose expression is not in the caption has no phrase: it is left
+    out here, and stays in `extra` with the long expressions and the hard negatives.
+
+    >>> finehard_boxes([{"bbox": [0.1, 0.2, 0.3, 0.4, 0.9], "short_expr": "a red hat"}], "A man in A red hat", 10)
+    [[9, 18, 0.1, 0.2, 0.3, 0.4, 0.9]]
+    """
+    found = list[list[float]]()
+    try:
+        for entry in entries[: most + 1]:
+            x_min, y_min, x_max, y_max, *score = entry["bbox"]
+            text = entry["short_expr"].strip()
+            if text and (place := re.search(re.escape(text), caption, re.IGNORECASE)):
+                found.append([*place.span(), x_min, y_min, x_max, y_max, *(score or [1.0])])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise BadRowError(f"{FINEHARD_COLUMN} does not hold FineHARD's regions: {error!r}") from None
+    return found
 
 
 def _given_boxes(record: Record, column: str, most: int) -> list[dict[str, Any]] | None:

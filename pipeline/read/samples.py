@@ -4,7 +4,8 @@ import hashlib
 import json
 import os
 from array import array
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
+from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
 from pipeline.read.roots import Location, RefusedError, Root, file_size, object_version, read_file
 from pipeline.read.streams import INVALID, DamagedFileError, compression_of, input_errors, is_stream, open_stream
@@ -29,7 +31,9 @@ from pipeline.read.types import IMAGE, BadRecord, Counted, Load, Piece, RawRow, 
 from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX_FILE, MANIFEST_FILE
 from schemas.layout import split_path
 
-IMAGE_SUFFIXES: Final = ("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff")
+IMAGE_SUFFIXES: Final = (
+    *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "j2k", "jpx", "heic", "heif"),
+)
 
 # Samples of a tar: consecutive files with the same name up to the first dot.
 
@@ -298,6 +302,21 @@ class Listing:
 def is_image(name: str) -> bool:
     """Return True for the name of an image file; hidden files are none."""
     return not name.startswith((".", "_")) and _suffix(name) in IMAGE_SUFFIXES
+
+
+BESIDE: Final = (f".{GRIT_CAPTION}", f".{GRIT_JSON}")
+"""Ends of the names of files beside an image, with its caption and its columns."""
+
+
+def count_suffixes(names: Iterable[str]) -> str:
+    """Return how many files there are, by suffix.
+
+    >>> count_suffixes(["a.svg", "b.SVG", "c.psd"])
+    '3 files (2 .svg, 1 .psd)'
+    """
+    counts = Counter(_suffix(name.rpartition("/")[2]) for name in names)
+    parts = ", ".join(f"{n} .{suffix}"[:40] for suffix, n in counts.most_common(8))
+    return f"{counted(counts.total(), 'file')} ({parts})"
 
 
 def _suffix(name: str) -> str:

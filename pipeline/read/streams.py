@@ -45,7 +45,7 @@ UNREADABLE: Final = (*DAMAGE, TarError, pa.ArrowException, UnicodeDecodeError, c
 """Exceptions of reading and parsing a damaged file."""
 
 
-class Source(Protocol):
+class Readable(Protocol):
     """A stream that is read from its beginning."""
 
     def read1(self, size: int, /) -> bytes:
@@ -162,9 +162,9 @@ class TranscodedSource:
 
 
 class Stream(io.RawIOBase):
-    """A Source as a file: it seeks by reading, backwards from the beginning of `file`."""
+    """A Readable as a file: it seeks by reading, backwards from the beginning of `file`."""
 
-    def __init__(self, file: IO[bytes], start: Callable[[IO[bytes]], Source]) -> None:
+    def __init__(self, file: IO[bytes], start: Callable[[IO[bytes]], Readable]) -> None:
         super().__init__()
         self._file, self._start = file, start
         self._source, self._offset = start(file), 0
@@ -196,7 +196,7 @@ class Stream(io.RawIOBase):
         return self._offset
 
 
-COMPRESSIONS: Final[dict[str, Callable[[IO[bytes]], Source]]] = {
+COMPRESSIONS: Final[dict[str, Callable[[IO[bytes]], Readable]]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": Bz2Source,
     ".zst": ZstdSource,

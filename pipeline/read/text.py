@@ -1,7 +1,7 @@
 """Formats of text, in bounded memory: JSON lines, CSV and TSV, of which every line ends in one row; and JSON.
 
-The values of a JSON file are found by their brackets and quotes, and parsed one by one. A long or malformed line or value
-costs only its row.
+The values of a JSON file are found by their brackets and quotes, and parsed one by one. A long or malformed line or
+value costs only its row.
 """
 
 import csv
@@ -134,7 +134,7 @@ class JsonLines(JsonRows):
     """A JSON object in each line that is not blank."""
 
     name = "jsonl"
-    suffixes = (".jsonl", ".ndjson")
+    suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
 
     def find(self, file: IO[bytes], offset: int, line: int, n_columns: int, config: ReadConfig) -> Iterator[RawRow]:
         file.seek(offset)

@@ -1,8 +1,8 @@
 """Conditions on the columns of a row, such as `pwatermark < 0.5 and similarity > 0.3`.
 
 The text is parsed with Python's grammar, and a closed list of its nodes is translated to functions; nothing is
-evaluated. Missing values and NaN are unknown, as in SQL: every comparison with them is, and a row is selected only if the
-whole condition is true.
+evaluated. Missing values and NaN are unknown, as in SQL: every comparison with them is, and a row is selected only if
+the whole condition is true.
 """
 
 import ast
@@ -93,7 +93,8 @@ ARITHMETIC: Final[dict[type[ast.operator], Callable[[Any, Any], Any]]] = {
 }
 EXAMPLE: Final = "pwatermark < 0.5 and similarity > 0.3"
 ALLOWED: Final = (
-    "columns, numbers, texts, None, True, False, < <= > >= == !=, in, is None, and, or, not, + - * / %, len(), lower(), "
+    "columns, numbers, texts, None, True, False, < <= > >= == !=, in, is None, and, or, not, + - * / %, len(), "
+    "lower(), "
     'and column("any name")'
 )
 

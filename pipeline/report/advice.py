@@ -31,7 +31,9 @@ DEMO: Final = "the demo of HyperGRIT 0.6 with the miniature models: 185 rows wit
 LINKS: Final = ("dns_error", "connection_error", "tls_error", "timeout")
 NEVER: Final = "0 in a job whose input and settings fit each other"
 
-CHOSEN: Final = frozenset({"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture"})
+CHOSEN: Final = frozenset(
+    {"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture", "same_meaning"}
+)
 """Drop reasons that the user asked for, by a setting or a command."""
 
 KNOWN: Final = (
@@ -65,7 +67,10 @@ HINTS: Final = {
     "timeout": "Raise download.timeout_s, or lower download.concurrency_per_host.",
     "connection_error": "The host may be gone. A later run with another output may reach it again.",
     "http_error": "404 and 410: the image no longer exists. 403 and 429: lower download.concurrency_per_host.",
-    "opted_out": "The owner does not allow this use of the image. There is nothing to fix.",
+    **dict.fromkeys(
+        ("opted_out", "tdm_reserved", "usage_refused", "robots_txt"),
+        "The owner does not allow this use of the image. There is nothing to fix.",
+    ),
     "undecodable": "Often an error page or half a file. Raise download.timeout_s if many images are truncated.",
     "too_many_bytes": "Raise download.max_bytes.",
     "too_small": "Lower download.min_side_px.",
@@ -77,6 +82,7 @@ HINTS: Final = {
     "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
     "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
     "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
+    "low_presence": "Depends on score.min_presence. The presence is stored in arrow/.",
     "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
     "needs no GPU.",
     "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
@@ -95,7 +101,8 @@ CUT_BINS: Final = 2
 PASS_SHARE: Final = 0.05
 """Share of the boxes that pass a filter below which model, threshold and data do not fit each other."""
 FILTERS: Final = {
-    "box_too_small": "score.min_side_px", "low_score": "score.min_score", "low_clip_score": "score.min_clip_score"
+    "box_too_small": "score.min_side_px", "low_score": "score.min_score", "low_presence": "score.min_presence",
+    "low_clip_score": "score.min_clip_score",
 }  # fmt: skip
 """Reason to remove a box -> the threshold, in the order in which the filters are applied."""
 EDGE_SHARE: Final = 0.05

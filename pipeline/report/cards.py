@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from pipeline.config import ReportConfig
-from pipeline.images import encode_jpeg, resize
+from pipeline.images import encode_jpeg, shrink
 from pipeline.output.ledger import read_batches, read_images
 from pipeline.output.store import Store
 from pipeline.stages.score.filters import clip_score
@@ -87,7 +87,7 @@ def thumbnail(image: bytes, side_px: int) -> Thumbnail:
     pixels = decode(image, STORED_IMAGE_LIMITS)
     scale = min(1.0, side_px / max(pixels.shape[:2]))
     height, width = (max(1, round(side * scale)) for side in pixels.shape[:2])
-    return Thumbnail(encode_jpeg(resize(pixels, height, width), THUMBNAIL_QUALITY), width, height)
+    return Thumbnail(encode_jpeg(shrink(pixels, height, width), THUMBNAIL_QUALITY), width, height)
 
 
 def pick_examples(store: Store, manifests: Sequence[Manifest], n: int) -> dict[tuple[str, str], list[Row]]:
@@ -342,7 +342,7 @@ def find_dropped(
 
 def read_dropped(store: Store, index: int, keys: Collection[str]) -> dict[str, Thumbnail]:
     """Return the thumbnails of a shard by key, those of `keys`; none if its file is missing or damaged."""
-    data = store.read(store.file(DROPPED_FILE, index))
+    data = store.read_spare(store.file(DROPPED_FILE, index))
     try:
         rows = pa.ipc.open_file(data).read_all().cast(THUMBNAIL).to_pylist() if data else []
     except (pa.ArrowException, ValueError, OSError):

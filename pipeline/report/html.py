@@ -16,12 +16,13 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
 from hypergrit_common.text import duration_text
 from pipeline.config import ReportConfig
-from pipeline.output.ledger import read_manifests_of
+from pipeline.output.ledger import read_manifests_of, stamp_of
 from pipeline.output.store import Store
 from pipeline.report.advice import HINTS, Advice, find_advice
 from pipeline.report.cards import Picture, Row, Thumbnail, find_dropped, make_card, pick_examples, pick_pictures
 from pipeline.report.charts import histogram_chart, number
-from pipeline.report.stats import bytes_text, describe_run
+from pipeline.report.stats import bytes_text, describe_run, stats_text, trainable
+from pipeline.stages.score.filters import clip_score
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
@@ -87,7 +88,7 @@ TRUTH_COLUMNS: Final = {
 """Count in the `truth` of stats.json -> column heading."""
 
 
-def write_report(output: str, config: ReportConfig | None = None) -> None:
+def write_report(output: str | Store, config: ReportConfig | None = None) -> None:
     """Write report.html to the folder or URL `output`, from its stats.json and finished shards.
 
     Without `config`, the report settings of the job are used. Raises UserError if there is no stats.json.
@@ -104,10 +105,11 @@ def write_report(output: str, config: ReportConfig | None = None) -> None:
     ...     (Path(output) / "report.html").is_file()
     True
     """
-    store = Store(output)
+    store = output if isinstance(output, Store) else Store(output)
     content = store.read(STATS_FILE)
     if content is None:
-        raise UserError(f"{output} has no {STATS_FILE}; create it with `hypergrit explore {output} report=true`")
+        root = store.root
+        raise UserError(f"{root} has no {STATS_FILE}; create it with `hypergrit explore {root} report=true`")
     stats: Statistics = json.loads(content)
     saved = stats["config"].get("report", {})
     names = [item.name for item in dataclasses.fields(ReportConfig) if item.name in saved]
@@ -143,6 +145,8 @@ def render(
     parsed = [picture.row for picture in pictures if 2 <= len(picture.row["tokens"] or ()) <= MAX_TOKENS]
     thresholds = stats["provenance"].get("thresholds", {})
     marks = {"grounding_score": thresholds.get("min_score"), "clip_cosine": thresholds.get("min_clip_score")}
+    if (least := thresholds.get("min_image_similarity")) is not None:
+        marks["clip_similarity"] = clip_score(least)
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")
     return render_page(
@@ -150,10 +154,12 @@ def render(
         "template.html",
         {"number": number, "shortened": shortened, "bytes": bytes_text, "duration": duration_text},
         stats=stats,
+        stats_hash=stamp_of(stats_text(stats).encode()),
         style=Markup((TEMPLATES / "style.css").read_text("utf-8")),
         script=Markup(script),
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         head=describe_run(stats),
+        trainable=trainable(stats),
         advice=advice,
         explorer=f"hypergrit explore {shlex.quote(output)}",
         funnel=list(funnel(stats, examples, dropped)),

@@ -4,7 +4,7 @@ import json
 import logging
 import sys
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -14,11 +14,10 @@ from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from hypergrit_common.config import RESOLVED_FILE
+from hypergrit_common.config import RESOLVED_FILE, check_yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import duration_text, one_line
-from hypergrit_common.yaml_text import check_yaml
 from pipeline.output.ledger import (
     check_finished,
     count_shard,
@@ -52,6 +51,7 @@ from schemas.manifest import RunTimings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, StageSpeed, Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+from schemas.training import needs_of, training_line
 
 # The head of the report: when a job ran, how long, how fast, and what it wrote.
 
@@ -80,6 +80,16 @@ def describe_run(stats: Statistics) -> Head:
         n_bytes=sum(stats.get("bytes", {}).values()),
         progress=progress_text(stats),
     )
+
+
+def trainable(stats: Statistics) -> list[str]:
+    """Return a line with the models that an output can train; no line without kept rows, or shards of samples."""
+    kept, pairs = stats["rows"]["kept"], stats.get("pairs", 0)
+    formats = stats.get("config", {}).get("write", {}).get("formats", ())
+    if not kept or not {"train", "grit"} & {*formats}:
+        return []
+    parser = stats["provenance"].get("models", {}).get("parser", {"name": "none"})["name"]
+    return [training_line(needs_of(formats, parser, kept, pairs), pairs)]
 
 
 def progress_text(stats: Statistics) -> str:
@@ -163,7 +173,7 @@ def sum_timings(store: Store, shards: Collection[int]) -> Speeds:
 def read_speeds(store: Store, file: str) -> Speeds | None:
     """Return the sums in the timings of a rollup; None if the file is missing or damaged."""
     try:
-        content = store.read(file)
+        content = store.read_spare(file)
         value = None if content is None else json.loads(content)
         return None if value is None else {str(stage): [float(x), float(n)] for stage, (x, n) in value.items()}
     except (ValueError, TypeError, AttributeError, RecursionError):
@@ -222,7 +232,7 @@ def read_part(store: Store, number: int, sizes: Mapping[int, int], has_rollup: b
     Raises UserError for a damaged shard, and ValueError if the counts of one do not add up.
     """
     rollup = ROLLUP_FILE.format(number)
-    summary = parse_summary(store.read(rollup), sizes) if has_rollup else None
+    summary = parse_summary(store.read_spare(rollup), sizes) if has_rollup else None
     if summary is not None:
         speeds = read_speeds(store, ROLLUP_TIMINGS_FILE.format(number))
         return Part(sorted(sizes), summary, sum_timings(store, sizes) if speeds is None else speeds)
@@ -239,27 +249,32 @@ def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part,
 
     Summaries that are missing, or not those of the present manifests, are computed from arrow/, and stored if `keep`.
     """
-    contents = {i: content for i, content in read_files(store, MANIFEST_FILE, indices).items() if content is not None}
+    contents = {
+        i: content
+        for i, content in read_files(store.read, store, MANIFEST_FILE, indices).items()
+        if content is not None
+    }
     manifests = parse_manifests(
         store, {store.file(MANIFEST_FILE, index): content for index, content in contents.items()}
     )
     found = {manifest["shard"]: len(contents[manifest["shard"]]) for manifest in manifests}
-    stored = read_files(store, SUMMARY_FILE, found)
+    stored = read_files(store.read_spare, store, SUMMARY_FILE, found)
     summary = Summary()
     for manifest in manifests:
-        stamp = stamp_of(contents[manifest["shard"]])
-        own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp})
+        own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp_of(contents[manifest["shard"]])})
         if own is None:
-            own = write_summary(store, manifest, stamp) if keep else count_shard(store, manifest)
+            own = write_summary(store, manifest) if keep else count_shard(store, manifest)
             own.totals.shrink()
         summary.merge(own)
     summary.totals.shrink()
     return Part(sorted(found), summary, sum_timings(store, found)), found
 
 
-def read_files(store: Store, kind: ShardFile, indices: Collection[int]) -> dict[int, bytes | None]:
+def read_files(
+    read: Callable[[str], bytes | None], store: Store, kind: ShardFile, indices: Collection[int]
+) -> dict[int, bytes | None]:
     """Read one file of each shard; None for those that do not exist."""
-    contents = map_concurrently(lambda index: store.read(store.file(kind, index)), indices)
+    contents = map_concurrently(lambda index: read(store.file(kind, index)), indices)
     return dict(zip(indices, contents, strict=True))
 
 
@@ -377,7 +392,7 @@ TOP: Final = 30
 
 
 def build_stats(
-    output: str,
+    output: str | Store,
     truth: dict[str, Any] | None = None,
     shards: Collection[int] | None = None,
     holds_lease: bool = False,
@@ -398,13 +413,18 @@ def build_stats(
     ...     build_stats(output)["rows"]
     {'read': 0, 'kept': 0, 'dropped': {}, 'unfinished': 0}
     """
-    store = Store(output)
+    store = output if isinstance(output, Store) else Store(output)
     part = collect(store, shards, "rollups" if holds_lease else "summaries")
     stats = make_stats(store, part, shards)
     if truth is not None:
         stats["truth"] = truth
-    store.write(STATS_FILE, json.dumps(stats, ensure_ascii=False, indent=1))  # not sorted: stages keep their order
+    store.write(STATS_FILE, stats_text(stats))
     return stats
+
+
+def stats_text(stats: Statistics) -> str:
+    """Return the content of stats.json, of which the report names the hash."""
+    return json.dumps(stats, ensure_ascii=False, indent=1)  # not sorted: stages keep their order
 
 
 def make_stats(store: Store, part: Part, only: Collection[int] | None = None) -> Statistics:

@@ -9,7 +9,7 @@ from hypergrit_common.text import counted
 from pipeline.config import PipelineConfig
 from pipeline.output.store import Store
 from pipeline.report.html import make_report
-from pipeline.report.stats import build_stats, progress_text
+from pipeline.report.stats import build_stats, progress_text, trainable
 from schemas.files import REPORT_FILE
 from schemas.manifest import Counts
 from schemas.stats import StageSpeed, Statistics
@@ -41,6 +41,7 @@ def summary_table(stats: Statistics) -> str:
         *count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"]),
         *count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"]),
         *stage_lines(stats["stages"]),
+        *trainable(stats),
     ]
     if "wall_seconds" in stats["run"]:
         run = stats["run"]
@@ -108,7 +109,7 @@ class Report:
 
         The caller holds the lease of the output.
         """
-        stats = build_stats(self.config.output, shards=shards, holds_lease=True)
+        stats = build_stats(store, shards=shards, holds_lease=True)
         advice = make_report(store, stats, self.config.report)
         if self.config.report.summary and not self.config.quiet and not logs_json():
             print_text(summary_table(stats))

@@ -24,7 +24,7 @@ from pipeline.output.store import Store, settle_layout
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.summary import Report
-from pipeline.run.loop import Run, connected, with_limits
+from pipeline.run.loop import connected, limited
 from pipeline.run.provenance import check_apart, check_writable
 from pipeline.run.steps import Compute, Done, Recipe
 from schemas.files import JOB_FILE, MANIFEST_FILE
@@ -92,7 +92,7 @@ def write_output(
         with connected(config.ray) if left else nullcontext():
             if left and prepare is not None:
                 prepare(store, lease)
-            run = Run(with_limits(config, sum(shard.plan.n_rows for shard in left), len(left)), lease, records=True)
+            run = limited(config, sum(shard.plan.n_rows for shard in left), len(left), lease, records=True)
             recipe = Recipe(partial(Compute, partial(commit, make_table, config, lease.token)), text="written")
             run.finish(recipe, [Task(shard.plan.index, shard.plan.n_rows, shard) for shard in left])
         lease.check()
@@ -105,8 +105,8 @@ def check_overwrite(store: Store, config: PipelineConfig, n_others: int) -> None
     """Raise UserError if the output holds finished shards of another command and `overwrite` is not set."""
     if n_others and not config.overwrite:
         raise UserError(
-            f"the output {store.root} holds {counted(n_others, 'finished shard')} that this command would discard; give "
-            "overwrite=true to replace them, or another output="
+            f"the output {store.root} holds {counted(n_others, 'finished shard')} that this command would discard; "
+            "give overwrite=true to replace them, or another output="
         )
 
 

@@ -24,7 +24,7 @@ from pipeline.read.takedown import read_takedown
 from pipeline.read.types import ShardPlan
 from pipeline.report.stats import read_run
 from pipeline.report.summary import Report
-from pipeline.run.loop import Run, with_limits
+from pipeline.run.loop import Run, limited
 from pipeline.run.provenance import (
     check_models,
     check_no_query,
@@ -93,7 +93,8 @@ class Shards:
             return
         hosts = Counter(map(self.host, missing))
         logger.warning(
-            "%d shards are not in the output %s although they were written, on %s: look if it is mounted there; computed "
+            "%d shards are not in the output %s although they were written, on %s: look if it is mounted there; "
+            "computed "
             "again", len(missing), self.output.root, ", ".join(f"{host} ({n})" for host, n in hosts.most_common()),
         )  # fmt: skip
         self.finish(missing)
@@ -117,8 +118,8 @@ def check_rows(stats: Statistics, plans: Sequence[ShardPlan], output: Store) -> 
     planned, found = sum(plan.n_rows for plan in plans), stats["rows"]["read"]
     if found != planned:
         raise UserError(
-            f"the output {output.root} accounts for {found} rows, but {planned} were planned; run the same command again, "
-            "which computes the missing shards"
+            f"the output {output.root} accounts for {found} rows, but {planned} were planned; run the same command "
+            "again, which computes the missing shards"
         )
 
 
@@ -158,7 +159,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         output.remove_drafts()
         work.begin(output)
         start, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-        run = Run(with_limits(config, sum(plan.n_rows for plan in work.plans), n_shards), lease, records=True)
+        run = limited(config, sum(plan.n_rows for plan in work.plans), n_shards, lease, records=True)
         shards = Shards(run, provenance, work.formats)
         if work.unfinished:
             check_models(config)

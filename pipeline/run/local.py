@@ -33,6 +33,7 @@ from pipeline.faults import (
     is_fault,
 )
 from pipeline.output.manifest import failed_shard
+from pipeline.output.store import temporary_folder_prefix
 from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan, Task
 from pipeline.run import progress as watch
@@ -181,7 +182,10 @@ class Rescue:
         Raises ProcessDiedError or StepTimeoutError if no single row is at fault, and the exceptions of `Child.call`.
         """
         result: Any = notes or Notes({})
-        with tempfile.TemporaryDirectory() as folder, Child(partial(Bench, self.make_steps)) as child:
+        with (
+            tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder,
+            Child(partial(Bench, self.make_steps)) as child,
+        ):
             source = Path(folder) / "input.arrow"
             save_table(planned_rows(plan) if table is None else table, str(source))
             for stage in child.call("stages", step, timeout_s=START_S):

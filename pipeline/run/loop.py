@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -32,12 +33,19 @@ Runner = Callable[[Plans, RayConfig, Recipe], Iterator[Any]]
 class Run:
     """Computes shards, in one call of `results` or in several, with common limits for all of them.
 
-    `config` has the limits, if there are any. Nothing is computed any more once `lease` is lost. If it `records`, its
-    output gets a record of each failed shard in place of the manifest; else failed shards stay as they are.
+    More than `max_failed` failed shards stop it; `config` has the limit of faulty rows, if there is one. Nothing is
+    computed any more once `lease` is lost. If it `records`, its output gets a record of each failed shard in place of
+    the manifest; else failed shards stay as they are.
     """
 
-    def __init__(self, config: PipelineConfig, lease: Lease | None = None, records: bool = False) -> None:
-        self.config, self.lease = config, lease
+    def __init__(
+        self,
+        config: PipelineConfig,
+        lease: Lease | None = None,
+        records: bool = False,
+        max_failed: float = math.inf,
+    ) -> None:
+        self.config, self.lease, self.max_failed = config, lease, max_failed
         self.output = lease.store if lease is not None and records else None
         self.faults: list[Fault] = []
         self.failed: set[int] = set()
@@ -46,7 +54,7 @@ class Run:
     def results(self, recipe: Recipe, plans: Plans) -> Iterator[Any]:
         """Compute shards; yield the result of each, or its FailedShard, in order of completion.
 
-        Raises UserError if more than `ray.max_failed_shards` fail or the lease is lost, and for errors that the user can
+        Raises UserError if more than `max_failed` shards fail or the lease is lost, and for errors that the user can
         fix, and TooManyFaultsError above `max_internal_errors`.
         """
         if not plans:
@@ -85,12 +93,11 @@ class Run:
             "shard %d failed in %s after %s, the others go on: %s",
             failed["shard"], failed["step"], counted(failed["attempts"], "attempt"), failed["error"],
         )  # fmt: skip
-        limit = self.config.ray.max_failed_shards
-        if limit is not None and len(self.failed) > limit:
+        if len(self.failed) > self.max_failed:
             where = "" if self.output is None else "The folder _failed/ of the output holds their errors; "
             raise UserError(
-                f"{counted(len(self.failed), 'shard')} failed, more than ray.max_failed_shards={limit}; the last is shard "
-                f"{failed['shard']}: {failed['error']}. {where}finished shards are kept"
+                f"{counted(len(self.failed), 'shard')} failed, more than the job may lose ({self.max_failed}); the "
+                f"last is shard {failed['shard']}: {failed['error']}. {where}finished shards are kept"
             )
 
     def _record_faults(self, faults: Iterable[Fault]) -> None:
@@ -115,14 +122,13 @@ def tasks_of(manifests: Iterable[Manifest]) -> list[Task]:
     return [Task(manifest["shard"], manifest["counts"]["read"], manifest) for manifest in manifests]
 
 
-def with_limits(config: PipelineConfig, n_rows: int, n_shards: int) -> PipelineConfig:
-    """Replace limits that are not set by their defaults, which depend on the number of rows and shards."""
-    max_errors, max_failed = config.max_internal_errors, config.ray.max_failed_shards
-    ray = dataclasses.replace(
-        config.ray, max_failed_shards=max(n_shards // 100, 10) if max_failed is None else max_failed
-    )
-    max_errors = max(n_rows // 100, 100) if max_errors is None else max_errors
-    return dataclasses.replace(config, max_internal_errors=max_errors, ray=ray)
+def limited(
+    config: PipelineConfig, n_rows: int, n_shards: int, lease: Lease | None = None, records: bool = False
+) -> Run:
+    """Return a run that stops if more than 1 % of the shards fail, and more than 10, or too many rows."""
+    if config.max_internal_errors is None:
+        config = dataclasses.replace(config, max_internal_errors=max(n_rows // 100, 100))
+    return Run(config, lease, records, max(n_shards // 100, 10))
 
 
 def pick_runner(config: RayConfig) -> Runner:

@@ -84,10 +84,10 @@ def models(n: int, n_busy: int) -> None:
 
 # Estimate the progress and the remaining time of a job from the steps of its shards.
 #
-# A step takes the same time for each row. Steps that share workers form a pool, which is as large as the number of steps
-# that it has computed at the same time. The remaining work of each pool, divided by its size, is a lower bound of the
-# remaining time; the slowest pool decides, and the last shard passes the other steps once more. No shard in work ends before
-# its own steps have.
+# A step takes the same time for each row. Steps that share workers form a pool, which is as large as the number of
+# steps that it has computed at the same time. The remaining work of each pool, divided by its size, is a lower bound of
+# the remaining time; the slowest pool decides, and the last shard passes the other steps once more. No shard in work
+# ends before its own steps have.
 
 STEPS: Final = ("prepare", "infer", "write")
 LOCAL: Final = (STEPS,)

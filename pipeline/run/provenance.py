@@ -3,28 +3,32 @@
 import dataclasses
 import os
 import re
-import secrets
 import socket
 from collections.abc import Iterable
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from fsspec.implementations.local import LocalFileSystem
 
+from hypergrit_common.cli import INSTALL_MODELS
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import file_hash
+from hypergrit_common.image_codec import heif_formats
 from hypergrit_common.lazy import is_plugin, load_plugin, plugin_hash
 from hypergrit_common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from hypergrit_common.remote import open_store
 from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
+from pipeline.endpoint import OPENAI
 from pipeline.models import NO_MODEL, check_available, folder_hash
-from pipeline.output.store import Store
+from pipeline.output.store import Store, temporary_name
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import grounder_path
 from pipeline.stages.order import with_further
-from pipeline.stages.parse.config import check_parser, spacy_package
+from pipeline.stages.parse.config import check_parser, parser_path, spacy_package
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, resolve_thresholds, scorer_path
 from schemas.files import FILES
 from schemas.manifest import ModelIdentity, Plugin, Provenance, ThresholdValues
@@ -46,6 +50,11 @@ PACKAGES: Final = (
 def model_identity(name: str, path: str) -> ModelIdentity:
     """The name of a model, and the hash of its files if they are local."""
     return {"name": name, "sha256": folder_hash(path)} if Path(path).exists() else {"name": name}
+
+
+def optional_packages(config: PipelineConfig) -> list[str]:
+    """Return the packages of extras that decide the content of a job on this machine."""
+    return [*(["py3langid"] if config.parse.languages else []), *(["pillow-heif"] if heif_formats() else [])]
 
 
 def find_plugins(config: PipelineConfig) -> list[Plugin]:
@@ -79,14 +88,33 @@ def check_plugins(config: PipelineConfig, provenance: Provenance) -> None:
 
 def check_models(config: PipelineConfig) -> None:
     """Raise UserError if a model of the job does not exist: within seconds, before a row is read. No model is loaded."""
+    check_torch(config)
     for key, name, base in (("grounder", config.ground.grounder, Grounder), ("scorer", config.score.scorer, Encoder)):
         if is_plugin(name) and not name.startswith(OPEN_CLIP):
             load_plugin(name, base, key)
-        elif name not in ("miniature", NO_MODEL) and not name.startswith(OPEN_CLIP):
+        elif name not in ("miniature", NO_MODEL) and not name.startswith((OPEN_CLIP, OPENAI)):
             check_available(key, name)
     check_parser(config.parse.model)
+    if config.score.min_head_score is not None and config.score.head is None:
+        raise UserError("score.min_head_score needs a head; give score.head=FILE, or leave out the threshold")
+    if config.score.head and not Path(config.score.head).is_file():
+        raise UserError(f"score.head={config.score.head} does not exist; give a safetensors file (docs/models.md)")
     if config.ground.vocabulary and not Path(config.ground.vocabulary).exists():
         raise UserError(f"ground.vocabulary={config.ground.vocabulary} does not exist; give a vocab.txt of BERT")
+
+
+def check_torch(config: PipelineConfig) -> None:
+    """Raise UserError if the job needs torch, which is not installed: with models, or to resize by torch's kernel."""
+    models = {"grounder": config.ground.grounder, "scorer": config.score.scorer}
+    needing = {name: value for name, value in models.items() if value != NO_MODEL}
+    if config.download.resize.kernel == "bicubic" and config.download.resize.mode == "keep_ratio":
+        needing["download.resize.kernel"] = "bicubic"
+    if needing and find_spec("torch") is None:
+        settings = ", ".join(f"{name}={value}" for name, value in needing.items())
+        raise UserError(
+            f"{settings}: torch is not installed; {INSTALL_MODELS}, or give grounder=none scorer=none parse.model=none "
+            "download.resize.kernel=area, as jobs/pipeline/pairs.yaml does"
+        )
 
 
 def make_provenance(config: PipelineConfig) -> Provenance:
@@ -99,17 +127,18 @@ def make_provenance(config: PipelineConfig) -> Provenance:
     >>> provenance["models"]["grounder"]["name"], sorted(provenance["packages"])[:2]
     ('miniature', ['ftfy', 'opencv-python-headless'])
     """
-    grounder, scorer = config.ground.grounder, config.score.scorer
+    parser, grounder, scorer = config.parse.model, config.ground.grounder, config.score.scorer
     thresholds, plugins = resolve_thresholds(config.score, grounder), find_plugins(config)
     provenance: Provenance = {
         "hypergrit": hypergrit_version(),
         "schema": VERSION,
         "config_hash": content_hash(config),
-        "packages": {
-            name: package_version(name) for name in PACKAGES + (("py3langid",) if config.parse.languages else ())
-        },
+        "packages": {name: package_version(name) for name in (*PACKAGES, *optional_packages(config))},
         "models": {
-            "parser": {"name": config.parse.model, "version": package_version(spacy_package(config.parse.model))},
+            "parser": {
+                **model_identity(parser, parser_path(parser)),
+                "version": package_version(spacy_package(parser)),
+            },
             "grounder": model_identity(grounder, grounder_path(grounder)),
             "scorer": model_identity(scorer, scorer_path(scorer)),
         },
@@ -120,6 +149,14 @@ def make_provenance(config: PipelineConfig) -> Provenance:
             min_clip_score=thresholds.min_clip_score,
         ),
     }
+    if config.recaption.captioner is not None:
+        provenance["models"]["captioner"] = {"name": config.recaption.captioner, "prompt": config.recaption.prompt}
+    if config.score.head is not None:
+        provenance["models"]["head"] = {"name": config.score.head, "sha256": file_hash(config.score.head)}
+    if thresholds.min_head_score is not None:
+        provenance["thresholds"]["min_head_score"] = thresholds.min_head_score
+    if thresholds.min_presence is not None:
+        provenance["thresholds"]["min_presence"] = thresholds.min_presence
     if thresholds.min_image_similarity is not None:
         provenance["thresholds"]["min_image_similarity"] = thresholds.min_image_similarity
     return {**provenance, "plugins": plugins} if plugins else provenance
@@ -201,7 +238,7 @@ def check_apart(output: Store, sources: Iterable[Store]) -> None:
 
 def check_writable(output: Store) -> None:
     """Raise UserError unless a file can be created in `output`."""
-    name = f".writable.{secrets.token_hex(8)}"  # another job may check the same output at this moment
+    name = temporary_name(".writable")  # another job may check the same output at this moment
     try:
         output.write(name, "")
         output.remove([name])

@@ -292,8 +292,8 @@ class Failures:
     def count(self, call: Call, error: BaseException, is_crash: bool = False) -> None:
         """Count a failure of a shard: try the step again after the others, if possible on another node, or give up.
 
-        After its second crash, the step of a job runs in child processes, which find the rows at fault. A failure for which the
-        node is to blame is a loss.
+        After its second crash, the step of a job runs in child processes, which find the rows at fault. A failure for
+        which the node is to blame is a loss.
         """
         shard = call.shard
         if call.node:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
@@ -27,7 +27,8 @@ from pipeline.faults import Fault, ShardError, TooManyFaultsError, check_limit, 
 from pipeline.images import UNLIKE_DRAWINGS, StoredImages, are_unlike_drawings, miniature_models
 from pipeline.models import check_model
 from pipeline.output.commit import local_errors
-from pipeline.output.store import Store
+from pipeline.output.lock import fenced
+from pipeline.output.store import Store, temporary_folder_prefix
 from pipeline.output.write.stage import write_shard
 from pipeline.read.source import read_parts
 from pipeline.read.takedown import TakedownList, entries_of, refuse_images, refuse_urls
@@ -37,7 +38,7 @@ from pipeline.run.provenance import check_plugins
 from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.order import SCHEMAS, STEPS, Step, steps_of, with_further
 from pipeline.stages.stage import Context, Role, TableFunction
-from schemas.files import TIMINGS_FILE
+from schemas.files import ANSWERS_FILE, TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, StageTiming, Timings
 from schemas.table import kept_indices
 
@@ -133,6 +134,9 @@ class Steps:
     the token of the lease without which no shard is committed (pipeline.output.lock).
     """
 
+    stores: ClassVar[bool] = True
+    """False: stages store nothing in the output."""
+
     def __init__(
         self,
         config: PipelineConfig,
@@ -172,7 +176,8 @@ class Steps:
 
             torch.set_num_threads(1)
         settings = {stage.name: getattr(self.config, stage.name) for stage in self.classes}
-        return stage.load(Context(settings, self.permits, self.images, self.check_model))
+        files = self.store if self.stores else None
+        return stage.load(Context(settings, self.permits, self.images, self.check_model, files))
 
     def check_model(self, role: Role, path: str) -> None:
         """Raise UserError if this machine has other files of a model than the one where the job was started."""
@@ -186,7 +191,7 @@ class Steps:
     @cached_property
     def store(self) -> Store:
         """The output, whose layout is read once."""
-        return Store(self.config.output)
+        return fenced(self.config.output, self.lease)
 
     @cached_property
     def takedowns(self) -> TakedownList:
@@ -243,6 +248,8 @@ class Steps:
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
         self.store.write(self.store.file(TIMINGS_FILE, plan.index), json.dumps(timings, sort_keys=True))
         write_dropped(self.store, plan.index, notes.dropped)
+        if "recaption" in self.stages_of["prepare"]:
+            self.store.remove([ANSWERS_FILE.format(f"{plan.first_row:012d}")])
         return Done(manifest, (*notes.faults, *faults), host=socket.gethostname())
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
@@ -283,7 +290,7 @@ class Steps:
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""
         part = dataclasses.replace(plan, n_rows=table.num_rows)
-        with local_errors(), tempfile.TemporaryDirectory() as folder:
+        with local_errors(), tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
             write_shard(table, part, self.config.write, folder, self.provenance)
 
     def run_stages(self, step: Step, plan: ShardPlan, table: pa.Table, notes: Notes) -> tuple[pa.Table, Notes]:

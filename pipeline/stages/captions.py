@@ -3,17 +3,21 @@
 import html
 import re
 import unicodedata
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import ftfy
 import pyarrow as pa
+import regex
 
+from hypergrit_common.config import check_range
+from hypergrit_common.errors import UserError
 from hypergrit_common.text import USER_INFO_IN_PROSE
 from pipeline.stages.stage import Stage
 from schemas.rows import CAPTIONED
 from schemas.status import REASONS
-from schemas.table import Drop, add_columns, drop_rows, kept_indices
+from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,9 +26,42 @@ class CaptionsConfig:
 
     # also clean as in RedCaps: lower case, only ASCII and Latin letters, no bracketed text, @handles as <usr>
     redcaps: bool = False
+    # personal data to remove from captions, the original ones too: email, phone (numbers as people write them: with a + or
+    # 0 in front, or in the American form)
+    redact: tuple[str, ...] = ()
+    # longest cleaned caption in tokens, which are words, digits and runs of other characters, as CLIP divides texts before
+    # it encodes byte pairs; null: no limit
+    max_tokens: int | None = None
 
     max_characters: ClassVar[int] = 1000
     """Longest cleaned caption; rows with a longer one, which is an article rather than a caption, are dropped."""
+
+    def __post_init__(self) -> None:
+        check_range(self, "max_tokens", least=1)
+        if set(self.redact) - REDACTIONS.keys():
+            raise UserError(f"redact is {list(self.redact)}; give one or more of {sorted(REDACTIONS)}")
+
+
+REDACTIONS: Final = {
+    "email": re.compile(r"(?<![\w.+-])[\w.+-]++@[\w-]{1,63}(?:\.[\w-]{1,63})+"),
+    "phone": re.compile(
+        r"(?<![\w.+-])(?!\d{1,2}([./-])\d{1,2}\1\d{2,4}(?!\d))"  # no date
+        r"(?:(?:\+|\(?0(?!\.))(?:[ ().\-/]{0,2}\d){7,14}|\(?\d{3}\)?[ .\-]{1,2}\d{3}[ .\-]\d{4})(?!\w)"
+    ),
+}
+"""What `redact` names -> its places in a text. Each takes time linear in the length of the text."""
+
+
+def redacted(text: str, names: Sequence[str]) -> str:
+    """Remove personal data from a text, and the spaces that it leaves.
+
+    >>> redacted("Sales: ann@example.org, +49 (0)30 1234-567, since 12.10.2004", ["email", "phone"])
+    'Sales: , , since 12.10.2004'
+    """
+    for name in names:
+        text, n = REDACTIONS[name].subn("", text)
+        text = " ".join(text.split()) if n else text
+    return text
 
 
 # Clean the text of a caption.
@@ -37,6 +74,8 @@ MAX_NESTING: Final = 32  # levels of brackets that `clean_as_redcaps` removes; e
 FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
 
 
+TOKEN: Final = regex.compile(r"'(?:s|t|re|ve|m|ll|d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+", regex.IGNORECASE)
+"""Pieces into which CLIP divides a text before it encodes their byte pairs."""
 NESTED_ENTITY: Final = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)++", re.IGNORECASE)
 TAG_NAMES: Final = (
     "a|abbr|acronym|area|article|aside|audio|b|bdi|bdo|big|blockquote|body|br|button|canvas|caption|center|cite|code|col"
@@ -141,7 +180,8 @@ An original caption that exceeds the limit by more than this factor is dropped w
 def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     """Clean captions. Takes a DOWNLOADED table and returns a CAPTIONED table.
 
-    Adds `caption`. Rows are dropped as `empty_caption` or `caption_too_long`.
+    Adds `caption`, and cleans `captions`, of which the first one that stays is the `caption`. Rows are dropped as
+    `empty_caption` or `caption_too_long`.
 
     >>> import pyarrow as pa
     >>> from pipeline import CaptionsConfig, clean_captions
@@ -152,23 +192,62 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     >>> table["caption"].to_pylist()
     ['A dog & a cat']
     """
-    originals = table["caption_original"].to_pylist()
+    originals, lists = table["caption_original"].to_pylist(), table["captions"].to_pylist()
+    if config.redact:
+        originals = [text and redacted(text, config.redact) for text in originals]
+        table = set_column(table, "caption_original", pa.array(originals, pa.string()))
     values: dict[int, dict[str, str]] = {}
     drops: dict[int, Drop] = {}
     for i in kept_indices(table):
-        original = originals[i] or ""
-        if len(original) > MAX_SHORTENING * config.max_characters:
-            drops[i] = Drop("caption_too_long", f"{len(original)} characters")
-            continue
-        caption = clean(original)
-        if config.redcaps:
-            caption = clean_as_redcaps(caption)
-        if not caption:
-            drops[i] = Drop("empty_caption")
-        elif len(caption) > config.max_characters:
-            drops[i] = Drop("caption_too_long", f"{len(caption)} characters")
-        values[i] = {"caption": caption}
+        found = lists[i] or [{"kind": "", "text": originals[i] or ""}]
+        cleaned = [{**caption, **clean_caption(caption["text"], config)} for caption in found]
+        lists[i] = distinct([caption for caption in cleaned if caption["drop"] is None]) if lists[i] else None
+        chosen = next((caption for caption in cleaned if caption["drop"] is None), cleaned[0])
+        if chosen["drop"] is not None:
+            drops[i] = chosen["drop"]
+        if chosen["text"] is not None:
+            values[i] = {"caption": chosen["text"]}
+    if table["captions"].null_count < table.num_rows:
+        table = set_column(table, "captions", pa.array(lists, table.schema.field("captions").type))
     return drop_rows(add_columns(table, CAPTIONED, values), "captions", drops)
+
+
+def clean_caption(original: str, config: CaptionsConfig) -> dict[str, Any]:
+    """Return the cleaned `text` of a caption, None if it is too long to be cleaned, and the reason to `drop` it or None."""
+    if len(original) > MAX_SHORTENING * config.max_characters:
+        return {"text": None, "drop": Drop("caption_too_long", f"{len(original)} characters")}
+    caption = redacted(clean(original), config.redact)
+    if config.redcaps:
+        caption = clean_as_redcaps(caption)
+    return {"text": caption, "drop": why_dropped(caption, config)}
+
+
+def distinct(captions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]] | None:
+    """Return the captions of a row (schemas.rows.CAPTION), each text once; None if fewer than two are left."""
+    first: dict[str, dict[str, Any]] = {}
+    for caption in captions:
+        first.setdefault(caption["text"], {"kind": caption["kind"], "text": caption["text"]})
+    return list(first.values()) if len(first) > 1 else None
+
+
+def why_dropped(caption: str, config: CaptionsConfig) -> Drop | None:
+    """Return the reason to drop a row with this cleaned caption."""
+    if not caption:
+        return Drop("empty_caption")
+    if len(caption) > config.max_characters:
+        return Drop("caption_too_long", f"{len(caption)} characters")
+    if config.max_tokens is not None and (n := count_tokens(caption)) > config.max_tokens:
+        return Drop("caption_too_long", f"{n} tokens")
+    return None
+
+
+def count_tokens(caption: str) -> int:
+    """Return the number of tokens of a caption (`CaptionsConfig.max_tokens`).
+
+    >>> count_tokens("it's 10 o'clock, again ...")
+    10
+    """
+    return sum(1 for _ in TOKEN.finditer(caption))
 
 
 class Captions(Stage):

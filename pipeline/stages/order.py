@@ -8,12 +8,17 @@ from pipeline.stages.captions import Captions
 from pipeline.stages.download.stage import Download
 from pipeline.stages.ground.stage import Ground
 from pipeline.stages.parse.stage import Parse
+from pipeline.stages.recaption import Recaption
 from pipeline.stages.score.stage import Score
 from pipeline.stages.stage import Stage
 from schemas.rows import READ
 
-STAGES: Final[tuple[type[Stage], ...]] = (Download, Captions, Parse, Ground, Score)
-"""Between `read` and `write`. Settings, schemas, steps, drop reasons and timings of a job follow from this list."""
+STAGES: Final[tuple[type[Stage], ...]] = (Download, Captions, Recaption, Parse, Ground, Score)
+"""Between `read` and `write`. Schemas, steps and timings of a job follow from this list.
+
+The settings of a stage are also a field of PipelineConfig, so that they are typed. Its drop reasons are in
+schemas.status, since readers of an output, and the trainer, load no stage.
+"""
 SCHEMAS: Final = {"read": READ, **{stage.name: stage.schema for stage in STAGES if stage.schema is not None}}
 """Stage -> schema of the table after it, of those that add columns."""
 
@@ -21,8 +26,8 @@ SCHEMAS: Final = {"read": READ, **{stage.name: stage.schema for stage in STAGES 
 def with_further(further: Iterable[type[Stage]]) -> tuple[type[Stage], ...]:
     """Return STAGES with further ones, each behind the stage `after` and those that already follow it.
 
-    Raises UserError for a name that is taken or no identifier, an unknown `after`, and a schema of its own: the files of
-    an output have the columns of STAGES.
+    Raises UserError for a name that is taken or no identifier, an unknown `after`, and a schema of its own: the files
+    of an output have the columns of STAGES.
     """
     found = list(STAGES)
     for stage in further:
@@ -51,5 +56,7 @@ def steps_of(config: Any) -> dict[Step, tuple[str, ...]]:
     """Return the names of the stages in each step of a PipelineConfig. The first stage with a model begins the second."""
     before, after = ["read"], list[str]()
     for stage in with_further(config.further):
+        if not stage.is_used(getattr(config, stage.name)):
+            continue
         (after if after or stage.has_model(getattr(config, stage.name)) else before).append(stage.name)
     return {"prepare": tuple(before), "infer": tuple(after), "write": ("write",)}

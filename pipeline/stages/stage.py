@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 import pyarrow as pa
 
@@ -16,7 +16,19 @@ if TYPE_CHECKING:
     from pipeline.stages.download.permits import PermitAddress
 
 
-Role = Literal["grounder", "scorer"]
+Role = Literal["parser", "grounder", "scorer"]
+
+
+class Files(Protocol):
+    """Small files in the output of a job."""
+
+    def read(self, relative: str) -> bytes | None:
+        """Return the content of a file; None if it does not exist."""
+        ...
+
+    def write(self, relative: str, text: str) -> None:
+        """Write a file atomically."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -25,13 +37,14 @@ class Context:
 
     `permits` is the server of the requests per host of all workers, `images` are the decoded images of the present
     shard, and `check_model(role, path)` raises UserError if a model differs from that of the machine that started the
-    job.
+    job. `files` are those of the output in which a stage can store what a resumed job needs; None: nothing is stored.
     """
 
     settings: Mapping[str, Any]
     permits: "PermitAddress | None" = None
     images: StoredImages = field(default_factory=StoredImages)
     check_model: Callable[[Role, str], None] = lambda role, path: None
+    files: Files | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +59,8 @@ TableFunction = Callable[[pa.Table], pa.Table | tuple[pa.Table, list[Fault]]]
 class Stage(ABC):
     """A step of the pipeline: takes a table and returns it with more columns, or with more rows dropped.
 
-    No row disappears: `drop` marks it. The class imports libraries of models where it uses them, so that `--help`, which
-    lists the settings of all stages, needs none of them.
+    No row disappears: `drop` marks it. The class imports libraries of models where it uses them, so that `--help`,
+    which lists the settings of all stages, needs none of them.
 
     >>> import pyarrow as pa
     >>> from pipeline import Stage
@@ -84,6 +97,11 @@ class Stage(ABC):
     def has_model(cls, config: Any) -> bool:
         """Return True if the stage runs in model workers with these settings."""
         return cls.needs_model
+
+    @classmethod
+    def is_used(cls, config: Any) -> bool:
+        """Return False if a job with these settings leaves the stage out."""
+        return True
 
     @classmethod
     def load(cls, context: Context) -> TableFunction:

@@ -155,8 +155,8 @@ def make_histograms() -> dict[str, Histogram]:
 # The number of distinct hashes, in bounded memory.
 #
 # Bar-Yossef et al., "Counting distinct elements in a data stream" (2002), in the unbiased form of Beyer et al., "On
-# synopses for distinct-value estimation under multiset operations" (2007), section 4: of the k smallest distinct hashes,
-# the largest tells how densely they lie.
+# synopses for distinct-value estimation under multiset operations" (2007), section 4: of the k smallest distinct
+# hashes, the largest tells how densely they lie.
 
 SIZE: Final = 65_536
 """Hashes k that a sketch holds."""
@@ -232,8 +232,8 @@ class Distinct:
 
 # The most frequent texts of a stream, in bounded memory.
 #
-# Misra & Gries, "Finding repeated elements" (1982), merged as in Agarwal et al., "Mergeable summaries" (2012), section 3:
-# add the counts of equal texts, then subtract the (m + 1)-th largest count from all and keep the positive ones.
+# Misra & Gries, "Finding repeated elements" (1982), merged as in Agarwal et al., "Mergeable summaries" (2012), section
+# 3: add the counts of equal texts, then subtract the (m + 1)-th largest count from all and keep the positive ones.
 
 CAPACITY: Final = 8192
 """Texts m that a stored sketch holds."""

@@ -1,5 +1,6 @@
 """The command `hypergrit`: its verbs, what they say of themselves, and mistakes."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,45 @@ def test_the_help_of_a_verb_shows_commands_and_loads_no_model(verb: str) -> None
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert f"usage: hypergrit {verb}" in done.stdout
-    assert done.stdout.count(f"  hypergrit {verb}") >= 1
+    assert (
+        len(re.findall(r"^  (hypergrit|python -m trainer.torchrun|srun|ray|model =) ", done.stdout, re.MULTILINE)) >= 5
+    )
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_help_before_a_verb_is_the_help_of_the_verb(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help", verb]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(f"usage: hypergrit {verb}")
+    assert main([verb, "--help"]) == 0
+    assert capsys.readouterr().out == text
+
+
+@pytest.mark.parametrize(
+    ("verb", "topic", "start"),
+    [
+        ("run", "score.min_score", "keys:\n\n  score.min_score = null"),
+        ("run", "formats", "keys:\n\n  formats (= write.formats)"),
+        ("rewrite", "score", "keys:\n\n  score.min_side_px = 32"),
+        ("rewrite", "dedupe", "keys:\n  dedupe = []"),
+        ("takedown", "list", "  list                 text file"),
+        ("verify", "requeue", "keys:\n  requeue = false"),
+        ("explore", "row", "keys:\n  row = null"),
+        ("quality", "known", "keys:\n  known = null"),
+        ("models", "grounder", "keys:\n\n  grounder (= ground.grounder)"),
+        ("train", "optim.lr", "keys:\n\n  lr (= optim.lr)"),
+        ("evaluate", "tasks", "keys:\n  tasks = []"),
+        ("export", "MODEL", "  MODEL  the folder of a finished run"),
+        ("features", "views", "keys:\n  views = 1"),
+    ],
+)
+def test_help_of_a_key(verb: str, topic: str, start: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([verb, "--help", topic]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith(start)
+    assert "usage" not in text
+    assert main([verb, "--help", "nothing"]) == 2
+    assert "there is no key nothing" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

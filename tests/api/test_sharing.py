@@ -12,7 +12,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
 from tests.api.test_inference import TEXTS, pictures, saved
 from trainer import Model, load_model
-from trainer.inference.hub import FILES, write_card
+from trainer.inference.hub import CARD, FILES, PARTS, write_card
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def assert_same(first: Model, second: Model) -> None:
 
 def test_a_saved_model_loads_with_its_record(model: Model, tmp_path: Path) -> None:
     model.save_pretrained(tmp_path / "copy", license="cc-by-4.0")
-    assert {path.name for path in (tmp_path / "copy").iterdir()} == set(FILES) - {"tokenizer.json"}
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {CARD, *PARTS} - {"tokenizer.json"}
     loaded = Model.from_pretrained(tmp_path / "copy", device="cpu")
     assert_same(loaded, model)
     assert loaded.record == {"evaluation": {"retrieval/text_to_image/recall@1": 0.25}}

@@ -2,7 +2,7 @@
 
 import pytest
 
-from demo.calibration import ScoredImage, choose_thresholds, grid, grid_table
+from demo.eval import ScoredImage, choose_thresholds, grid, grid_table
 from demo.world.truth import Prediction, TruePhrase, Truth, tally
 
 BOXES = ((0.0, 0.0, 0.2, 0.2), (0.5, 0.5, 0.9, 0.9))

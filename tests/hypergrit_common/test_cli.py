@@ -9,7 +9,14 @@ import time
 
 import pytest
 
-from hypergrit_common.cli import MessageFormatter, TerminatedError, command, print_exception, sigterm_handler_kept
+from hypergrit_common.cli import (
+    JsonFormatter,
+    MessageFormatter,
+    TerminatedError,
+    command,
+    print_exception,
+    sigterm_handler_kept,
+)
 from hypergrit_common.errors import UserError
 
 
@@ -35,6 +42,25 @@ def test_an_error_is_one_line_and_an_exit_code(
 ) -> None:
     assert raising(error) == code
     assert capsys.readouterr().err == line
+
+
+def test_no_message_has_the_query_of_a_url(capsys: pytest.CaptureFixture[str]) -> None:
+    url = "https://h.test/out?X-Sig=SECRET"
+    for text in (
+        f"cannot read {url}/_job.json: {url!r} has gone",
+        f"source={url}: no",
+        "line 3: 'h.test/a.jpg?sig=SECRET'",
+    ):
+
+        @command()
+        def main(text: str = text) -> int:
+            raise UserError(text)
+
+        assert main() == 2
+    record = logging.LogRecord("x", logging.INFO, "", 0, "reading %s", (url,), None)
+    printed = capsys.readouterr().err + MessageFormatter("%(message)s").format(record) + JsonFormatter().format(record)
+    assert printed.count("h.test/") == 6
+    assert "SECRET" not in printed
 
 
 def test_a_bug_raises() -> None:

@@ -206,6 +206,12 @@ def test_an_option_with_dashes_is_answered_with_the_setting(arguments: list[str]
         read_layers(arguments, Keys())
 
 
+@pytest.mark.parametrize("after", [["shards=/x"], ["--lr"], []])
+def test_what_follows_an_option_with_dashes_is_not_always_its_value(after: list[str]) -> None:
+    with pytest.raises(UserError, match=r"write batch_size=VALUE$"):
+        read_layers(["--batch-size", *after], Keys())
+
+
 @pytest.mark.parametrize(("key", "meant"), [("optim.learning_rate", "lr"), ("learning_rate", "optim.lr")])
 def test_an_unknown_key_names_the_setting_that_abbreviates_it(key: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"Did you mean: '{meant}'\?"):

@@ -25,7 +25,7 @@ def main():
         assert ray.get(ray.remote(lambda: 7).remote()) == 7
         ray.get(ray.remote(lambda: print("said by a worker", file=sys.stderr)).remote())
         time.sleep(1)  # until Ray has forwarded the line
-        print("ready", flush=True)
+        print("ready", ray._private.worker._global_node.get_temp_dir_path(), flush=True)
         ray.wait([ray.remote(time.sleep).remote(60)])
     finally:
         ray.shutdown()
@@ -68,7 +68,11 @@ def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals
     ) as driver:
         try:
             assert driver.stdout is not None
-            assert driver.stdout.readline() == "ready\n"
+            ready, name = driver.stdout.readline().split()
+            assert ready == "ready"
+            folder = Path(name).parent
+            assert folder.stat().st_mode & 0o777 == 0o700
+            assert folder.name.startswith("hg-")
             processes = descendants(driver.pid)
             assert len(processes) >= 5
             addresses = listening({driver.pid, *processes})
@@ -90,6 +94,9 @@ def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals
     while any(is_running(*process) for process in processes.items()) and time.monotonic() < end:
         time.sleep(0.1)
     assert not [process for process in processes.items() if is_running(*process)]
+    while folder.exists() and time.monotonic() < end + 20:
+        time.sleep(0.1)
+    assert not folder.exists()
 
 
 IDLE_PROGRAM = """

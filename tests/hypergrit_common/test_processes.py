@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergrit_common.process import start_of
-from hypergrit_common.processes import descendants, started_at
+from hypergrit_common.processes import descendants, start_of, started_at
 
 RENAME = """
 with open("/proc/self/comm", "wb") as file:

@@ -1,5 +1,6 @@
 """Tests of jobs/: YAML files, and the commands of the README files."""
 
+import dataclasses
 import re
 import shlex
 from pathlib import Path
@@ -13,11 +14,14 @@ from pipeline.config import load_config as load_pipeline
 from trainer.config import TrainConfig
 from trainer.config import load_config as load_training
 from trainer.models.registry import MODELS
+from trainer.optim.freeze import add_lora, freeze_for_good, is_update
 from trainer.training.build import new_model
 
 ROOT = Path(__file__).resolve().parents[2]
 JOBS = ROOT / "jobs"
 PIPELINE = [JOBS / "demo.yaml", JOBS / "train_demo" / "shards.yaml", *sorted((JOBS / "pipeline").glob("*.yaml"))]
+OVERLAYS = {"pairs": JOBS / "pipeline" / "redcaps.yaml"}
+"""Jobs that go behind another one, such as this."""
 TOWERS = {"vit_s": (), "vit_b": ("vit_b",), "vit_l": ("vit_l",)}
 MILLIONS = {"vit_s": 85.2, "vit_b": 149.5, "vit_l": 367.1}
 """Millions of trainable parameters with the papers' text tower."""
@@ -26,20 +30,26 @@ MILLIONS = {"vit_s": 85.2, "vit_b": 149.5, "vit_l": 367.1}
 def commands(document: Path) -> list[list[str]]:
     """Return the arguments of all pipeline and training commands in a document, starting with the job file."""
     text = document.read_text(encoding="utf-8").replace("\\\n", " ")
-    found = re.findall(r"(?:python pipeline/grit\.py|-m trainer\.train) (jobs/[^`\n]*)", text)
+    found = re.findall(r"(?:python pipeline/grit\.py|-m trainer\.train|hypergrit (?:run|train)) (jobs/[^`\n]*)", text)
     return [shlex.split(command) for command in found]
 
 
 COMMANDS = [*commands(JOBS / "README.md"), *commands(ROOT / "docker" / "README.md")]
 
 
+def files_of(path: Path) -> list[str]:
+    """The job files of a command with this one: an overlay has another one before it."""
+    return [str(file) for file in (OVERLAYS.get(path.stem), path) if file]
+
+
 def test_jobs_folder_has_few_files() -> None:
-    assert len([path for path in JOBS.rglob("*") if path.is_file()]) <= 26
+    """One for each of 10 published data sets, 10 models and 3 sizes of towers, and a few others."""
+    assert len([path for path in JOBS.rglob("*") if path.is_file()]) <= 38
 
 
 @pytest.mark.parametrize("path", PIPELINE, ids=lambda path: path.stem)
 def test_pipeline_job_sets_input_and_output(path: Path) -> None:
-    config = load_pipeline([str(path)])
+    config = load_pipeline(files_of(path))
     assert config.input
     assert config.output
     assert config.input != config.output
@@ -50,7 +60,7 @@ def test_misspelt_key_is_an_error_that_names_the_key(path: Path, tmp_path: Path)
     misspelt = tmp_path / path.name
     misspelt.write_text(path.read_text(encoding="utf-8") + "\nrows_per_shart: 3\n", encoding="utf-8")
     with pytest.raises(UserError, match="rows_per_shart"):
-        load_pipeline([str(misspelt)])
+        load_pipeline([*files_of(path)[:-1], str(misspelt)])
 
 
 def test_readme_mentions_every_job() -> None:
@@ -77,7 +87,7 @@ def test_grit_job_filters_by_size_only_and_redcaps_job_cleans_captions() -> None
 
 
 @pytest.mark.parametrize("size", TOWERS)
-@pytest.mark.parametrize("model", [name for name in MODELS if name not in ("argent", "atmg")])
+@pytest.mark.parametrize("model", MODELS)
 def test_training_job_has_the_model_size_and_schedule_of_the_paper(model: str, size: str) -> None:
     config = load_training([str(JOBS / "train" / f"{name}.yaml") for name in (model, *TOWERS[size])])
     assert config.model_name == model
@@ -85,5 +95,24 @@ def test_training_job_has_the_model_size_and_schedule_of_the_paper(model: str, s
         built = new_model(config)
     millions = sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad) / 1e6
     assert millions == pytest.approx(MILLIONS[size], abs=0.5)
-    on_grit = model in ("hycoclip", "phyclip", "syntax_meru", "uncha")
+    on_grit = model in ("hycoclip", "phyclip", "syntax_meru", "uncha", "argent")
     assert (config.batch_size, config.optim.steps) == ((768, 500_000) if on_grit else (2048, 120_000))
+
+
+def test_hac_trains_updates_of_attention_projections_last_norms_and_scalars_alone(tmp_path: Path) -> None:
+    config = load_training([str(JOBS / "train" / "vit_b.yaml"), str(JOBS / "train" / "hac.yaml")])
+    with torch.device("meta"):
+        built = new_model(dataclasses.replace(config, init=None, init_skip=()))
+        add_lora(built, config.lora)
+    freeze_for_good(built, config.optim)
+    trained = {name for name, parameter in built.named_parameters() if parameter.requires_grad}
+    updates = {name for name in trained if is_update(name)}
+    assert trained - updates == {
+        *("visual_proj.weight", "textual_proj.weight", "visual.norm.weight", "visual.norm.bias"),
+        *("textual.ln_final.weight", "textual.ln_final.bias", "logit_scale", "curv", "visual_alpha", "textual_alpha"),
+    }
+    assert {name.partition(".attn")[0] for name in updates} == {
+        *(f"visual.blocks.{block}" for block in range(8, 12)),
+        *(f"textual.resblocks.{block}" for block in range(4, 12)),
+    }
+    assert len(updates) == 2 * 2 * 12  # two matrices each of the fused projection and the output

@@ -5,11 +5,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import cv2
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline import grit
 from pipeline.config import load_config
+from pipeline.output.write.tar import TarWriter
 from pipeline.read.plan import plan_shards
 from pipeline.read.source import read_shard
 
@@ -103,6 +107,16 @@ def tsv(*names: str) -> Callable[[Path], Path]:
     return write
 
 
+def yfcc(folder: Path) -> Path:
+    """Lines of JSON with title and description."""
+    rows = [
+        {"photoid": i, "title": "IMG_1", "description": VALUES["caption"][i], "downloadurl": url, "usertags": "a,b"}
+        for i, url in enumerate(VALUES["url"])
+    ]
+    (folder / "yfcc15m.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder / "yfcc15m.jsonl"
+
+
 PUBLISHED: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], set[str]]] = {
     "coyo": ("coyo", parquet(COYO), (), {*COYO} - {"id", "url", "text"}),
     "grit": ("grit", parquet(GRIT), (), {*GRIT} - {"id", "url", "caption", "noun_chunks", "ref_exps"}),
@@ -123,6 +137,7 @@ PUBLISHED: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], set[str
         {"author", "caption", "subreddit", "score", "created_utc", "permalink", "crosspost_parents"},
     ),
     "sbu": ("sbu", sbu, (), {"user_ids"}),
+    "yfcc": ("yfcc", yfcc, (), {"photoid", "usertags"}),
 }
 
 
@@ -136,7 +151,7 @@ def test_a_job_reads_its_data_set_as_published(name: str, tmp_path: Path) -> Non
     assert [row["caption_original"] for row in rows] == VALUES["caption"]
     assert [row["reason"] for row in rows] == ([None, "not_selected"] if job == "laion" else [None, None])
     assert set(json.loads(rows[0]["extra"] or "{}")) == extra
-    assert (rows[0]["id"] is None) == (name in ("laion 2b", "cc3m", "cc12m", "sbu"))
+    assert (rows[0]["id"] is None) == (name in ("laion 2b", "cc3m", "cc12m", "sbu", "yfcc"))
     if name == "grit":
         box = rows[0]["given_noun_chunks"][0]
         assert (box["start"], box["end"], round(box["x_max"], 4), round(box["score"], 4)) == (0, 9, 0.3, 0.9)
@@ -144,4 +159,46 @@ def test_a_job_reads_its_data_set_as_published(name: str, tmp_path: Path) -> Non
 
 
 def test_every_job_for_a_data_set_is_tried() -> None:
-    assert {job for job, *_ in PUBLISHED.values()} == {path.stem for path in JOBS.glob("*.yaml")}
+    assert {job for job, *_ in PUBLISHED.values()} == {path.stem for path in JOBS.glob("*.yaml")} - {
+        *(
+            "pairs",
+            "treeoflife",
+            "inaturalist",
+            "finehard",
+            "gligen",
+        )  # an overlay; test_taxonomies.py, test_given_boxes.py
+    }
+
+
+def laion_tars(folder: Path) -> Path:
+    """Tars of img2dataset, whose JSON has no columns of LAION."""
+    _, jpeg = cv2.imencode(".jpg", np.full((80, 80, 3), 200, np.uint8))
+    with (folder / "00000.tar").open("wb") as file, TarWriter(file) as tar:
+        for i, caption in enumerate(VALUES["caption"]):
+            facts = json.dumps({"url": VALUES["url"][i], "caption": caption, "status": "success"}).encode()
+            tar.add_sample(f"{i:09d}", [("jpg", jpeg.tobytes()), ("txt", caption.encode()), ("json", facts)])
+    return folder / "*.tar"
+
+
+SOME = ("yfcc", "laion tars")
+OTHERS = [pytest.param(name, marks=pytest.mark.rest) for name in PUBLISHED if name not in SOME]
+
+
+@pytest.mark.parametrize("name", [*SOME, *OTHERS])
+def test_a_dry_run_predicts_the_pairs_of_each_data_set(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").mkdir()
+    tars = ("laion", laion_tars, ("read.where=null",), {})
+    job, write, arguments, _ = PUBLISHED.get(name, tars)
+    jobs = [str(JOBS / f"{job}.yaml"), str(JOBS / "pairs.yaml")]
+    values = [f"input={write(tmp_path / 'in')}", f"output={tmp_path / 'out'}", *arguments, "ray.runner=local"]
+    offline = ["download.proxy=http://127.0.0.1:9", "download.retries=0"]  # example.org is not asked
+    assert grit.main([*jobs, *values, *offline, "dry_run=true"]) == 0
+    said = capsys.readouterr().out
+    assert "sample: 2 of 2 rows" in said
+    assert all(f"bytes of {folder}/" in said for folder in ("grit", "arrow"))
+    assert "model time (ground, score)               0.0 s" in said
+    assert not (tmp_path / "out").exists()
+    if name == "laion tars":
+        assert "dropped in the sample: 0 of 2 rows" in said

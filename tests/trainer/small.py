@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from trainer.batch import Batch, Losses
+from trainer.batch import Batch, Losses, Stream
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model
@@ -29,7 +29,7 @@ def small_model(name: str, seed: int = 0, **fields: Any) -> DualEncoder:
 
 
 def small_batch(b: int = 8, seed: int = 0) -> Batch:
-    """b random pairs with one box and a dependency tree each."""
+    """b random pairs with one box, a dependency tree and a chain of labels each."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(length: int) -> torch.Tensor:
@@ -37,13 +37,26 @@ def small_batch(b: int = 8, seed: int = 0) -> Batch:
         ids[:, -1] = END
         return ids
 
+    images, captions = torch.rand(b, 3, 16, 16, generator=generator), tokens(8)
     return Batch(
-        images=torch.rand(b, 3, 16, 16, generator=generator),
-        token_ids=tokens(8),
+        images=images,
+        token_ids=captions,
         box_images=torch.rand(b, 3, 16, 16, generator=generator),
         box_token_ids=tokens(5),
         syntax=small_trees(b, generator),
+        more={"levels": small_levels(captions)},
     )
+
+
+def small_levels(token_ids: torch.Tensor) -> Stream:
+    """Chains of three labels of b pairs: one of all, one of every two pairs, and the caption [b 8]."""
+    b = len(token_ids)
+    group = torch.arange(b) // 2
+    labels = torch.stack([token_ids[:1].expand(b, -1).roll(1, 1), token_ids[2 * group].roll(2, 1), token_ids], 1)
+    numbers = torch.stack([torch.zeros_like(group), 100 + group, 200 + torch.arange(b)], 1)
+    owner, depth = torch.arange(b).repeat_interleave(3), torch.arange(3).repeat(b)
+    ids, place = labels.flatten(0, 1).unique(dim=0, return_inverse=True)
+    return Stream(ids, "text", owner, depth, numbers.flatten(), place, chain=3)
 
 
 def small_trees(b: int, generator: torch.Generator) -> Syntax:
@@ -60,7 +73,23 @@ def rows(batch: Batch, indices: slice | list[int]) -> Batch:
     values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
     tensors = {name: value[indices] for name, value in values.items() if isinstance(value, torch.Tensor)}
     syntax = None if batch.syntax is None else batch.syntax.map(lambda tensor: tensor[indices])
-    return dataclasses.replace(batch, **tensors, syntax=syntax)
+    more = {name: owned_rows(stream, indices, len(batch.images)) for name, stream in batch.more.items()}
+    return dataclasses.replace(batch, **tensors, syntax=syntax, more=more)
+
+
+def owned_rows(stream: Stream, indices: slice | list[int], b: int) -> Stream:
+    """The rows of a stream that the pairs `indices` of b pairs own, in that order."""
+    assert stream.owner is not None
+    chosen = torch.arange(b)[indices]
+    places = [(stream.owner == pair).nonzero()[:, 0] for pair in chosen]
+    assert stream.place is not None
+    chosen_rows = torch.cat(places)
+    found = stream._replace(depth=None, label=None, place=None)
+    if stream.depth is not None and stream.label is not None:
+        facts = (fact[chosen_rows] for fact in (stream.depth, stream.label, stream.place))
+        found = found._replace(**dict(zip(("depth", "label", "place"), facts, strict=True)))
+    lengths = torch.tensor([len(place) for place in places])
+    return found._replace(owner=torch.arange(len(chosen)).repeat_interleave(lengths))
 
 
 def overfit(model: DualEncoder, batch: Batch, steps: int = 60) -> Losses:

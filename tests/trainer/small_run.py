@@ -80,6 +80,11 @@ def small_run(output: Path, *others: str, process: Process | None = None) -> Run
 def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> int:
     """Run the command in this process and return its exit code. `fault` is called after step `at`."""
     write_data(output)
+    return run_command(overrides(output, *others), at, fault)
+
+
+def run_command(arguments: list[str], at: int = 0, fault: Fault | None = None) -> int:
+    """Run the command with these arguments, as `run` does."""
     torch.set_num_threads(1)
     real_step = loop.start_step
 
@@ -90,7 +95,7 @@ def run(output: Path, *others: str, at: int = 0, fault: Fault | None = None) -> 
         return step
 
     with patch.object(loop, "start_step", start_step):
-        return train.main(overrides(output, *others))
+        return train.main(arguments)
 
 
 def kill() -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -55,6 +56,21 @@ def test_a_worker_trains_in_the_folder_of_the_command_and_on_its_gpu(
         monkeypatch.setattr(on_ray, "get_device", lambda device=device: torch.device(device))
         assert train_worker(config) == ""
     assert calls == [(str(tmp_path / "project"), device) for device in ("cuda:3", "auto")]
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(None, "expandable_segments:True"), ("backend:native", "backend:native")]
+)
+def test_workers_start_with_the_setting_of_the_gpu_memory(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, given: str | None, expected: str
+) -> None:
+    found: dict[str, Any] = {}
+    monkeypatch.setattr(on_ray, "init_ray", lambda _, **options: found.update(options))
+    monkeypatch.delenv("PYTORCH_ALLOC_CONF", raising=False)
+    if given:
+        monkeypatch.setenv("PYTORCH_ALLOC_CONF", given)
+    on_ray.connect(small_config(tmp_path / "run"))
+    assert found["runtime_env"]["env_vars"]["PYTORCH_ALLOC_CONF"] == expected
 
 
 @pytest.mark.rest

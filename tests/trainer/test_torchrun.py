@@ -5,20 +5,25 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
+from hypergrit_common.processes import start_of, stat_fields
 from tests.trainer.small_run import overrides, write_data
 from trainer import torchrun
 
 ROOT = Path(__file__).parents[2]
 
 
-def test_ctrl_c_saves_a_checkpoint_and_ends_with_130(tmp_path: Path, free_port: int) -> None:
+@contextmanager
+def training(tmp_path: Path, port: int) -> Iterator["subprocess.Popen[bytes]"]:
+    """A run of two processes that has taken its first steps; they log to tmp_path/log. All are killed at the end."""
     output = tmp_path / "run"
     write_data(output)
-    ours = ["--nproc-per-node", "2", "--master-port", str(free_port), "-m", "trainer.train"]
+    ours = ["--nproc-per-node", "2", "--master-port", str(port), "-m", "trainer.train"]
     command = [sys.executable, "-m", "trainer.torchrun", *ours, *overrides(output, "steps=100000", "save.every=100000")]
     with (tmp_path / "log").open("w") as log, subprocess.Popen(
         command, cwd=ROOT, stderr=log, start_new_session=True, env=os.environ | {"OMP_NUM_THREADS": "1"}
@@ -26,12 +31,56 @@ def test_ctrl_c_saves_a_checkpoint_and_ends_with_130(tmp_path: Path, free_port: 
         try:
             while process.poll() is None and not (output / "metrics.jsonl").exists():
                 time.sleep(0.1)
-            os.killpg(process.pid, signal.SIGINT)
-            assert process.wait(60) == 130, (tmp_path / "log").read_text()
+            yield process
         finally:
             process.kill()
-    assert list((output / "checkpoints").glob("step_*"))
+
+
+def ranks_of(launcher: "subprocess.Popen[bytes]") -> list[int]:
+    """The process ids of the two ranks, in their order."""
+    ids = [int(path.name) for path in Path("/proc").glob("[0-9]*")]
+    children = [pid for pid in ids if (fields := stat_fields(pid)) and int(fields[1]) == launcher.pid]
+    found: dict[int, int] = {}
+    for pid in children:
+        variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        found |= {int(value[5:]): pid for value in variables if value.startswith(b"RANK=")}
+    return [found[rank] for rank in range(2)]
+
+
+def test_ctrl_c_saves_a_checkpoint_and_ends_with_130(tmp_path: Path, free_port: int) -> None:
+    with training(tmp_path, free_port) as process:
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(60) == 130, (tmp_path / "log").read_text()
+    assert list((tmp_path / "run" / "checkpoints").glob("step_*"))
     assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.rest)])
+def test_no_process_outlives_a_killed_torchrun_by_more_than_ten_seconds(
+    tmp_path: Path, free_port: int, is_stopped: bool
+) -> None:
+    with training(tmp_path, free_port) as process:
+        ranks = ranks_of(process)
+        if is_stopped:  # no handler of its own ends it, and the other one waits for it
+            os.kill(ranks[1], signal.SIGSTOP)
+        process.kill()
+        end = time.monotonic() + 10
+        while any(start_of(pid) for pid in ranks) and time.monotonic() < end:
+            time.sleep(0.1)
+        assert not any(start_of(pid) for pid in ranks)
+    assert is_stopped or list((tmp_path / "run" / "checkpoints").glob("step_*"))
+
+
+@pytest.mark.rest
+def test_a_stopped_process_ends_all_with_its_name_within_a_minute(tmp_path: Path, free_port: int) -> None:
+    with training(tmp_path, free_port) as process:
+        stopped = ranks_of(process)[1]
+        os.kill(stopped, signal.SIGSTOP)
+        assert process.wait(60) == 2
+        assert not start_of(stopped)
+    text = (tmp_path / "log").read_text()
+    assert f"process 1 of 2 (process id {stopped} on host " in text
+    assert "has ended or does not respond: checkpoints are complete" in text
 
 
 def test_an_error_of_the_processes_keeps_its_exit_code(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ distance is among the largest in that factor (PHyCLIP, figure 4a). X_max takes e
 larger distance; the images nearest to it should be those nearest to the composition (appendix, figure 7).
 
 The released code plots |x|, which has the same peaks as the distance up to the curvature of the factors. The indices of
-factors belong to one training run, and are reported without comparison to the paper's.
+factors belong to one training run, and are reported without comparison to the paper's. As in figure 4a, the peaks are
+illustrated by pictures that are drawn at random from the 0.1 % of the images with the largest distances there.
 
 Shapes: n images, k factors, d width of a factor.
 """
@@ -21,7 +22,7 @@ from trainer.analyses.shard_points import HELD_OUT, ShardPoints, embed_shards
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.ranking import top_k
 from trainer.evaluation.metrics.spaces import Lorentz
-from trainer.evaluation.plots import draw_norms
+from trainer.evaluation.plots import draw_norms, draw_pictures
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import (
     Embedder,
@@ -86,6 +87,9 @@ HIGH: Final = 0.9
 TOP: Final = 10
 MAX_IMAGES: Final = 100_000
 N_FACTORS_SHOWN: Final = 8
+TOP_SHARE: Final = 0.001
+"""Share of the images from which the pictures of a factor are drawn, as in figure 4a, if it holds `N_PICTURES`."""
+N_PICTURES: Final = 6
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
@@ -122,7 +126,11 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         metrics[f"overlap@{TOP}"] = sum(entry["overlap"] for entry in entries) / len(entries)
         chance[f"overlap@{TOP}"] = min(TOP, n_used) / n_used
         details["retrieval"] = entries
-        details["top_images_by_factor"] = top_images(factor_norms(images, curvature).cpu(), shards.captions)
+        by_factor = factor_norms(images, curvature).cpu()
+        details["top_images_by_factor"] = top_images(by_factor, shards.captions)
+        figures.append(
+            pictures_of([peak for entry in found for peak in entry["peaks"]], by_factor, shards, options.seed)
+        )
     return TaskResult(
         metrics=metrics,
         chance=chance,
@@ -179,6 +187,23 @@ def retrieve(
         "nearest_to_maximum": [shards.captions[i] for i in best[0].tolist()],
         "nearest_to_composition": [shards.captions[i] for i in best[1].tolist()],
     }
+
+
+def drawn_from_top(norms: Tensor, seed: int) -> list[int]:
+    """The numbers of `N_PICTURES` images drawn from the top 0.1 % of the norms [n], or the top ones of fewer images."""
+    top = norms.topk(min(len(norms), max(N_PICTURES, int(TOP_SHARE * len(norms))))).indices
+    chosen = torch.randperm(len(top), generator=torch.Generator().manual_seed(seed))[:N_PICTURES]
+    return top[chosen].tolist()
+
+
+def pictures_of(peaks: list[int], norms: Tensor, shards: ShardPoints, seed: int) -> Figure:
+    """Pictures of the images with the largest norms [n k] in each of the factors `peaks`."""
+    rows = {
+        f"factor {peak}": [shards.images[number] for number in drawn_from_top(norms[:, peak], seed)]
+        for peak in dict.fromkeys(peaks)
+    }
+    title = f"Images from the top {TOP_SHARE:.1%} of the factors at the peaks"
+    return Figure(name="pictures", title=title, draw=partial(draw_pictures, rows))
 
 
 def top_images(norms: Tensor, captions: list[str]) -> dict[str, list[str]]:

@@ -40,7 +40,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     details: dict[str, object] = problems.details()
     figures = []
     for name, pool in pools.items():
-        walk = start_walk(embedder, starts, pool)
+        walk = start_walk(embedder, starts, pool, options.root)
         rules[f"{name}/root"] = walk.root_rule
         entries = [starts.describe(2 * pair) | {"target": starts.titles[2 * pair + 1]} for pair in range(n_pairs)]
         drawn = {}

@@ -1,8 +1,9 @@
-"""Distances of texts, images, phrases and boxes from the root (MERU, figure 4; HyCoCLIP, figure 5; PHyCLIP, figure 6).
+"""Distances of texts, images, phrases and boxes from the root (MERU, figure 4; HyCoCLIP, figure 5; PHyCLIP, figure 3).
 
 The quantity is the geodesic distance to the origin, for PHyCLIP summed over the factors; for CLIP, it is 1 - cosine to
 the mean direction of all points. HyCoCLIP plots |x|, and MERU any monotone function of the distance: the order of the
-groups is the same. The papers use training batches with random crops; here whole images of held-out shards are used.
+groups is the same. Figure 3a of PHyCLIP shows one factor, which it does not name: here that in which the distances of
+texts differ most. The papers use training batches with random crops; here whole images of held-out shards are used.
 
 Shapes: n points of a group, k factors.
 """
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from trainer.analyses.shard_points import HELD_OUT, embed_shards
 from trainer.evaluation.metrics.entailment import roc_auc
-from trainer.evaluation.metrics.spaces import NAMES, Lorentz, over_factors, quantity, space_of_points
+from trainer.evaluation.metrics.spaces import NAMES, Lorentz, over_factors, quantity, root_rule, space_of_points
 from trainer.evaluation.plots import draw_factor_medians, draw_histograms
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult
@@ -39,7 +40,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     points = embed_shards(embedder, root, options.max_examples or MAX_SAMPLES)
     model = embedder.model
     lifted = points.lifted(model)
-    space = space_of_points(model, lifted)
+    space = space_of_points(model, lifted, options.root)
     by_factor = {part: space.radius(group).cpu() for part, group in lifted.items()}  # [n], or [k n]
     totals = {part: over_factors(radii) for part, radii in by_factor.items()}
     label = quantity(model)
@@ -55,11 +56,19 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         named = {NAMES[part]: values.numpy() for part, values in medians.items()}
         draw_medians = partial(draw_factor_medians, named)
         figures.append(Figure(name="factors", title="Median distance from the origin by factor", draw=draw_medians))
+        factor = int(by_factor["text"].std(-1).argmax())
+        details["factor"] = factor
+        within = {NAMES[part]: radii[factor].numpy() for part, radii in by_factor.items()}
+        draw_within = partial(draw_histograms, within, f"distance to the origin of factor {factor}")
+        figures.append(
+            Figure(name="one_factor", title="Distances in the factor with the widest texts", draw=draw_within)
+        )
     return TaskResult(
         metrics=metrics,
         chance=dict.fromkeys(orders, 0.5),
         rules={
             "quantity": label,
+            "root": root_rule(model, "all points", options.root),
             "images": "whole images and boxes without augmentation; the papers use random crops",
             "A_below_B": "probability that a point of A is nearer the root than a point of B",
         },

@@ -4,7 +4,7 @@ For each relation, the share of pairs whose general point is nearer the root, an
 average precision of (exterior angle - half-aperture) and of PEP for true against mismatched pairs. PEP (ARGENT) is the
 probability of entailment max(0, 1 - 2 phi / pi) of the exterior angle phi; angles above pi / 2 are ties. All models are
 compared in the four relations of HyCoCLIP (eq. 9 to 11), whether they were trained on them or not. CLIP has no cones:
-it has the order alone, with the mean direction of all points as the root.
+it has the order alone, with the mean direction of all points, or the option `root`, as the root.
 """
 
 from collections.abc import Mapping
@@ -30,11 +30,11 @@ from trainer.evaluation.metrics.entailment import (
     score_pairs,
 )
 from trainer.evaluation.metrics.items import Items, mean_items, pair_items
-from trainer.evaluation.metrics.spaces import space_of_points
+from trainer.evaluation.metrics.spaces import root_rule, space_of_points
 from trainer.evaluation.plots import draw_histograms, draw_roc
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult
-from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.cones import Cones
 from trainer.models.poinclip import PoinCLIP
 from trainer.models.terms import Entails
 
@@ -48,7 +48,7 @@ def order_items(general: Tensor, specific: Tensor, owners: Tensor) -> Items:
 
 @torch.no_grad()
 def relation_items(
-    model: Hyperbolic,
+    model: Cones,
     entails: Entails,
     lifted: dict[str, Tensor],
     owner: Tensor | None,
@@ -78,7 +78,7 @@ def relation_items(
     return found
 
 
-def probability(model: Hyperbolic, general: Tensor, specific: Tensor) -> Tensor:
+def probability(model: Cones, general: Tensor, specific: Tensor) -> Tensor:
     """Probabilities of entailment [b] of pairs of points [*k b d]."""
     found = entailment_probability(model.cone(general, specific)[0])
     return found if found.ndim == 1 else found.mean(0)
@@ -101,9 +101,9 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     relations = [entails for entails in RELATIONS if {entails.general, entails.specific} <= lifted.keys()]
     items: dict[str, Items] = {}
     scores: dict[str, PairScores] = {}
-    space = space_of_points(model, lifted)
+    space = space_of_points(model, lifted, options.root)
     for entails in relations:
-        if isinstance(model, Hyperbolic):
+        if isinstance(model, Cones):
             scores[entails.name] = score_pairs(model, entails, lifted, owner, options.seed)
             found = relation_items(model, entails, lifted, owner, options.seed, scores[entails.name])
         else:
@@ -112,7 +112,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         items |= {f"{entails.name}/{key}": values for key, values in found.items()}
     metrics = {name: values.metric() for name, values in items.items()}
     rules = {
-        "root": "origin" if isinstance(model, Hyperbolic) else "mean direction of all points",
+        "root": root_rule(model, "all points", options.root),
         "aperture": "plain, without the factor eta of the training",
         "mismatched": "pairs of other samples; together they weigh as much as the true pairs in ap",
         "ties": "count against the model in order",

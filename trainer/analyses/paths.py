@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.evaluation.metrics.ranking import Score
-from trainer.evaluation.metrics.spaces import Ball, Lorentz, Space, ball_to_lorentz
+from trainer.evaluation.metrics.spaces import Ball, Flat, Space, WithCones, ball_to_lorentz
 from trainer.geometry.types import EPS
 
 PathRule = Literal["paper", "released", "geodesic"]
@@ -42,18 +42,20 @@ def path_between(space: Space, start: Tensor, end: Tensor, steps: int, rule: Pat
     return space.exp_map0(torch.lerp(space.log_map0(start), target, weights[:, None]))
 
 
-def entails_steps(space: Lorentz | Ball, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
+def entails_steps(space: WithCones, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
     """Mask [s n], True if the cone at an apex [*k n d] contains a step [*k s d]; with factors, in all factors."""
     inside = cone_margins(space, apexes, steps, min_radius) <= 0
     return inside if inside.ndim == 2 else inside.all(0)
 
 
-def cone_margins(space: Lorentz | Ball, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
+def cone_margins(space: WithCones, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
     """Exterior angles minus half-apertures [*k s n], in radians, of each step [*k s d] and the cone at each apex [*k n d].
 
     MERU eq. 10 and 11, evaluated in float64 from inner products, with the limits of the released code. The ball is
-    compared on the hyperboloid: the isometry keeps both angles.
+    compared on the hyperboloid: the isometry keeps both angles. Flat space has the angles of `geometry.euclidean`.
     """
+    if isinstance(space, Flat):
+        return flat_cone_margins(apexes.double(), steps.double(), min_radius)
     c = space.curvature.double()
     x, y = (ball_to_lorentz(p, c) if isinstance(space, Ball) else p.double() for p in (apexes, steps))
     norm, time_x, time_y = x.norm(dim=-1), (1 / c + x.square().sum(-1)).sqrt(), (1 / c + y.square().sum(-1)).sqrt()
@@ -62,6 +64,14 @@ def cone_margins(space: Lorentz | Ball, apexes: Tensor, steps: Tensor, min_radiu
     length = norm[..., None, :] * (c_inner.square() - 1).clamp(min=EPS).sqrt() + EPS
     cosine = ((time_y[..., None] + time_x[..., None, :] * c_inner) / length).clamp(-1 + EPS, 1 - EPS)
     return cosine.acos() - sine.asin()[..., None, :]
+
+
+def flat_cone_margins(x: Tensor, y: Tensor, min_radius: float) -> Tensor:
+    """`cone_margins` [s n] in flat space, from apexes [n d] and steps [s d]."""
+    norm, inner = x.norm(dim=-1), y @ x.T
+    length = norm * (norm**2 - 2 * inner + y.square().sum(-1, keepdim=True)).clamp(min=0).sqrt() + EPS
+    cosine = ((inner - norm**2) / length).clamp(-1 + EPS, 1 - EPS)
+    return cosine.acos() - (min_radius / (norm + EPS)).clamp(max=1 - EPS).asin()
 
 
 def nearest(
@@ -81,7 +91,7 @@ def nearest(
     for first in range(0, pool.shape[-2], at_once):
         part = slice(first, min(first + at_once, pool.shape[-2]))
         scores = score(steps, pool[..., part, :])
-        if can_entail is not None and isinstance(space, Lorentz | Ball):
+        if can_entail is not None and isinstance(space, WithCones):
             allowed = entails_steps(space, pool[..., part, :], steps, min_radius) & can_entail[part]
             scores = scores.masked_fill(~allowed, -torch.inf)
         value, index = scores.max(1)

@@ -41,6 +41,7 @@ class ShardContent:
     images: list[ImageSource] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     words: list[tuple[Word, ...] | None] = field(default_factory=list)
+    levels: list[tuple[str | None, ...]] = field(default_factory=list)
     box_images: list[ImageSource] = field(default_factory=list)
     box_texts: list[str] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)
@@ -51,6 +52,7 @@ class ShardContent:
 class ShardPoints(PairFeatures):
     """Features, and the texts that they belong to."""
 
+    images: list[ImageSource]
     captions: list[str]
     phrases: list[str]
     words: list[tuple[Word, ...] | None]
@@ -93,12 +95,12 @@ class ShardImages:
             reader.close()
 
 
-def read_shards(root: Path, size_px: int, limit: int = 0) -> ShardContent:
-    """Read the texts of the first `limit` usable samples (0: all) of the shards in ROOT/held_out.
+def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) -> ShardContent:
+    """Read the texts of the first `limit` usable samples (0: all) of the shards in the folder `name` below `root`.
 
     Raises MissingFilesError without shards.
     """
-    folder = root / HELD_OUT
+    folder = root / name
     try:
         shards = HeldOutShards(str(folder))
     except UserError as error:
@@ -117,6 +119,7 @@ def read_shards(root: Path, size_px: int, limit: int = 0) -> ShardContent:
         content.images.append(ImageSource(path=folder, index=images.add(number, None), stack=images))
         content.captions.append(sample.caption)
         content.words.append(sample.words)
+        content.levels.append(sample.levels)
     return content
 
 
@@ -152,6 +155,7 @@ def embed_shards(embedder: Embedder, root: Path, limit: int = 0) -> ShardPoints:
     keep_box = keep[owner]
     keep_box[list(boxes.errors)] = False
     new_number = keep.cumsum(0) - 1
+    images = [image for image, kept in zip(content.images, keep.tolist(), strict=True) if kept]
     captions = [caption for caption, kept in zip(content.captions, keep.tolist(), strict=True) if kept]
     phrases = [phrase for phrase, kept in zip(content.box_texts, keep_box.tolist(), strict=True) if kept]
     skipped = content.skipped + Counter(
@@ -164,6 +168,7 @@ def embed_shards(embedder: Embedder, root: Path, limit: int = 0) -> ShardPoints:
         box_image=boxes.features[keep_box],
         box_text=text[len(captions) :],
         owner=new_number[owner[keep_box]],
+        images=images,
         captions=captions,
         phrases=phrases,
         words=[words for words, kept in zip(content.words, keep.tolist(), strict=True) if kept],

@@ -2,8 +2,8 @@
 
 The points are equally spaced in the tangent space at the root. MERU compares only texts whose entailment cones contain
 the point; HyCoCLIP compares all texts, images and boxes of its pool. Both results are given. The root of the hyperbolic
-models is the origin; that of CLIP is the mean direction of the pool and the images, where the papers take the mean of
-the training data.
+models is the origin; that of CLIP is the mean of the training data, as in the papers, if the option `root` gives it, or
+else the mean direction of the pool and the images.
 
 Shapes: n images, s steps of a path, m entries of a pool, d width of the features.
 """
@@ -22,16 +22,14 @@ from trainer.analyses.pools import Pool, read_pools
 from trainer.analyses.shard_points import embed_shards
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.ranking import score_of_any
-from trainer.evaluation.metrics.spaces import Ball, Lorentz, Space, space_of
+from trainer.evaluation.metrics.spaces import Space, WithCones, center_of, root_rule, space_of
 from trainer.evaluation.plots import draw_paths
 from trainer.evaluation.sets.annotations import below, checksums
 from trainer.evaluation.sets.image_folders import SUFFIXES
 from trainer.evaluation.task import Embedder, Figure, ImageSource, MissingFilesError, TaskOptions, TaskResult
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 
-STEPS: Final = 50
-"""Steps of a path, as in MERU. HyCoCLIP has 100."""
 MAX_IMAGES: Final = 64
 N_HELD_OUT: Final = 8
 N_DRAWN: Final = 3
@@ -87,11 +85,12 @@ class Walk:
     pool: Tensor  # [*k m d]
     is_text: Tensor  # [m]
     labels: list[str]  # of the pool and the root
+    root_rule: str  # for the rules of a result
 
     def nearest(self, path: Tensor, options: TaskOptions, entailing: bool = False) -> list[int]:
         """The nearest entry for each step of a path [*k s d]; m stands for the root."""
         score = score_of_any(self.model, options.ranking)
-        min_radius = self.model.config.min_radius if isinstance(self.model, Hyperbolic) else 0.0
+        min_radius = self.model.config.min_radius if isinstance(self.model, Cones) else 0.0
         can_entail = self.is_text.to(self.pool.device) if entailing else None
         with torch.no_grad():
             found: list[int] = nearest(score, self.space, path, self.pool, can_entail, min_radius).tolist()
@@ -101,19 +100,14 @@ class Walk:
         """The labels of entries."""
         return [self.labels[index] for index in indices]
 
-    @property
-    def root_rule(self) -> str:
-        """The root, for the rules of a result."""
-        return "origin" if isinstance(self.space, Lorentz | Ball) else "mean direction of the pool and the images"
 
-
-def start_walk(embedder: Embedder, starts: Starts, pool: Pool) -> Walk:
-    """Lift a pool and start images."""
+def start_walk(embedder: Embedder, starts: Starts, pool: Pool, root: str = "") -> Walk:
+    """Lift a pool and start images. `root` is the file with the root of CLIP."""
     model = embedder.model
     points = pool.lift(embedder)
     with torch.no_grad():
         images = model.lift_image(starts.features.to(device_of(model)))
-    center = None if isinstance(model, Hyperbolic) else torch.cat([points, images]).mean(0)
+    center = center_of(model, [points, images], root)
     return Walk(
         model=model,
         space=space_of(model, center),
@@ -121,6 +115,7 @@ def start_walk(embedder: Embedder, starts: Starts, pool: Pool) -> Walk:
         pool=points,
         is_text=pool.is_text,
         labels=[*pool.labels, ROOT],
+        root_rule=root_rule(model, "the pool and the images", root),
     )
 
 
@@ -135,20 +130,20 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     details: dict[str, object] = problems.details()
     rules = {
         "score": options.ranking,
-        "steps": str(STEPS),
+        "steps": str(options.traversal_steps),
         "all": "all entries of the pool and the root are compared",
         "entailing": "only texts whose cones contain the step, and the root, are compared",
     }
     figures: list[Figure] = []
     for name, pool in pools.items():
-        walk = start_walk(embedder, starts, pool)
+        walk = start_walk(embedder, starts, pool, options.root)
         rules[f"{name}/root"] = walk.root_rule
-        variants = ("all", "entailing") if isinstance(walk.space, Lorentz | Ball) else ("all",)
+        variants = ("all", "entailing") if isinstance(walk.space, WithCones) else ("all",)
         entries = [starts.describe(row) for row in range(len(starts.titles))]
         for variant in variants:
             found = []
             for row, entry in enumerate(entries):
-                path = path_to_root(walk.space, walk.starts[..., row : row + 1, :], STEPS)
+                path = path_to_root(walk.space, walk.starts[..., row : row + 1, :], options.traversal_steps)
                 found.append(walk.nearest(path, options, entailing=variant == "entailing"))
                 entry[variant] = walk.texts(distinct(found[-1]))
             metrics |= {f"{name}/{variant}/{key}": value for key, value in summarize(found, len(pool.labels)).items()}

@@ -1,7 +1,8 @@
 """The folder of a run: `output` of the configuration, or, if that is a URL, a temporary copy on this machine.
 
-A checkpoint at a URL is complete once its state.json exists: this file is uploaded last and removed first. Metrics and
-the other files of the run are uploaded before it, so that they are never older than the checkpoint.
+A lock keeps a second run from a folder, and a lease from a URL. A checkpoint at a URL is complete once its state.json
+exists: this file is uploaded last and removed first. Metrics and the other files of the run are uploaded before it, so
+that they are never older than the checkpoint.
 """
 
 import fcntl
@@ -10,17 +11,18 @@ import os
 import shutil
 import socket
 import tempfile
+import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import ProcessId, machine, this_process
+from hypergrit_common.processes import ProcessId, machine, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
-from trainer.distributed.gather import all_ranks
+from trainer.distributed.gather import all_ranks, on_rank_0
 from trainer.distributed.process import Process, true_on_all_ranks
 
 logger = logging.getLogger(__name__)
@@ -36,6 +38,12 @@ LOCK: Final = ".lock"
 """File of a folder that the run which writes to it has locked, with its process."""
 EXPIRY_S: Final = 120.0
 """Longest wait for the lock of a process that cannot be seen: NFS releases that of a lost machine after 90 s."""
+LEASE: Final = ".lease"
+"""Object of a URL that names the run which writes there, and when it has renewed it."""
+RENEW_S: Final = 20.0
+"""Seconds between two renewals of a lease."""
+SETTLE_S: Final = 1.0
+"""Pause before a new lease is read back: of two runs that start at once, the one that wrote last has it."""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -56,6 +64,7 @@ class RunFolder:
     url: str
     path: Path
     uploaded: str = ""  # name of the newest complete checkpoint at the URL, as far as this process knows
+    lease: "Lease | None" = None  # of the URL, on rank 0
 
     @property
     def is_remote(self) -> bool:
@@ -88,7 +97,7 @@ class RunFolder:
             return
         names = [path.removeprefix(root).lstrip("/") for path in fs.find(root)]
         newest = max((name.rsplit("/", 1)[0] for name in names if is_mark(name)), default=None)
-        wanted = [name for name in names if not name.startswith((f"{CHECKPOINTS}/", "model/"))]
+        wanted = [name for name in names if not name.startswith((f"{CHECKPOINTS}/", "model/", LEASE))]
         wanted += [name for name in names if newest and name.startswith(f"{newest}/")]
         if outside := [name for name in wanted if ".." in name.split("/")]:
             raise UserError(f"{self.url}/{outside[0]} leads out of the folder; remove this object")
@@ -110,6 +119,7 @@ class RunFolder:
             return
         fs, root = open_store(self.url)
         fs.invalidate_cache()
+        self._check_lease()  # before checkpoints are removed
         before = remote_checkpoints(fs, root)
         name = f"{CHECKPOINTS}/{checkpoint.name}"
         self.upload_files()
@@ -127,7 +137,7 @@ class RunFolder:
         """Upload all files but the checkpoints. Nothing is done for a folder without a URL.
 
         Files that disappear meanwhile, such as temporary ones, are skipped. Raises UserError if the URL cannot be
-        written.
+        written, or if another run writes to it.
         """
         if not self.is_remote:
             return
@@ -137,7 +147,8 @@ class RunFolder:
             for top, _, found in os.walk(self.path)
             for file in found
         ]
-        try:
+        with writes_explained(self.url):
+            self._check_lease()
             for name in names:
                 if not name.startswith((f"{CHECKPOINTS}/", *NOT_UPLOADED)) and not name.endswith(".tmp"):
                     try:
@@ -145,11 +156,10 @@ class RunFolder:
                     except FileNotFoundError:
                         if (self.path / name).exists():  # else the store lacks something, such as the bucket
                             raise
-        except store_errors(ValueError) as error:
-            raise UserError(
-                f"output={self.url} cannot be written: {one_line(error)}; create the bucket and allow to write to it, "
-                "then repeat the command"
-            ) from error
+
+    def _check_lease(self) -> None:
+        if self.lease:
+            self.lease.check()
 
     def _upload(self, fs: Any, root: str, name: str) -> None:
         if not is_s3(fs):  # it has no folders, and s3fs would create the bucket
@@ -180,6 +190,109 @@ def remote_checkpoints(fs: Any, root: str) -> dict[str, list[str]]:
 
 
 @contextmanager
+def writes_explained(url: str) -> Iterator[None]:
+    """Turn errors of the store at `url` into a UserError that says what to do."""
+    try:
+        yield
+    except store_errors(ValueError) as error:
+        raise UserError(
+            f"output={url} cannot be written: {one_line(error)}; create the bucket and allow to write to it, then repeat "
+            "the command"
+        ) from error
+
+
+def signature() -> str:
+    """The words for this process in a lock or a lease: its identity, then what a message shows."""
+    return f"{this_process()} process {os.getpid()} on host {socket.gethostname()}"
+
+
+def in_use(output: object, shown: str) -> UserError:
+    """The error about an output to which another run writes."""
+    return UserError(
+        f"another run writes to {output}: {shown or 'an unknown process'}; stop it, wait for its end, or give another "
+        "output="
+    )
+
+
+class Lease:
+    """An object at a URL that names the process of the run which writes there, and the time. A thread renews it."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.fs, self.root = open_store(url)
+        self.is_done = threading.Event()
+        self.thread = threading.Thread(target=self._renew, name="lease", daemon=True)
+
+    def take(self) -> None:
+        """Take the lease. Raises UserError, naming the process, if another run holds it, and `store_errors`.
+
+        One of a process that cannot be seen is watched until it is renewed, or expires.
+        """
+        found, start = self.read(), time.monotonic()
+        holder, _, shown = found.partition(" ")
+        process = ProcessId.parse(holder)
+        is_alive = process.is_alive() if process else False  # None: on another machine
+        age = abs(time.time() - float(shown.split()[-1])) if process else 0.0  # its clock may be ahead
+        wait = max(EXPIRY_S - age, 2 * RENEW_S)
+        while is_alive is None and self.read() == found and time.monotonic() - start < wait:
+            logger.warning("%s is leased by %s, which cannot be seen from here: waiting for its end", self.url, shown)
+            time.sleep(RENEW_S / 2)
+        now = self.read()
+        if is_alive or (now and now != found):
+            raise in_use(self.url, (now or found).partition(" ")[2])
+        self.write()
+        time.sleep(SETTLE_S)
+        self.check()
+        self.thread.start()
+
+    def read(self) -> str:
+        """The text of the lease; empty if there is none."""
+        try:
+            return str(self.fs.cat_file(f"{self.root}/{LEASE}"), "utf-8", "replace")
+        except FileNotFoundError:
+            return ""
+
+    def write(self) -> None:
+        """Write the lease of this process with the present time."""
+        if not is_s3(self.fs):
+            self.fs.makedirs(self.root, exist_ok=True)
+        self.fs.pipe_file(f"{self.root}/{LEASE}", f"{signature()}, renewed at {time.time():.0f}".encode())
+
+    def check(self) -> None:
+        """Raise UserError if the lease is that of another process, and `store_errors`."""
+        if (found := self.read()) and not found.startswith(signature()):
+            raise in_use(self.url, found.partition(" ")[2])
+
+    def release(self) -> None:
+        """Remove the lease, unless another process holds it."""
+        self.is_done.set()
+        self.thread.join(EXPIRY_S)
+        with suppress(*store_errors(UserError)):
+            self.check()
+            self.fs.rm_file(f"{self.root}/{LEASE}")
+
+    def _renew(self) -> None:
+        while not self.is_done.wait(RENEW_S):
+            try:
+                self.check()
+                self.write()
+            except store_errors(UserError) as error:  # the next upload raises it
+                logger.warning("the lease of %s is not renewed: %s", self.url, error)
+
+
+@contextmanager
+def leased(url: str) -> Iterator[Lease]:
+    """Hold the lease of the URL of a run. Raises UserError if another run holds it, or if it cannot be written."""
+    lease = Lease(url)
+    with writes_explained(url):
+        lease.take()
+    try:
+        yield lease
+    finally:
+        lease.release()
+
+
+@contextmanager
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which the system releases when this process ends.
 
@@ -195,17 +308,14 @@ def locked(folder: Path) -> Iterator[None]:
                 holder, _, shown = path.read_text(encoding="utf-8").partition(" ")
                 process = ProcessId.parse(holder)
                 if time.monotonic() > end or (process and process.is_alive()):
-                    raise UserError(
-                        f"another run writes to {folder}: {shown or 'an unknown process'}; stop it, wait for its end, or "
-                        "give another output="
-                    ) from error
+                    raise in_use(folder, shown) from error
                 logger.warning("%s is locked by %s, which cannot be seen from here: waiting for its end", folder, shown)
                 time.sleep(EXPIRY_S / 12)
             except OSError as error:
                 logger.warning("%s cannot be locked (%s): start no second run with this output", folder, error)
                 break
         file.truncate(0)
-        file.write(f"{this_process()} process {os.getpid()} on host {socket.gethostname()}")
+        file.write(signature())
         file.flush()
         yield
 
@@ -215,17 +325,20 @@ def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
     """Yield the folder of the run, with its newest checkpoint. Collective.
 
     For a URL, the processes of a machine share a temporary folder, which is removed at the end; on success all files
-    have been uploaded. Raises UserError if the URL cannot be read or written.
+    have been uploaded. Raises UserError if the URL cannot be read or written, or if another run writes to it.
     """
     if "://" not in url:
         yield RunFolder(url, Path(url))
         return
-    remove_abandoned_copies(Path(tempfile.gettempdir()))
-    mine = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{this_process()}."))
-    try:
+    url = url.rstrip("/")
+    with ExitStack() as stack:
+        lease = on_rank_0(lambda: stack.enter_context(leased(url)))
+        remove_abandoned_copies(Path(tempfile.gettempdir()))
+        mine = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{this_process()}."))
+        stack.callback(shutil.rmtree, mine, ignore_errors=True)
         # Not by host names: nodes may have equal ones.
         shared = Path(next(path for name, path in all_ranks((machine(), str(mine))) if name == machine()))
-        folder = RunFolder(url.rstrip("/"), shared)
+        folder = RunFolder(url, shared, lease=lease)
         problem = ""
         if shared == mine:
             try:
@@ -236,8 +349,6 @@ def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
             raise UserError(f"output={url} cannot be read: {problem or 'another process names the reason'}")
         folder.note_downloaded()
         yield folder
-    finally:
-        shutil.rmtree(mine, ignore_errors=True)
 
 
 def remove_abandoned_copies(parent: Path) -> None:

@@ -17,8 +17,10 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.weights import read_tensors, save_tensors
+from trainer.checkpoints.hyper3 import is_hyper3, read_hyper3
 from trainer.checkpoints.released import from_released
 from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
+from trainer.checkpoints.towers import COPY, attach_tower, renamed_tower, weights_sha256
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
 from trainer.encoders.text import TextTower, stretch_positions
@@ -64,17 +66,23 @@ def save_model(
     preprocess: PreprocessConfig,
     record: dict[str, Any],
     half: bool = False,
+    tower: DualEncoder | None = None,
 ) -> None:
     """Write a folder that `load_model` reads.
 
     `record` documents the training and the results of the model. `half` stores matrices in float16; scalars, gains and
-    biases keep their type. Raises OSError if the folder cannot be written.
+    biases keep their type. `tower` is the frozen model of a head, to copy; without it, the head names it by path and
+    hash. Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    settings = dataclasses.asdict(model.config)
+    if tower:
+        save_model(folder / COPY, tower, tokenizer=tokenizer, preprocess=preprocess, record={}, half=half)
+        settings = renamed_tower(settings, COPY, weights_sha256(folder / COPY))
     config = {
         "format": FORMAT,
         "model": model_name(model),
-        "config": dataclasses.asdict(model.config),
+        "config": settings,
         "tokenizer": write_tokenizer(tokenizer, folder),
         "preprocess": {**dataclasses.asdict(preprocess), "interpolation": "bicubic", "antialias": True},
         "record": record,
@@ -88,9 +96,10 @@ def save_model(
     write_object(config, folder / "config.json")
 
 
-def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
+def load_model(path: Path | str, name: str | None = None, tower: Path | str | None = None) -> LoadedModel:
     """Load a model in float32 and evaluation mode, from a run, its folder model/, or a released `.pth` file.
 
+    `tower` is the frozen model of a head over cached features, if it is not where the head was trained.
     `name` is the model of a released file, such as "meru": MERU and HyCoCLIP files have the same layout. A folder names
     its model, and a `name` that contradicts it is an error; it must be given for a class of the user, `module:Class`,
     since code that only a file names is not loaded. Raises ValueError for files that do not fit, and OSError
@@ -100,7 +109,9 @@ def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
         use_model(name)
     path = model_folder(Path(path))
     if path.is_dir():
-        return load_folder(path, name)
+        loaded = load_folder(path, name)
+        attach_tower(loaded.model, load_frozen, [path], None if tower is None else model_folder(Path(tower)))
+        return loaded
     state = read_weights(path)
     if name is None or name not in MODELS:
         raise ValueError(
@@ -109,6 +120,11 @@ def load_model(path: Path | str, name: str | None = None) -> LoadedModel:
     model = build_model(name, infer_config(state, name, path))
     load_state(model, state, path)
     return LoadedModel(model=model.eval(), tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), config={})
+
+
+def load_frozen(path: Path, name: str | None) -> DualEncoder:
+    """The frozen model of a head."""
+    return load_model(path, None if path.is_dir() else name).model
 
 
 def model_folder(path: Path) -> Path:
@@ -137,6 +153,10 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
                 f"{folder}: {file} is missing; give the folder of a finished run, or its folder model/"
             )
     config = read_object(folder / "config.json")
+    if is_hyper3(config):
+        found = read_hyper3(folder, config)
+        load_state(found.model, found.state, folder)
+        return LoadedModel(model=found.model.eval(), tokenizer=found.tokenizer, preprocess=found.preprocess, config={})
     if config.get("format") != FORMAT:
         raise ValueError(
             f"{folder} has format {config.get('format')}, but this version reads format {FORMAT}; load it with the "

@@ -12,7 +12,7 @@ from hypergrit_common.json_file import read_object
 from hypergrit_common.weights import read_tensors
 from trainer.checkpoints.model import copy_state, stretched
 from trainer.encoders.build import timm_state
-from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
+from trainer.encoders.config import CACHED, OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 
 WEIGHT_FILES: Final = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
@@ -33,7 +33,7 @@ def load_towers(model: DualEncoder) -> None:
         ("image", model.config.image, model.visual),
         ("text", model.config.text, model.textual),
     ):
-        if config.weights is None:
+        if config.weights is None or config.name == CACHED:  # the frozen model of a head is attached
             continue
         key = f"model.{part}.weights"
         if isinstance(config, ImageConfig) and config.name not in PAPER_VITS and not config.name.startswith(OPEN_CLIP):

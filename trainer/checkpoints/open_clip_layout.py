@@ -175,8 +175,8 @@ def vision_settings(model: DualEncoder) -> tuple[dict[str, Any], bool | None]:
         return {"image_size": config.size_px, "patch_size": sizes["patch_size"], **vision, "no_ln_pre": True}, False
     if not config.name.startswith(OPEN_CLIP):
         raise UserError(
-            f"open_clip cannot represent the image tower {config.name}; it represents {', '.join(PAPER_VITS)} and towers "
-            f"of {OPEN_CLIP}NAME"
+            f"open_clip cannot represent the image tower {config.name}; it represents {', '.join(PAPER_VITS)} and "
+            f"towers of {OPEN_CLIP}NAME"
         )
     from trainer.encoders.open_clip_towers import architecture  # importing open_clip takes seconds
 
@@ -188,7 +188,8 @@ def vision_settings(model: DualEncoder) -> tuple[dict[str, Any], bool | None]:
     if "head.proj.weight" in removed:
         return vision | {"timm_model_pretrained": False, "timm_proj": "linear", "timm_proj_bias": False}, None
     raise UserError(
-        f"open_clip cannot represent the projection after {config.name}, whose own is part of the tower or no single matrix"
+        f"open_clip cannot represent the projection after {config.name}, whose own is part of the tower or no "
+        "single matrix"
     )
 
 

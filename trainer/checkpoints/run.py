@@ -117,8 +117,8 @@ def restore_checkpoint(
     state = read_json(path / MARK, shown)
     if state.get("format") != FORMAT:
         raise UserError(
-            f"{shown} has format {state.get('format')}, but this version reads format {FORMAT}; resume with the version "
-            "that saved it, or give another output="
+            f"{shown} has format {state.get('format')}, but this version reads format {FORMAT}; resume with the "
+            "version that saved it, or give another output="
         )
     check_unchanged(shown, changed(state["config"]))
     same_ranks = state["ranks"] == process.world_size
@@ -145,8 +145,8 @@ def check_unchanged(shown: str, differences: list[str]) -> None:
         raise UserError(
             f"{shown} belongs to a run with different settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
             f"{f'; and {n_more} more' if n_more > 0 else ''}. Restore these settings, give another output=, or set "
-            f"resume={'new_lr' if [item.split()[0] for item in differences] == ['optim.lr'] else 'anyway'} to resume with "
-            "the new settings"
+            f"resume={'new_lr' if [item.split()[0] for item in differences] == ['optim.lr'] else 'anyway'} to "
+            "resume with the new settings"
         )
 
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Final
 
-from trainer.encoders.config import TRANSFORMERS, TextConfig
+from trainer.encoders.config import TextConfig
 from trainer.text.base import TextTokenizer
 from trainer.text.fast_tokenizer import FILE, FastTokenizer, load_fast_tokenizer, write_fast_tokenizer
 from trainer.text.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
@@ -35,8 +35,8 @@ def load_tokenizer(name: str, folder: Path, text: TextConfig) -> TextTokenizer:
     Raises OSError if its file cannot be read, and ValueError if it does not fit the text tower.
     """
     tokenizer: TextTokenizer
-    file = FILE if text.name == TRANSFORMERS else MERGES_FILE
-    if text.name == TRANSFORMERS:
+    file = FILE if name == FILE else MERGES_FILE
+    if name == FILE:
         tokenizer = load_fast_tokenizer(folder / file, text.pad_id, text.context_length)
     elif name == OPENAI:
         tokenizer = openai_tokenizer(text.context_length)
@@ -52,6 +52,6 @@ def load_tokenizer(name: str, folder: Path, text: TextConfig) -> TextTokenizer:
 
 def fits(tokenizer: TextTokenizer, text: TextConfig) -> bool:
     """True if the text tower embeds the tokens. Those of transformers often have embeddings of further ids."""
-    if text.name == TRANSFORMERS:
+    if isinstance(tokenizer, FastTokenizer):
         return tokenizer.vocab_size <= text.vocab_size and tokenizer.pad_id == text.pad_id
     return tokenizer.vocab_size == text.vocab_size

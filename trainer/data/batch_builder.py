@@ -6,6 +6,8 @@ position of the sample, so all processes build the same batch.
 Shapes: b pairs, m boxes, s side of an image in pixels, l tokens.
 """
 
+import dataclasses
+import hashlib
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -18,12 +20,13 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.images import Image, ImageRejected
+from trainer.batch import Stream
 from trainer.data.config import AugmentConfig, DataConfig, Layout
 from trainer.data.crops import augment, draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
-from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader
+from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader, run_length
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.subreddits import Segmenter
 from trainer.text.base import TextTokenizer, pad
@@ -58,6 +61,8 @@ class BatchRows:
     box_owner: list[int] = field(default_factory=list)
     box_equal: list[bool] = field(default_factory=list)
     trees: list[WordTree] = field(default_factory=list)
+    level_ids: dict[tuple[int, ...], int] = field(default_factory=dict)  # row of each distinct text
+    levels: list[tuple[int, int, int, int]] = field(default_factory=list)  # owner, depth, number and row of each label
 
 
 @dataclass(kw_only=True)
@@ -76,6 +81,10 @@ class BatchBuilder:
     def __post_init__(self) -> None:
         self.reader = RunReader(self.index)
         self.segmenter = Segmenter(self.tokenizer)  # for the samples that have a subreddit, in whatever layout
+
+    def plan_reads(self, batch: int, world_size: int, workers: int) -> None:
+        """Choose how many samples one request reads, for `workers` processes that build batches of this size."""
+        self.reader.length = run_length(self.order, self.index.mean_bytes, batch, world_size, workers)
 
     def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
         """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
@@ -113,8 +122,10 @@ class BatchBuilder:
         report.counts["samples"] += len(samples)
         report.counts["equal_phrases"] += sum(rows.box_equal)
         fields = self.collate(rows)
-        report.counts["token_places"] += sum(ids.numel() for name, ids in fields.items() if name.endswith("token_ids"))
-        report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids)))
+        padded = [ids for name, ids in fields.items() if name.endswith("token_ids")]
+        padded += [stream.rows for stream in fields.get("more", {}).values()]
+        report.counts["token_places"] += sum(map(Tensor.numel, padded))
+        report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids, *rows.level_ids)))
         return fields, report
 
     def check_size(self, sample: int) -> None:
@@ -143,6 +154,7 @@ class BatchBuilder:
 
         Raises BadSample if an image is damaged; `rows` is then unchanged except for the pixels of that row.
         """
+        sample = self.draw_caption(sample, generator)
         caption = self.prefixed_caption(sample, generator)
         boxes = self.choose_boxes(sample.boxes, generator)
         box_images = list(self.empty_images(len(boxes)) if rows.boxes is None else rows.boxes[row : row + 1])
@@ -159,6 +171,18 @@ class BatchBuilder:
         rows.box_ids += phrases
         rows.box_equal += [ids == rows.ids[-1] for ids in phrases]
         rows.box_owner += [row] * len(boxes)
+        for depth, label in enumerate(sample.levels if "levels" in self.needs else ()):
+            if label:
+                place = rows.level_ids.setdefault(tuple(self.token_ids(label)), len(rows.level_ids))
+                rows.levels.append((row, depth, label_number(depth, label), place))
+
+    def draw_caption(self, sample: Sample, generator: random.Random) -> Sample:
+        """Return a sample with one of its captions, as `data.captions` and `data.caption_weights` select."""
+        if self.config.captions == "first" or not sample.captions:
+            return sample
+        weights = [self.config.caption_weights.get(caption.kind, 1.0) for caption in sample.captions]
+        chosen = generator.choices(sample.captions, weights)[0] if any(weights) else sample.captions[0]
+        return dataclasses.replace(sample, caption=chosen.text, words=chosen.words)
 
     def prefixed_caption(self, sample: Sample, generator: random.Random) -> str:
         """Return the caption, with the words of its subreddit in front with probability `subreddit_probability`.
@@ -209,7 +233,7 @@ class BatchBuilder:
         """Return the ids of a text, truncated to the context."""
         return self.tokenizer.truncate(self.tokenizer.encode(text))
 
-    def padded(self, ids: list[list[int]]) -> Tensor:
+    def padded(self, ids: Sequence[Sequence[int]]) -> Tensor:
         """The ids of texts as a tensor. Lengths that take few values compile once, and fragment no memory."""
         return pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
 
@@ -228,7 +252,17 @@ class BatchBuilder:
                 batch["box_owner"] = torch.tensor(rows.box_owner)
         if "parse" in self.needs:
             batch["syntax"] = collate_trees(rows.trees, batch["token_ids"].shape[1])
+        if "levels" in self.needs:
+            owner, depth, label, place = torch.tensor(rows.levels).unbind(1)
+            ids = self.padded(list(rows.level_ids))
+            chain = max(Counter(owner for owner, *_ in rows.levels).values())
+            batch["more"] = {"levels": Stream(ids, "text", owner, depth, label, place, chain)}
         return batch
+
+
+def label_number(depth: int, label: str) -> int:
+    """A number of 63 bits that tells labels of any level apart, the same in all processes."""
+    return int.from_bytes(hashlib.blake2b(f"{depth} {label}".encode(), digest_size=8).digest()) >> 1
 
 
 def to_channels_first(pixels: Image) -> Tensor:

@@ -45,6 +45,12 @@ class DataConfig:
     # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL;
     # synthetic (also as data=synthetic): drawn samples, written to OUTPUT/synthetic, for speed tests
     shards: str = runtime("")
+    # features that `hypergrit features` wrote, in place of shards: a folder, or several separated by commas; a head over
+    # the frozen towers that made them is trained
+    features: str = runtime("")
+    # with features, what the texts are. features: those of the frozen text tower; tokens: captions and phrases, for the
+    # text tower of model.text, which is trained
+    texts: Literal["features", "tokens"] = "features"
     # weights of the sets in shards, which are separated by commas: the shares of the samples that are drawn from each,
     # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
     weights: tuple[float, ...] = ()
@@ -74,6 +80,12 @@ class DataConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
+    # caption of a sample with several (read.captions=all of the pipeline). first: its caption; random: drawn again in each
+    # epoch, by caption_weights. Boxes have the phrases of the first one
+    captions: Literal["first", "random"] = "first"
+    # with captions=random, weights of the kinds of captions, such as {title: 1, recaption: 3}: the chance of a caption is its
+    # weight over the sum of those of its sample; kinds without a weight have 1, and 0 is never drawn unless all are 0
+    caption_weights: dict[str, float] = field(default_factory=dict)
     # folder in which the index of shards is cached that have none of their own (those of this pipeline have one);
     # empty: hypergrit/index in the user's cache folder ($XDG_CACHE_HOME or ~/.cache)
     index_folder: str = runtime("")
@@ -82,7 +94,12 @@ class DataConfig:
 
     @property
     def n_workers(self) -> int:
-        """The number of loader processes. The training processes that torchrun starts on a machine share its cores."""
+        """The number of loader processes. The training processes that torchrun starts on a machine share its cores.
+
+        Copying cached features takes less time than sending them to another process.
+        """
+        if self.features:
+            return 0
         cores = n_cpus() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
         return min(max(cores - 1, 1), 8) if self.workers == "auto" else self.workers
 
@@ -90,8 +107,16 @@ class DataConfig:
         check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
         check_range(self, "prefetch", "text_multiple", least=1)
         check_positive(self, "weights")
-        if self.weights and self.shards and len(self.weights) != (n := len(self.shards.split(","))):
-            raise UserError(f"weights are {len(self.weights)} numbers for the {n} sets in shards; give one for each")
+        if self.shards and self.features:
+            raise UserError("shards and features are both set; train on one of them")
+        for name in ("shards", "features"):
+            sets = getattr(self, name)
+            if self.weights and sets and len(self.weights) != (n := len(sets.split(","))):
+                raise UserError(
+                    f"weights are {len(self.weights)} numbers for the {n} sets in {name}; give one for each"
+                )
+        if wrong := {kind: n for kind, n in self.caption_weights.items() if not 0 <= n < float("inf")}:
+            raise UserError(f"caption_weights are {wrong}; give finite numbers of at least 0")
         if self.max_boxes is not None:
             check_range(self, "max_boxes", least=1)
         check_range(self, "subreddit_probability", "max_bad_share", least=0, most=1)

@@ -76,8 +76,8 @@ class Places:
 def no_room(error: OSError) -> UserError:
     """The error for a folder for temporary files that is full or cannot be written."""
     return UserError(
-        f"the index of the shards, 8 bytes per sample, cannot be written to {tempfile.gettempdir()}: {error}; free disk "
-        "space there, or set TMPDIR to another folder"
+        f"the index of the shards, 8 bytes per sample, cannot be written to {tempfile.gettempdir()}: {error}; free "
+        "disk space there, or set TMPDIR to another folder"
     )
 
 

@@ -8,7 +8,9 @@ grit       jpg and a JSON with `caption`, `noun_chunks` and `ref_exps`; the last
 pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (RedCaps)
 """
 
+import logging
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, Final, Literal
 
 import numpy as np
@@ -25,12 +27,15 @@ from schemas.files import (
     TRAIN_IMAGE,
     TRAIN_N_PARENTS,
 )
+from schemas.training import training_line
 from trainer.data.config import Layout
 from trainer.data.crops import EncodedImage, Region
 from trainer.data.index import Index
-from trainer.data.samples import BadSample, Box, Sample, SampleFiles, open_image, sample_key
+from trainer.data.samples import BadSample, Box, Caption, Sample, SampleFiles, open_image, sample_key
 from trainer.data.shards import ByteRangeReader
 from trainer.text.syntax import Word, read_words
+
+logger = logging.getLogger(__name__)
 
 IMAGES: Final = (GRIT_IMAGE, "jpeg", "png", "webp")  # extensions of the image in the layouts grit and pairs
 MAX_SUBREDDIT: Final = 64  # characters; Reddit's names have at most 21
@@ -51,7 +56,7 @@ def find_layout(data: bytes) -> Layout:
 
 
 def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
-    """Read a sample from its bytes; `needs` may contain "boxes" and "parse".
+    """Read a sample from its bytes; `needs` may contain "boxes", "parse" and "captions".
 
     Raises BadSample if the sample is damaged or lacks something needed.
     """
@@ -68,6 +73,8 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
         raise BadSample("no_boxes", "the sample has no boxes")
     if "parse" in needs and sample.words is None:
         raise BadSample("no_parse", "the sample has no parse of its caption")
+    if "levels" in needs and not any(sample.levels):
+        raise BadSample("no_levels", "the sample has no labels of a taxonomy")
     return sample
 
 
@@ -80,28 +87,30 @@ def is_needed(kind: str, member: str, needs: frozenset[str]) -> bool:
     """
     if kind != "train" or member in (TRAIN_IMAGE, TRAIN_CAPTION):
         return True
-    return bool(needs & ({"parse", "subreddit"} if member == TRAIN_ANNOTATIONS else {"boxes"}))
+    return bool(needs & ({"parse", "subreddit", "captions", "levels"} if member == TRAIN_ANNOTATIONS else {"boxes"}))
 
 
 def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layouts train and hycoclip."""
     caption = check_caption(files.text(TRAIN_CAPTION))
-    fields = read_annotations(files, needs_parse="parse" in needs)
+    fields = read_annotations(files, is_needed=bool(needs & {"parse", "captions"}))
     return Sample(
         key=files.key,
         image=open_image(files[TRAIN_IMAGE]),
         caption=caption,
         boxes=tuple(train_boxes(files)) if "boxes" in needs else (),
         words=read_parse(fields, caption) if "parse" in needs else None,
+        captions=read_captions(fields, needs),
+        levels=read_levels(fields),
         subreddit=read_subreddit(fields),
     )
 
 
-def read_annotations(files: SampleFiles, needs_parse: bool) -> dict[str, Any]:
-    """Return the JSON of a sample in the layout train, if something in it is used: the parse, or a subreddit."""
+def read_annotations(files: SampleFiles, is_needed: bool) -> dict[str, Any]:
+    """Return the JSON of a sample in the layout train, if something in it is used: parse, captions, levels, a subreddit."""
     if TRAIN_ANNOTATIONS not in files:
         return {}
-    is_used = needs_parse or b'"subreddit"' in files[TRAIN_ANNOTATIONS]
+    is_used = is_needed or any(key in files[TRAIN_ANNOTATIONS] for key in (b'"subreddit"', b'"levels"'))
     return files.json(TRAIN_ANNOTATIONS) if is_used else {}
 
 
@@ -148,6 +157,7 @@ def read_grit(files: SampleFiles, needs: frozenset[str]) -> Sample:
         caption=caption,
         boxes=tuple(grit_boxes(fields, caption, image)) if "boxes" in needs else (),
         words=read_parse(fields, caption) if "parse" in needs else None,
+        captions=read_captions(fields, needs),
         subreddit=read_subreddit(fields),
         pad_to_square=True,
     )
@@ -188,8 +198,34 @@ def read_pair(files: SampleFiles, needs: frozenset[str]) -> Sample:
         image=open_image(read_image_file(files)),
         caption=caption,
         words=read_parse(fields, caption) if "parse" in needs else None,
+        captions=read_captions(fields, needs),
         subreddit=read_subreddit(fields),
     )
+
+
+def read_captions(fields: dict[str, Any], needs: frozenset[str]) -> tuple[Caption, ...]:
+    """Return the captions of a sample with several, if they are needed; without a parse that is needed, they are left out.
+
+    Raises BadSample if they do not have the expected form.
+    """
+    if "captions" not in needs or not fields.get("captions"):
+        return ()
+    try:
+        found = [(str(item["kind"]), check_caption(item["text"]), item.get("tokens")) for item in fields["captions"]]
+    except (AttributeError, KeyError, TypeError) as error:
+        raise BadSample("bad_json", f"captions: {error}; each must have kind and text") from error
+    if "parse" not in needs:
+        return tuple(Caption(kind=kind, text=text) for kind, text, _ in found)
+    parsed = ((kind, text, read_parse({"tokens": tokens}, text)) for kind, text, tokens in found)
+    return tuple(Caption(kind=kind, text=text, words=words) for kind, text, words in parsed if words is not None)
+
+
+def read_levels(fields: dict[str, Any]) -> tuple[str | None, ...]:
+    """Return the labels of a taxonomy in the JSON of a sample, none without them. Raises BadSample for other values."""
+    levels = fields.get("levels") or []
+    if not isinstance(levels, list) or not all(label is None or isinstance(label, str) for label in levels):
+        raise BadSample("bad_json", "the field levels of the JSON is not a list of texts")
+    return tuple((label and label.strip()) or None for label in levels)
 
 
 def read_subreddit(fields: dict[str, Any]) -> str | None:
@@ -214,16 +250,28 @@ def check_caption(caption: object) -> str:
 
 MAX_PROBES: Final = 64  # samples to check before the data are rejected
 FIXES: Final = {
-    "no_boxes": "train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), or create shards with boxes: "
-    "`python pipeline/grit.py` with formats=[train]",
-    "no_parse": "train a model that needs no parse, or create shards with one: `python pipeline/grit.py` with "
+    "no_boxes": "train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), take pairs out of shards that "
+    "have both with `hypergrit rewrite ... ground.keep_pairs=false`, or create shards with boxes: `hypergrit run` with a "
+    "grounder and formats=[train]",
+    "no_parse": "train a model that needs no parse, or create shards with one: `hypergrit run` with a parser and "
     "formats=[train]",
+    "no_levels": "train another model, or create shards from a table with `read.levels=COLUMN,...`",
 }
 """Reason of a bad sample -> fix."""
 OTHER_FIX: Final = (
     "give train/ shards of the pipeline, HyCoCLIP's processed shards, raw GRIT, or tars of pairs: a jpg with a txt, "
     "or with a JSON that holds the caption"
 )
+
+
+def fields_of(data: bytes, layout: Layout) -> set[str]:
+    """Return which of "boxes" and "parse" a sample has."""
+    found = set()
+    for need in ("boxes", "parse"):
+        with suppress(BadSample):
+            read_sample(data, layout, frozenset({need}))
+            found.add(need)
+    return found
 
 
 def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
@@ -240,6 +288,7 @@ def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str
             layout = find_layout(data) if expected == "auto" else expected
             read_sample(data, layout, needs)
             reader.close()
+            logger.info("the first usable sample %s", training_line(fields_of(data, layout)))
             return layout
         except BadSample as bad:
             problems.append((f"{index.locate(int(sample))[0].url}: {sample_key(data)}", bad))

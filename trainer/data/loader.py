@@ -16,11 +16,12 @@ from hypergrit_common.shards import list_shards
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
+from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.index import Index
 from trainer.data.indexing import default_folder
-from trainer.data.layouts import probe
+from trainer.data.layouts import FIXES, probe
+from trainer.data.listing import ShardVersion
 from trainer.data.order import BlockOrder, Draw, MixtureOrder, Order, block_width, list_sets
-from trainer.data.runs import run_length
 from trainer.data.shared_index import build_shared_index
 from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
 from trainer.distributed.gather import all_ranks
@@ -29,6 +30,7 @@ from trainer.text.base import TextTokenizer
 logger = logging.getLogger(__name__)
 
 KEY: Final = "data.shards"
+FEATURES_KEY: Final = "data.features"
 MAX_DAMAGED: Final = 100  # samples of this process with damaged headers, which indexing has found correct
 MIN_BAD: Final = 64  # bad samples of this process before their share counts
 MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
@@ -48,7 +50,7 @@ class BatchDataset(Dataset[tuple[dict[str, Any], BatchReport]]):
     The message of a UserError is returned in the report, because DataLoader adds a traceback to errors that are raised.
     """
 
-    def __init__(self, builder: BatchBuilder) -> None:
+    def __init__(self, builder: BatchBuilder | FeatureBuilder) -> None:
         self.builder = builder
 
     def __getitem__(self, request: BatchRequest) -> tuple[dict[str, Any], BatchReport]:
@@ -79,37 +81,53 @@ class Loader:
     ) -> None:
         """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
-        with prefixed(f"{KEY}: "):
-            n_shards: list[int] = []  # of each set, if they have weights
-
-            def list_urls(shards: str) -> list[str]:
-                if not config.weights:
-                    return list_shards(shards)
-                sets = list_sets(shards)
-                n_shards.extend(map(len, sets))
-                return [url for part in sets for url in part]
-
-            folder = config.index_folder or default_folder()
-            index, self.versions = build_shared_index(config.shards, folder, needs, list_urls)
-            check_damaged_shards(index, config.max_bad_share, "data.max_bad_share")
-            layout = probe(index, config.layout, needs)
+        needs |= {"captions"} if config.captions == "random" else set()
+        self.key = FEATURES_KEY if config.features else KEY
         width = block_width(batch * world_size)
-        order: Order = BlockOrder(index.n_samples, config.seed, width)
-        if config.weights:
-            order = mixture(index, all_ranks(n_shards)[0], config, width)
-        self.builder = BatchBuilder(
-            config=config, layout=layout, index=index, order=order, tokenizer=tokenizer, size_px=size_px, needs=needs
-        )
+        with prefixed(f"{self.key}: "):
+            self.builder: BatchBuilder | FeatureBuilder
+            if config.features:
+                store = FeatureStore(config.features, needs)
+                self.versions: Sequence[ShardVersion] = store.versions
+                order = order_of(store, store.sets, config, width)
+                self.builder = FeatureBuilder(config=config, index=store, order=order, tokenizer=tokenizer, needs=needs)
+            else:
+                index, n_shards = self._index_shards(needs)
+                self.builder = BatchBuilder(
+                    config=config,
+                    layout=probe(index, config.layout, needs),
+                    index=index,
+                    order=order_of(index, n_shards, config, width),
+                    tokenizer=tokenizer,
+                    size_px=size_px,
+                    needs=needs,
+                )
         self.position = 0  # samples returned so far, over all ranks
-        self.counts: Counter[str] = Counter(samples=0, damaged_shards=len(index.damaged))
+        self.counts: Counter[str] = Counter(samples=0, damaged_shards=len(self.builder.index.damaged))
         self.iterators: list[Iterator[Batch]] = []
-        if index.n_samples < batch * world_size:
+        if self.n_samples < batch * world_size:
             logger.warning(
                 "%s: the %d samples are fewer than a batch of %d, so each batch repeats some of them",
-                KEY,
-                index.n_samples,
+                self.key,
+                self.n_samples,
                 batch * world_size,
             )
+
+    def _index_shards(self, needs: frozenset[str]) -> tuple[Index, list[int]]:
+        """The index of the shards, and the number of shards of each set, if they have weights. Collective."""
+        config, n_shards = self.config, list[int]()
+
+        def list_urls(shards: str) -> list[str]:
+            if not config.weights:
+                return list_shards(shards)
+            sets = list_sets(shards)
+            n_shards.extend(map(len, sets))
+            return [url for part in sets for url in part]
+
+        folder = config.index_folder or default_folder()
+        index, self.versions = build_shared_index(config.shards, folder, needs, list_urls)
+        check_damaged_shards(index, config.max_bad_share, "data.max_bad_share")
+        return index, all_ranks(n_shards)[0]
 
     @property
     def order(self) -> Order:
@@ -138,8 +156,8 @@ class Loader:
         return batches
 
     def _batches(self) -> Iterator[Batch]:
-        workers, index = self.config.n_workers, self.builder.index
-        self.builder.reader.length = run_length(self.order, index.mean_bytes, self.batch, self.world_size, workers)
+        workers = self.config.n_workers
+        self.builder.plan_reads(self.batch, self.world_size, workers)
         loader = DataLoader(
             BatchDataset(self.builder),
             sampler=IteratorSampler(self.requests(self.position)),
@@ -156,7 +174,7 @@ class Loader:
         while True:
             fields, report = next_result(results)
             if report.error:
-                raise UserError(f"{KEY}: {report.error}")
+                raise UserError(f"{self.key}: {report.error}")
             self.position += self.batch * self.world_size
             self._add_report(report)
             yield Batch(**fields)
@@ -173,7 +191,7 @@ class Loader:
         self.counts.update(report.counts)
         if report.counts["bad/damaged"] and self.counts["bad/damaged"] > MAX_DAMAGED:
             raise UserError(
-                f"{KEY}: more than {MAX_DAMAGED} samples are damaged that were whole when the run began, among them "
+                f"{self.key}: more than {MAX_DAMAGED} samples are damaged that were whole when the run began, among them "
                 f"{report.bad_samples[-1]}; the shards were changed during the run: restore them, then repeat the "
                 "command to resume"
             )
@@ -185,10 +203,12 @@ class Loader:
     def _check_bad_share(self) -> None:
         n_read, limit = self.counts["samples"] + self.n_bad, self.config.max_bad_share
         if self.n_bad >= MIN_BAD and self.n_bad > limit * n_read:
-            reasons = ", ".join(f"{n} {name[4:]}" for name, n in self.counts.most_common() if name.startswith("bad/"))
+            bad = [(name[4:], n) for name, n in self.counts.most_common() if name.startswith("bad/")]
+            reasons, fix = ", ".join(f"{n} {name}" for name, n in bad), FIXES.get(bad[0][0], "")
             raise UserError(
-                f"{KEY}: {self.n_bad} of the {n_read} samples that this process has read are bad ({reasons}), more than "
-                f"data.max_bad_share={limit}; fix or remove the shards that the log names, or raise data.max_bad_share"
+                f"{self.key}: {self.n_bad} of the {n_read} samples that this process has read are bad ({reasons}), more than "
+                f"data.max_bad_share={limit}; {fix or 'fix or remove the shards that the log names'}, or raise "
+                "data.max_bad_share"
             )
 
     @property
@@ -210,7 +230,7 @@ class Loader:
         order = self.order.named(name)
         if order is None:
             raise UserError(
-                f"{KEY}: the checkpoint belongs to different data ({state['data']}, not {self.fingerprint}); "
+                f"{self.key}: the checkpoint belongs to different data ({state['data']}, not {self.fingerprint}); "
                 f"use the same shards, data.weights and data.seed as the checkpoint"
             )
         if order.name != self.order.name:
@@ -231,12 +251,14 @@ class Loader:
             self.iterators.pop().close()  # type: ignore[attr-defined]
 
 
-def mixture(index: Index, n_shards: Sequence[int], config: DataConfig, width: int) -> MixtureOrder:
-    """The order of sets of shards with weights. Raises UserError for a set without samples."""
+def order_of(index: Index | FeatureStore, n_shards: Sequence[int], config: DataConfig, width: int) -> Order:
+    """The order of all samples, or of sets of shards with weights. Raises UserError for a set without samples."""
+    if not config.weights:
+        return BlockOrder(index.n_samples, config.seed, width)
     ends = np.cumsum(n_shards).tolist()
     counts = [index.counts[end - n : end] for end, n in zip(ends, n_shards, strict=True)]
     if empty := next((end for end, part in zip(ends, counts, strict=True) if not sum(part)), 0):
-        raise UserError(f"{KEY}: the set of {index.urls[empty - 1]} has no samples; leave it and its weight out")
+        raise UserError(f"the set of {index.urls[empty - 1]} has no samples; leave it and its weight out")
     return MixtureOrder(counts, config.weights, config.seed, width)
 
 

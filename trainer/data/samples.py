@@ -24,6 +24,7 @@ Reason = Literal[
     "no_caption",
     "no_boxes",
     "no_parse",
+    "no_levels",
     "too_large",
 ]
 
@@ -46,14 +47,25 @@ class Box:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Caption:
+    """One of several captions of a sample. `words` is read only if the model needs it."""
+
+    kind: str
+    text: str
+    words: tuple[Word, ...] | None = None  # parse of the text
+
+
+@dataclass(frozen=True, kw_only=True)
 class Sample:
-    """An image with its caption. `boxes` and `words` are read only if the model needs them."""
+    """An image with its caption. `boxes`, `words` and `captions` are read only if they are needed."""
 
     key: str
     image: EncodedImage
     caption: str
     boxes: tuple[Box, ...] = ()
     words: tuple[Word, ...] | None = None  # parse of the caption
+    captions: tuple[Caption, ...] = ()  # if there are several, the first of which is `caption`
+    levels: tuple[str | None, ...] = ()  # labels of a taxonomy by depth, from general to specific; None: unknown
     subreddit: str | None = None
     # Centre image and boxes on white squares before cropping, as HyCoCLIP's conversion of GRIT does.
     pad_to_square: bool = False

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import machine
+from hypergrit_common.processes import machine
 from hypergrit_common.shards import list_shards
 from trainer.data.index import Index, IndexFacts, Places
 from trainer.data.indexing import index_with_versions

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from hypergrit_common.config import check_range
+from hypergrit_common.processes import n_cpus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,9 @@ class ParallelConfig:
         check_range(self, "shard_group", least=1)
 
 
+ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
+"""Variable for CUDA: lengths of texts and numbers of boxes change in each step, and fixed segments would fragment."""
+
 # Processes started by SLURM's `srun`: their ranks, as the variables that torchrun sets.
 
 VARIABLES: Final = {"RANK": "SLURM_PROCID", "LOCAL_RANK": "SLURM_LOCALID", "WORLD_SIZE": "SLURM_STEP_NUM_TASKS"}
@@ -41,9 +45,19 @@ def use_slurm(environment: MutableMapping[str, str]) -> None:
     if "WORLD_SIZE" in environment or int(environment.get("SLURM_STEP_NUM_TASKS", "1")) < 2:
         return
     environment.update({name: environment[slurm] for name, slurm in VARIABLES.items()})
+    counts = tasks_of_nodes(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    node, cores = int(environment.get("SLURM_NODEID", "0")), int(environment.get("SLURM_CPUS_ON_NODE", "0"))
+    if node < len(counts) and n_cpus() >= cores:  # else each process is bound to cores of its own
+        environment.setdefault("LOCAL_WORLD_SIZE", str(counts[node]))
     environment.setdefault("MASTER_ADDR", first_host(environment["SLURM_STEP_NODELIST"]))
     job = int(environment["SLURM_JOB_ID"])  # the processes of a step agree on a port without talking to each other
     environment.setdefault("MASTER_PORT", str(FIRST_PORT + job % PORTS))
+
+
+def tasks_of_nodes(counts: str) -> list[int]:
+    """The number of processes on each node from SLURM's notation, such as 4(x2),1 for 4, 4 and 1."""
+    found = re.findall(r"(\d+)(?:\(x(\d+)\))?", counts)
+    return [int(count) for count, nodes in found for _ in range(int(nodes or 1))]
 
 
 def first_host(nodes: str) -> str:

@@ -69,13 +69,17 @@ def gather_streams(streams: Sequence[Tensor], counts: list[list[int]]) -> tuple[
     """Gather rows [b d] of every rank into [n d], in rank order, with gradients to every rank. Collective.
 
     `counts` has the number of rows of each stream on each rank. Rows in half precision are gathered in float32, and so
-    are their gradients. A loss over the gathered rows, with gradients averaged over the ranks, has the gradient that a
-    single process computes for the full batch.
+    are their gradients; the bits of int64 travel as those of floats. A loss over the gathered rows, with gradients
+    averaged over the ranks, has the gradient that a single process computes for the full batch.
     """
     # The sum over the ranks of gradients in half precision would lose digits.
-    wide = [rows.float() if rows.dtype in (torch.float16, torch.bfloat16) else rows for rows in streams]
+    dtype = torch.float64 if any(rows.dtype == torch.float64 for rows in streams) else torch.float32
+    wide = [rows.view(dtype) if rows.dtype == torch.int64 else rows.to(dtype) for rows in streams]
     gathered: tuple[Tensor, ...] = Gather.apply(counts, *wide)
-    return gathered
+    return tuple(
+        found.detach().view(torch.int64) if rows.dtype == torch.int64 else found
+        for rows, found in zip(streams, gathered, strict=True)
+    )
 
 
 def gather(features: Tensor, counts: list[int]) -> Tensor:
@@ -85,21 +89,21 @@ def gather(features: Tensor, counts: list[int]) -> Tensor:
 
 def counts_of_ranks(n: int) -> list[int]:
     """Return the `n` of every rank, in rank order. Collective, on the host: it does not wait for a GPU."""
-    return ask_counts(n)()
+    return list(ask_counts([n])()[0])
 
 
 @torch.compiler.disable
-def ask_counts(n: int) -> Callable[[], list[int]]:
-    """Begin `counts_of_ranks`, and return a function that waits for its result. Collective."""
-    if world_size() == 1:
-        return lambda: [n]
-    counts = torch.zeros(world_size(), dtype=torch.int64)
-    counts[rank()] = n
+def ask_counts(numbers: Sequence[int]) -> Callable[[], list[tuple[int, ...]]]:
+    """Begin `counts_of_ranks` for several numbers, and return a function that waits for the results. Collective."""
+    if world_size() == 1 or not numbers:
+        return lambda: [(n,) for n in numbers]
+    counts = torch.zeros(len(numbers), world_size(), dtype=torch.int64)
+    counts[:, rank()] = torch.tensor(numbers)
     work = dist.all_reduce(counts, async_op=True)
 
-    def wait() -> list[int]:
+    def wait() -> list[tuple[int, ...]]:
         work.wait()
-        return [int(count) for count in counts.tolist()]
+        return [tuple(map(int, row)) for row in counts.tolist()]
 
     return wait
 

@@ -21,8 +21,8 @@ logger = logging.getLogger(__name__)
 
 BEAT_S: Final = 2.0
 """Seconds between two signs of life."""
-SILENT_S: Final = 40.0
-"""Seconds without one after which a process counts as lost."""
+SILENT_S: Final = 20.0
+"""Seconds without one after which a process counts as lost. torchrun then waits up to 30 s for the end of all others."""
 DOUBTFUL_S: Final = 10.0
 """The same after an error of a backend, which tells that one is lost."""
 ENDED: Final = b"ended"
@@ -50,8 +50,10 @@ class Heartbeat:
         """Name a process without a sign of life for `limit` seconds; empty if there is none."""
         now = time.monotonic()
         silent = [rank for rank, at in enumerate(self.times) if now - at > limit and self.values[rank] != ENDED]
-        if now - self.exchanged > limit:  # the machine of process 0 holds the store
-            silent = [0]
+        if now - self.exchanged > limit:
+            if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+                return f"torchrun on host {os.environ['MASTER_ADDR']}, which holds the store, has ended or does not respond"
+            silent = [0]  # it holds the store
         return next((f"{self.name(rank)} has ended or does not respond" for rank in silent if rank != self.rank), "")
 
     def find_lost(self) -> str:

@@ -11,7 +11,8 @@ from timm.layers import GroupNorm, PatchDropout
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
+from trainer.encoders.cached import CachedImage, CachedText
+from trainer.encoders.config import CACHED, OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
 from trainer.encoders.text import TextEncoder, TextTower
 
 # The vision transformer of the papers: one feature vector per image.
@@ -19,8 +20,13 @@ from trainer.encoders.text import TextEncoder, TextTower
 # Shapes: b images, w width of the tower.
 
 
-def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_size: int = 16) -> VisionTransformer:
-    """Build the vision transformer of MERU and its successors: class token, LayerNorm eps 1e-5, fixed positions."""
+def paper_vit(
+    size_px: int, embed_dim: int, depth: int, num_heads: int, patch_size: int = 16, learned_positions: bool = False
+) -> VisionTransformer:
+    """Build the vision transformer of MERU and its successors: class token, LayerNorm eps 1e-5, fixed positions.
+
+    Learned positions are those of SLIP's ViT (MERU, table 5).
+    """
     vit = VisionTransformer(
         img_size=size_px,
         patch_size=patch_size,
@@ -31,8 +37,9 @@ def paper_vit(size_px: int, embed_dim: int, depth: int, num_heads: int, patch_si
         norm_layer=partial(nn.LayerNorm, eps=1e-5),  # timm's default is 1e-6
         block_fn=lambda **kwargs: (ClassTokenBlock if kwargs["depth"] == depth - 1 else Block)(**kwargs),  # type: ignore[arg-type]
     )
-    # A parameter although it is not trained, because the released state dicts contain it.
-    vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
+    if not learned_positions:
+        # A parameter although it is not trained, because the released state dicts contain it.
+        vit.pos_embed = nn.Parameter(sincos_positions(size_px // patch_size, embed_dim), requires_grad=False)
     return vit
 
 
@@ -98,6 +105,8 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
     Raises ValueError if `kwargs` contains a forbidden argument, if open_clip has no such model, or for `patch_dropout`
     of a network without patches.
     """
+    if config.name == CACHED:
+        return CachedImage(config.kwargs)
     if config.name in PAPER_VITS:
         vit = paper_vit(config.size_px, **{**PAPER_VITS[config.name], **config.kwargs})
         return with_patch_dropout(vit, config.patch_dropout)
@@ -156,6 +165,8 @@ def build_text_encoder(config: TextConfig) -> TextTower:
     """
     if config.name is None:
         return TextEncoder(config)
+    if config.name == CACHED:
+        return CachedText(config)
     if config.name == TRANSFORMERS:
         from trainer.encoders.transformers_text import TransformersText  # importing transformers takes seconds
 

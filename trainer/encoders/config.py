@@ -1,5 +1,6 @@
 """Settings of the towers."""
 
+import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -8,6 +9,9 @@ from hypergrit_common.errors import UserError
 
 OPEN_CLIP: Final = "open_clip/"  # prefix of open_clip's architecture names
 TRANSFORMERS: Final = "transformers"  # name of text towers that are encoders of transformers
+CACHED: Final = "cached"  # name of towers that are a head over the features of a frozen tower (trainer.encoders.cached)
+CACHED_KEYS: Final = frozenset({"width", "hidden", "depth", "model", "sha256", "projected"})
+"""Keys of `kwargs` of such a tower: those of the head, and the name and hash of the frozen model."""
 
 # Sizes of the papers (MERU, section 4.1). The small one is MoCo v3's with 12 heads, as released; timm's has 6.
 PAPER_VITS: dict[str, dict[str, int]] = {
@@ -26,10 +30,11 @@ class ImageConfig:
     training: `model.pixel_mean` and `model.pixel_std`.
     """
 
-    # network: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME
+    # network: the papers' vit_small, vit_base or vit_large, a network of timm, or open_clip/NAME; with data.features,
+    # cached: a head over the frozen tower that made them
     name: str = "vit_small"
     # initial weights: for a network of timm, a file in timm's layout (safetensors or .pth); for an open_clip/NAME tower, a
-    # file, a folder, or one of open_clip's tags; null: random weights
+    # file, a folder, or one of open_clip's tags; null: random weights. cached: path of the frozen model
     weights: str | None = None
     # side of the square input image, in pixels
     size_px: int = 224
@@ -37,16 +42,24 @@ class ImageConfig:
     patch_dropout: float = 0.0
     # keep the initial weights of the tower; its projection is trained in any case
     frozen: bool = False
-    # further constructor arguments of the network, such as {img_size: 64} for timm networks of a fixed input size
+    # further constructor arguments of the network, such as {img_size: 64} for timm networks of a fixed input size; of a
+    # head: {hidden: 512, depth: 1}, the width and the number of its hidden layers (depth 0: the projection alone)
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_positive(self, "size_px")
         check_range(self, "patch_dropout", least=0, below=1)
-        if not (self.name in PAPER_VITS or self.name.startswith(OPEN_CLIP) or is_timm_model(self.name)):
+        if self.name == CACHED:
+            check_head(self.kwargs, self.patch_dropout > 0 or self.frozen)
+        elif not (self.name in PAPER_VITS or self.name.startswith(OPEN_CLIP) or is_timm_model(self.name)):
             raise UserError(
                 f"name is {self.name!r}; give one of {', '.join(PAPER_VITS)}, a model of timm, or {OPEN_CLIP}NAME"
             )
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of an image in a batch: pixels, or a cached feature."""
+        return (self.kwargs["width"],) if self.name == CACHED else (3, self.size_px, self.size_px)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +70,8 @@ class TextConfig:
     `pad_id` and `kwargs`, from the config.json and the tokenizer of their folder.
     """
 
-    # network; null: the papers' transformer, of the sizes below; open_clip/NAME; or transformers: an encoder of that
-    # library, such as BERT, from a local folder
+    # network; null: the papers' transformer, of the sizes below; open_clip/NAME; transformers: an encoder of that
+    # library, such as BERT, from a local folder; or, with data.features, cached: as in model.image.name
     name: str | None = None
     # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; of a transformers tower: a
     # folder with config.json, model.safetensors and tokenizer; null: random weights
@@ -76,6 +89,9 @@ class TextConfig:
     layers: int = 12
     # attention heads of each block
     heads: int = 8
+    # noise on the token embeddings while training (NEFTune, arXiv 2310.05914): uniform in [-a, a], a = embedding_noise /
+    # sqrt(tokens * width), of the papers' transformer only. HAC: 0.1
+    embedding_noise: float = 0.0
     # keep the initial weights of the tower; its projection is trained in any case
     frozen: bool = False
     # feature of a text in a transformers tower: cls, the state of its first token; mean, the mean of its tokens' states;
@@ -83,25 +99,55 @@ class TextConfig:
     pooling: Literal["cls", "mean", "last", "pooler"] = "mean"
     # id of the padding in batches for a transformers tower, which does not attend to it; -1: none of the vocabulary
     pad_id: int = 0
-    # configuration of a transformers tower, as in its config.json; keys that are given replace those of the file
+    # configuration of a transformers tower, as in its config.json; keys that are given replace those of the file; of a
+    # head: as model.image.kwargs
     kwargs: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check_range(self, "stretch_after", least=0)
         check_range(self, "pad_id", least=-1)
+        check_range(self, "embedding_noise", least=0, below=math.inf)
+        if self.embedding_noise and self.name is not None:
+            raise UserError(f"embedding_noise is {self.embedding_noise}, but {self.name} has none; set it to 0")
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
         if self.name == TRANSFORMERS:
             if self.stretch_after is not None:
                 raise UserError(f"stretch_after is for other towers than {TRANSFORMERS}; set it to null")
             return
+        if self.name == CACHED:
+            check_head(self.kwargs, self.stretch_after is not None or self.frozen)
+            return
         if self.kwargs or self.pooling != "mean":
-            raise UserError(f"pooling and kwargs are for name={TRANSFORMERS}; remove them, or set it")
+            raise UserError(
+                f"pooling and kwargs are for name={TRANSFORMERS}, and kwargs for heads on data.features; remove them, or "
+                "give either"
+            )
         if self.width % self.heads:
             raise UserError(f"width is {self.width}; give a multiple of heads, {self.heads}")
         if self.name is not None and not self.name.startswith(OPEN_CLIP):
             raise UserError(
                 f"name is {self.name!r}; give {OPEN_CLIP}NAME, {TRANSFORMERS}, or null for the papers' transformer"
             )
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        """The shape of the longest text in a batch: token ids, or a cached feature."""
+        return (self.kwargs["width"],) if self.name == CACHED else (self.context_length,)
+
+
+def check_head(kwargs: dict[str, Any], has_other_settings: bool) -> None:
+    """Raise UserError for settings that the head of a cached tower does not have."""
+    if unknown := sorted(kwargs.keys() - CACHED_KEYS):
+        raise UserError(f"kwargs has no {unknown[0]} for name={CACHED}; the head has hidden and depth")
+    if "width" not in kwargs:
+        raise UserError(f"name={CACHED} needs the width of the features; give data.features=FOLDER, which sets it")
+    for key, least in (("width", 1), ("hidden", 1), ("depth", 0)):
+        if not isinstance(value := kwargs.get(key, least), int) or value < least:
+            raise UserError(f"kwargs has {key}={value!r}; give a whole number of at least {least}")
+    if has_other_settings:
+        raise UserError(
+            f"patch_dropout, stretch_after and frozen are for a tower that is trained, not for name={CACHED}"
+        )
 
 
 def is_timm_model(name: str) -> bool:

@@ -11,8 +11,8 @@ from hypergrit_common.errors import UserError
 from trainer.encoders.config import OPEN_CLIP, TRANSFORMERS, TextConfig
 
 NEEDED: Final = (
-    f"model.text.name={TRANSFORMERS} needs model.text.weights=FOLDER, or tokenizer=FOLDER for random weights; FOLDER holds "
-    "config.json and the files of the tokenizer"
+    f"model.text.name={TRANSFORMERS} needs model.text.weights=FOLDER, or tokenizer=FOLDER for random weights; "
+    "FOLDER holds config.json and the files of the tokenizer"
 )
 
 

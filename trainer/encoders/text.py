@@ -151,6 +151,7 @@ class TextEncoder(TextTower):
         super().__init__()
         self.num_features = config.width
         self.context_length = config.context_length
+        self.embedding_noise = config.embedding_noise
         self.token_embed = nn.Embedding(config.vocab_size, config.width)
         self.posit_embed = nn.Parameter(torch.empty(config.context_length, config.width))
         self.resblocks = nn.ModuleList(Block(config.width, config.heads) for _ in range(config.layers))
@@ -173,11 +174,15 @@ class TextEncoder(TextTower):
                 nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
 
     def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
-        return final[torch.arange(len(final), device=final.device), token_ids.argmax(dim=1)]
+        return final[torch.arange(final.shape[0], device=final.device), token_ids.argmax(dim=1)]
 
     def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
         source = source or StateSource()
-        initial = x = self.token_embed(token_ids) + self.posit_embed[: token_ids.shape[1]]
+        tokens = self.token_embed(token_ids)
+        if self.training and self.embedding_noise:
+            noise = torch.rand_like(tokens) * 2 - 1
+            tokens = tokens + self.embedding_noise * (token_ids.shape[1] * self.num_features) ** -0.5 * noise
+        initial = x = tokens + self.posit_embed[: token_ids.shape[1]]
         contextual = x
         for index, block in enumerate(self.resblocks):
             if source.kind == "tower" or index != source.block:

@@ -17,9 +17,9 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 from transformers.utils import logging
 
+from hypergrit_common.config import INTERPOLATION, LITERAL
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
-from hypergrit_common.yaml_text import INTERPOLATION, LITERAL
 from trainer.encoders.config import TextConfig
 
 CONFIG_FILE: Final = "config.json"
@@ -216,8 +216,8 @@ def check_weight_files(folder: Path) -> None:
         return
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         raise ValueError(
-            f"{folder} has its weights only as {pickles[0]}, a pickle, which could run code; convert it where you trust it: "
-            f"transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
+            f"{folder} has its weights only as {pickles[0]}, a pickle, which could run code; convert it where you "
+            f"trust it: transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
         )
     raise FileNotFoundError(f"{folder} has no {WEIGHT_FILES[0]}; save the model there with save_pretrained")
 

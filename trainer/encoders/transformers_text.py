@@ -141,6 +141,6 @@ class TransformersText(TextTower):
             return final[:, 0]
         if self.pooling == "last":
             positions = torch.arange(mask.shape[1], device=mask.device)
-            return final[torch.arange(len(final), device=final.device), (mask * positions).argmax(dim=1)]
+            return final[torch.arange(final.shape[0], device=final.device), (mask * positions).argmax(dim=1)]
         weights = mask.to(final.dtype)[..., None]
         return (final * weights).sum(1) / weights.sum(1)

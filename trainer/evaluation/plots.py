@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.plots import COLORS, axes
+from trainer.evaluation.task import ImageSource
 
 # Figures of the analyses as PNG files. Colors and markers also differ in gray and for color-blind readers.
 
@@ -184,6 +185,26 @@ def draw_factor_medians(groups: Mapping[str, Array], path: Path) -> None:
         ax.set(xlabel="factor", ylabel="median distance to the origin", ylim=(0, None))
         ax.grid(alpha=0.25)
         ax.legend(frameon=False)
+
+
+def draw_pictures(rows: Mapping[str, Sequence[ImageSource]], path: Path) -> None:
+    """Draw the images of several shards' samples, one row for each group."""
+    from matplotlib.figure import Figure
+
+    n_columns = max(map(len, rows.values()))
+    with axes(path, 1.4 * n_columns, 1.5 * len(rows)) as first:
+        figure: Figure = first.figure
+        first.remove()
+        for line, (name, sources) in zip(
+            figure.subplots(len(rows), n_columns, squeeze=False), rows.items(), strict=True
+        ):
+            for ax in line:
+                ax.axis("off")
+            for ax, source in zip(line, sources, strict=False):
+                assert source.stack is not None
+                assert source.index is not None
+                ax.imshow(source.stack[source.index])
+            line[0].set_title(name, fontsize=9, loc="left")
 
 
 def draw_boxes(groups: Mapping[str, Array], x_label: str, path: Path) -> None:

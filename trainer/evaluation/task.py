@@ -101,6 +101,11 @@ class TaskOptions:
     max_examples: int = 0
     # seed of mismatched pairs and random subsets
     seed: int = 0
+    # points of a traversal: MERU's 50, or 100 as in HyCoCLIP
+    traversal_steps: int = 50
+    # file with the root of CLIP, written by `python -m trainer.analyses.root`; empty: the mean direction of the points
+    # at hand
+    root: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -86,7 +86,8 @@ def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps:
 
         asin(K (1 - c|x|^2) / (sqrt(c)|x|))      PoinCLIP eq. 8
 
-    K is `min_radius`. Near the origin, where the argument exceeds 1, the half-aperture is pi/2: the cone is a half-space.
+    K is `min_radius`. Near the origin, where the argument exceeds 1, the half-aperture is pi/2: the cone is a
+    half-space.
     """
     radius = scaled_norm(apex, curvature).squeeze(-1) + eps
     margin = one_minus_squared_norm(apex, curvature).squeeze(-1)

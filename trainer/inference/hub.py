@@ -12,6 +12,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.text import without_controls
 from hypergrit_common.urls import clean
+from trainer.checkpoints.towers import COPY
 from trainer.evaluation.report.tables import row
 from trainer.models.registry import MODELS
 
@@ -125,8 +126,9 @@ def as_yaml(values: Any) -> str:
     return yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=120)
 
 
-FILES: Final = ("config.json", "model.safetensors", "merges.txt", "tokenizer.json", CARD)
-"""All files of a model. No others are downloaded or uploaded."""
+PARTS: Final = ("config.json", "model.safetensors", "merges.txt", "tokenizer.json")
+FILES: Final = (*PARTS, CARD, *(f"{COPY}/{name}" for name in PARTS))
+"""All files of a model, and of the frozen model of a head. No others are downloaded or uploaded."""
 REPOSITORY: Final = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 

@@ -12,34 +12,62 @@ from typing import Any, Final, Self, TypeVar
 import numpy as np
 import PIL.Image
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError
+from hypergrit_common.images import ImageRejected, decode, to_pixels
 from hypergrit_common.urls import clean
 from trainer.analyses.paths import nearest, path_to_root
 from trainer.batch import Side
 from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
+from trainer.encoders.cached import CachedImage
 from trainer.evaluation.metrics.spaces import space_of
 from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
-from trainer.inference.images import ImageInput, read_image
 from trainer.inference.search import Index, Neighbours, build_index, entailment_margins, search
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name as registered_name
+
+# Images that the user passes to the Python API.
+
+ImageInput = str | Path | PIL.Image.Image | NDArray[np.uint8]
+"""A path, a PIL image, or an RGB array, uint8 [h w 3]."""
+
+
+def read_image(image: ImageInput) -> NDArray[np.uint8]:
+    """Read an image as upright RGB, uint8 [h w 3]. The same picture gives the same pixels as a path and as a PIL image.
+
+    Raises UserError for a file that cannot be read as an image, and for an array of another type or shape.
+    """
+    if isinstance(image, np.ndarray):
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
+            raise UserError(f"an image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3]")
+        return image
+    try:
+        if isinstance(image, PIL.Image.Image):
+            return to_pixels(image)
+        return decode(Path(image).read_bytes())
+    except (OSError, ValueError, ImageRejected) as error:
+        raise UserError(f"{image} cannot be read as an image: {error}") from error
+
 
 Item = TypeVar("Item")
 
 TRAVERSAL_STEPS: Final = 50  # steps of a path to the root, as in MERU
 
 
-def load_model(path: str | Path, model_name: str | None = None, device: str = "auto") -> "Model":
+def load_model(
+    path: str | Path, model_name: str | None = None, device: str = "auto", tower: str | Path | None = None
+) -> "Model":
     """Load a trained model for inference.
 
     `path` is the folder of a training run, its subfolder model/, or a released `.pth` file, which needs `model_name` (a
-    key of `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. Raises UserError if the files contain no such model.
+    key of `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. `tower` is the frozen model of a head over cached
+    features, if it has moved. Raises UserError if the files contain no such model.
 
     >>> from trainer import load_model
     >>> model = load_model("demo/weights/clip", device="cpu")
@@ -50,7 +78,7 @@ def load_model(path: str | Path, model_name: str | None = None, device: str = "a
     True
     """
     try:
-        return Model(load_parts(path, model_name), pick_device(device))
+        return Model(load_parts(path, model_name, tower), pick_device(device))
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 
@@ -86,12 +114,15 @@ class Model:
         except (OSError, ValueError) as error:
             raise UserError(str(error)) from error
 
-    def save_pretrained(self, folder: str | Path, license: str = UNKNOWN_LICENSE, half: bool = False) -> None:
+    def save_pretrained(
+        self, folder: str | Path, license: str = UNKNOWN_LICENSE, half: bool = False, tower: bool = False
+    ) -> None:
         """Write the model to a folder that `load_model` and `from_pretrained` read, with a model card.
 
         The card states what is known of data, training, settings and evaluation; URLs have no secrets. `license` is an
         identifier of the hub, such as cc-by-4.0. `half` stores matrices in float16, in half the space; they are loaded
-        as float32. Raises UserError if the folder cannot be written; a wrong license or record writes nothing.
+        as float32. `tower` copies the frozen model of a head too; without it, the head names that by path and hash.
+        Raises UserError if the folder cannot be written; a wrong license or record writes nothing.
         """
         check_license(license)
         record = clean(self.record, strip_query=True)
@@ -101,21 +132,33 @@ class Model:
             raise UserError(f"the record of the model is no JSON: {error}; correct Model.record") from error
         try:
             parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": record}
-            save_model(Path(folder), self.module, **parts, half=half)
+            save_model(Path(folder), self.module, **parts, half=half, tower=self._frozen() if tower else None)
             write_card(Path(folder), license=license)
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error}; give another folder") from error
 
+    def _frozen(self) -> DualEncoder | None:
+        """The frozen model of a head; None for other models."""
+        visual = self.module.visual
+        return visual.frozen().model if isinstance(visual, CachedImage) else None
+
     def push_to_hub(
-        self, name: str, token: str | None = None, private: bool | None = None, license: str = UNKNOWN_LICENSE
+        self,
+        name: str,
+        token: str | None = None,
+        private: bool | None = None,
+        license: str = UNKNOWN_LICENSE,
+        tower: bool = False,
     ) -> str:
         """Upload the model with its card to the repository OWNER/NAME of the Hugging Face hub; return its URL.
+
+        `tower` is that of `save_pretrained`: without it, a head can be loaded where its frozen model is.
 
         A missing repository is created; `private` is its visibility. Without `token`, that of `hf auth login` or HF_TOKEN
         is used. Raises UserError if the hub refuses or cannot be reached.
         """
         with TemporaryDirectory() as folder:
-            self.save_pretrained(folder, license)
+            self.save_pretrained(folder, license, tower=tower)
             return push_folder(Path(folder), name, token, private)
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:
@@ -224,7 +267,7 @@ class Model:
         >>> bool(((model.entailment(words, captions) >= 0) == model.entails(words, captions)).all())
         True
         """
-        if not isinstance(self.module, Hyperbolic):
+        if not isinstance(self.module, Cones):
             raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
         return entailment_margins(self.module, self._split(general), self._split(specific), aperture_scale)
 
@@ -295,16 +338,16 @@ class Model:
         >>> model.traverse(texts[:1], texts, steps=5)[0, [0, -1]].tolist()  # from the text itself to the root
         [0, 2]
         """
-        is_hyperbolic = isinstance(self.module, Hyperbolic)
-        if entailing and not is_hyperbolic:
+        has_cones = isinstance(self.module, Cones)
+        if entailing and not has_cones:
             raise ValueError(f"{self.name} has no entailment cones; set entailing=False")
         if not len(points) or steps < 1:
             raise ValueError(f"{len(points)} points and {steps} steps are no path; give at least one of each")
         starts, pool = self._split(points), self._split(candidates)
-        center = None if is_hyperbolic else torch.cat([pool, starts]).mean(0) if root is None else root.to(self.device)
+        center = None if has_cones else torch.cat([pool, starts]).mean(0) if root is None else root.to(self.device)
         space = space_of(self.module, center)
         can_entail = torch.ones(len(candidates), dtype=torch.bool, device=self.device) if entailing else None
-        min_radius = self.module.config.min_radius if isinstance(self.module, Hyperbolic) else 0.0
+        min_radius = self.module.config.min_radius if isinstance(self.module, Cones) else 0.0
         paths = (path_to_root(space, starts[..., row : row + 1, :], steps) for row in range(len(points)))
         found = [nearest(self.module.similarity, space, path, pool, can_entail, min_radius) for path in paths]
         return torch.stack(found).to(self.device)

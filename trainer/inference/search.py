@@ -13,9 +13,11 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from trainer.evaluation.metrics.ranking import AT_ONCE, pieces, top_k
 from trainer.evaluation.metrics.spaces import Ball, Lorentz, ball_to_lorentz, space_of
-from trainer.geometry import lorentz
+from trainer.geometry import euclidean, lorentz
 from trainer.models.clip import CLIP
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
+from trainer.models.euclip import EuCLIP
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.poinclip import PoinCLIP
 
@@ -36,7 +38,7 @@ class Index:
     For CLIP, the rows are the unit vectors. For a hyperbolic space, they are the coordinates of the hyperboloid, and the
     inner product is the Lorentzian one, a decreasing function of the distance acosh(-c <x, y>) / sqrt(c) (MERU eq. 4);
     the ball is mapped to the hyperboloid, which keeps distances. Those rows are float64, because in float32 the products
-    of close points have no correct digits.
+    of close points have no correct digits. For flat space, the inner product is minus the squared distance.
 
     `rows` and `query_rows` can also be given to a library of approximate search by inner products.
     """
@@ -50,6 +52,8 @@ class Index:
 
     def distances(self, products: Tensor) -> Tensor:
         """Distances [*] from inner products [*] of rows, in float32."""
+        if isinstance(self.model, EuCLIP):
+            return (-products).clamp(min=0).sqrt().float()
         if not isinstance(self.model, Hyperbolic):
             return 1 - products
         c = self.model.curv.detach().double().exp().squeeze()
@@ -80,6 +84,8 @@ def build_index(model: DualEncoder, candidates: Tensor) -> Index:
 @torch.no_grad()
 def inner_rows(model: DualEncoder, points: Tensor, sign: int) -> Tensor:
     """Rows [n w] of points [*k n d] as in `Index`; `sign` is that of the time components, -1 for queries."""
+    if isinstance(model, EuCLIP):
+        return euclidean.inner_coordinates(points.double(), sign)
     if not isinstance(model, Hyperbolic):
         if isinstance(model, CLIP):
             return points
@@ -114,7 +120,7 @@ def check_k(k: int) -> int:
     return k
 
 
-def entailment_margins(model: Hyperbolic, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+def entailment_margins(model: Cones, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
     """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors."""
     n, m = general.shape[-2], specific.shape[-2]
     if not (n and m):

@@ -4,8 +4,8 @@ from typing import Literal
 
 Logits = Literal["distance", "inner"]
 """Similarity in the contrastive loss: minus the geodesic distance, or the Lorentzian inner product."""
-Order = Literal["entropy", "text"]
-"""Apex of the entailment cone of a pair: the point of lower entropy, or the text."""
+Order = Literal["entropy", "text", "norm", "random"]
+"""Apex of the entailment cone of a pair: the point of lower entropy, the text, the point nearer the origin, or any."""
 Entropy = Literal["abs", "normalised", "softmax"]
 """Conversion of a point's coordinates to the probabilities of which the entropy is computed."""
 Calibration = Literal["released", "paper"]

@@ -1,4 +1,8 @@
-"""Plots of a run's metrics: `python -m trainer.metrics.curves OUTPUT` draws OUTPUT/curves.png from metrics.jsonl."""
+"""Plots of metrics: `python -m trainer.metrics.curves OUTPUT` draws OUTPUT/curves.png from metrics.jsonl.
+
+`python -m trainer.metrics.curves OUTPUT OUTPUT ... METRIC` draws one metric of several runs, such as loss/syntax, into
+the first folder.
+"""
 
 import json
 import sys
@@ -210,13 +214,31 @@ def write_curves(output: Path) -> Path:
     return path
 
 
+def compare_runs(outputs: Sequence[Path], metric: str) -> Path:
+    """Draw a metric of several runs into the folder of the first one; return the path.
+
+    Raises UserError if a run lacks the metric or matplotlib is not installed.
+    """
+    lines = []
+    for colour, output in enumerate(outputs):
+        rows = read_rows(output / "metrics.jsonl")
+        line = find_line(rows, metric, output.name, colour)
+        if line is None:
+            raise UserError(f"{output} has no metric {metric!r}; choose one of {', '.join(sorted(rows[-1]))}")
+        lines.append(line)
+    path = outputs[0] / f"curves-{metric.replace('/', '_')}.png"
+    draw([Panel(title=short(metric), lines=lines, noisy=True)], metric, path)
+    return path
+
+
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    if len(arguments) != 1 or arguments[0] in ("-h", "--help"):
+    if len(arguments) in (0, 2) or arguments[0] in ("-h", "--help"):
         print_text(f"{__doc__}\n\n{EXIT_CODES}")
         return 0 if arguments and arguments[0] in ("-h", "--help") else 2
-    print_text(str(write_curves(Path(arguments[0]))))
+    *others, last = arguments
+    print_text(str(compare_runs([Path(output) for output in others], last) if others else write_curves(Path(last))))
     return 0
 
 

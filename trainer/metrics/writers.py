@@ -26,7 +26,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.jsonl import truncate
+from hypergrit_common.json_file import truncate
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
 

@@ -30,6 +30,8 @@ class ModelConfig:
     text: TextConfig = field(default_factory=TextConfig)
     # width of the joint embedding space
     embed_dim: int = 512
+    # projections to it with a bias, as in Hyper3-CLIP
+    projection_bias: bool = False
     # initial temperature of the contrastive loss; it is learned
     temperature_init: float = 0.07
     # upper limit of the logit scale, by which the contrastive loss multiplies similarities; the lowest temperature is
@@ -61,7 +63,39 @@ class ModelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class HyperbolicConfig(ModelConfig):
+class ConesConfig(ModelConfig):
+    """Settings of models with entailment cones."""
+
+    # weight of the entailment loss in the total loss; the contrastive loss has weight 1
+    entail_weight: float = 0.2
+    # K in the half-aperture of an entailment cone: arcsin(2 K / (sqrt(c) |apex|)) with curvature, arcsin(K / |apex|)
+    # without
+    min_radius: float = 0.1
+    # small number that keeps roots and logarithms finite
+    eps: float = EPS
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_positive(self, "min_radius", "eps")
+        check_range(self, "eps", least=0, below=1)
+        check_range(self, "entail_weight", least=0, below=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EuCLIPConfig(ConesConfig):
+    """Settings of EuCLIP."""
+
+    # initial temperature of the contrastive loss; it is learned, and is at most 1
+    temperature_init: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "temperature_init", least=0, most=1)
+        check_range(self, "max_logit_scale", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HyperbolicConfig(ConesConfig):
     """Settings of MERU, shared by all hyperbolic models."""
 
     # initial c; the space has curvature -c
@@ -70,22 +104,14 @@ class HyperbolicConfig(ModelConfig):
     curv_learnable: bool = True
     # factor that limits c to [curv_init / curv_max_ratio, curv_init * curv_max_ratio]
     curv_max_ratio: float = 10.0
-    # weight of the entailment loss in the total loss; the contrastive loss has weight 1
-    entail_weight: float = 0.2
-    # K in the half-aperture of an entailment cone, arcsin(2 K / (sqrt(c) |apex|))
-    min_radius: float = 0.1
     # similarity in the contrastive loss. distance: minus the geodesic distance; inner: the Lorentzian inner product, an
     # ablation of MERU (table 4), for all models but phyclip and poinclip
     logits: Logits = "distance"
-    # small number that keeps roots and logarithms finite
-    eps: float = EPS
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_positive(self, "curv_init", "min_radius", "eps")
-        check_range(self, "eps", least=0, below=1)
+        check_positive(self, "curv_init")
         check_range(self, "curv_max_ratio", least=1)
-        check_range(self, "entail_weight", least=0, below=math.inf)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -204,6 +230,22 @@ class ARGENTConfig(HyCoCLIPConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class TaxonomyConfig(HyperbolicConfig):
+    """Settings of Taxonomy. The papers use other spaces and losses; the weights are ours."""
+
+    # weight, in the entailment loss, of pairs that skip levels of a chain (a class and a species of it, an order and an
+    # image); 0: each level entails the next one alone
+    transitive_weight: float = 1.0
+    # energy of a pair. cone: the angle outside the entailment cone, as in MERU; angle: the exterior angle itself, without
+    # cones, as in RCME
+    energy: Literal["cone", "angle"] = "cone"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "transitive_weight", least=0, below=math.inf)
+
+
+@dataclass(frozen=True, kw_only=True)
 class ATMGConfig(HyperbolicConfig):
     """Settings of ATMG. Its loss has no cones: `min_radius` has an effect in the evaluation only."""
 
@@ -233,7 +275,8 @@ class PoinCLIPConfig(HyperbolicConfig):
     # weight of the reward for wide angles, the paper's lambda_reg, from 0 to 1. At 1, points outside their cones are not
     # pulled inside
     entail_reward: float = 0.1
-    # apex of the cone of a pair. entropy: the point of lower entropy; text: the caption, as in MERU
+    # apex of the cone of a pair. entropy: the point of lower entropy; text: the caption, as in MERU; norm: the point nearer
+    # the origin; random: either of the two. norm and random are controls of entropy, which mostly follows the norm
     order: Order = "entropy"
     # probabilities whose entropy orders image and text, computed from the coordinates x_i. abs: |x_i|; normalised:
     # |x_i| / sum_j |x_j|; softmax: softmax(x)_i
@@ -265,6 +308,8 @@ class SyntaxMERUConfig(HyperbolicConfig):
     # reduction over the edges and over the words of a caption: mean; or sum, as in eq. 3, which gives long captions
     # more weight. The result is averaged over captions in both cases
     syntax_reduction: Reduction = "mean"
+    # the two directions of the contrastive loss: mean, as in MERU; or sum, as in eq. 6
+    contrast_directions: Reduction = "mean"
     # weight of an edge by spaCy's dependency label (nsubj, dobj, amod, ...); labels without a value have weight 1
     relation_weights: dict[str, float] = field(default_factory=dict)
 

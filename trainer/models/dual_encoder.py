@@ -53,8 +53,9 @@ class DualEncoder(nn.Module, ABC):
         self.config = config
         self.visual = build_image_encoder(config.image)
         self.textual = build_text_encoder(config.text)
-        self.visual_proj = projection(int(self.visual.num_features), config.embed_dim)  # type: ignore[arg-type]
-        self.textual_proj = projection(self.textual.num_features, config.embed_dim)
+        width, bias = config.embed_dim, config.projection_bias
+        self.visual_proj = projection(int(self.visual.num_features), width, bias)  # type: ignore[arg-type]
+        self.textual_proj = projection(self.textual.num_features, width, bias)
         for name, setting in self.temperatures.items():
             self.register_parameter(name, nn.Parameter(torch.tensor(-math.log(getattr(config, setting)))))
         self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
@@ -205,9 +206,20 @@ class DualEncoder(nn.Module, ABC):
         points.gather(*gathered_streams(terms, self.is_symmetric))
         return sum_terms(self, points, terms, self.group_weights())
 
+    def image_states(self, images: Tensor) -> Tensor:
+        """Output [b w] of the image tower, before the projection.
+
+        Images [b 3 h w] are uint8, or float in [0, 1]. A tower over cached features (trainer.encoders.cached) also takes
+        those [b f].
+        """
+        if images.ndim > 2:
+            images = self.normalised(images)
+        states: Tensor = self.visual(images)
+        return states
+
     def image_features(self, images: Tensor) -> Tensor:
-        """Projected features [b d] of images [b 3 h w], before the lift. Images are uint8, or float in [0, 1]."""
-        features: Tensor = self.visual_proj(self.visual(self.normalised(images)))
+        """Projected features [b d] of images, before the lift."""
+        features: Tensor = self.visual_proj(self.image_states(images))
         return features
 
     def normalised(self, images: Tensor) -> Tensor:
@@ -244,6 +256,7 @@ class DualEncoder(nn.Module, ABC):
         """
         captions: dict[str, Any] = self.caption_features(batch)
         captions |= {"syntax": batch.syntax, "more": {name: self.stream_features(s) for name, s in batch.more.items()}}
+        captions["counts"] = batch.counts
         if batch.box_images is None or batch.box_token_ids is None:
             if self.config.boxes_as_pairs:
                 raise ValueError(
@@ -269,7 +282,6 @@ class DualEncoder(nn.Module, ABC):
             box_text=box_text,
             box_owner=batch.box_owner,
             box_equal=batch.box_equal,
-            box_counts=batch.box_counts,
         )
 
     def stream_features(self, stream: Stream) -> Stream:
@@ -297,10 +309,12 @@ class DualEncoder(nn.Module, ABC):
             self.get_parameter(name).clamp_(max=math.log(self.config.max_logit_scale))
 
 
-def projection(width: int, embed_dim: int) -> nn.Linear:
-    """Linear layer without bias from a tower's width to the joint width."""
-    layer = nn.Linear(width, embed_dim, bias=False)
+def projection(width: int, embed_dim: int, bias: bool = False) -> nn.Linear:
+    """Linear layer from a tower's width to the joint width. Its bias is 0 at first."""
+    layer = nn.Linear(width, embed_dim, bias=bias)
     nn.init.normal_(layer.weight, std=width**-0.5)
+    if bias:
+        nn.init.zeros_(layer.bias)
     return layer
 
 

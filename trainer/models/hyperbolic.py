@@ -10,13 +10,12 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
-from trainer.losses.functional import angle_outside_cone
+from trainer.models.cones import Cones
 from trainer.models.config import HyperbolicConfig
-from trainer.models.dual_encoder import DualEncoder
 
 
-class Hyperbolic(DualEncoder):
-    """A model with a learned curvature, a learned scale of features per modality, and entailment cones.
+class Hyperbolic(Cones):
+    """A model with entailment cones, a learned curvature, and a learned scale of features per modality.
 
     `curv`, `visual_alpha` and `textual_alpha` are the logarithms of c and of the scales. The scales start at the
     inverse square root of the width, so that scaled features have an expected norm of 1 (MERU, section 3).
@@ -50,22 +49,6 @@ class Hyperbolic(DualEncoder):
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return -self.distance(queries, candidates)
 
-    @abstractmethod
-    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        """Exterior angles [*k b] at `general` towards `specific` [*k b d], and half-apertures [*k b] of `general`.
-
-        Both are in radians, one value per pair of points.
-        """
-
-    def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Angles [*k b] in radians by which `specific` lies outside the cones at `general`; `eta` scales the cones."""
-        return angle_outside_cone(*self.cone(general, specific), eta)
-
-    def margin(self, general: Tensor, specific: Tensor) -> Tensor:
-        """Exterior angles minus half-apertures [*k b], in radians; negative inside the cones at `general`."""
-        angle, aperture = self.cone(general, specific)
-        return angle - aperture
-
     def radius(self, points: Tensor) -> Tensor:
         """Geodesic distances [b] of points [*k b d] from the origin, in the metric of the space."""
         return self.distance(points, torch.zeros_like(points[..., :1, :])).squeeze(-1)
@@ -81,6 +64,3 @@ class Hyperbolic(DualEncoder):
     def scalars(self) -> dict[str, Tensor]:
         """The learned scalars to log beside the losses."""
         return super().scalars() | {"curvature": self.curv.exp().detach()}
-
-    def group_weights(self) -> dict[str, float]:
-        return {"entailment": self.config.entail_weight}

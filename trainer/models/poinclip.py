@@ -17,7 +17,7 @@ from trainer.models.terms import Entails, Term
 class PoinCLIP(Hyperbolic):
     """Poincaré ball; of caption and image, the one with the lower entropy entails the other (PoinCLIP, section 4).
 
-    With order=text, a caption always entails its image (tables 3 and 5).
+    With order=text, a caption always entails its image (tables 3 and 5); norm and random are our controls.
     """
 
     config: PoinCLIPConfig
@@ -49,13 +49,19 @@ class PoinCLIP(Hyperbolic):
 
     @torch.no_grad()
     def is_swapped(self, general: Tensor, specific: Tensor) -> Tensor:
-        """[b], True for pairs of points [b d] in which `specific` has the lower entropy and is the apex of the cone."""
-        if self.config.order == "text":
-            return torch.zeros(general.shape[:-1], dtype=torch.bool, device=general.device)
-        return entropy(specific, self.config.entropy) < entropy(general, self.config.entropy)
+        """[b], True for pairs of points [b d] in which `specific` precedes by the setting `order` and is the apex."""
+        match self.config.order:
+            case "entropy":
+                return entropy(specific, self.config.entropy) < entropy(general, self.config.entropy)
+            case "text":
+                return torch.zeros(general.shape[:-1], dtype=torch.bool, device=general.device)
+            case "norm":
+                return specific.norm(dim=-1) < general.norm(dim=-1)
+            case "random":  # from the last digits of the points: both callers of a step, and all ranks, draw the same
+                return (1e6 * (general - specific).double().sum(-1)).sin() < 0
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        """Exterior angles [b] and half-apertures [b]. The apex is the point of lower entropy, or `general` if equal."""
+        """Exterior angles [b] and half-apertures [b]. The apex is the point that precedes, or `general` if equal."""
         swapped = self.is_swapped(general, specific)[:, None]
         apex, point = torch.where(swapped, specific, general), torch.where(swapped, general, specific)
         c, eps = self.curv.exp(), self.config.eps

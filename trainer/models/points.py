@@ -77,9 +77,11 @@ class Points:
         """
         if world_size() == 1:
             return
-        found: dict[Any, tuple[Tensor, list[int]]] = {
-            ("rows", name): (self.stream(name).rows, self.counts(name)) for name in dict.fromkeys(names)
-        }
+        found: dict[Any, tuple[Tensor, list[int]]] = {}
+        for name in dict.fromkeys(names):
+            found["rows", name] = self.stream(name).rows, self.counts(name)
+            if (own := self.own_labels(name)) is not None:
+                found["labels", name] = own, self.counts(name)
         for queries, candidates in copied:
             if (own := self.own_copies(queries, candidates)) is not None:
                 found["copies", queries, candidates] = own, self.counts(candidates)
@@ -89,13 +91,12 @@ class Points:
 
     def counts(self, name: str) -> list[int]:
         """Number of rows of a stream on each rank. Collective for a stream with owners."""
-        rows, _, owner = self.stream(name)
+        rows, _, owner = self.stream(name)[:3]
         if owner is None:
             return [len(rows)] * world_size()
-        if self.pairs.box_counts and owner is self.pairs.box_owner:
-            return list(self.pairs.box_counts)
-        key = next(key for key, stream in self.streams.items() if stream.owner is owner)
-        return self.once(("counts", key), lambda: counts_of_ranks(len(rows)))
+        key = "boxes" if owner is self.pairs.box_owner else name
+        known = self.pairs.counts.get(key)
+        return list(known) if known else self.once(("counts", key), lambda: counts_of_ranks(len(rows)))
 
     def share(self, name: str) -> float:
         """Weight of this rank's mean over the rows of a stream: with it, gradients averaged over the ranks are those of
@@ -115,7 +116,7 @@ class Points:
 
         Raises ValueError for candidates with owners that are not those of the queries.
         """
-        rows, _, owner = self.stream(queries)
+        rows, _, owner = self.stream(queries)[:3]
         before = sum(self.counts(candidates)[: rank()])
         if self.are_paired(queries, candidates):
             return torch.arange(len(rows), device=rows.device) + before
@@ -133,12 +134,31 @@ class Points:
 
     def own_copies(self, queries: str, candidates: str) -> Tensor | None:
         """The rows [b 1] of `copies` for the candidates of this rank."""
-        rows, _, owner = self.stream(queries)
+        rows, _, owner = self.stream(queries)[:3]
         if owner is None or self.are_paired(queries, candidates):
             return None
         own = torch.zeros(len(self.stream(candidates).rows), device=rows.device)
         own.index_add_(0, owner, torch.ones_like(owner, dtype=own.dtype))
         return own[:, None]
+
+    def labels(self, name: str) -> Tensor:
+        """Pair, depth and number [n 3] of the labels of a taxonomy of all ranks. Collective.
+
+        Raises ValueError if the stream lacks a tensor.
+        """
+        own = self.own_labels(name)
+        if own is None:
+            raise ValueError(
+                f"the stream {name} needs owner, depth and label; build it as trainer.data.batch_builder does"
+            )
+        return self.once(("labels", name), lambda: gather(own, self.counts(name)))
+
+    def own_labels(self, name: str) -> Tensor | None:
+        """The rows [m 3] of `labels` of this rank; None for a stream of other rows."""
+        _, _, owner, depth, label = self.stream(name)[:5]
+        if owner is None or depth is None or label is None:
+            return None
+        return torch.stack([owner + rank() * len(self.pairs.image), depth, label], 1)
 
     def pair(self, general: str, specific: str) -> tuple[Tensor, Tensor]:
         """Points of two streams, pair by pair: those without owners are repeated for each row that they own."""

@@ -10,12 +10,14 @@ from hypergrit_common.lazy import is_plugin, load_plugin
 from trainer.models.config import (
     ARGENTConfig,
     ATMGConfig,
+    EuCLIPConfig,
     HyCoCLIPConfig,
     HyperbolicConfig,
     ModelConfig,
     PHyCLIPConfig,
     PoinCLIPConfig,
     SyntaxMERUConfig,
+    TaxonomyConfig,
     UNCHAConfig,
 )
 
@@ -58,6 +60,8 @@ ENTRIES: Final[dict[str, ModelEntry]] = {
     "uncha": ModelEntry(UNCHAConfig, "trainer.models.uncha:UNCHA"),
     "argent": ModelEntry(ARGENTConfig, "trainer.models.argent:ARGENT", is_experimental=True),
     "atmg": ModelEntry(ATMGConfig, "trainer.models.atmg:ATMG", is_experimental=True),
+    "euclip": ModelEntry(EuCLIPConfig, "trainer.models.euclip:EuCLIP", is_experimental=True),
+    "taxonomy": ModelEntry(TaxonomyConfig, "trainer.models.taxonomy:Taxonomy", is_experimental=True),
 }
 """The models, in the order of tables. No other module lists them."""
 

@@ -3,6 +3,8 @@
 Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -20,7 +22,7 @@ from trainer.text.syntax import RELATIONS, Syntax, word_vectors, word_weights
 class SyntaxMERU(MERU):
     """MERU with a syntax loss: a word entails its head, and a word without context entails itself in its caption.
 
-    The model of "Syntax-Preserving Hyperbolic Visual Semantic Embeddings", called "the paper" below.
+    "The paper" is "Syntax-Preserving Hyperbolic Visual Semantic Embeddings".
     """
 
     config: SyntaxMERUConfig
@@ -30,8 +32,7 @@ class SyntaxMERU(MERU):
     def __init__(self, config: SyntaxMERUConfig) -> None:
         super().__init__(config)
         weights = torch.tensor([config.relation_weights.get(name, 1.0) for name in RELATIONS])
-        # Not persistent, so that the state dict is that of MERU.
-        self.register_buffer("relation_weights", weights, persistent=False)
+        self.register_buffer("relation_weights", weights, persistent=False)  # the state dict is that of MERU
 
     @property
     def needs(self) -> frozenset[str]:
@@ -40,9 +41,7 @@ class SyntaxMERU(MERU):
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
         """Features of captions and of their words, from one pass of the text tower. Raises ValueError without parses."""
         if batch.syntax is None:
-            raise ValueError(
-                "syntax_meru needs the parse of each caption, but the batch has none; use the train/ shards of the pipeline"
-            )
+            raise ValueError("syntax_meru needs the parse of each caption; use the train/ shards of the pipeline")
         return self.word_features(batch.token_ids, batch.syntax)
 
     def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
@@ -57,8 +56,10 @@ class SyntaxMERU(MERU):
 
     def terms(self) -> list[Term]:
         """MERU's terms + syntax_weight * (edges + words)      the paper's eq. 1 to 3"""
-        edges, words = Term(name="syntax/edges", value=self.edge_loss), Term(name="syntax/words", value=self.word_loss)
-        return [*super().terms(), edges, words]
+        contrast, entailment = super().terms()
+        weight = {"mean": 1.0, "sum": 2.0}[self.config.contrast_directions]
+        parts = [Term(name="syntax/edges", value=self.edge_loss), Term(name="syntax/words", value=self.word_loss)]
+        return [replace(contrast, weight=weight), entailment, *parts]
 
     def group_weights(self) -> dict[str, float]:
         return super().group_weights() | {"syntax": self.config.syntax_weight}

@@ -65,6 +65,7 @@ class Term:
     name: str
     value: Value
     weight: float = 1.0
+    gathers: tuple[str, ...] = ()  # streams whose points of all ranks a function uses
 
 
 class HasTerms(HasSimilarity, Protocol):
@@ -124,7 +125,7 @@ def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: M
 
 
 def gathered_streams(terms: Sequence[Term], is_symmetric: bool) -> tuple[list[str], list[tuple[str, str]]]:
-    """The streams whose rows of all ranks the contrastive terms need, and the pairs of streams whose copies they need."""
+    """The streams whose rows of all ranks the terms need, and the pairs of streams whose copies they need."""
     contrasts = [term.value for term in terms if isinstance(term.value, Contrast)]
     names = [
         name
@@ -132,6 +133,7 @@ def gathered_streams(terms: Sequence[Term], is_symmetric: bool) -> tuple[list[st
         for query, candidate in contrast.sides
         for name in ((query, candidate) if is_reversible(contrast, is_symmetric) else (candidate,))
     ]
+    names += [name for term in terms for name in term.gathers]
     return names, [contrast.sides[0] for contrast in contrasts if contrast.copies]
 
 

@@ -88,6 +88,8 @@ class LoRAConfig:
     ranks: dict[str, int] = field(default_factory=dict)
     # scale of the updates: their product is multiplied by alpha / rank
     alpha: float = 16.0
+    # multiply it by alpha / sqrt(rank) instead, which does not shrink the updates of high ranks (rsLoRA)
+    rank_stabilised: bool = False
 
     def __post_init__(self) -> None:
         check_positive(self, "alpha")

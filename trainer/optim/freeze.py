@@ -15,8 +15,9 @@ from trainer.optim.config import LoRAConfig, OptimConfig, check_matched, longest
 # Low-rank adaptation (LoRA): trained updates of low rank for frozen matrices (Hu et al. 2021, arXiv 2106.09685).
 #
 # A matrix W [n m] of a tower becomes W + (alpha / r) B A, with B [n r] and A [r m] (section 4.1). A fused projection to
-# queries, keys and values has an update of its own for each of the three. W stays in the state dict as
-# `parametrizations.NAME.original`; saved models hold the sum, and are models without LoRA.
+# queries, keys and values has an update of its own for each of the three. rsLoRA divides by the root of r (Kalajdzievski
+# 2023, arXiv 2312.03732). W stays in the state dict as `parametrizations.NAME.original`; saved models hold the sum, and
+# are models without LoRA.
 
 FUSED: Final = {"qkv": 3, "in_proj_weight": 3}
 """Number of projections in a matrix, by the last part of the name of its module or its own name."""
@@ -28,10 +29,10 @@ ORIGINAL: Final = ".original"
 class LowRank(nn.Module):
     """The update of a matrix [n m], in `n_parts` blocks of rows. It is zero at first, as A is random and B is zero."""
 
-    def __init__(self, weight: Tensor, rank: int, alpha: float, n_parts: int) -> None:
+    def __init__(self, weight: Tensor, rank: int, scale: float, n_parts: int) -> None:
         super().__init__()
         n, m = weight.shape
-        self.scale = alpha / rank
+        self.scale = scale
         self.down = nn.Parameter(weight.new_empty(n_parts, rank, m))
         self.up = nn.Parameter(weight.new_zeros(n_parts, n // n_parts, rank))
         nn.init.normal_(self.down, std=m**-0.5)
@@ -57,7 +58,8 @@ def add_lora(model: nn.Module, config: LoRAConfig) -> None:
             continue
         owner, _, own = name.rpartition(".")
         n_parts = FUSED.get(own) or FUSED.get(owner.rpartition(".")[2], 1)
-        update = LowRank(weight, config.ranks[pattern], config.alpha, n_parts)
+        rank = config.ranks[pattern]
+        update = LowRank(weight, rank, config.alpha / (rank**0.5 if config.rank_stabilised else rank), n_parts)
         parametrize.register_parametrization(model.get_submodule(owner), own, update)
         weight.requires_grad_(False)
 

@@ -77,7 +77,8 @@ class Average:
     """The average of the trainable parameters of a model; without a `decay`, nothing.
 
     The decay of a step rises from 0.1 to `decay`, so that the initial weights are soon forgotten. `values` are the
-    averages by name; of a sharded parameter, each rank has its shard. The buffers of the average are those of the model.
+    averages by name; of a sharded parameter, each rank has its shard. The buffers of the average are those of the
+    model.
     """
 
     def __init__(self, model: nn.Module, decay: float | None) -> None:

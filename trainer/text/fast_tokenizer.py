@@ -46,8 +46,8 @@ class FastTokenizer(TextTokenizer):
             raise ValueError("the tokenizer has no tokens for the letter 'a'; give the tokenizer of a text encoder")
         if sum(marks) >= context_length:
             raise ValueError(
-                f"the tokenizer adds {sum(marks)} special tokens, which fill a context of {context_length}; give a longer "
-                "one"
+                f"the tokenizer adds {sum(marks)} special tokens, which fill a context of {context_length}; give a "
+                "longer one"
             )
 
     def __reduce__(self) -> tuple[type, tuple[str, int, int]]:

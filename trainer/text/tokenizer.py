@@ -54,8 +54,8 @@ def alphabet() -> list[str]:
 class Tokenizer(TextTokenizer):
     """Converts texts to token ids and back. `merges` are pairs of pieces, the most frequent first.
 
-    Batches are padded with 0, which is also the id of a token. After end of text it has no effect in a tower with a causal
-    mask; open_clip's towers without such a mask are trained with this padding.
+    Batches are padded with 0, which is also the id of a token. After end of text it has no effect in a tower with a
+    causal mask; open_clip's towers without such a mask are trained with this padding.
     """
 
     pad_id = 0

@@ -18,14 +18,17 @@ from hypergrit_common.devices import resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.processes import end_children_with_this_process
 from trainer.checkpoints.folder import RunFolder
-from trainer.checkpoints.model import StateError, load_state, read_weights, stretched
+from trainer.checkpoints.model import StateError, load_frozen, load_state, read_weights, stretched
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.run import TrainingState, seed_generators
 from trainer.checkpoints.tokenizer_files import OPENAI, fits
+from trainer.checkpoints.towers import attach_tower
 from trainer.config import TrainConfig
+from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.loader import Loader
 from trainer.distributed.process import Process, full_tensor, wrap
-from trainer.encoders.config import TRANSFORMERS
+from trainer.encoders.cached import CachedImage, CachedText
+from trainer.encoders.config import CACHED, TRANSFORMERS
 from trainer.evaluation.held_out.evaluate import Evaluation
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
@@ -98,6 +101,8 @@ def build(config: TrainConfig, process: Process) -> Run:
         rank=process.rank,
         world_size=process.world_size,
     )
+    if isinstance(loader.builder, FeatureBuilder) and not config.init:
+        standardise_heads(model, loader.builder.index)
     if config.micro_batch_size:
         set_micro_batch(model, config.micro_batch_size, same_on_all_ranks=config.parallel.strategy == "fsdp")
     is_compiled = compiles(config, process.device)
@@ -196,7 +201,9 @@ def new_model(config: TrainConfig) -> DualEncoder:
         ArithmeticError,
     ) as error:  # timm raises these for wrong sizes
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
-    check_image_size(model)
+    attach_tower(model, load_frozen)
+    if config.model.image.name != CACHED or config.evaluation.shards or config.evaluation.image_folders:
+        check_image_size(model)
     if config.init:  # contains the weights of the towers too
         try:
             state = stretched(model.textual, config.model.text, read_weights(Path(config.init)), "textual.")
@@ -210,6 +217,13 @@ def new_model(config: TrainConfig) -> DualEncoder:
     else:
         load_towers(model)
     return model.train()
+
+
+def standardise_heads(model: DualEncoder, store: FeatureStore) -> None:
+    """Let the heads standardise the features that they are trained on."""
+    for tower, features in zip((model.visual, model.textual), store.sample(), strict=True):
+        if isinstance(tower, CachedImage | CachedText):
+            tower.head.standardise(features.to(tower.head.mean.device))
 
 
 def part_of(entry: str) -> str:
@@ -252,7 +266,7 @@ def build_tokenizer(config: TrainConfig) -> TextTokenizer:
     tokenizer: TextTokenizer
     forms = "give openai or the path of a merges.txt"
     try:
-        if text.name == TRANSFORMERS:
+        if text.name == TRANSFORMERS or (text.name == CACHED and Path(config.tokenizer).is_dir()):
             forms = "give a folder with the tokenizer of the text tower"
             tokenizer = read_fast_tokenizer(Path(config.tokenizer), text.context_length)
         elif config.tokenizer == OPENAI:
@@ -298,4 +312,4 @@ def full_model(run: Run) -> DualEncoder:
     state = {name: full_tensor(value) for name, value in run.model.state_dict().items()}
     model = build_model(run.config.model_name, run.config.model).to(run.process.device)
     model.load_state_dict(state)
-    return model
+    return attach_tower(model, load_frozen)

@@ -260,8 +260,8 @@ def first_step(session: Session) -> Iterator[None]:
 
 
 def draw_first_batch(session: Session, batch: Batch) -> None:
-    """Write a picture of the first pairs of this rank, if pictures are written."""
-    if session.metrics and session.metrics.n_pictured:
+    """Write a picture of the first pairs of this rank, if pictures are written and the batch has pixels."""
+    if session.metrics and session.metrics.n_pictured and batch.images.ndim > 2:
         picture = pair_picture(batch, session.run.tokenizer, session.metrics.n_pictured)
         session.metrics.draw(session.run.step, Pictures(images={"pairs/first_batch": picture}))
 

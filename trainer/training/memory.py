@@ -1,15 +1,16 @@
 """An estimate of the memory of a run, before its first step.
 
 The towers need most of it: what the forward pass keeps for the backward pass. It grows in proportion to the images and
-to the tokens of texts, so it is measured on two images and two texts. docs/training.md compares estimates with measured
-peaks.
+to the tokens of texts, so it is measured on two images and two texts; what words, lifts and losses keep, on three pairs.
+docs/training.md compares estimates with measured peaks.
 """
 
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -17,13 +18,16 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import machine
-from hypergrit_common.processes import free_memory
+from hypergrit_common.processes import free_memory, machine
+from trainer.batch import Batch, Stream
 from trainer.config import TrainConfig
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process
+from trainer.encoders.config import CACHED
 from trainer.losses.contrast import BYTES_PER_SIMILARITY, chunk_size
 from trainer.models.dual_encoder import DualEncoder
+from trainer.models.levels import LEVELS
+from trainer.text.syntax import Syntax
 from trainer.training.accumulate import tower_blocks
 
 logger = logging.getLogger(__name__)
@@ -75,15 +79,19 @@ def check_memory(
     `model` has no wrappers yet. Raises UserError, with the keys to change, if a memory cannot hold the run.
     """
     with measurable(model), context:
-        size, length = config.model.image.size_px, config.model.text.context_length
+        image_shape, text_shape = config.model.image.row_shape, config.model.text.row_shape
+        dtype = torch.float32 if config.model.text.name == CACHED else torch.int64
         image = saved_per_row(
-            model, lambda n: model.image_features(torch.zeros(n, 3, size, size, device=process.device))
+            model, lambda n: model.image_features(torch.zeros(n, *image_shape, device=process.device))
         )
         text = saved_per_row(
-            model, lambda n: model.text_features(torch.ones(n, length, dtype=torch.int64, device=process.device))
+            model, lambda n: model.text_features(torch.ones(n, *text_shape, dtype=dtype, device=process.device))
         )
+        boxes = boxes_of_pair(config, model)
+        towers = (1 + boxes) * (image.all + text.all)
+        pair = saved_per_row(model, lambda n: model(drawn_batch(model, n + 1, boxes, process.device)).loss)
     machines = all_ranks(machine())
-    found = needs(config, model, process, image, text, machines.count(machine()))
+    found = needs(config, model, process, image, text, max(pair.all - towers, 0.0), machines.count(machine()))
     if process.is_main:
         logger.info("memory, estimated: %s", "; ".join(map(str, found)))
     problems = [need for need in found if need.free is not None and TOLERANCE * need.total > need.free]
@@ -91,6 +99,36 @@ def check_memory(
     if message := next((item for part in all_ranks(texts) for item in part), ""):
         raise UserError(message)
     return found
+
+
+def boxes_of_pair(config: TrainConfig, model: DualEncoder) -> int:
+    """The number of boxes that a pair has in training, at most or as a guess."""
+    data = config.data
+    return 0 if "boxes" not in model.needs else 1 if data.boxes == "random" else data.max_boxes or BOXES
+
+
+def drawn_batch(model: DualEncoder, n: int, boxes: int, device: torch.device) -> Batch:
+    """A batch of n pairs with the longest texts, and with the boxes, parses and labels that the model needs."""
+    shape, length = model.config.image.row_shape, model.config.text.context_length
+    dtype = torch.float32 if model.config.text.name == CACHED else torch.int64
+
+    def images(rows: int) -> Tensor:
+        return torch.zeros(rows, *shape, dtype=torch.uint8 if len(shape) > 1 else torch.float32, device=device)
+
+    def texts(rows: int) -> Tensor:
+        return torch.ones(rows, *model.config.text.row_shape, dtype=dtype, device=device)
+
+    batch = Batch(images=images(n), token_ids=texts(n))
+    if boxes:
+        owner = torch.arange(n, device=device).repeat_interleave(boxes) if boxes > 1 else None
+        batch = replace(batch, box_images=images(n * boxes), box_token_ids=texts(n * boxes), box_owner=owner)
+    if "parse" in model.needs:
+        words = torch.arange(length, device=device).repeat(n, 1)
+        batch = replace(batch, syntax=Syntax(word_of_token=words, head=words // 2, relation=torch.zeros_like(words)))
+    if LEVELS in model.needs:  # one label of a pair
+        own = torch.arange(n, device=device)
+        batch = replace(batch, more={LEVELS: Stream(texts(n), "text", own, torch.zeros_like(own), own, chain=1)})
+    return batch
 
 
 @contextmanager
@@ -147,13 +185,18 @@ def saved_bytes(model: DualEncoder, forward: Callable[[], Tensor]) -> Saved:
 
 
 def needs(
-    config: TrainConfig, model: DualEncoder, process: Process, image: Saved, text: Saved, ranks: int
+    config: TrainConfig, model: DualEncoder, process: Process, image: Saved, text: Saved, pair: float, ranks: int
 ) -> list[Need]:
-    """What the run needs on its device, on the host and in /dev/shm, for the `ranks` processes of this machine."""
+    """What the run needs on its device, on the host and in /dev/shm, for the `ranks` processes of this machine.
+
+    `pair` are the bytes that a pair keeps beyond the towers.
+    """
     data, pairs = config.data, config.batch_size // process.world_size
-    boxes = 0 if "boxes" not in model.needs else 1 if data.boxes == "random" else data.max_boxes or BOXES
+    boxes = boxes_of_pair(config, model)
     images, captions, phrases = pairs * (1 + boxes), pairs, pairs * boxes
-    batch = images * 3 * config.model.image.size_px**2 + 8 * config.model.text.context_length * (captions + phrases)
+    batch = images * math.prod(config.model.image.row_shape) + 8 * math.prod(config.model.text.row_shape) * (
+        captions + phrases
+    )
     trained = sum(p.nbytes for p in model.parameters() if p.requires_grad)
     shards = process.world_size if config.parallel.strategy == "fsdp" else 1
     state = 2 * trained / shards  # of Adam; the weights exist already
@@ -164,7 +207,7 @@ def needs(
     chunk = chunk_size(config.model.loss_chunk, process.device) or config.batch_size * pairs
     step = {
         "activations": passes,
-        "losses": BYTES_PER_SIMILARITY * min(chunk, config.batch_size * pairs * (1 + boxes)),
+        "losses": BYTES_PER_SIMILARITY * min(chunk, config.batch_size * pairs * (1 + boxes)) + pairs * pair,
         "optimizer": state + average,
     }
     queued = data.n_workers * data.prefetch * batch

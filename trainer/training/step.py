@@ -7,7 +7,6 @@ after it, until the host reads the values and ends the run.
 
 import dataclasses
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -43,13 +42,13 @@ class BatchCopies:
         self.state = loader.state_dict()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.next: tuple[Batch, dict[str, Any]] | None = None
-        self.counts: Callable[[], list[int]] | None = None  # of the boxes of each rank in the next batch
+        self.counts = ask_counts([])  # the rows of each rank in the streams of the next batch that have owners
 
     def start(self) -> None:
         """Read the next batch, and queue its copy to the device."""
         batch = next(self.batches)
-        if batch.box_owner is not None:  # numbers of boxes differ; the ranks exchange them while the device computes
-            self.counts = ask_counts(len(batch.box_owner))
+        # Numbers of boxes differ; the ranks exchange them while the device computes.
+        self.counts = ask_counts(list(batch.owned.values()))
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             self.next = batch.to(self.device, non_blocking=True), self.loader.state_dict()
 
@@ -63,7 +62,7 @@ class BatchCopies:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_stream(self.stream)
             batch.record_stream(stream)  # the next copy does not reuse its memory before the step has ended
-        return batch if self.counts is None else dataclasses.replace(batch, box_counts=tuple(self.counts()))
+        return dataclasses.replace(batch, counts=dict(zip(batch.owned, self.counts(), strict=True)))
 
 
 # Error message for a loss or gradient that is not finite.

@@ -29,7 +29,7 @@ from schemas.manifest import Manifest
 
 Which = Literal["kept", "all"]
 """Boxes to choose from: those that the job kept, or also those that a threshold of the scores removed."""
-BY_THRESHOLD: Final = ("low_score", "low_clip_score")
+BY_THRESHOLD: Final = ("low_score", "low_presence", "low_clip_score")
 THUMBNAIL_PX: Final = 480
 
 
@@ -126,7 +126,7 @@ class Mark:
 def write_form(candidates: Iterable[Candidate]) -> str:
     """Return the CSV with an empty column `mark`. Texts that a spreadsheet would compute begin with an apostrophe."""
     file = io.StringIO()
-    writer = csv.writer(file, lineterminator="\n")
+    writer = csv.writer(file, lineterminator="\n", quoting=csv.QUOTE_ALL)
     writer.writerow(COLUMNS)
     writer.writerows(map(form_row, candidates))
     return file.getvalue()

@@ -44,8 +44,16 @@ def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
         "sha256": row["sha256"],
         "status": "success" if is_kept else "failed_to_download" if row["stage"] == "download" else "dropped",
         "error_message": None if is_kept else ": ".join(filter(None, (row["stage"], row["reason"], row["detail"]))),
-        "extra": row["extra"],
+        "extra": with_captions(row["extra"], row["captions"]),
     }
+
+
+def with_captions(extra: str | None, captions: Sequence[dict[str, Any]] | None) -> str | None:
+    """Return the other columns of the input with the captions of a row that has several, as `captions`."""
+    if not captions:
+        return extra
+    listed = [{"kind": caption["kind"], "text": caption["text"]} for caption in captions]
+    return json.dumps({**json.loads(extra or "{}"), "captions": listed}, sort_keys=True)
 
 
 def grit_sample(row: Row, columns: dict[str, Any]) -> Iterator[tuple[str, bytes]]:

@@ -173,7 +173,14 @@ def remove_url_secrets(row: Row, *, strip_query: bool) -> dict[str, Any]:
     ):
         if value := row.get(name):
             cleaned[name] = clean(value, strip_query=strip_query)
+    if row.get("captions"):
+        cleaned["captions"] = [caption | {"text": _without_user(caption["text"])} for caption in row["captions"]]
     return cleaned | _original_caption(row)
+
+
+def _without_user(text: str) -> str:
+    """Remove user names and passwords from the URLs in a text; a cleaned caption has none."""
+    return USER_INFO_IN_PROSE.sub(lambda found: found["start"] or found["escaped"], text) if AT.search(text) else text
 
 
 def _original_caption(row: Row) -> dict[str, Any]:

@@ -57,9 +57,9 @@ def write_shard(
     between the shards of an output, and `origin` names the finished shards from which a command made this one. `lease`
     is the token of the lease that the output must have (pipeline.output.lock); None: it is not checked.
 
-    Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image. Raises
-    UserError if the output cannot be written or has another lease, and ShardError if it has none, or if only this machine
-    or this upload failed. After an error while writing, no manifest is published, and that of an earlier run is kept.
+    Raises ValueError if rows of the plan are missing or invalid, such as a kept row without an image. Raises UserError
+    if the output cannot be written or has another lease, and ShardError if it has none, or if only this machine or this
+    upload failed. After an error while writing, no manifest is published, and that of an earlier run is kept.
 
     >>> from tempfile import TemporaryDirectory
     >>> import pyarrow as pa

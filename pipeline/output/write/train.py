@@ -94,9 +94,19 @@ def annotations(row: Row, phrases: list[GroundedPhrase], config_hash: str) -> Tr
             "sha256": row["sha256"],
         },
     }
+    if row["captions"]:
+        fields["captions"] = several_captions(row)
     if subreddit := read_subreddit(row["extra"]):
         fields["subreddit"] = subreddit
+    if levels := read_levels(row["extra"]):
+        fields["levels"] = levels
     return fields
+
+
+def several_captions(row: Row) -> list[dict[str, Any]]:
+    """Return the captions of a row that has several, the first with the parse of the row."""
+    first, *others = row["captions"]
+    return [{**first, "tokens": row["tokens"]}, *others]
 
 
 def chosen_columns(extra: str | None, names: Sequence[str]) -> dict[str, Any]:
@@ -109,6 +119,14 @@ def chosen_columns(extra: str | None, names: Sequence[str]) -> dict[str, Any]:
         return {}
     columns: dict[str, Any] = json.loads(extra)
     return {name: value for name, value in columns.items() if name in names or "*" in names}
+
+
+def read_levels(extra: str | None) -> list[str | None] | None:
+    """Return the labels of a taxonomy that `extra` holds: those of read.levels, or a list of texts of the input."""
+    value = json.loads(extra).get("levels") if extra and '"levels"' in extra else None
+    if not isinstance(value, list) or not any(value):
+        return None
+    return value if all(label is None or isinstance(label, str) for label in value) else None
 
 
 def read_subreddit(extra: str | None) -> str | None:

@@ -246,10 +246,20 @@ MAX_CHARACTERS: Final = 16_000
 """Longest URL; servers and proxies accept 8,000 to 16,000 characters."""
 
 
-def parse_url(text: str, base: URL | None = None) -> URL:
+BAD_PORTS: Final = frozenset(
+    {0, 1, 7, 9, 11, 13, 15, 17, 19, 20, 21, 22, 23, 25, 37, 42, 43, 53, 69, 77, 79, 87, 95, 101, 102, 103, 104, 109, 110,
+     111, 113, 115, 117, 119, 123, 135, 137, 139, 143, 161, 179, 389, 427, 465, 512, 513, 514, 515, 526, 530, 531, 532, 540,
+     548, 554, 556, 563, 587, 601, 636, 989, 990, 993, 995, 1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000,
+     6566, 6665, 6666, 6667, 6668, 6669, 6679, 6697, 10080}
+)  # fmt: skip
+"""The ports that browsers refuse (WHATWG Fetch, "bad port"): a service there may take a request for its own commands."""
+
+
+def parse_url(text: str, base: URL | None = None, allowed_ports: Collection[int] = ()) -> URL:
     """Parse an http(s) URL, which may be relative to `base`. Raises FetchError for anything else.
 
-    URLs with a user name or a password are refused, so that neither is ever sent or written.
+    URLs with a user name or a password are refused, so that neither is ever sent or written, and BAD_PORTS that are not
+    allowed.
     """
     text = text.strip()
     if len(text) > MAX_CHARACTERS:
@@ -262,6 +272,8 @@ def parse_url(text: str, base: URL | None = None) -> URL:
         url = url.with_fragment(None)  # parsed anew, and only then checked
         if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
             raise ValueError(f"{url.scheme or 'no scheme'}: only http and https are fetched")
+        if url.port in BAD_PORTS and url.port not in allowed_ports:
+            raise FetchError("invalid_url", f"port {url.port}, which browsers refuse; see download.allowed_ports")
         return url
     except FetchError:
         raise

@@ -8,9 +8,11 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import uvloop
+from yarl import URL
 
 from pipeline.stages.download.addresses import (
     FetchError,
@@ -24,7 +26,7 @@ from pipeline.stages.download.addresses import (
     proxy_hosts,
 )
 from pipeline.stages.download.config import DownloadConfig
-from pipeline.stages.download.fetch import Request, attempt_fetch, new_session
+from pipeline.stages.download.fetch import Deadline, Request, attempt_fetch, new_session
 from pipeline.stages.download.hosts import (
     MAX_REPEATS,
     BudgetError,
@@ -45,6 +47,7 @@ from pipeline.stages.download.hosts import (
 )
 from pipeline.stages.download.permits import JobPermits, LocalPermits, PermitAddress, Slots
 from pipeline.stages.download.resolver import NameLookupError, Resolver
+from pipeline.stages.download.robots import Robots
 
 
 class PauseError(Exception):
@@ -97,6 +100,9 @@ class Client:
         self.hosts = Hosts(config.host_failures, patience_s, self.pulse.time)
         self.session = new_session(config, self.resolver, shares.idle)
         self._permits = JobPermits(permits) if permits else LocalPermits(config.concurrency_per_host)
+        self._robots = (
+            Robots(self._fetch_rules, config.user_agent_token, self.pulse.time) if config.robots_txt else None
+        )
         self._slots = Slots(shares.requests, self._permits)
 
     async def close(self) -> None:
@@ -115,11 +121,30 @@ class Client:
         """
         with self._rows.one():
             while True:
+                request = await self._with_rules(request)
                 found, lease = await self._fetch(request)
                 with lease:
                     if isinstance(found, bytes):
                         yield found
                         return
+                request = found
+
+    async def _with_rules(self, request: Request) -> Request:
+        """Return the request with the robots.txt of its host, if the job respects it. Raises FetchError."""
+        if self._robots is None:
+            return request
+        with self._rows.aside():
+            return replace(request, rules=await self._robots.of(request.url))
+
+    async def _fetch_rules(self, url: URL) -> bytes:
+        """Fetch a robots.txt, with the redirects to other hosts. Raises FetchError and OSError."""
+        request = Request(url, Deadline(self.config.deadline_s), is_image=False)
+        with self._rows.one():
+            while True:
+                found, lease = await self._fetch(request)
+                with lease:
+                    if isinstance(found, bytes):
+                        return found
                 request = found
 
     async def _fetch(self, request: Request) -> tuple[bytes | Request, Lease]:

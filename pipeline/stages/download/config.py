@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from functools import cached_property
+from importlib.util import find_spec
 from typing import ClassVar
 
 from yarl import URL
@@ -31,10 +32,15 @@ class DownloadConfig:
     max_bytes: int = 32_000_000
     # smallest shorter side of a downloaded image, in pixels
     min_side_px: int = 1
+    # fetch the robots.txt of each host first, and drop what it does not allow this client as robots_txt: needs the package
+    # protego. The headers X-Robots-Tag, tdm-reservation and Content-Usage are respected in any case
+    robots_txt: bool = False
     # mail address or web page for complaints, sent in the User-Agent header
     contact: str = runtime("")
     # private host names or addresses from which images may be fetched, without port
     allowed_private_hosts: tuple[str, ...] = ()
+    # ports from which images may be fetched although browsers refuse them, such as 6000
+    allowed_ports: tuple[int, ...] = ()
     # headers to send, by the origin of the URL: {"https://images.example.org": {Authorization: "Bearer ..."}}; "*" is every
     # origin. Never saved, recorded or printed
     headers: dict[str, dict[str, str]] = secret(factory=dict)
@@ -66,6 +72,8 @@ class DownloadConfig:
     """Name of this client in the User-Agent header, and in X-Robots-Tag lines that address it."""
     disallowed_header_directives: ClassVar[tuple[str, ...]] = ("noai", "noimageai", "noindex", "noimageindex")
     """X-Robots-Tag directives by which a server opts out, those of img2dataset; a job has to respect them."""
+    disallowed_usage: ClassVar[tuple[str, ...]] = ("train-ai",)
+    """Categories of use in Content-Usage by whose refusal a server opts out (draft-ietf-aipref-vocab)."""
     decode_threads: ClassVar[int] = 1
     """Decoding threads of a worker; more workers use more cores."""
 
@@ -82,9 +90,11 @@ class DownloadConfig:
         check_proxy(self.proxy)
 
     def check_use(self) -> None:
-        """Raise UserError if requests need a proxy that is not set; a saved configuration has none."""
+        """Raise UserError if requests need a proxy that is not set (a saved configuration has none), or a package."""
         if self.proxy_resolves and not self.proxy:
             raise UserError("download.proxy_resolves is true, but there is no proxy; set download.proxy too")
+        if self.robots_txt and find_spec("protego") is None:
+            raise UserError("download.robots_txt needs the package protego; pip install protego")
 
     @property
     def secrets(self) -> list[str]:

@@ -7,7 +7,7 @@ import ssl
 import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -24,8 +24,9 @@ from pipeline.stages.download.addresses import FetchError, PrivateAddressError, 
 from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.download.hosts import Lease, error_number
 from pipeline.stages.download.resolver import NameLookupError, Resolver
+from pipeline.stages.download.robots import Rules
 
-# Response headers with a meaning for the downloader: Retry-After and X-Robots-Tag.
+# Response headers with a meaning for the downloader: Retry-After, and those by which a server opts out.
 
 
 def retry_after_s(value: str, now: datetime) -> float:
@@ -58,6 +59,29 @@ def opt_out(values: Iterable[str], token: str, directives: Collection[str]) -> s
                 applies, name = name in ("*", token.lower()), rest
             if applies and name in directives:
                 return name
+    return None
+
+
+def refused_usage(values: Iterable[str], categories: Collection[str]) -> str | None:
+    """The first of `categories` that Content-Usage lines refuse, such as `train-ai=n, search=y` (draft-ietf-aipref-attach).
+
+    The lines are one dictionary of RFC 9651, in which the last value of a key counts.
+    """
+    parts = (part.partition("=") for value in values for part in value.lower().split(","))
+    last = {key.strip(): value.partition(";")[0].strip() for key, _, value in parts}
+    return next((name for name in categories if last.get(name) == "n"), None)
+
+
+def refusal(response: aiohttp.ClientResponse, config: DownloadConfig) -> FetchError | None:
+    """The error for a response whose server does not allow this use of its body, None if it does."""
+    headers = response.headers
+    tags = headers.getall("X-Robots-Tag", ())
+    if directive := opt_out(tags, config.user_agent_token, config.disallowed_header_directives):
+        return FetchError("opted_out", directive)
+    if headers.get("tdm-reservation", "").strip() == "1":
+        return FetchError("tdm_reserved", "tdm-reservation: 1")
+    if category := refused_usage(headers.getall("Content-Usage", ()), config.disallowed_usage):
+        return FetchError("usage_refused", f"{category}=n")
     return None
 
 
@@ -200,6 +224,8 @@ class Request:
     url: URL
     deadline: Deadline
     n_redirects: int = 0  # redirects followed to reach this URL
+    rules: Rules | None = None  # the robots.txt of the host, if the job respects it
+    is_image: bool = True  # False: a robots.txt, for which opt-outs have no meaning
 
     @property
     def host(self) -> str:
@@ -291,17 +317,18 @@ async def follow(
     url = request.url
     for n in range(request.n_redirects, config.max_redirects + 1):
         if (url.raw_host, url.port) != (request.url.raw_host, request.url.port):
-            return Request(url, request.deadline, n)
+            return replace(request, url=url, n_redirects=n, rules=None)
         check_url(url, config.private_hosts)
+        if request.rules is not None and not request.rules.allows(url):
+            raise FetchError("robots_txt", url.raw_path)
         headers = config.headers_for(url)
         async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=attempt) as response:
             is_redirect = response.status in REDIRECTS and "Location" in response.headers
-            tags = response.headers.getall("X-Robots-Tag", ())
-            directive = opt_out(tags, config.user_agent_token, config.disallowed_header_directives)
-            if directive and (is_redirect or response.status == 200):
-                raise FetchError("opted_out", directive)
+            refused = refusal(response, config) if request.is_image else None
+            if refused is not None and (is_redirect or response.status == 200):
+                raise refused
             if is_redirect:
-                url = parse_url(response.headers["Location"], base=url)
+                url = parse_url(response.headers["Location"], url, config.allowed_ports)
                 continue
             if response.status != 200:
                 is_transient = response.status == 429 or response.status >= 500

@@ -396,7 +396,11 @@ class Pulse:
         if late_s > LATE_S:
             self._paused_s += late_s
             self.n_pauses += 1
-            logger.warning("the download stood still for %.1f s; what failed meanwhile is tried again", late_s)
+            if self.n_pauses == 1:
+                logger.warning(
+                    "the download stood still for %.1f s, since the machine is busy; what failed meanwhile is tried again, "
+                    "and further pauses are not mentioned; raise download.timeout_s if many rows time out", late_s
+                )  # fmt: skip
         self._seen_s = now
         return now - self._paused_s
 
@@ -554,6 +558,16 @@ class Rows:
         finally:
             self._n_rows -= 1
             self._check()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Do not count a row of `one` within the context, in which it waits for something that counts itself."""
+        self._n_rows -= 1
+        self._check()
+        try:
+            yield
+        finally:
+            self._n_rows += 1
 
     async def wait(self, outage: "Outage") -> bool:
         """Wait for a sign; return False if none can come."""

@@ -15,7 +15,7 @@ Span = tuple[int, int]
 """Characters [start, end) of a caption."""
 Box = tuple[float, float, float, float]
 """Corners x_min, y_min, x_max, y_max, as fractions of the image in [0, 1]."""
-PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces"]
+PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces", "unreadable_answer"]
 """Reasons why a grounder cannot ground a phrase (schemas.status.PHRASE_REMOVALS)."""
 
 
@@ -35,6 +35,8 @@ class Grounded:
     boxes: list[Detection]
     dropped: Mapping[int, PhraseDrop] = field(default_factory=dict)
     """Index of a phrase that could not be grounded -> the reason."""
+    presence: Mapping[int, float] = field(default_factory=dict)
+    """Index of a phrase -> probability that the image shows it, of grounders that predict it (SAM 3)."""
 
 
 @runtime_checkable

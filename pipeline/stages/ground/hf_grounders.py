@@ -1,13 +1,15 @@
-"""Grounding DINO and OWLv2 of transformers as grounders."""
+"""Grounding DINO, MM Grounding DINO (LLMDet), OWLv2 and SAM 3 of transformers as grounders."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 from torchvision.ops import box_convert
+from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hypergrit_common.devices import Precision, resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError
@@ -22,6 +24,10 @@ MAX_PHRASE_CHARS: Final = 1000
 """Longer phrases are dropped before tokenization."""
 MAX_ASPECT_RATIO: Final = 20
 """Maximum aspect ratio of the images that are passed to the image processors."""
+MAX_SAM3_TOKENS: Final = 32
+"""Length of the texts of SAM 3, to which its processor pads them."""
+MAX_CACHED_PHRASES: Final = 4096
+"""Phrases whose features a SAM 3 keeps: 32 KB each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,9 +35,10 @@ class Pass:
     """One call of the network, with some images of the batch and one text for each."""
 
     rows: list[int]  # indices of the images in the batch
-    text: Any  # transformers.BatchEncoding
+    text: Any  # transformers.BatchEncoding; SAM 3: the phrases
     columns: list[dict[int, list[int]]]
-    """For each row: index of a phrase -> its columns of the logits: word pieces (Grounding DINO) or a query (OWLv2)."""
+    """For each row: index of a phrase -> its columns of the logits: word pieces (Grounding DINO), a query (OWLv2), or none
+    (SAM 3, whose passes have one phrase for each image)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +52,7 @@ class Prepared:
 
 
 class _HfGrounder:
-    """Base class of both models: process images, run the network, and convert its output to detections."""
+    """Base class of the models: process images, run the network, and convert its output to detections."""
 
     def __init__(self, model: Any, processor: Any, floor: float, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.processor, self.floor, self.dtype = model, processor, floor, dtype
@@ -66,15 +73,19 @@ class _HfGrounder:
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> tuple[Prepared, list[OnCpu]]:
         """Return the input, and the boxes and logits of each pass."""
-        device, is_half = self.model.device, self.dtype != torch.float32
+        device = self.model.device
         pixels = {name: value.to(device, non_blocking=True) for name, value in prepared.pixels.items()}
         outputs = []
         for item in prepared.passes:
             images = dict(zip(pixels, take(list(pixels.values()), item.rows), strict=True))
-            with torch.autocast(device.type, self.dtype if is_half else None, enabled=is_half):
+            with self._autocast():
                 output = self.model(**images, **item.text.to(device))
             outputs.append(OnCpu([output.pred_boxes, output.logits]))
         return prepared, outputs
+
+    def _autocast(self) -> torch.autocast:
+        is_half = self.dtype != torch.float32
+        return torch.autocast(self.model.device.type, self.dtype if is_half else None, enabled=is_half)
 
     @torch.inference_mode()
     def collect(self, output: tuple[Prepared, list[OnCpu]]) -> list[Grounded]:
@@ -98,7 +109,10 @@ class _HfGrounder:
 
 
 class GroundingDino(_HfGrounder):
-    """Grounding DINO (Liu et al., ECCV 2024). The score of a phrase is the mean probability of its word pieces."""
+    """Grounding DINO (Liu et al., ECCV 2024), and MM Grounding DINO (Zhao et al. 2024), the network of LLMDet (CVPR 2025).
+
+    The score of a phrase is the mean probability of its word pieces.
+    """
 
     @property
     def max_tokens(self) -> int:
@@ -194,6 +208,86 @@ class Owlv2(_HfGrounder):
         return boxes * torch.tensor([max(height, width) / width, max(height, width) / height]).repeat(2)
 
 
+class Sam3(_HfGrounder):
+    """SAM 3 (Carion et al. 2025): the features of an image are computed once, those of a phrase once for all images.
+
+    The score of a box is the probability of its query times that of the phrase's presence in the image, as in
+    transformers' `post_process_object_detection`. Masks are not used.
+    """
+
+    def __init__(self, model: Any, processor: Any, floor: float, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__(model, processor, floor, dtype)
+        self._phrase_features = lru_cache(MAX_CACHED_PHRASES)(self._embed)
+
+    def bucket(self, height: int, width: int) -> tuple[int, int]:
+        """Return the same bucket for all sizes: the image processor resizes each image to one size."""
+        return 0, 0
+
+    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
+        """Prepare a pass for the first phrases of all images, one for the second ones, and so on."""
+        texts = [[c[s:e] for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
+        dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
+        kept = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
+        passes = []
+        for k in range(max(map(len, kept), default=0)):
+            rows = [row for row, indices in enumerate(kept) if k < len(indices)]
+            text = [texts[row][kept[row][k]] for row in rows]
+            passes.append(Pass(rows=rows, text=text, columns=[{kept[row][k]: []} for row in rows]))
+        return self._prepare_batch(images, passes, dropped)
+
+    def _why_dropped(self, text: str) -> PhraseDrop | None:
+        if len(text) > MAX_PHRASE_CHARS or len(self.processor.tokenizer(text).input_ids) > self._max_tokens:
+            return "too_many_word_pieces"
+        return None if text.strip() else "no_word_piece"
+
+    @property
+    def _max_tokens(self) -> int:
+        return min(int(self.model.config.text_config.max_position_embeddings), MAX_SAM3_TOKENS)
+
+    def _embed(self, phrase: str) -> tuple[Tensor, Tensor]:
+        """Return features [1 l d] and mask [1 l] of a phrase: alone, so that they do not depend on other phrases."""
+        padded: dict[str, Any] = {"padding": "max_length", "max_length": self._max_tokens}
+        text = self.processor.tokenizer([phrase], return_tensors="pt", **padded).to(self.model.device)
+        found = self.model.get_text_features(input_ids=text.input_ids, attention_mask=text.attention_mask)
+        return found.pooler_output, text.attention_mask
+
+    @torch.inference_mode()
+    def forward(self, prepared: Prepared) -> tuple[Prepared, list[OnCpu]]:
+        """Return the input, and boxes, logits and logits of the presence for each pass."""
+        outputs = []
+        with self._autocast():
+            pixels = prepared.pixels["pixel_values"].to(self.model.device, non_blocking=True)
+            image: Any = self.model.get_vision_features(pixel_values=pixels) if prepared.passes else {}
+            for item in prepared.passes:
+                levels = {
+                    name: tuple(take(image[name], item.rows)) for name in ("fpn_hidden_states", "fpn_position_encoding")
+                }
+                features, masks = zip(*map(self._phrase_features, item.text), strict=True)
+                output = self.model(
+                    vision_embeds=type(image)(**levels),
+                    text_embeds=BaseModelOutputWithPooling(pooler_output=torch.cat(features)),
+                    attention_mask=torch.cat(masks),
+                )
+                outputs.append(OnCpu([output.pred_boxes, output.pred_logits, output.presence_logits]))
+        return prepared, outputs
+
+    @torch.inference_mode()
+    def collect(self, output: tuple[Prepared, list[OnCpu]]) -> list[Grounded]:
+        """Return the result of each image."""
+        prepared, outputs = output
+        found: list[list[Detection]] = [[] for _ in prepared.sizes]
+        presence: list[dict[int, float]] = [{} for _ in prepared.sizes]
+        for item, tensors in zip(prepared.passes, outputs, strict=True):
+            boxes, logits, present = (tensor.float() for tensor in tensors.wait())
+            scores = logits.sigmoid() * present.sigmoid()  # [b queries] * [b 1]
+            for k, (row, phrases) in enumerate(zip(item.rows, item.columns, strict=True)):
+                (phrase,) = phrases
+                found[row] += _detections(phrase, boxes[k], scores[k], self.floor)
+                presence[row][phrase] = float(present[k].sigmoid())
+        results = zip(found, prepared.dropped, presence, strict=True)
+        return [Grounded(boxes=boxes, dropped=lost, presence=present) for boxes, lost, present in results]
+
+
 def _dropped(phrases: Sequence[str], why_dropped: Callable[[str], PhraseDrop | None]) -> dict[int, PhraseDrop]:
     """Return the index of each phrase that cannot be grounded, with the reason."""
     return {n: reason for n, text in enumerate(phrases) if (reason := why_dropped(text)) is not None}
@@ -217,15 +311,24 @@ def _detections(phrase: int, boxes: Tensor, scores: Tensor, floor: float) -> lis
     return [Detection(phrase, tuple(box), score) for box, score in zip(corners, kept, strict=True)]
 
 
-# Load Grounding DINO and OWLv2 models of the transformers library as grounders.
+# Load these models of the transformers library as grounders.
 
 HUB_FILES = ["*.json", "*.txt", "*.safetensors", "*.model"]
 """Patterns of the files to download from a hub repository. Pickle files are excluded: they could execute code."""
+KINDS: Final[dict[str, tuple[type[GroundingDino | Owlv2 | Sam3], str, str]]] = {
+    "grounding-dino": (GroundingDino, "GroundingDinoForObjectDetection", "AutoProcessor"),
+    "mm-grounding-dino": (GroundingDino, "MMGroundingDinoForObjectDetection", "AutoProcessor"),
+    "owlv2": (Owlv2, "Owlv2ForObjectDetection", "AutoProcessor"),
+    "sam3": (Sam3, "Sam3Model", "Sam3Processor"),
+    "sam3_video": (Sam3, "Sam3Model", "Sam3Processor"),  # the released files: detector and tracker
+    "sam3_lite_text": (Sam3, "Sam3LiteTextModel", "Sam3Processor"),
+}
+"""Model type -> the grounder, and the names of transformers' model and processor."""
 
 
 def load_hf_grounder(
     name: str, device: torch.device, floor: float, *, precision: Precision = "auto"
-) -> GroundingDino | Owlv2:
+) -> GroundingDino | Owlv2 | Sam3:
     """Load the model of a folder or a hub name, `owner/name` or `owner/name@commit`.
 
     Raises UserError if the model is not found, is damaged or incomplete, or has an unsupported architecture.
@@ -233,28 +336,29 @@ def load_hf_grounder(
     hub = parse_hub_name(name) if "@" in name else None
     kind, model, processor = _load(name, str(fetch(hub, HUB_FILES)) if hub else name)
     model = model.to(device).eval()
-    if precision == "auto" and kind == "grounding-dino":
+    grounder = KINDS[kind][0]
+    if precision == "auto" and grounder is GroundingDino:
         precision = "fp32"  # half precision changes the ranking of its queries and the refinement of its boxes
-    dtype = torch_dtype(resolve_precision(precision, device))
-    return (Owlv2 if kind == "owlv2" else GroundingDino)(model, processor, floor, dtype)
+    return grounder(model, processor, floor, torch_dtype(resolve_precision(precision, device)))
 
 
 def _load(name: str, path: str) -> tuple[str, Any, Any]:
     """Return the model type, the model and the processor in the folder `path`; error messages contain `name`."""
-    from transformers import AutoConfig, AutoModelForZeroShotObjectDetection, AutoProcessor
+    import transformers
 
     try:
         check_folder_files(path)
-        kind = AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
-        if kind not in ("grounding-dino", "owlv2"):
+        kind = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
+        if kind not in KINDS:
             raise UserError(
-                f"ground.grounder={name!r} is a {kind!r} model; supported are grounding-dino, owlv2 and GLIP folders"
+                f"ground.grounder={name!r} is a {kind!r} model; supported are {', '.join(KINDS)} and GLIP folders"
             )
+        _, model_class, processor_class = KINDS[kind]
         # safetensors only: a pickle could execute code. float32: weights may be stored in half precision.
-        model, report = AutoModelForZeroShotObjectDetection.from_pretrained(
+        model, report = getattr(transformers, model_class).from_pretrained(
             path, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
         )
-        processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
+        processor = getattr(transformers, processor_class).from_pretrained(path, trust_remote_code=False)
     except UserError:
         raise
     except Exception as error:  # its type depends on the file that is damaged

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 from hypergrit_common.config import check_range, runtime
 from hypergrit_common.devices import Precision, check_device, pick_device
 from hypergrit_common.lazy import is_plugin, load_plugin
+from pipeline.endpoint import OPENAI, parse_endpoint
 from pipeline.models import (
     NO_MODEL,
     HubName,
@@ -17,6 +18,7 @@ from pipeline.models import (
     parse_hub_name,
     read_model_config,
 )
+from pipeline.stages.ground.endpoint import KEY, EndpointGrounder
 from pipeline.stages.ground.grounder import Grounder
 
 MINIATURE: Final = Path(__file__).parents[3] / "demo" / "weights" / "glip"
@@ -30,10 +32,11 @@ SCORE_THRESHOLD: Final = 0.65
 class GroundConfig:
     """The network that locates phrases in images."""
 
-    # miniature; a GLIP folder or weight file; a folder of a Grounding DINO or OWLv2 model of transformers;
-    # owner/name@commit of any of these on the Hugging Face hub; if the repository contains several weight files, append
-    # the name of one: owner/name@commit/file.pth; the URL of a folder, or of a file, with #sha256=... (docs/glip.md);
-    # module:Class of your own (docs/extending.md); or none: rows keep the boxes of the input, all others are pairs
+    # miniature; a GLIP folder or weight file; a folder of an LLMDet, MM Grounding DINO, Grounding DINO, OWLv2 or SAM 3
+    # model of transformers; owner/name@commit of any of these on the Hugging Face hub; if the repository contains several
+    # weight files, append the name of one: owner/name@commit/file.pth; the URL of a folder, or of a file, with
+    # #sha256=... (docs/glip.md); openai:URL#MODEL, a vision-language model at an OpenAI-compatible endpoint; module:Class
+    # of your own (docs/extending.md); or none: rows keep the boxes of the input, all others are pairs
     grounder: str = "miniature"
     # vocabulary of GLIP: a vocab.txt, its URL, or owner/name@commit of a repository that contains one; null: the
     # vocab.txt beside the weights
@@ -41,7 +44,7 @@ class GroundConfig:
     # device of the network: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # number format of the network: auto, fp32, bf16 or fp16; auto: bf16 on a GPU that supports it (except for Grounding
-    # DINO, which needs fp32), else fp32
+    # DINO and LLMDet, which need fp32), else fp32
     precision: Precision = runtime("auto")
     # maximum number of images in a batch; a batch contains only images of the same size (GLIP: the same padded size)
     batch_size: int = runtime(8)
@@ -60,6 +63,8 @@ class GroundConfig:
         check_range(self, "batch_size", least=1)
         check_range(self, "floor", least=0, most=1)
         check_device(self)
+        if self.grounder.startswith(OPENAI):
+            parse_endpoint(KEY, self.grounder)
 
     @property
     def keeps_pairs(self) -> bool:
@@ -94,6 +99,8 @@ def load_grounder(
 
     Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
     """
+    if name.startswith(OPENAI):
+        return EndpointGrounder(name, floor)
     path, torch_device = grounder_path(name), pick_device(device, key="ground.device")
     if is_transformers(path):
         from pipeline.stages.ground.hf_grounders import load_hf_grounder

@@ -56,14 +56,16 @@ COLUMNS: Final = ["caption", "noun_chunks", "given_noun_chunks", "given_chunks",
 Row = dict[str, Any]
 RemovalReasons = dict[int, str]
 """Index of a noun chunk -> reason why the network cannot ground it (schemas.status.PHRASE_REMOVALS)."""
+Presence = dict[int, list[float | None]]
+"""Position of a row -> probability that the image shows each noun chunk, of the rows whose grounder predicts it."""
 
 
 class Ground(Stage):
     """Find boxes for the noun chunks of each caption. Takes a PARSED table and returns a GROUNDED table.
 
-    Adds `boxes`, best first. Rows with given boxes (GRIT input) keep their boxes and skip the network. Sets `removed`
-    for noun chunks that the network cannot ground. Rows without a box are dropped as `no_box` or `ungroundable`, unless
-    the settings keep pairs.
+    Adds `boxes`, best first, and `presence`, which only some networks predict. Rows with given boxes (GRIT input) keep
+    their boxes and skip the network. Sets `removed` for noun chunks that the network cannot ground. Rows without a box
+    are dropped as `no_box` or `ungroundable`, unless the settings keep pairs.
 
     Raises UserError if the grounder cannot be loaded.
 
@@ -116,21 +118,26 @@ class Ground(Stage):
         if self.config.keeps_pairs:
             given |= {i: [] for i, row in others.items() if not groundable(row["noun_chunks"])}
             others = {i: row for i, row in others.items() if i not in given}
-        boxes, removed = self._ground(table["image"], others)
-        return add_boxes(table, rows, boxes | given, removed, self.config.keeps_pairs)
+        boxes, removed, presence = self._ground(table["image"], others)
+        return add_boxes(table, rows, boxes | given, removed, presence, self.config.keeps_pairs)
 
     def _ground(
         self, images: pa.ChunkedArray, rows: Mapping[int, Row]
-    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons]]:
-        """Ground rows with the network; return the boxes by row, and the reasons of removed noun chunks by row."""
+    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons], Presence]:
+        """Ground rows with the network; return by row boxes, the reasons of removed noun chunks, and presence."""
         boxes: dict[int, Boxes] = {}
         removed: dict[int, RemovalReasons] = {}
+        presence: Presence = {}
         for batch, results in self._run_network(images, rows):
             for i, result in zip(batch, results, strict=True):
                 boxes[i], reasons = self.boxes_of(rows[i], result)
                 if reasons:
                     removed[i] = reasons
-        return boxes, removed
+                if result.presence:
+                    presence[i] = [None] * len(rows[i]["noun_chunks"])
+                    for phrase, (n, _) in enumerate(groundable(rows[i]["noun_chunks"])):
+                        presence[i][n] = result.presence.get(phrase)
+        return boxes, removed, presence
 
     def boxes_of(self, row: Row, result: Grounded) -> tuple[Boxes, RemovalReasons]:
         """Return the boxes of a row, best first, and the reasons of its removed noun chunks."""
@@ -172,7 +179,7 @@ def keep_given(table: pa.Table) -> pa.Table:
     """Return the GROUNDED table of a PARSED one with the boxes of the input alone; rows without any are pairs."""
     rows = kept_rows(table)
     boxes = {i: given_boxes(row) if row["given_noun_chunks"] else [] for i, row in rows.items()}
-    return add_boxes(table, rows, boxes, {}, keeps_pairs=True)
+    return add_boxes(table, rows, boxes, {}, {}, keeps_pairs=True)
 
 
 def kept_rows(table: pa.Table) -> dict[int, Row]:
@@ -187,13 +194,15 @@ def add_boxes(
     rows: Mapping[int, Row],
     boxes: Mapping[int, Boxes],
     removed: Mapping[int, RemovalReasons],
+    presence: Presence,
     keeps_pairs: bool = False,
 ) -> pa.Table:
-    """Return the GROUNDED table of a PARSED one, given the boxes of its kept `rows` and their removed noun chunks."""
+    """Return the GROUNDED table of a PARSED one, given the boxes of its kept `rows`, and what is known of their chunks."""
     lacking = [] if keeps_pairs else [i for i in rows if not boxes[i]]
     drops = {i: why_dropped(rows[i]["noun_chunks"], removed.get(i, {})) for i in lacking}
     table = mark_removed(table, removed)
-    return drop_rows(add_columns(table, GROUNDED, {i: {"boxes": boxes[i]} for i in rows}), "ground", drops)
+    found = {i: {"boxes": boxes[i], "presence": presence.get(i)} for i in rows}
+    return drop_rows(add_columns(table, GROUNDED, found), "ground", drops)
 
 
 def size_of(row: Row) -> tuple[int, int]:

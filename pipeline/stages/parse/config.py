@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
@@ -83,8 +84,20 @@ def is_installed(name: str) -> bool:
     return True
 
 
+def parser_path(name: str) -> str:
+    """Return the folder with the files of the model `name`, also within its package; a name without one is returned."""
+    package = spacy_package(name)
+    spec = find_spec(package) if is_installed(package) else None
+    folder = Path(spec.origin).parent if spec and spec.origin else Path(package)
+    found = (path for path in (folder, *sorted(folder.glob(f"{folder.name}-*"))) if (path / "config.cfg").is_file())
+    return str(next(found, package))
+
+
 def check_parser(name: str) -> None:
     """Raise UserError if the model `name` is neither an installed package nor a folder."""
     package = spacy_package(name)
     if name != NO_MODEL and not is_installed(package) and not Path(package).is_dir():
-        raise UserError(f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}")
+        raise UserError(
+            f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}, or "
+            f"python -m spacy download {name}"
+        )

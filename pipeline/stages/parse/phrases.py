@@ -193,8 +193,8 @@ def referring_expressions(
     """Return the referring expression of each noun phrase that is not removed.
 
     The expression is the phrase together with the adjacent tokens after it that descend from its top in the dependency
-    tree, without punctuation at its end. Conjuncts (`conj`, `cc`) of the head are not followed, as in GRIT; those of its
-    descendants are followed if `inner_conjuncts` is set and they describe the head (`_describes`). `words` are the
+    tree, without punctuation at its end. Conjuncts (`conj`, `cc`) of the head are not followed, as in GRIT; those of
+    its descendants are followed if `inner_conjuncts` is set and they describe the head (`_describes`). `words` are the
     lower-case texts of `tokens`; `animate` are lemmas of people and animals, none for another language.
     """
     children: list[list[int]] = [[] for _ in tokens]
@@ -300,8 +300,8 @@ def _is_edge_mark(words: Sequence[str], tokens: Sequence[Token], index: int) -> 
 
 # Phrases of GRIT rows, whose noun chunks, referring expressions and boxes are given in the input.
 #
-# The given spans count characters of the original caption. Cleaning may change the caption, so the spans are moved to the
-# cleaned one.
+# The given spans count characters of the original caption. Cleaning may change the caption, so the spans are moved to
+# the cleaned one.
 
 Span = tuple[int, int]
 Box = tuple[float, float, float, float, float]

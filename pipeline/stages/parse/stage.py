@@ -3,20 +3,23 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from itertools import accumulate, chain, repeat
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
 from pipeline.models import NO_MODEL
-from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.parse.config import ParseConfig, parser_path
 from pipeline.stages.parse.types import NO_PARSE, CaptionParse
 from pipeline.stages.stage import Context, Stage, TableFunction
-from schemas.rows import PARSED
+from schemas.rows import PARSED, TOKEN
 from schemas.status import REASONS
-from schemas.table import Drop, conform, drop_rows, kept_indices
+from schemas.table import Drop, conform, drop_rows, kept_indices, set_column
 
 if TYPE_CHECKING:
     from pipeline.stages.parse.parser import CaptionParser, LanguageFilter
+
+
+TOKEN_NAMES: Final = [item.name for item in TOKEN]
 
 
 class Parse(Stage):
@@ -60,14 +63,17 @@ class Parse(Stage):
 
     @classmethod
     def load(cls, context: Context) -> TableFunction:
-        """Load the stage, which keeps rows without phrases if `ground` keeps pairs."""
+        """Load the stage, which keeps rows without phrases if `ground` keeps pairs. Raises UserError like `check_model`."""
+        context.check_model("parser", parser_path(context.settings[cls.name].model))
         return cls(context.settings[cls.name], context.settings["ground"].keeps_pairs)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         captions = table["caption"].to_pylist()
         drops = self._wrong_languages(captions, kept_indices(table))
         kept = [i for i in kept_indices(table) if i not in drops]
-        distinct = list(dict.fromkeys(captions[i] for i in kept))
+        several = table["captions"].to_pylist()
+        others = [caption["text"] for i in kept for caption in (several[i] or ())[1:]]
+        distinct = list(dict.fromkeys([*(captions[i] for i in kept), *others]))
         found = self.parser.parse(distinct) if self.parser else repeat(NO_PARSE, len(distinct))
         parses = dict(zip(distinct, found, strict=True))
         rows: list[CaptionParse | None] = [None] * table.num_rows
@@ -86,6 +92,12 @@ class Parse(Stage):
         }
         for name, lists in columns.items():
             table = table.append_column(PARSED.field(name), struct_lists(PARSED.field(name).type, lists))
+        if others and self.parser:
+            for caption in (caption for i in kept for caption in (several[i] or ())[1:]):
+                caption["tokens"] = [
+                    dict(zip(TOKEN_NAMES, token, strict=True)) for token in parses[caption["text"]].tokens
+                ]
+            table = set_column(table, "captions", pa.array(several, PARSED.field("captions").type))
         given_chunks = PARSED.field("given_chunks")
         values = pa.array([row.given_chunks if row else None for row in rows], given_chunks.type)
         return drop_rows(conform(table.append_column(given_chunks, values), PARSED), "parse", drops)

@@ -55,8 +55,17 @@ class ScoreConfig:
     # minimum CLIPScore of a crop and its phrase, 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer, or
     # 0.65 if it has none
     min_clip_score: float | None = None
+    # minimum probability that the image shows the phrase of a box, 0 to 1, of a grounder that predicts it (SAM 3); boxes
+    # of others pass; null: none
+    min_presence: float | None = None
     # minimum cosine of image and caption, -1 to 1, that a row must reach; null: none
     min_image_similarity: float | None = None
+    # file of a linear head on the scorer's embedding of the whole image, such as one for aesthetics: safetensors with
+    # `weight` [d], and `bias` [1] if it has one (docs/models.md); null: none
+    head: str | None = None
+    # minimum of weight * embedding + bias, where the embedding has unit length, that a row must reach; null: none. For a
+    # head whose large values are unwanted, negate weight and bias
+    min_head_score: float | None = None
     # compute all scores of all boxes, and keep the images of rows that are dropped here in arrow/, so that
     # `hypergrit rewrite` can also lower the thresholds
     keep_all: bool = False
@@ -66,9 +75,12 @@ class ScoreConfig:
         check_range(self, "min_side_px", least=0)
         check_range(self, "min_score", least=0, most=1)
         check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
+        check_range(self, "min_presence", least=0, most=1)
         check_range(self, "min_image_similarity", least=-1, most=1)
         if self.scorer == NO_MODEL and self.min_image_similarity is not None:
             raise UserError("score.min_image_similarity needs a scorer; give one, or leave out the threshold")
+        if self.scorer == NO_MODEL and self.head is not None:
+            raise UserError("score.head needs the embeddings of a scorer; give one, or leave out the head")
         check_device(self)
 
 
@@ -124,7 +136,9 @@ class Thresholds:
     size_rule: Literal["area", "side", "released"]
     min_score: float
     min_clip_score: float
+    min_presence: float | None = None
     min_image_similarity: float | None = None
+    min_head_score: float | None = None
 
 
 def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
@@ -143,7 +157,9 @@ def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
         size_rule=config.size_rule,
         min_score=score_threshold(grounder) if score is None else score,
         min_clip_score=clip_score_threshold(config.scorer) if clip_score is None else clip_score,
+        min_presence=config.min_presence,
         min_image_similarity=config.min_image_similarity,
+        min_head_score=config.min_head_score,
     )
 
 
@@ -151,10 +167,12 @@ BoxScore = dict[str, Any]
 """The measurements of a box (schemas.rows.BOX_SCORE)."""
 
 
-def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresholds) -> BoxScore:
-    """Measure a box, and apply the filters by size and by grounding score. `clip_cosine` is computed later.
+def measure_box(
+    box: dict[str, Any], width: int, height: int, thresholds: Thresholds, presence: float | None = None
+) -> BoxScore:
+    """Measure a box, and apply the filters by size, grounding score and presence. `clip_cosine` is computed later.
 
-    `width` and `height` are those of the image, in pixels.
+    `width` and `height` are those of the image, in pixels; `presence` is that of the phrase, None if it is not known.
     """
     box_width, box_height = (box["x_max"] - box["x_min"]) * width, (box["y_max"] - box["y_min"]) * height
     side = thresholds.min_side_px
@@ -171,6 +189,8 @@ def measure_box(box: dict[str, Any], width: int, height: int, thresholds: Thresh
         removed = "box_too_small"
     elif box["score"] < float(np.float32(thresholds.min_score)):  # scores are stored as float32
         removed = "low_score"
+    elif None not in (presence, thresholds.min_presence) and np.float32(presence) < np.float32(thresholds.min_presence):
+        removed = "low_presence"
     return {"area_px": box_width * box_height, "clip_cosine": None, "removed": removed}
 
 
@@ -193,6 +213,8 @@ def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thr
         case "low_clip_score":
             best = max(clip_score(score["clip_cosine"]) for score in scores if score["removed"] == reason)
             return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_clip_score:.2f}")
+        case "low_presence":
+            return Drop(reason, f"threshold {thresholds.min_presence:.2f}")
         case "low_score":
             best = max(box["score"] for box, score in zip(boxes, scores, strict=True) if score["removed"] == reason)
             return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_score:.2f}")

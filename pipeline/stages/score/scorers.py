@@ -76,6 +76,37 @@ def make_scorer(config: ScoreConfig) -> Scorer:
     return Scorer(encode_images=encoder.encode_images, encode_texts=encoder.encode_texts, batch_size=config.batch_size)
 
 
+@dataclass(frozen=True)
+class Head:
+    """A linear head: weight [d] and bias []."""
+
+    path: str
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """Return the scores [n] of embeddings [n d]. Raises UserError for embeddings of another width."""
+        if features.shape[1] != len(self.weight):
+            raise UserError(
+                f"score.head={self.path} is for embeddings of {len(self.weight)} numbers, but the scorer has "
+                f"{features.shape[1]}; give the head of this scorer"
+            )
+        return features @ self.weight + self.bias
+
+
+def load_head(path: str) -> Head:
+    """Load a linear head. Raises UserError if the file does not hold `weight` [d] or [1 d] and at most a `bias` [1]."""
+    try:
+        tensors = {name: value.float().reshape(-1) for name, value in read_tensors(Path(path)).items()}
+    except (OSError, ValueError) as error:
+        raise UserError(f"score.head={path} cannot be read: {error}") from error
+    bias = tensors.get("bias", torch.zeros(1))
+    if not {"weight"} <= tensors.keys() <= {"weight", "bias"} or len(bias) != 1 or not len(tensors["weight"]):
+        shapes = ", ".join(f"{name} [{len(value)}]" for name, value in sorted(tensors.items()))
+        raise UserError(f"score.head={path} has {shapes}; a head has weight [d], and bias [1] if it has one")
+    return Head(path, tensors["weight"], bias[0])
+
+
 def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
     """Load the CLIP model of the setting `score.scorer`, in evaluation mode.
 
@@ -139,7 +170,8 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
             f"score.scorer={path!r} is a {type(model).__name__}, which does not embed both images and texts; "
             "choose a CLIP or SigLIP model"
         )
-    # SigLIP was trained on texts of the full length; for CLIP, which masks its padding, this fixes the shape of a batch.
+    # SigLIP was trained on texts of the full length; for CLIP, which masks its padding, this fixes the shape of a
+    # batch.
     length = getattr(model.config, "text_config", model.config).max_position_embeddings
 
     def encode_images(batch: Sequence[Image]) -> Tensor:

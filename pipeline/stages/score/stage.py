@@ -27,9 +27,9 @@ from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
 if TYPE_CHECKING:
-    from pipeline.stages.score.scorers import Scorer
+    from pipeline.stages.score.scorers import Head, Scorer
 
-COLUMNS: Final = ("caption", "noun_chunks", "boxes", "width", "height")
+COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height")
 
 Rows = dict[int, dict[str, Any]]
 """Position in the table -> the COLUMNS of a row that is not dropped."""
@@ -53,14 +53,19 @@ class Cosines(Protocol):
         """Return the cosine of image and caption for each row."""
         ...
 
+    def of_head(self, indices: Sequence[int]) -> list[float | None]:
+        """Return the score of the linear head for each row, after `of_rows` of these rows; None without a head."""
+        ...
+
 
 class Score(Stage):
     """Filter boxes by size, grounding score and CLIPScore. Takes a GROUNDED table and returns a SCORED table.
 
     Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and `clip_similarity`, the cosine of
-    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score` or `low_clip_score`, after
-    the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its caption as
-    `low_image_similarity`. Without a scorer, nothing is compared.
+    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score`, `low_presence` or
+    `low_clip_score`, after the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its caption as
+    `low_image_similarity`, and one with a low score of the linear head as `low_head_score`. Without a scorer, nothing is
+    compared.
 
     Raises UserError if the scorer cannot be loaded.
 
@@ -99,7 +104,11 @@ class Score(Stage):
             from pipeline.stages.score.scorers import make_scorer  # imports torch
 
             scorer = make_scorer(config)
-        self.scorer = scorer
+        self.scorer, self.head = scorer, None
+        if config.head is not None:
+            from pipeline.stages.score.scorers import load_head
+
+            self.head = load_head(config.head)
         self.decode = decode or StoredImages(max_bytes=0)
 
     @classmethod
@@ -117,7 +126,7 @@ class Score(Stage):
         return cls(config, thresholds, decode=context.images, keeps_pairs=ground.keeps_pairs)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        cosines = ModelCosines(table["image"], self.scorer, self.decode) if self.scorer else None
+        cosines = ModelCosines(table["image"], self.scorer, self.decode, self.head) if self.scorer else None
         return score_table(table, self.thresholds, cosines, self.keep_all, self.keeps_pairs)
 
 
@@ -141,26 +150,31 @@ def score_table(
         for i, row in rows.items()
         if not keeps_pairs and all(score["removed"] for score in scores[i])
     }
-    similarity: dict[int, float] = {}
+    similarity, heads = dict[int, float](), dict[int, float | None]()
     if cosines is not None:
         compared = [i for i in rows if keep_all or i not in drops]
         similarity = dict(zip(compared, cosines.of_rows(rows, compared), strict=True))
-    drops = unlike_captions(similarity, thresholds.min_image_similarity) | drops
-    found = {i: {"box_scores": scores[i], "clip_similarity": similarity.get(i)} for i in rows}
+        heads = dict(zip(compared, cosines.of_head(compared), strict=True))
+    drops = below("low_head_score", heads, thresholds.min_head_score) | drops
+    drops = below("low_image_similarity", similarity, thresholds.min_image_similarity) | drops
+    found = {
+        i: {"box_scores": scores[i], "clip_similarity": similarity.get(i), "head_score": heads.get(i)} for i in rows
+    }
     return drop_rows(add_columns(table, SCORED, found), "score", drops, heavy=() if keep_all else HEAVY)
 
 
-def unlike_captions(similarity: Mapping[int, float], least: float | None) -> dict[int, Drop]:
-    """Return the drops of the rows whose cosine of image and caption, stored as float32, is below `least`."""
+def below(reason: str, values: Mapping[int, float | None], least: float | None) -> dict[int, Drop]:
+    """Return the drops of the rows whose value, stored as float32, is below `least`."""
     if least is None:
         return {}
-    low = {i: cosine for i, cosine in similarity.items() if np.float32(cosine) < np.float32(least)}
-    return {i: Drop("low_image_similarity", f"{cosine:.3f}, threshold {least:g}") for i, cosine in low.items()}
+    low = {i: value for i, value in values.items() if value is not None and np.float32(value) < np.float32(least)}
+    return {i: Drop(reason, f"{value:.3f}, threshold {least:g}") for i, value in low.items()}
 
 
 def measure_row(row: dict[str, Any], thresholds: Thresholds) -> list[BoxScore]:
     """Measure the boxes of a row, and apply the filters that need no model."""
-    return [measure_box(box, row["width"], row["height"], thresholds) for box in row["boxes"]]
+    presence = row["presence"] or [None] * len(row["noun_chunks"] or ())
+    return [measure_box(box, row["width"], row["height"], thresholds, presence[box["phrase"]]) for box in row["boxes"]]
 
 
 def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bool) -> list[int]:
@@ -173,8 +187,10 @@ def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bo
 class ModelCosines:
     """Cosines of a CLIP model. `images` are the stored images of the table; equal texts are embedded once."""
 
-    def __init__(self, images: pa.ChunkedArray, scorer: "Scorer", decode: StoredImages) -> None:
-        self._images, self._scorer, self._decode = images, scorer, decode
+    def __init__(
+        self, images: pa.ChunkedArray, scorer: "Scorer", decode: StoredImages, head: "Head | None" = None
+    ) -> None:
+        self._images, self._scorer, self._decode, self._head = images, scorer, decode, head
 
     def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
         """Return the cosine of crop and phrase for each box."""
@@ -191,6 +207,12 @@ class ModelCosines:
         """Return the cosine of image and caption for each row."""
         return self._cosines(map(self._decoded, indices), [rows[i]["caption"] for i in indices])
 
+    def of_head(self, indices: Sequence[int]) -> list[float | None]:
+        """Return the score of the linear head for each row, after `of_rows` of these rows; None without a head."""
+        if self._head is None or not indices:
+            return [None] * len(indices)
+        return list(self._head(self._embedded).tolist())
+
     def _decoded(self, i: int) -> Image:
         return self._decode(self._images[i].as_py())
 
@@ -199,7 +221,8 @@ class ModelCosines:
             return []
         distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
         text_features = self._scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
-        return (self._scorer.embed_images(images) * text_features).sum(dim=-1).tolist()
+        self._embedded = self._scorer.embed_images(images)  # which `of_head` uses
+        return (self._embedded * text_features).sum(dim=-1).tolist()
 
 
 def phrase_text(row: dict[str, Any], box: dict[str, Any]) -> str:

@@ -77,7 +77,8 @@ def write_output(
     names = ("min_score", "min_clip_score", "min_side_px", "size_rule")
     scores = [f"score.{name}={getattr(thresholds, name)}" for name in names]
     config = load_config(["input=/pairs.parquet", f"output={folder}", *scores, *settings])
-    values = cast(ThresholdValues, dataclasses.asdict(thresholds))
+    found = dataclasses.asdict(thresholds).items()  # a threshold that is not set is not recorded
+    values = cast(ThresholdValues, {name: value for name, value in found if value is not None})
     provenance = provenance_of(config) | {"thresholds": values}
     Store(str(folder)).write("config.yaml", to_yaml(config))
     first = 0

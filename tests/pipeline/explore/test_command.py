@@ -3,7 +3,9 @@
 import hashlib
 import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -12,6 +14,8 @@ from pipeline.commands.explore import main
 from pipeline.explore.site import CODE, IMAGE_FILE, ROWS_FILE
 from pipeline.output.ledger import read_manifests
 from pipeline.output.store import Store
+from pipeline.read.takedown import parse_takedown
+from pipeline.report import stats
 
 
 @pytest.mark.parametrize(
@@ -53,6 +57,25 @@ def test_folders_with_an_equals_sign_are_outputs(
 def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
     assert "  marks = explore.csv\n" in capsys.readouterr().out
+
+
+def test_a_report_beside_a_takedown_shows_none_of_its_rows(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(output, tmp_path / "out")
+
+    def counted(*arguments: Any) -> Any:
+        found = collect(*arguments)
+        Store(str(copy)).record_takedowns(parse_takedown(["example.org"], "list"))
+        return found
+
+    collect = stats.collect
+    monkeypatch.setattr(stats, "collect", counted)
+    assert main([str(copy), "report=true"]) == 2
+    assert "rows are being taken down from" in capsys.readouterr().err
+    assert not (copy / "stats.json").exists()
+    monkeypatch.undo()
+    assert main([str(copy), "report=true"]) == 0
 
 
 def test_static_pages_hold_all_rows_and_a_sample_of_the_images(output: str, cache: str, tmp_path: Path) -> None:

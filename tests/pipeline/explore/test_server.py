@@ -14,10 +14,9 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.commands import quality
-from pipeline.explore.access import is_own_name
 from pipeline.explore.marks import MarkFile
 from pipeline.explore.quality.marks import marked_boxes, read_marks
-from pipeline.explore.server import CHANGED
+from pipeline.explore.server import CHANGED, is_own_name
 from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
 from pipeline.output.ledger import read_images, read_manifests
 from pipeline.output.source import Shard
@@ -34,7 +33,7 @@ def ask(server: Server, path: str, body: Any = None, token: str = TOKEN, **heade
     """Status, body and headers of a request with the cookie; redirects are not followed."""
     url = f"http://127.0.0.1:{server.port}{path}"
     cookie = {"Cookie": f"hypergrit_{server.port}={token}", "Origin": f"http://127.0.0.1:{server.port}"}
-    data = None if body is None else json.dumps(body).encode()
+    data = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
     request = urllib.request.Request(url, data, cookie | headers)
 
     class NoRedirect(urllib.request.HTTPRedirectHandler):
@@ -157,6 +156,7 @@ def test_marks_are_written_into_a_csv_that_the_audit_reads(
     assert ask(server, "/marks", {"shard": 0, "number": number, "box": 0, "mark": ""})[0] == 204
     assert [mark.box for mark in read_marks(path)] == [1]
     before = path.read_bytes()
+    assert all(line.startswith(b'"') and line.endswith(b'"') for line in before.splitlines())
     index = next(iter(server.explorer.outputs.values())).index
     assert MarkFile(path).marks(index) == [(rows[number]["key"], 1, "wrong"), (rows[number]["key"], 2, "unsure")]
     for wrong in (
@@ -169,6 +169,9 @@ def test_marks_are_written_into_a_csv_that_the_audit_reads(
     ):
         assert ask(server, "/marks", wrong)[0] == 400, wrong
     assert ask(server, "/marks", {}, **{"Content-Type": "text/plain; charset=nothing"})[0] == 400
+    for text in ('{"shard": 1e999, "number": 0, "box": 0, "mark": "right"}', "[" * 4000, "{" * 4000):
+        code, _, headers = ask(server, "/marks", text.encode())
+        assert (code, "Content-Security-Policy" in headers) == (400, True), text[:40]
     assert ask(server, "/marks", {"shard": 9, "number": 0, "box": 0, "mark": "right"})[0] == 404
     mark = {"shard": 0, "number": number, "box": 0, "mark": "right"}
     assert ask(server, "/marks", mark, Origin="http://evil.example")[0] == 403

@@ -7,16 +7,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import ProcessId, this_process
+from hypergrit_common.processes import ProcessId, this_process
 from pipeline.output import lock as leases
-from pipeline.output.lock import acquire, hold_lease, new_lease
+from pipeline.output.lock import acquire, fence, hold_lease, new_lease, swap
 from pipeline.output.store import Store
 from schemas.files import LEASE_FILE
 
@@ -34,7 +34,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def dead_process() -> ProcessId:
     """Return the identity that a process of this machine had."""
-    code = "from hypergrit_common.process import *; print(this_process())"
+    code = "from hypergrit_common.processes import *; print(this_process())"
     root = Path(__file__).parents[3]
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True).stdout
     process = ProcessId.parse(out.strip())
@@ -101,7 +101,7 @@ def test_a_holder_on_another_machine_that_renews_its_lease_is_not_disturbed(
     store: Store, impatient: None, monkeypatch: pytest.MonkeyPatch, clock: float
 ) -> None:
     with hold_lease(store) as lease:
-        monkeypatch.setattr("hypergrit_common.process.machine", lambda: "00000000")
+        monkeypatch.setattr("hypergrit_common.processes.machine", lambda: "00000000")
         monkeypatch.setattr(leases, "this_process", lambda: ProcessId("00000000", 1, 1))
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() - clock)
@@ -119,6 +119,25 @@ def test_a_job_that_lost_its_lease_stops(store: Store, impatient: None) -> None:
         with pytest.raises(UserError, match="finished shards are kept"):
             lease.check()
     assert json.loads(store.read(LEASE_FILE) or b"")["host"] == "another"
+
+
+def test_a_job_that_lost_its_lease_replaces_no_file(store: Store) -> None:
+    with hold_lease(store):
+        store.write("report.html", "ours")
+        Path(store.path(LEASE_FILE)).write_bytes(new_lease())
+        Path(store.path("report.html")).write_text("theirs")
+        with pytest.raises(UserError, match="this job has lost the output"):
+            store.write("report.html", "ours again")
+    assert Path(store.path("report.html")).read_text() == "theirs"
+    assert files(store) == [LEASE_FILE, "report.html"]
+
+
+def test_nobody_takes_over_an_output_while_a_file_takes_its_place(store: Store) -> None:
+    with hold_lease(store) as lease, ThreadPoolExecutor(1) as pool:
+        with fence(store, lease.recheck):
+            taken = pool.submit(swap, Store(store.root), LEASE_FILE, lease.content, new_lease())
+            assert not wait([taken], 0.2).done
+        assert taken.result()
 
 
 @pytest.mark.parametrize("use", ["renew", "check", "release"])

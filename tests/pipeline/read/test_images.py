@@ -374,13 +374,13 @@ def test_random_captions_depend_on_seed_and_content_and_are_spread(tmp_path: Pat
 
 def test_captions_of_several_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("url,text,blip,other\nhttp://a,,a dog,y\nhttp://b,x,a cat,y\n")
-    rows = read_all(tmp_path, captions="first", more_caption_columns=("blip",))
+    rows = read_all(tmp_path, captions="first", caption_column="text,blip")
     assert [row["caption_original"] for row in rows] == ["a dog", "x"]
     assert json.loads(rows[0]["extra"]) == {"other": "y"}
     with pytest.raises(UserError, match="needs a rule"):
-        ReadConfig(more_caption_columns=("blip",))
-    with pytest.raises(UserError, match=r"has no column blup, which read\.more_caption_columns names"):
-        read_all(tmp_path, captions="first", more_caption_columns=("blup",))
+        ReadConfig(caption_column="text,blip")
+    with pytest.raises(UserError, match=r"has no caption column \(looked for blup"):
+        read_all(tmp_path, captions="first", caption_column="text,blup")
 
 
 @pytest.mark.parametrize("value", [[1], [["x"]], [{"raw": "x"}], {"a": "b"}])

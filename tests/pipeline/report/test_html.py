@@ -52,16 +52,6 @@ def test_score_charts_mark_the_thresholds_of_the_provenance(output: Path) -> Non
     assert text.count(">min 0.65<") == 2  # of the grounding score and of the CLIPScore
 
 
-def test_page_follows_the_report_settings_of_the_run(output: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "out"
-    shutil.copytree(output, copy)
-    with (copy / "config.yaml").open("a") as file:
-        file.write("report:\n  examples: 0\n")
-    build_stats(str(copy))
-    write_report(str(copy))
-    assert page(output).count('class="examples"') > page(copy).count('class="examples"') == 0
-
-
 def test_page_lists_damaged_input_files(output: Path, tmp_path: Path) -> None:
     assert "Damaged" not in page(output)
     copy = tmp_path / "out"

@@ -176,6 +176,6 @@ def test_error_for_a_shard_with_another_schema_version_names_both(output: Path, 
     path = copy / "_manifests" / "00001.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"schema": "0.9"}))
     with pytest.raises(
-        UserError, match=rf"shard 1 of .* has schema 0\.9, but this version of HyperGRIT reads {VERSION[0]}\.x"
+        UserError, match=rf"shard 1 of .* has schema 0\.9, but this version of HyperGRIT reads {VERSION}"
     ):
         build_stats(str(copy))

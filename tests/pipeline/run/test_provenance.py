@@ -1,9 +1,15 @@
 """Provenance: hashes of models, resolved thresholds, versions."""
 
+import shutil
 from pathlib import Path
 
+import pytest
+
+from hypergrit_common.errors import UserError
 from pipeline.config import load_config
+from pipeline.models import check_model
 from pipeline.run.provenance import folder_hash, make_provenance
+from pipeline.stages.parse.config import parser_path
 
 
 def hash_of(folder: Path, name: str, content: bytes) -> str:
@@ -32,3 +38,23 @@ def test_a_calibrated_threshold_of_the_model_is_recorded_like_a_configured_one()
 def test_every_recorded_package_is_installed() -> None:
     packages = make_provenance(load_config(["input=in", "output=out"]))["packages"]
     assert "absent" not in packages.values()
+
+
+def test_the_files_of_the_parser_are_recorded_by_their_hash(tmp_path: Path) -> None:
+    parser = make_provenance(load_config(["input=in", "output=out"]))["models"]["parser"]
+    folder = Path(parser_path("en_core_web_sm"))
+    assert (folder / "config.cfg").is_file()
+    assert parser["name"] == "en_core_web_sm"
+    assert parser["sha256"] == folder_hash(str(folder))
+    copy = tmp_path / "other"
+    shutil.copytree(folder, copy)
+    copied = make_provenance(load_config(["input=in", "output=out", f"parse.model={copy}"]))["models"]["parser"]
+    assert copied["sha256"] == parser["sha256"]
+    (copy / "tokenizer").write_bytes(b"damaged")
+    folder_hash.cache_clear()
+    changed = make_provenance(load_config(["input=in", "output=out", f"parse.model={copy}"]))["models"]["parser"]
+    assert changed["sha256"] != parser["sha256"]
+    with pytest.raises(UserError, match=r"parser: .* has other files than where the job was started"):
+        check_model("parser", str(copy), parser["sha256"])
+    none = ["grounder=none", "scorer=none", "parse.model=none"]
+    assert "sha256" not in make_provenance(load_config(["input=in", "output=out", *none]))["models"]["parser"]

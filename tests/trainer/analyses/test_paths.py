@@ -9,14 +9,23 @@ from torch import Tensor
 
 from tests.trainer.small import NAMES, small_model
 from trainer.analyses.paths import distinct, entails_steps, nearest, path_between, path_to_root
-from trainer.evaluation.metrics.spaces import Ball, Lorentz, Sphere, factor_points, lorentz_to_ball, space_of
+from trainer.evaluation.metrics.spaces import (
+    Ball,
+    Flat,
+    Lorentz,
+    Sphere,
+    WithCones,
+    factor_points,
+    lorentz_to_ball,
+    space_of,
+)
 from trainer.geometry import lorentz, poincare
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 
 C = torch.tensor(0.6, dtype=torch.float64)
 FACTORS = torch.tensor([[0.5], [2.0]], dtype=torch.float64)
-HYPERBOLIC = [name for name in NAMES if name != "clip"]
+HYPERBOLIC = [name for name in NAMES if name not in ("clip", "euclip")]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -28,6 +37,7 @@ SPACES = {
     "product": (Lorentz(FACTORS), (2, 1, 5)),
     "ball": (Ball(C), (1, 5)),
     "isometric ball": (Ball(C, "isometric"), (1, 5)),
+    "flat": (Flat(), (1, 5)),
     "sphere": (Sphere(torch.nn.functional.normalize(normal(5, seed=9), dim=-1)), (1, 5)),
 }
 
@@ -94,19 +104,20 @@ def test_an_arc_of_a_great_circle_has_equal_angles() -> None:
     torch.testing.assert_close(angles, torch.linspace(0, math.pi / 2, 4, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name", ["meru", "phyclip", "poinclip"])
+@pytest.mark.parametrize("name", ["meru", "phyclip", "poinclip", "euclip"])
 def test_the_filter_agrees_with_the_cones_of_the_model(name: str) -> None:
-    model = small_model(name, curv_init=0.5, min_radius=0.5 if name == "poinclip" else 0.1)
-    assert isinstance(model, Hyperbolic)
+    curved = {} if name == "euclip" else {"curv_init": 0.5}
+    model = small_model(name, min_radius=0.1 if name in ("meru", "phyclip") else 0.5, **curved)
+    assert isinstance(model, Cones)
     texts, steps = model.lift_text(normal(12, 16).float()), model.lift_text(2 * normal(30, 16, seed=1).float())
     steps = torch.cat([steps, model.lift_text(1.5 * (normal(12, 16) + 0.1 * normal(12, 16, seed=2)).float())], -2)
     space = space_of(model)
-    assert isinstance(space, Lorentz | Ball)
+    assert isinstance(space, WithCones)
     found = entails_steps(space, texts, steps, model.config.min_radius)
     n, s = texts.shape[-2], steps.shape[-2]
     apexes, points = texts.repeat_interleave(s, -2), steps.repeat(*(1 for _ in texts.shape[:-2]), n, 1)
-    c = model.curv.exp()
     if name == "poinclip":  # its own cones depend on the entropy of the points
+        c = model.get_parameter("curv").exp()
         inside = poincare.exterior_angle(apexes, points, c) <= poincare.half_aperture(
             apexes, c, model.config.min_radius
         )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from hypergrit_common.errors import UserError
 from tests.trainer.small_run import run
 from trainer.checkpoints import folder
 from trainer.distributed.gather import all_ranks
@@ -62,6 +63,53 @@ def test_a_second_run_on_an_output_is_refused_with_host_and_process_of_the_first
     child.kill()
     child.join()
     assert run(output) == 0
+
+
+def test_a_second_run_on_a_url_is_refused_and_a_lease_of_a_killed_run_is_taken_over(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file://{tmp_path}/store"
+    receiver, sender = Pipe(duplex=False)
+
+    def first() -> None:
+        with folder.leased(url):
+            sender.send(os.getpid())
+            time.sleep(100)
+
+    child = get_context("fork").Process(target=first)
+    child.start()
+    pid = receiver.recv()
+    assert run(tmp_path / "run", f"output={url}") == 2
+    assert f"another run writes to {url}: process {pid} on host {socket.gethostname()}, " in capsys.readouterr().err
+    assert not (tmp_path / "store" / "metrics.jsonl").exists()
+    child.kill()
+    child.join()
+    assert run(tmp_path / "run", f"output={url}") == 0
+    assert not (tmp_path / "store" / folder.LEASE).exists()
+
+
+def test_the_lease_of_another_machine_is_respected_while_it_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder, "RENEW_S", 0.02)
+    monkeypatch.setattr(folder, "SETTLE_S", 0.0)
+    path = tmp_path / folder.LEASE
+    path.write_text("01234567-1-1 process 1 on host far, renewed at 100")
+
+    def renew(_: float) -> None:
+        path.write_text("01234567-1-1 process 1 on host far, renewed at 120")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(time, "sleep", renew)
+        with pytest.raises(UserError, match="process 1 on host far"):
+            folder.Lease(f"file://{tmp_path}").take()
+    with folder.leased(f"file://{tmp_path}") as lease:  # nobody renews it any more
+        assert lease.read().startswith(folder.signature())
+        path.write_text("01234567-1-1 process 1 on host far, renewed at 140")  # as after this machine was cut off
+        (tmp_path / "copy").mkdir()
+        with pytest.raises(UserError, match="another run writes to"):
+            folder.RunFolder(lease.url, tmp_path / "copy", lease=lease).upload_files()
+    assert path.exists()
 
 
 @pytest.mark.parametrize("name", ["step_00000005/state.json", "checkpoints/step_00000005", "checkpoints/x/state.json"])

@@ -17,7 +17,7 @@ from trainer.checkpoints.model import load_model
 from trainer.evaluate import main as evaluate
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.export import convert
-from trainer.inference.hub import FILES
+from trainer.inference.hub import CARD, PARTS
 from trainer.optim.freeze import LowRank
 from trainer.text.fast_tokenizer import FastTokenizer
 from trainer.training.accumulate import checkpoint_blocks, set_micro_batch, tower_blocks
@@ -45,7 +45,7 @@ def test_every_model_trains_and_loads_without_the_folder_of_the_encoder(tmp_path
     key = "textual.encoder.encoder.layer.0.attention.self.query.weight"
     assert not torch.equal(model.module.state_dict()[key], before[key])
     model.save_pretrained(tmp_path / "copy")
-    assert {path.name for path in (tmp_path / "copy").iterdir()} == set(FILES) - {"merges.txt"}
+    assert {path.name for path in (tmp_path / "copy").iterdir()} == {CARD, *PARTS} - {"merges.txt"}
     copy = Model.from_pretrained(tmp_path / "copy", device="cpu")
     assert torch.equal(copy.encode_text(CAPTIONS), model.encode_text(CAPTIONS))
 

@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.process import ProcessId, machine, start_of
+from hypergrit_common.processes import ProcessId, machine, start_of
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import run
 from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler

@@ -44,7 +44,7 @@ def test_batches_do_not_depend_on_workers_ranks_and_runs(pairs: Path, monkeypatc
     assert_batches_equal(take(pair_loader(pairs, 8, workers=2), 80), expected)
     ranks = [take(pair_loader(pairs, 4, rank=rank, world_size=2), 80) for rank in range(2)]
     assert [batch.keys for batch in expected] == [a.keys + b.keys for a, b in zip(*ranks, strict=True)]
-    monkeypatch.setattr("trainer.data.loader.run_length", lambda *_: 1)
+    monkeypatch.setattr("trainer.data.batch_builder.run_length", lambda *_: 1)
     assert_batches_equal(take(pair_loader(pairs, 8), 80), expected)
 
 

@@ -59,6 +59,7 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
         ("hycoclip", {"box_candidates": "paper"}, ([], [])),
         ("uncha", {}, SEVERAL_BOXES),
         ("uncha", {"loss_chunk": None}, ([0, 2], [])),
+        ("taxonomy", {"energy": "angle"}, None),
     ],
 )
 def test_two_ranks_compute_the_gradients_of_one_on_the_full_batch(

@@ -72,3 +72,9 @@ def test_only_a_silent_process_that_has_not_ended_is_lost(monkeypatch: pytest.Mo
     assert found.find_lost() == "process 2 of 3 has ended; its own message says why"
     found.exchanged = now
     assert found.lost(20) == "process 0 of 3 has ended or does not respond"
+    found.rank = 0  # it holds the store itself
+    assert found.lost(20) == ""
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    monkeypatch.setenv("MASTER_ADDR", "gpu1")
+    for found.rank in range(3):
+        assert found.lost(20) == "torchrun on host gpu1, which holds the store, has ended or does not respond"

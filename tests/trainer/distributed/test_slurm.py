@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.trainer.small_run import run, write_data
+from trainer.distributed import config
 from trainer.distributed.config import first_host, use_slurm
 
 STEP = {
@@ -31,6 +32,19 @@ def test_the_variables_of_a_step_become_those_of_torch() -> None:
     assert added == {
         "RANK": "5", "LOCAL_RANK": "1", "WORLD_SIZE": "8", "MASTER_ADDR": "gpu03", "MASTER_PORT": "23456",
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("counts", "node", "cores", "expected"),
+    [("4(x2)", "1", "2", "4"), ("3,1(x2),5", "3", "2", "5"), ("4(x2)", "1", "8", None), ("", "0", "2", None)],
+)
+def test_processes_of_a_node_share_its_cores_unless_each_is_bound_to_its_own(
+    counts: str, node: str, cores: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(config, "n_cpus", lambda: 2)
+    environment = {**STEP, "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NODEID": node, "SLURM_CPUS_ON_NODE": cores}
+    use_slurm(environment)
+    assert environment.get("LOCAL_WORLD_SIZE") == expected
 
 
 @pytest.mark.parametrize(

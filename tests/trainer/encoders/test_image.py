@@ -17,6 +17,19 @@ def test_small_vision_transformer_has_the_sizes_of_the_paper() -> None:
     assert sum(p.numel() for p in vit.parameters() if not p.requires_grad) == 75_648
 
 
+def test_learned_positions_are_trained_and_of_the_same_shape() -> None:
+    sizes = {"embed_dim": 32, "depth": 1, "num_heads": 2, "patch_size": 8}
+    fixed, learned = (
+        build_image_encoder(ImageConfig(size_px=16, kwargs={**sizes, "learned_positions": is_learned}))
+        for is_learned in (False, True)
+    )
+    assert isinstance(fixed.pos_embed, torch.nn.Parameter)
+    assert isinstance(learned.pos_embed, torch.nn.Parameter)
+    assert learned.pos_embed.shape == fixed.pos_embed.shape == (1, 5, 32)
+    assert learned.pos_embed.requires_grad
+    assert not fixed.pos_embed.requires_grad
+
+
 def test_position_embeddings_encode_row_then_column_and_are_zero_for_the_class_token() -> None:
     table = sincos_positions(3, 8)[0]
     row, column = 2, 1

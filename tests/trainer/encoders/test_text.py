@@ -1,6 +1,7 @@
 import pytest
 import torch
 
+from hypergrit_common.errors import UserError
 from trainer.encoders.config import TextConfig
 from trainer.encoders.text import StateSource, TextEncoder, stretch_positions
 
@@ -76,3 +77,19 @@ def test_stretched_positions_keep_the_first_and_interpolate_the_others() -> None
     assert torch.equal(found[:3], table[:3])
     torch.testing.assert_close(found[2:, 0], torch.tensor([2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0]))
     torch.testing.assert_close(found[:, 1], 10 * found[:, 0])
+
+
+def test_noise_of_token_embeddings_is_uniform_has_the_norm_of_neftune_and_is_off_in_evaluation() -> None:
+    config = TextConfig(vocab_size=50, context_length=10, width=16, layers=1, heads=2, embedding_noise=0.5)
+    torch.manual_seed(0)
+    noisy = TextEncoder(config)
+    ids = torch.randint(1, 49, (64, 9))
+    plain = noisy.eval().hidden_states(ids, StateSource()).initial
+    torch.testing.assert_close(plain, noisy.token_embed(ids) + noisy.posit_embed[:9])
+    noise = noisy.train().hidden_states(ids, StateSource()).initial - plain
+    largest = 0.5 / (9 * 16) ** 0.5
+    assert noise.abs().max() <= largest * (1 + 1e-5)
+    torch.testing.assert_close(noise.std(), torch.tensor(largest / 3**0.5), rtol=0.02, atol=0)
+    assert abs(noise.mean()) < 0.02 * largest
+    with pytest.raises(UserError, match=r"embedding_noise is 0\.5, but open_clip/ViT-B-32 has none"):
+        TextConfig(name="open_clip/ViT-B-32", embedding_noise=0.5)

@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from hypergrit_common.errors import UserError
-from trainer.metrics.curves import ENTAILMENT_PANELS, panels, write_curves
+from trainer.metrics.curves import ENTAILMENT_PANELS, main, panels, write_curves
 
 ROWS = [
     {
@@ -77,3 +77,19 @@ def test_shares_that_are_all_zero_are_drawn_without_warnings(tmp_path: Path) -> 
 def test_a_run_without_metrics_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         write_curves(tmp_path)
+
+
+def test_one_metric_of_several_runs_is_drawn_and_a_missing_one_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for run in ("meru", "syntax_meru"):
+        (tmp_path / run).mkdir()
+        text = "".join(json.dumps(row) + "\n" for row in ROWS[:-1])
+        (tmp_path / run / "metrics.jsonl").write_text(text, encoding="utf-8")
+    runs = [str(tmp_path / run) for run in ("meru", "syntax_meru")]
+    assert main([*runs, "loss/entailment"]) == 0
+    picture = tmp_path / "meru" / "curves-loss_entailment.png"
+    assert capsys.readouterr().out.strip() == str(picture)
+    assert picture.stat().st_size > 5000
+    assert main([*runs, "loss/syntax"]) == 2
+    assert "has no metric 'loss/syntax'; choose one of geometry/curvature" in capsys.readouterr().err

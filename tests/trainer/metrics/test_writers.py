@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.jsonl import truncate
+from hypergrit_common.json_file import truncate
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
 from trainer.metrics.writers import Meter, Metrics, Pictures, Progress, named_values

@@ -16,6 +16,7 @@ from trainer.batch import Pairs
 from trainer.losses.functional import contrastive
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
+from trainer.models.poinclip import PoinCLIP
 from trainer.models.registry import model_name
 
 DATA = Path(__file__).parents[2] / "parity" / "data"
@@ -124,6 +125,23 @@ def test_poinclip_apex_is_the_point_with_the_lower_entropy() -> None:
     near_texts = dataclasses.replace(pairs, text=pairs.text / 50)
     assert model.losses(near_images).terms["image_entails"] == 1
     assert model.losses(near_texts).terms["image_entails"] == 0
+
+
+def test_the_controls_of_poinclips_order_take_the_nearer_point_or_either_as_the_apex() -> None:
+    generator = torch.Generator().manual_seed(0)
+    general, specific = torch.randn(2, 400, 16, generator=generator) / 20
+    norm, random = (small_model("poinclip", order=order) for order in ("norm", "random"))
+    assert isinstance(norm, PoinCLIP)
+    assert isinstance(random, PoinCLIP)
+    swapped = norm.is_swapped(general, specific)
+    assert swapped.equal(specific.norm(dim=1) < general.norm(dim=1))
+    torch.testing.assert_close(norm.energy(general, specific)[swapped], norm.energy(specific, general)[swapped])
+    drawn = random.is_swapped(general, specific)
+    assert 0.4 < drawn.float().mean() < 0.6
+    assert drawn.equal(random.is_swapped(general, specific))
+    assert (drawn == swapped).float().mean() < 0.6
+    moved = random.is_swapped(general + 1e-4 * torch.randn(400, 16, generator=generator), specific)
+    assert 0.3 < (moved == drawn).float().mean() < 0.7
 
 
 def test_entail_reward_without_a_lower_bound_of_the_loss_is_rejected() -> None:

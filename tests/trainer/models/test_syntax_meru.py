@@ -215,3 +215,10 @@ def test_word_vector_is_the_mean_or_the_last_of_its_tokens() -> None:
     mean, last = (word_vectors(states, word_weights(word_of_token, 3, kind)) for kind in ("mean", "last"))
     assert mean.squeeze(-1).tolist() == [[1, 4, 0]]
     assert last.squeeze(-1).tolist() == [[1, 6, 0]]
+
+
+def test_the_sum_of_the_two_directions_is_twice_their_mean() -> None:
+    batch = syntax_batch()
+    mean, both = (syntax_model(contrast_directions=kind)(batch) for kind in ("mean", "sum"))
+    torch.testing.assert_close(both.terms["contrastive"], 2 * mean.terms["contrastive"])
+    torch.testing.assert_close(both.loss, mean.loss + mean.terms["contrastive"])

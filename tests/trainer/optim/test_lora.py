@@ -10,7 +10,8 @@ from hypergrit_common.errors import UserError
 from tests.trainer.small_run import kill, run_forked, small_run
 from tests.trainer.training.test_loop import read_metrics, read_weights
 from trainer.checkpoints.model import load_model
-from trainer.optim.freeze import LowRank, is_update
+from trainer.optim.config import LoRAConfig
+from trainer.optim.freeze import LowRank, add_lora, is_update
 from trainer.training.build import Run
 from trainer.training.results import save_trained_model
 from trainer.training.step import update
@@ -30,7 +31,7 @@ def trained(run: Run, n_steps: int = 3) -> dict[str, Tensor]:
 
 def test_each_projection_of_a_fused_matrix_has_an_update_of_its_own() -> None:
     weight = torch.randn(6, 5)
-    low_rank = LowRank(weight, rank=2, alpha=8.0, n_parts=3)
+    low_rank = LowRank(weight, rank=2, scale=4.0, n_parts=3)
     assert torch.equal(low_rank(weight), weight)
     torch.nn.init.normal_(low_rank.up)
     parts = [weight[2 * i : 2 * i + 2] + 4.0 * low_rank.up[i] @ low_rank.down[i] for i in range(3)]
@@ -95,3 +96,10 @@ def test_two_processes_train_as_one(tmp_path: Path, free_port: int) -> None:
 def test_settings_that_select_nothing_are_errors(tmp_path: Path, setting: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         small_run(tmp_path / "run", setting)
+
+
+@pytest.mark.parametrize(("is_stabilised", "scale"), [(False, 2.0), (True, 4.0)])
+def test_stabilised_updates_are_divided_by_the_root_of_the_rank(is_stabilised: bool, scale: float) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(5, 6))
+    add_lora(module, LoRAConfig(ranks={"0": 4}, alpha=8.0, rank_stabilised=is_stabilised))
+    assert [part.scale for part in module.modules() if isinstance(part, LowRank)] == [scale]

@@ -3,13 +3,17 @@
 from itertools import pairwise
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from trainer.text.syntax import (
     NONE,
     RELATIONS,
     Word,
+    WordTree,
     align,
     collate_trees,
     largest_overlap,
@@ -241,3 +245,19 @@ def test_collated_trees_are_padded_with_one_row_per_caption() -> None:
     assert syntax.word_of_token.tolist()[0] == [NONE, 0, 1, NONE, NONE, NONE, NONE]
     assert syntax.head.tolist() == [[0, 0, NONE, NONE, NONE], [0, 0, 1, 2, 3]]
     assert syntax.map(lambda tensor: tensor[1:]).head.tolist() == [[0, 0, 1, 2, 3]]
+
+
+def test_the_parses_of_a_batch_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    pinned: list[Tensor] = []
+
+    def pin(self: Tensor) -> Tensor:  # the real one needs a GPU
+        pinned.append(self)
+        return self.clone()
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin)
+    syntax = collate_trees([WordTree(word_of_token=(0, 1), head=(0, 0), relation=(0, 2))])
+    found = pin_memory({"syntax": syntax})["syntax"]  # what a DataLoader does with a batch
+    own = [getattr(syntax, name) for name in ("word_of_token", "head", "relation")]
+    assert [id(tensor) for tensor in pinned] == [id(tensor) for tensor in own]
+    assert found is not syntax
+    assert torch.equal(found.head, syntax.head)

@@ -71,6 +71,16 @@ def test_a_run_learns_and_writes_a_row_per_step_and_a_model_that_loads(uninterru
     ]
 
 
+def test_the_metrics_count_the_phrases_that_are_their_caption(tmp_path: Path) -> None:
+    def files(number: int) -> Files:
+        found = small_sample(number)
+        return found | {f"parent{box:03d}.txt": found["child.txt"] for box in range(4 if number % 3 == 0 else 1)}
+
+    write_shards(tmp_path / "shards", [16], files)
+    assert run(tmp_path / "run", "steps=3") == 0
+    assert [row["data/equal_phrases"] for row in read_metrics(tmp_path / "run")] == [8, 16, 24]
+
+
 def test_a_killed_run_resumes_with_identical_metrics_and_weights(tmp_path: Path, uninterrupted: Path) -> None:
     output = tmp_path / "run"
     assert run_forked(output, at=8, faults=[kill]) == [-9]

@@ -1,5 +1,6 @@
 """The estimate of a run's memory before its first step, and the refusal of a run that does not fit."""
 
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,21 @@ def test_what_a_batch_keeps_is_predicted_from_two_rows(tmp_path: Path, frozen: b
     assert frozen or found < 0.5 * (64 * image.all + 32 * text.all)
 
 
+@pytest.mark.parametrize("name", ["syntax_meru", "poinclip", "phyclip", "clip"])
+def test_what_words_lifts_and_losses_keep_is_part_of_the_estimate(tmp_path: Path, name: str) -> None:
+    built = small_run(tmp_path / "run", f"model_name={name}", "model.loss_chunk=64")
+    model, device = built.model, built.process.device
+    need = memory.check_memory(built.config, model, built.process, nullcontext())[0]
+    boxes = memory.boxes_of_pair(built.config, model)
+    batch = memory.drawn_batch(model, built.config.batch_size, boxes, device)
+    found = memory.saved_bytes(model, lambda: model(batch).loss).all
+    phrases = boxes * built.config.batch_size * (1 - memory.PHRASE_SHARE)  # the drawn ones are as long as captions
+    found -= phrases * memory.saved_per_row(model, lambda n: features(model, 1, n)).all
+    chunk = memory.BYTES_PER_SIMILARITY * 64
+    assert need.parts["activations"] + need.parts["losses"] - chunk == pytest.approx(found, rel=0.05)
+    assert (need.parts["losses"] - chunk > 0.1 * found) == (name == "syntax_meru")
+
+
 def test_a_run_that_does_not_fit_is_refused_before_the_first_step_with_the_keys_to_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,7 +87,7 @@ def test_the_log_has_one_line_about_memory(tmp_path: Path, caplog: pytest.LogCap
 
 def test_the_ranks_of_a_machine_share_its_memory_and_micro_batches_need_less(tmp_path: Path) -> None:
     built, row = small_run(tmp_path / "run", *WIDE), memory.Saved(1e9, 1e8, 1e7)
-    alone, two = (memory.needs(built.config, built.model, built.process, row, row, ranks)[0] for ranks in (1, 2))
+    alone, two = (memory.needs(built.config, built.model, built.process, row, row, 1e6, ranks)[0] for ranks in (1, 2))
     assert two.total == pytest.approx(2 * alone.total)
     micro = small_run(tmp_path / "run", *WIDE, "micro_batch_size=4").config
     assert memory.activations(micro, row, row, 64, 32, 32) == 4e9

@@ -19,7 +19,7 @@ from torch import Tensor
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.images import ImageRejected
 from hypergrit_common.shards import list_shards
-from trainer.data.config import Layout
+from trainer.data.config import DataConfig, Layout
 from trainer.data.crops import Crop, EncodedImage, Region, draw_crop
 from trainer.data.indexing import build_index
 from trainer.data.layouts import probe, read_sample
@@ -36,16 +36,30 @@ logger = logging.getLogger(__name__)
 
 FULL: Final = (1.0, 1.0)
 """Range of area and of proportions with which a "random" crop is the full square."""
+RATIO: Final = DataConfig.crop_ratio
 NO_NEEDS: Final = frozenset[str]()
 MAX_LOGGED: Final = 20
 LIMIT: Final = "the evaluation's max_bad_share"
 ALL_NEEDS: Final = frozenset({"boxes", "parse"})
 
 
+class Views(NamedTuple):
+    """The views of an image: the first is that of evaluation, the others are random crops."""
+
+    n: int = 1
+    scale: tuple[float, float] = FULL  # range of the crops' areas
+    seed: int = 0
+
+    def generators(self, number: int) -> list[random.Random | None]:
+        """A generator for each random view of a sample; None for the first."""
+        return [None, *(random.Random(f"{self.seed}:{number}:{view}") for view in range(1, self.n))]
+
+
 @dataclass(frozen=True, kw_only=True)
 class HeldOut:
-    """The content of held-out shards: n samples with m boxes in total. Images are uint8 [3 s s]."""
+    """The content of held-out shards: n samples with m boxes in total. Images are uint8 [3 s s], by sample and view."""
 
+    keys: list[str] = field(default_factory=list)  # SHARD/KEY
     images: list[Tensor] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     words: list[tuple[Word, ...] | None] = field(default_factory=list)  # parse of each caption, None without one
@@ -53,12 +67,16 @@ class HeldOut:
     box_texts: list[str] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)  # index of the sample of each box
     bad: list[str] = field(default_factory=list)  # `SHARD: sample KEY is skipped: REASON` of the other samples
+    reasons: list[str] = field(default_factory=list)  # REASON of each of them
 
     def extend(self, other: "HeldOut") -> None:
         """Append the samples of `other`."""
-        self.box_owner.extend(len(self.images) + owner for owner in other.box_owner)
-        for name in ("images", "captions", "words", "box_images", "box_texts", "bad"):
+        self.box_owner.extend(len(self.captions) + owner for owner in other.box_owner)
+        for name in ("keys", "images", "captions", "words", "box_images", "box_texts", "bad", "reasons"):
             getattr(self, name).extend(getattr(other, name))
+
+
+ONE_VIEW: Final = Views()
 
 
 class HeldOutShards:
@@ -74,17 +92,20 @@ class HeldOutShards:
             check_damaged_shards(self.index, max_bad_share, LIMIT)
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
-    def read_part(self, numbers: Sequence[int], size_px: int) -> HeldOut:
+    def read_part(self, numbers: Sequence[int], size_px: int, views: Views = ONE_VIEW) -> HeldOut:
         """Read the usable samples among `numbers`. The others are listed in `bad`. Raises UserError for a lost shard."""
         reader, held_out = ByteRangeReader(), HeldOut()
         for number in numbers:
             with prefixed("shards: "):
                 data = reader.read([self.index.byte_range(number)])[0]
+            shard = self.index.url(number)
             try:
-                append_sample(held_out, read_available(data, self.layout), size_px)
+                sample = read_available(data, self.layout)
+                append_sample(held_out, sample, size_px, views.generators(number), views.scale)
+                held_out.keys.append(f"{shard.rpartition('/')[2]}/{sample.key}")
             except (BadSample, ImageRejected) as error:
-                shard = self.index.locate(number)[0].url
                 held_out.bad.append(f"{shard}: sample {sample_key(data)} is skipped: {error}")
+                held_out.reasons.append(error.reason if isinstance(error, BadSample) else "undecodable_image")
         reader.close()
         return held_out
 
@@ -92,10 +113,10 @@ class HeldOutShards:
         """Read the first `limit` usable samples (0: all) into memory. Errors as in `read_part` and `log_bad`."""
         held_out = HeldOut()
         for number in range(self.index.n_samples):
-            if limit and len(held_out.images) >= limit:
+            if limit and len(held_out.captions) >= limit:
                 break
             held_out.extend(self.read_part([number], size_px))
-        log_bad(held_out.bad, len(held_out.images), self.max_bad_share)
+        log_bad(held_out.bad, len(held_out.captions), self.max_bad_share)
         return held_out
 
 
@@ -126,30 +147,62 @@ def read_available(data: bytes, layout: Layout) -> Sample:
     return read_sample(data, layout, NO_NEEDS)
 
 
-def append_sample(held_out: HeldOut, sample: Sample, size_px: int) -> None:
-    """Append a sample with all its boxes. Raises ImageRejected, and appends nothing, if an image cannot be decoded."""
-    image = render(sample.image, sample.image.full_region, sample.pad_to_square, size_px)
-    boxes = [render_box(sample, box, size_px) for box in sample.boxes]
+def append_sample(
+    held_out: HeldOut,
+    sample: Sample,
+    size_px: int,
+    views: Sequence[random.Random | None] = (None,),
+    scale: tuple[float, float] = FULL,
+) -> None:
+    """Append a sample with all its boxes, each in the views of these generators; None is the view of evaluation.
+
+    Raises ImageRejected, and appends nothing, if an image cannot be decoded.
+    """
+    images = [
+        render(sample.image, sample.image.full_region, sample.pad_to_square, size_px, view, scale) for view in views
+    ]
+    boxes = [render_box(sample, box, size_px, view, scale) for box in sample.boxes for view in views]
     held_out.box_images.extend(boxes)
     held_out.box_texts.extend(box.phrase for box in sample.boxes)
-    held_out.box_owner.extend([len(held_out.images)] * len(boxes))
-    held_out.images.append(image)
+    held_out.box_owner.extend([len(held_out.captions)] * len(sample.boxes))
+    held_out.images.extend(images)
     held_out.captions.append(sample.caption)
     held_out.words.append(sample.words)
 
 
-def render_box(sample: Sample, box: Box, size_px: int) -> Tensor:
+def render_box(
+    sample: Sample,
+    box: Box,
+    size_px: int,
+    view: random.Random | None = None,
+    scale: tuple[float, float] = FULL,
+) -> Tensor:
     """The image of a box: its own file if the sample has one, else its region of the full image."""
     if box.image is None:
-        return render(sample.image, box.region or sample.image.full_region, sample.pad_to_square, size_px)
+        region = box.region or sample.image.full_region
+        return render(sample.image, region, sample.pad_to_square, size_px, view, scale)
     image = open_image(box.image)
-    return render(image, image.full_region, False, size_px)
+    return render(image, image.full_region, False, size_px, view, scale)
 
 
-def render(image: EncodedImage, region: Region, pad_to_square: bool, size_px: int) -> Tensor:
-    """A region as uint8 [3 s s]: centred on a white square if `pad_to_square`, else resized to the square."""
-    resized = Crop(region, Region(0, 0, size_px, size_px))
-    crop = draw_crop(random.Random(0), True, size_px, FULL, FULL, region) if pad_to_square else resized
+def render(
+    image: EncodedImage,
+    region: Region,
+    pad_to_square: bool,
+    size_px: int,
+    view: random.Random | None = None,
+    scale: tuple[float, float] = FULL,
+) -> Tensor:
+    """A region as uint8 [3 s s]: centred on a white square if `pad_to_square`, else resized to the square.
+
+    A view is a random crop of it, of the area `scale` and the proportions of training (`data.crop_ratio`).
+    """
+    if view is not None:
+        crop = draw_crop(view, pad_to_square, size_px, scale, RATIO, region)
+    elif pad_to_square:
+        crop = draw_crop(random.Random(0), True, size_px, FULL, FULL, region)
+    else:
+        crop = Crop(region, Region(0, 0, size_px, size_px))
     out = np.empty((size_px, size_px, 3), np.uint8)
     image.write_crops([crop], [out])
     return torch.from_numpy(out).permute(2, 0, 1)
@@ -197,9 +250,9 @@ class Part(NamedTuple):
     box_images: Tensor  # [m 3 s s]
 
 
-def read_part(numbers: Sequence[int], shards: HeldOutShards, size_px: int) -> Part:
+def read_part(numbers: Sequence[int], shards: HeldOutShards, size_px: int, views: Views = ONE_VIEW) -> Part:
     """Read and render the usable samples among `numbers`. Runs in a worker process."""
-    found = shards.read_part(numbers, size_px)
+    found = shards.read_part(numbers, size_px, views)
     empty = torch.zeros(0, 3, size_px, size_px, dtype=torch.uint8)
     images, box_images = (torch.stack(part) if part else empty for part in (found.images, found.box_images))
     return Part(dataclasses.replace(found, images=[], box_images=[]), images, box_images)

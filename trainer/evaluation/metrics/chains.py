@@ -7,25 +7,137 @@ Two rules select the captions that a model predicts for an image:
 - `captions_on_path`: HyCoCLIP, appendix H. For points on the way from the root to the best caption of the image, the
   nearest caption.
 
+PEP (ARGENT) measures how well the entailment cones of captions separate their own images from others; the probability of
+entailment is 0 beyond a right angle, which creates ties, so that it is also reported for the signed margin. HiMo@K
+(HiMo-CLIP, arXiv 2511.06653) asks whether an image scores higher with each sentence that a caption adds.
+
 Shapes: n images, t distinct captions, l levels of a chain, s steps, d embedding width.
 """
 
 from collections.abc import Sequence
 from itertools import combinations
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from trainer.evaluation.embed import device_of
+from trainer.evaluation.metrics.distances import pearson
+from trainer.evaluation.metrics.entailment import average_precision, roc_auc
 from trainer.evaluation.metrics.ranking import score_of_any, split
+from trainer.evaluation.metrics.spaces import center_of
+from trainer.models.cones import Cones
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 
 STEPS: Final = 50
 MAX_NUMBERS: Final = 2**24
 """Largest number of coordinates of pairs of points in memory at once."""
+NEGATIVES: Final = 100
+"""Number of other images' captions that PEP compares each image with."""
+
+
+class ChainResult(NamedTuple):
+    """Metrics of chains with their chance levels, predicted captions [n s] and distances of captions to the root [t]."""
+
+    metrics: dict[str, float]
+    chance: dict[str, float]
+    predicted: Tensor
+    distances: Tensor
+
+
+def evaluate_chains(
+    model: DualEncoder,
+    images: Tensor,
+    texts: Tensor,
+    empty: Tensor,
+    chains: Tensor,
+    ranking: Ranking,
+    seed: int | None,
+    root: str = "",
+) -> ChainResult:
+    """Metrics of images with chains of captions [n l], indices from general to specific into t captions.
+
+    Takes features before the lift: of images [n d], captions [t d] and the empty text [d]. radius/... are the metrics of
+    HierarCaps, path/... those of HyCoCLIP; pep/... exist for models with cones, for negatives drawn with `seed`, or the
+    first ones without it. The root is the origin; for CLIP, that of the file `root`, or the mean of the embeddings at hand.
+    """
+    scores = caption_scores(model, images, texts, ranking)
+    radii = (F.normalize(texts, dim=-1) - F.normalize(empty, dim=-1)).norm(dim=-1)
+    center = center_of(model, [F.normalize(images, dim=-1), F.normalize(texts, dim=-1)], root)
+    origin = torch.zeros(texts.shape[1]) if center is None else center
+    distances = distances_to_root(model, texts, origin)
+    predicted = captions_on_path(model, texts, scores.argmax(1), origin, ranking)
+    metrics = chain_metrics("radius", captions_within_radius(scores, radii), chains, radii)
+    metrics |= chain_metrics("path", predicted, chains, distances)
+    chance = {"radius/tau": 0.0, "path/tau": 0.0}
+    if isinstance(model, Cones):
+        found, at_random = pep(model, texts, images, chains, seed)
+        metrics, chance = metrics | found, chance | at_random
+    return ChainResult(metrics, chance, predicted, distances)
+
+
+@torch.inference_mode()
+def caption_scores(model: DualEncoder, images: Tensor, texts: Tensor, ranking: Ranking) -> Tensor:
+    """Scores [n t] of captions for images, from features [n d] and [t d]."""
+    device = device_of(model)
+    candidates = model.lift_text(texts.to(device))
+    parts = [
+        model.scores(model.lift_image(part.to(device)), candidates, ranking, "image").cpu() for part in images.split(64)
+    ]
+    return torch.cat(parts)
+
+
+def chain_metrics(name: str, predicted: Tensor, chains: Tensor, distances: Tensor) -> dict[str, float]:
+    """Precision, recall, tau and share of equal distances, from predictions [n s], chains [n l] and distances [t]."""
+    precision, recall = precision_recall(predicted, chains)
+    found = {f"{name}/{key}": value for key, value in distance_order(distances[chains]).items()}
+    return {f"{name}/precision": precision, f"{name}/recall": recall} | found
+
+
+def distance_order(values: Tensor) -> dict[str, float]:
+    """Kendall's tau of distances [n l] to the root and their levels, and the share of neighbours at equal distances."""
+    equal = (values[:, :-1] == values[:, 1:]).double().mean().item()
+    return {"tau": kendall_tau(values).mean().item(), "equal_distances": equal}
+
+
+def pep(
+    model: Cones, texts: Tensor, images: Tensor, chains: Tensor, seed: int | None
+) -> tuple[dict[str, float], dict[str, float]]:
+    """PEP and its level at random: AUC and average precision of probability and margin, and the share of zeros."""
+    levels = chains.shape[1]
+    own = torch.stack([chains.flatten(), torch.arange(len(chains)).repeat_interleave(levels)], 1)
+    others = mismatched_rows(chains[:, -1].tolist(), NEGATIVES, seed)
+    if not len(others):
+        return {}, {}
+    (true, true_margin), (false, false_margin) = (cone_scores(model, texts, images, rows) for rows in (own, others))
+    metrics = {
+        "pep/auc": roc_auc(true, false),
+        "pep/average_precision": average_precision(true, false, balanced=False),
+        "pep/zeros": (torch.cat([true, false]) == 0).double().mean().item(),
+        "pep/margin_auc": roc_auc(true_margin, false_margin),
+        "pep/margin_average_precision": average_precision(true_margin, false_margin, balanced=False),
+    }
+    share = len(own) / (len(own) + len(others))
+    return metrics, {
+        "pep/auc": 0.5,
+        "pep/margin_auc": 0.5,
+        "pep/average_precision": share,
+        "pep/margin_average_precision": share,
+    }
+
+
+def himo(scores: Sequence[Tensor]) -> dict[str, Tensor]:
+    """HiMo@K of n images, each with the scores [K] of captions that grow, K at least 2: `pearson` and `monotone`, [n].
+
+    Pearson's correlation of a caption's place and its score, 0 for constant scores; and True if the score rises at each
+    step. The metric is the mean over the images.
+    """
+    return {
+        "pearson": torch.stack([pearson(torch.arange(len(row)), row) for row in scores]),
+        "monotone": torch.stack([(row.diff() > 0).all() for row in scores]),
+    }
 
 
 def captions_within_radius(scores: Tensor, radii: Tensor, steps: int = STEPS) -> Tensor:
@@ -66,7 +178,7 @@ def captions_on_path(
 
 def tangents(model: DualEncoder, features: Tensor) -> Tensor:
     """Features [n d] of a hyperbolic model, unit vectors of CLIP."""
-    return features if isinstance(model, Hyperbolic) else torch.nn.functional.normalize(features, dim=-1)
+    return features if isinstance(model, Cones) else torch.nn.functional.normalize(features, dim=-1)
 
 
 @torch.inference_mode()
@@ -75,7 +187,7 @@ def distances_to_root(model: DualEncoder, texts: Tensor, root: Tensor) -> Tensor
     device = device_of(model)
     points, apex = (model.lift_text(tangents(model, part).to(device)) for part in (texts, root[None]))
     similarity = model.similarity(apex, points)[0].cpu()
-    return -similarity if isinstance(model, Hyperbolic) else 1 - similarity
+    return -similarity if isinstance(model, Cones) else 1 - similarity
 
 
 def precision_recall(predicted: Tensor, chains: Tensor) -> tuple[float, float]:
@@ -106,7 +218,7 @@ def entailment_probability(angles: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def cone_scores(model: Hyperbolic, general: Tensor, specific: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+def cone_scores(model: Cones, general: Tensor, specific: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Probability of entailment and margin (aperture - angle), each [m], of m pairs `rows` [m 2] of features.
 
     `general` are features of texts [t d], `specific` of images [n d]. In a product of factors both are means.

@@ -4,18 +4,21 @@ Shapes: any leading axes *, d width of a point; with k factors the first axis is
 [*k n d]: [], or [k 1] for k factors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypergrit_common.errors import UserError
 from trainer.geometry import lorentz, poincare
 from trainer.geometry.types import Lift
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
+from trainer.models.euclip import EuCLIP
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
 from trainer.models.poinclip import PoinCLIP
@@ -98,6 +101,30 @@ class Ball:
 
 
 @dataclass(frozen=True)
+class Flat:
+    """Euclidean space; its root is the origin. Points are their own tangent vectors."""
+
+    def log_map0(self, points: Tensor) -> Tensor:
+        return points.double()
+
+    def exp_map0(self, tangents: Tensor) -> Tensor:
+        return tangents.double()
+
+    def root(self, like: Tensor) -> Tensor:
+        return torch.zeros_like(like[..., :1, :])
+
+    def radius(self, points: Tensor) -> Tensor:
+        return points.double().norm(dim=-1)
+
+    def geodesic(self, start: Tensor, end: Tensor, weights: Tensor) -> Tensor:
+        return torch.lerp(start.double(), end.double(), weights.double()[:, None])
+
+
+WithCones = Lorentz | Ball | Flat
+"""The spaces whose root is the origin and whose points have entailment cones."""
+
+
+@dataclass(frozen=True)
 class Sphere:
     """Unit vectors with a root vector [d], the mean direction of the data (MERU, appendix D)."""
 
@@ -134,6 +161,8 @@ def space_of(model: DualEncoder, center: Tensor | None = None) -> Space:
         return Lorentz(model.curvature().detach())
     if isinstance(model, PoinCLIP):
         return Ball(model.curv.detach().exp(), model.config.lift)
+    if isinstance(model, EuCLIP):
+        return Flat()
     if center is None:
         raise ValueError(f"{type(model).__name__} has no origin; give its center")
     return Sphere(F.normalize(center.double(), dim=-1))
@@ -173,14 +202,42 @@ NAMES: Final = {"text": "texts", "image": "images", "box_text": "phrases", "box_
 """The names of the groups of points in figures."""
 
 
-def space_of_points(model: DualEncoder, lifted: Mapping[str, Tensor]) -> Space:
-    """The space of a model; the root of CLIP is the mean direction of all points."""
-    return space_of(model, None if isinstance(model, Hyperbolic) else torch.cat(list(lifted.values())).mean(0))
+def space_of_points(model: DualEncoder, lifted: Mapping[str, Tensor], root: str = "") -> Space:
+    """The space of a model; the root of CLIP is that of the file `root`, or else the mean direction of all points."""
+    return space_of(model, center_of(model, list(lifted.values()), root))
+
+
+def center_of(model: DualEncoder, points: Sequence[Tensor], root: str = "") -> Tensor | None:
+    """The root [d] of CLIP, from the file `root` or as the mean of points [n d]; None for a model whose root is the origin.
+
+    Raises UserError for a file that does not hold a vector of the model's width.
+    """
+    if isinstance(model, Cones):
+        return None
+    if not root:
+        return torch.cat(list(points)).mean(0)
+    try:
+        found = torch.from_numpy(np.load(root, allow_pickle=False)).to(points[0])
+    except (OSError, ValueError, TypeError) as error:
+        raise UserError(
+            f"root={root} cannot be read: {error}; write it with python -m trainer.analyses.root"
+        ) from error
+    if found.shape != points[0].shape[-1:]:
+        raise UserError(
+            f"root={root} has the shape {list(found.shape)}, but points have the width {points[0].shape[-1]}; give the "
+            "root of this model"
+        )
+    return found
+
+
+def root_rule(model: DualEncoder, points: str, root: str = "") -> str:
+    """The root of `center_of`, for the rules of a result."""
+    return "origin" if isinstance(model, Cones) else f"root of {root}" if root else f"mean direction of {points}"
 
 
 def quantity(model: DualEncoder) -> str:
     """The label of an axis with the distances of a model."""
-    label = "distance to the origin" if isinstance(model, Hyperbolic) else "1 - cosine to the mean direction"
+    label = "distance to the origin" if isinstance(model, Cones) else "1 - cosine to the mean direction"
     return f"{label}, sum over the factors" if isinstance(model, PHyCLIP) else label
 
 

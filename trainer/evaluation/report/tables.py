@@ -11,7 +11,10 @@ from typing import Any, Final
 from trainer.evaluation.catalog import TASKS
 
 PUBLISHED: Final = Path(__file__).resolve().parents[1] / "data" / "published.json"
-PLAIN: Final = re.compile(r"TIE|LCA|tau|norm|distance|radius|rank|curvature|count|nats|bits|radians", re.IGNORECASE)
+PLAIN: Final = re.compile(
+    r"TIE|LCA|tau|norm|distance|radius|rank|curvature|count|nats|bits|radians|distortion|pearson|spearman|delta",
+    re.IGNORECASE,
+)
 """Metrics that are not shares, by a part of their last name."""
 MAX_COLUMNS: Final = 24
 SHORT: Final = {"text_to_image": "text → image", "image_to_text": "image → text"}

@@ -16,7 +16,7 @@ from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.distributed.process import Process, process_group
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.embedder import CachedEmbedder
-from trainer.evaluation.report.page import write_pages
+from trainer.evaluation.report.page import chance_text, write_pages
 from trainer.evaluation.report.tables import build_table, notes_of
 from trainer.evaluation.run.config import BenchmarkConfig
 from trainer.evaluation.run.runner import CACHE, RunSettings, run_task, shards_state
@@ -147,13 +147,15 @@ def load(model: str) -> LoadedModel:
 
 
 def show(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence[str], output: Path) -> None:
-    """Print the metrics of the tables, and the path of the page."""
+    """Print the metrics of the tables with their chance levels, and the path of the page."""
+    print(f"{'model':20} {'metric':60} {'value':>8} {'chance':>8}")
     for task in tasks:
         table = build_table(task, results)
         for line in table.lines:
             if line.is_ours:
                 for name, cell in zip(table.columns, line.cells, strict=True):
-                    print(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8}")
+                    chance = chance_text(task, name, results[line.name][task])
+                    print(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8} {chance:>8}".rstrip())
         for note in notes_of(task, results):
             print(message(f"{task}: {note}"))
     print(f"results: {output / 'index.html'}")

@@ -46,6 +46,7 @@ class BenchmarkConfig(TaskOptions):
         check_range(self, "batch_size", "workers", least=1)
         check_range(self, "timeout_s", least=1, most=10**9)
         check_range(self, "max_examples", least=0)
+        check_range(self, "traversal_steps", least=2)
         check_range(self, "box_context", least=1, most=10)
         check_range(self, "seed", least=0, below=2**63)
         check_device(self)

@@ -176,8 +176,8 @@ def read_pcam(folder: Path, split: SplitName = "test") -> LabelledImages | None:
         import h5py
     except ImportError as error:
         raise UserError(
-            f"{path} is an HDF5 file, and h5py is not installed; install it with `pip install h5py`, or save the images "
-            f"as {folder}/CLASS/IMAGE.png"
+            f"{path} is an HDF5 file, and h5py is not installed; install it with `pip install h5py`, or save the "
+            f"images as {folder}/CLASS/IMAGE.png"
         ) from error
     try:
         images, targets = h5py.File(path, "r")["x"], np.asarray(h5py.File(labels, "r")["y"]).reshape(-1)

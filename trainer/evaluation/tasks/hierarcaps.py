@@ -1,10 +1,9 @@
 """HierarCaps (Alper and Averbuch-Elor 2024): images with four captions each, from general to specific.
 
-Metrics of two rules, see `trainer.evaluation.metrics.chains`: that of HierarCaps and that of HyCoCLIP, appendix H. PEP (ARGENT)
-measures how well the entailment cones of captions separate their own images from others; the probability of
-entailment is 0 beyond a right angle, which creates ties, so that it is also reported for the signed margin.
+Metrics of two rules, that of HierarCaps and that of HyCoCLIP, appendix H, and PEP: see
+`trainer.evaluation.metrics.chains`.
 
-Shapes: n images, t distinct captions, d embedding width.
+Shapes: n images, t distinct captions, l levels of a chain.
 """
 
 from collections.abc import Mapping
@@ -12,36 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from trainer.evaluation import plots
-from trainer.evaluation.embed import device_of
-from trainer.evaluation.metrics.chains import (
-    STEPS,
-    captions_on_path,
-    captions_within_radius,
-    cone_scores,
-    distances_to_root,
-    kendall_tau,
-    mismatched_rows,
-    precision_recall,
-)
-from trainer.evaluation.metrics.entailment import average_precision, roc_auc
+from trainer.evaluation.metrics.chains import NEGATIVES, STEPS, evaluate_chains
+from trainer.evaluation.metrics.spaces import root_rule
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, limited, require
 from trainer.evaluation.tasks.hierarcaps_expanded import EXPANDED, JOINER, LEVELS, evaluate_expanded, read_table
-from trainer.models.config import Ranking
+from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.hyperbolic import Hyperbolic
 
 FILE: Final = "hierarcaps/hierarcaps_test.csv"
 IMAGES: Final = "hierarcaps/test_imgs"
-NEGATIVES: Final = 100
-"""Number of other images' captions that PEP compares each image with."""
 
 
 class Row(NamedTuple):
@@ -83,32 +67,9 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     features = embedder.texts([*texts, ""])
     features, empty = features[:-1], features[-1]
     model = embedder.model
-    scores = caption_scores(model, image_features, features, options.ranking)
-    radii = (F.normalize(features, dim=-1) - F.normalize(empty, dim=-1)).norm(dim=-1)
-    # For CLIP the papers take the centroid of the training samples, which is not stored with a model.
-    origin = torch.zeros(features.shape[1])
-    if not isinstance(model, Hyperbolic):
-        origin = F.normalize(torch.cat([image_features, features]), dim=-1).mean(0)
-    distances = distances_to_root(model, features, origin)
-    predicted = captions_on_path(model, features, scores.argmax(1), origin, options.ranking)
-    metrics = chain_metrics("radius", captions_within_radius(scores, radii), chains, radii)
-    metrics |= chain_metrics("path", predicted, chains, distances)
-    rules = {
-        "score": options.ranking,
-        "image": "center crop",
-        "radius": "HierarCaps: distance of unit features to the empty text's",
-        "path": f"HyCoCLIP: {STEPS} points from the root to the best caption; the root is "
-        + ("the origin" if isinstance(model, Hyperbolic) else "the mean of the embeddings of this set"),
-        "ties": "equal distances count 0 in tau",
-    }
-    chance = {"radius/tau": 0.0, "path/tau": 0.0}
-    if isinstance(model, Hyperbolic):
-        seed = None if options.rule == "released" else options.seed
-        found, at_random = pep(model, features, image_features, chains, seed)
-        metrics, chance = metrics | found, chance | at_random
-        rules["pep"] = f"{NEGATIVES} finest captions of other images, " + (
-            "the first in file order" if seed is None else "drawn at random"
-        )
+    seed = None if options.rule == "released" else options.seed
+    result = evaluate_chains(model, image_features, features, empty, chains, options.ranking, seed, options.root)
+    metrics, chance, rules = result.metrics, result.chance, chain_rules(model, options)
     skipped, files = images.skipped(), [root / FILE]
     found, unused = dict[str, float](), dict[str, int]()
     if (root / EXPANDED).is_file():
@@ -128,66 +89,29 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         details={
             "n_texts": len(texts),
             **problems.details(),
-            "examples": examples(used, folder.relative_to(root), texts, predicted),
+            "examples": examples(used, folder.relative_to(root), texts, result.predicted),
         },
         figures=[
             Figure(
                 name="distances",
                 title="Distance to the root by level of the caption",
-                draw=partial(draw, distances[chains]),
+                draw=partial(draw, result.distances[chains]),
             )
         ],
     )
 
 
-@torch.inference_mode()
-def caption_scores(model: DualEncoder, images: Tensor, texts: Tensor, ranking: Ranking) -> Tensor:
-    """Scores [n t] of captions for images, from features [n d] and [t d]."""
-    device = device_of(model)
-    candidates = model.lift_text(texts.to(device))
-    parts = [
-        model.scores(model.lift_image(part.to(device)), candidates, ranking, "image").cpu() for part in images.split(64)
-    ]
-    return torch.cat(parts)
-
-
-def chain_metrics(name: str, predicted: Tensor, chains: Tensor, distances: Tensor) -> dict[str, float]:
-    """Precision, recall, tau and share of equal distances, from predictions [n s], chains [n l] and distances [t]."""
-    precision, recall = precision_recall(predicted, chains)
-    values = distances[chains]
-    equal = (values[:, :-1] == values[:, 1:]).double().mean().item()
-    tau = kendall_tau(values).mean().item()
+def chain_rules(model: DualEncoder, options: TaskOptions) -> dict[str, str]:
+    """The rules of the metrics of chains, for a result."""
+    negatives = "the first in file order" if options.rule == "released" else "drawn at random"
+    root = root_rule(model, "this set", options.root)
     return {
-        f"{name}/precision": precision,
-        f"{name}/recall": recall,
-        f"{name}/tau": tau,
-        f"{name}/equal_distances": equal,
-    }
-
-
-def pep(
-    model: Hyperbolic, texts: Tensor, images: Tensor, chains: Tensor, seed: int | None
-) -> tuple[dict[str, float], dict[str, float]]:
-    """PEP and its level at random: AUC and average precision of probability and margin, and the share of zeros."""
-    own = torch.stack([chains.flatten(), torch.arange(len(chains)).repeat_interleave(LEVELS)], 1)
-    others = mismatched_rows(chains[:, -1].tolist(), NEGATIVES, seed)
-    if not len(others):
-        return {}, {}
-    (true, true_margin), (false, false_margin) = (cone_scores(model, texts, images, rows) for rows in (own, others))
-    metrics = {
-        "pep/auc": roc_auc(true, false),
-        "pep/average_precision": average_precision(true, false, balanced=False),
-        "pep/zeros": (torch.cat([true, false]) == 0).double().mean().item(),
-        "pep/margin_auc": roc_auc(true_margin, false_margin),
-        "pep/margin_average_precision": average_precision(true_margin, false_margin, balanced=False),
-    }
-    share = len(own) / (len(own) + len(others))
-    return metrics, {
-        "pep/auc": 0.5,
-        "pep/margin_auc": 0.5,
-        "pep/average_precision": share,
-        "pep/margin_average_precision": share,
-    }
+        "score": options.ranking,
+        "image": "center crop",
+        "radius": "HierarCaps: distance of unit features to the empty text's",
+        "path": f"HyCoCLIP: {STEPS} points from the root to the best caption; the root: {root}",
+        "ties": "equal distances count 0 in tau",
+    } | ({"pep": f"{NEGATIVES} finest captions of other images, {negatives}"} if isinstance(model, Cones) else {})
 
 
 def examples(rows: list[Row], folder: Path, texts: list[str], predicted: Tensor) -> list[dict[str, object]]:

@@ -31,11 +31,11 @@ class Pair(NamedTuple):
     negative: tuple[str, ...]
 
 
-def read_chain(text: str | None, where: str) -> tuple[str, ...]:
-    """The captions of a chain. Raises UserError, beginning with `where`, unless there are four."""
+def read_chain(text: str | None, where: str, levels: int = LEVELS) -> tuple[str, ...]:
+    """The captions of a chain. Raises UserError, beginning with `where`, unless there are `levels`."""
     captions = tuple(part.strip() for part in (text or "").split(JOINER.strip()))
-    if len(captions) != LEVELS or not all(captions):
-        raise UserError(f"{where} has no chain of {LEVELS} captions joined by `{JOINER.strip()}`; correct it")
+    if len(captions) != levels or not all(captions):
+        raise UserError(f"{where} has no chain of {levels} captions joined by `{JOINER.strip()}`; correct it")
     return captions
 
 

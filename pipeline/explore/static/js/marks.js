@@ -77,7 +77,7 @@ export class Marks {
     return text.replace(new RegExp(this.form.formula, "g"), "$1'");
   }
   download() {
-    const cell = (text) => (/[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+    const cell = (text) => `"${text.replaceAll('"', '""')}"`;
     const lines = [this.form.columns, ...[...this.lines.values()].map((item) => item.line)];
     const link = document.createElement("a");
     link.href = URL.createObjectURL(

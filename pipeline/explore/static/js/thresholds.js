@@ -30,7 +30,7 @@ const judged = (output) =>
       ? 1
       : reason.startsWith("write:")
         ? 2
-        : reason.startsWith("score:") && reason !== "score:internal_error"
+        : reason.startsWith("score:") && !["score:internal_error", "score:low_head_score"].includes(reason)
           ? 1
           : 0,
   );
@@ -46,9 +46,10 @@ export function keptBoxes(output, changed) {
       end = output.shardEnd(at);
     const minScore = Math.fround(t.min_score),
       minClip = t.min_clip_score,
-      minSide = t.min_side_px;
+      minSide = t.min_side_px,
+      minImage = Math.fround(t.min_image_similarity ?? -Infinity);
     for (let row = shard.first; row < end; row += 1) {
-      if (kinds[rows.reason[row]] !== 1) continue;
+      if (kinds[rows.reason[row]] !== 1 || rows.similarity[row] < minImage) continue;
       for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
         // A missing CLIPScore is NaN, which is not at least any threshold.
         if (

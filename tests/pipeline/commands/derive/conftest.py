@@ -16,7 +16,7 @@ def compute(plans: Sequence[Any], config: RayConfig, recipe: Recipe) -> Iterator
     return (compute_here if config.cpu_workers == 1 else compute_local)(plans, config, recipe)
 
 
-@pytest.fixture(autouse=True, scope="session")
+@pytest.fixture(autouse=True, scope="module")
 def one_process() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.run.loop.compute_local", compute)

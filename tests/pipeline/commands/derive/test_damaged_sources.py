@@ -4,12 +4,14 @@ import json
 import os
 import shutil
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.commands import rewrite, takedown
+from pipeline.commands import explore, quality, rewrite, takedown
+from pipeline.commands.verify import main as verify_main
 from pipeline.commands.verify import verify
 from pipeline.output.store import Store
 from pipeline.report.stats import build_stats
@@ -111,16 +113,49 @@ def test_a_summary_that_grows_without_end_is_counted_again(source: Path, monkeyp
     assert build_stats(str(source))["rows"] == expected
 
 
-@pytest.mark.parametrize("name", ["config.yaml", "arrow/00001.arrow", "_takedowns.json"])
-def test_a_pipe_in_place_of_a_file_ends_the_command(source: Path, tmp_path: Path, name: str) -> None:
-    (source / name).unlink(missing_ok=True)
-    os.mkfifo(source / name)
+VERBS: dict[str, Callable[[str, Path], int]] = {
+    "rewrite": lambda out, new: rewrite.main([f"source={out}", f"output={new}", *LOCAL]),
+    "takedown": lambda out, new: takedown.main([out, f"list={new.parent / 'list.txt'}", *LOCAL]),
+    "verify": lambda out, new: verify_main([out, "processes=1"]),
+    "report": lambda out, new: explore.main([out, "report=true"]),
+    "row": lambda out, new: explore.main([out, "row=http://x/4"]),
+    "compare": lambda out, new: explore.main([out, out, f"compare={new}.html"]),
+    "static": lambda out, new: explore.main([out, f"static={new}", f"cache={new.parent / 'cache'}"]),
+    "quality": lambda out, new: quality.main([out, f"page={new}.html", f"form={new}.csv"]),
+}
+NEEDED = {"_takedowns.json": {"rewrite", "takedown", "verify", "report"}, "_summaries/00001.json.zst": {"verify"}}
+"""Verbs that end with an error if a file cannot be read; all others do for other files, in most cases."""
+
+
+def ends(verb: str, source: Path, new: Path) -> list[int]:
+    """The exit code of a verb in a thread; [] if it does not end."""
     codes = list[int]()
-    arguments = [f"source={source}", f"output={tmp_path / 'new'}", *LOCAL]
-    thread = threading.Thread(target=lambda: codes.append(rewrite.main(arguments)), daemon=True)
+    thread = threading.Thread(target=lambda: codes.append(VERBS[verb](str(source), new)), daemon=True)
     thread.start()
     thread.join(60)
-    assert codes in ([2], [3])
+    return codes
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("name", ["config.yaml", "arrow/00001.arrow", "grit/00001.tar", *NEEDED])
+def test_a_pipe_in_place_of_a_file_ends_the_command(source: Path, tmp_path: Path, name: str, verb: str) -> None:
+    (tmp_path / "list.txt").write_text("http://x/4\n")
+    (source / name).unlink(missing_ok=True)
+    os.mkfifo(source / name)
+    codes = ends(verb, source, tmp_path / "new")
+    assert codes in ([0], [1], [2], [3])
+    if name in NEEDED:
+        assert (codes == [0]) == (verb not in NEEDED[name])
+
+
+@pytest.mark.parametrize("name", ["train/00001.tar", "grit/00001.tar"])
+def test_a_takedown_opens_no_pipe_in_the_only_format(tmp_path: Path, name: str) -> None:
+    output, formats = tmp_path / "out", name.partition("/")[0]
+    make_output(output, {1: [kept(picture(0), url="http://x/4")]}, f"write.formats=[{formats}]")
+    (tmp_path / "list.txt").write_text("http://x/4\n")
+    (output / name).unlink()
+    os.mkfifo(output / name)
+    assert ends("takedown", output, tmp_path / "new") == [3]
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -20,6 +21,7 @@ from pipeline.output.source import Source
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
 from pipeline.run import derived as output
+from pipeline.stages.score.scorers import load_scorer
 from tests.pipeline.commands.derive.outputs import Row, kept, lost, make_output, picture, read_rows
 from tests.pipeline.jobs import hash_output
 
@@ -188,7 +190,10 @@ def test_an_output_without_kept_rows_has_no_duplicates(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["dedupe=[url,pixels]"], "dedupe is ['url', 'pixels']; give one or more of ['url', 'bytes', 'picture']"),
+        (
+            ["dedupe=[url,pixels]"],
+            "dedupe is ['url', 'pixels']; give one or more of ['url', 'bytes', 'picture', 'meaning']",
+        ),
         (["dedupe=url"], "dedupe must be a list; write [url]"),
         (["dedupe=[picture]"], "dedupe=[picture] and dedupe_radius=BITS belong together"),
         (["dedupe_radius=3"], "dedupe=[picture] and dedupe_radius=BITS belong together"),
@@ -244,3 +249,30 @@ def test_a_full_disk_is_an_error_that_names_tmpdir(
     monkeypatch.setattr(duplicates.Duplicates, "find", full)
     assert run(source, tmp_path / "new") == 2
     assert "No space left on device; give a larger memory_gb, or a TMPDIR with more space" in capsys.readouterr().err
+
+
+def test_images_with_the_same_meaning_are_those_whose_embeddings_are_alike(source: Path, tmp_path: Path) -> None:
+    rows = {key: row for key, row in read_rows(source).items() if row["status"] == "kept"}
+    images = [decode(row["image"], STORED_IMAGE_LIMITS) for row in rows.values()]
+    features = load_scorer("miniature", "cpu", 8).embed_images(images).numpy()
+    cosines = features @ features.T
+    cosine = float(np.sort(cosines[np.triu_indices(len(cosines), 1)])[-12]) - 1e-3
+    stays, expected = list[int](), dict[int, tuple[str, int]]()
+    for i, key in enumerate(rows):
+        near = [j for j in stays if cosines[i, j] >= cosine]
+        expected |= {int(key): ("same_meaning", int([*rows][near[0]]))} if near else {}
+        stays += [] if near else [i]
+    assert run(source, tmp_path / "new", "dedupe=[meaning]", f"dedupe_cosine={cosine}") == 0
+    assert dropped(tmp_path / "new") == expected
+    assert len(expected) >= 4
+    manifest = json.loads((tmp_path / "new" / "_manifests" / "00000.json").read_bytes())
+    assert manifest["origin"]["settings"]["scorer_name"] == "miniature"
+    assert len(manifest["origin"]["settings"]["scorer_sha256"]) == 64
+
+
+@pytest.mark.parametrize("arguments", [("dedupe=[meaning]",), ("dedupe=[url]", "dedupe_cosine=0.9")])
+def test_meaning_needs_a_cosine_and_a_cosine_needs_meaning(
+    arguments: tuple[str, ...], source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(source, tmp_path / "new", *arguments) == 2
+    assert "dedupe=[meaning] and dedupe_cosine=COSINE belong together" in capsys.readouterr().err

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -42,6 +43,11 @@ from tests.pipeline.commands.derive.endless import work
 config = PipelineConfig(input="in", output="out", ray=RayConfig(runner="local", cpu_workers=2))
 list(Run(config).values(work, [Task(i, 1, path) for i, path in enumerate(sys.argv[1:])], "worked on"))
 """
+
+
+@dataclass(frozen=True)
+class NoOptions:
+    """The options of a command that has none of its own."""
 
 
 def plan(source: Path, new: Path, seed: int) -> Sequence[NewShard]:
@@ -173,5 +179,5 @@ def test_the_log_has_the_level_and_the_form_of_the_arguments(
 
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
-    derive_command("usage", load)(options)
+    derive_command("usage", load, NoOptions)(options)
     assert re.fullmatch(expected, capsys.readouterr().err)

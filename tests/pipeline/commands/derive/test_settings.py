@@ -6,8 +6,6 @@ import pytest
 
 from pipeline.commands import rewrite, takedown
 from pipeline.grit import main as run
-from pipeline.output.source import read_config
-from pipeline.output.store import Store
 from tests.pipeline.commands.derive.outputs import make_output, random_shards
 
 
@@ -16,7 +14,7 @@ from tests.pipeline.commands.derive.outputs import make_output, random_shards
     [
         (["score.min_score=0.95"], "dry_run=true"),
         ([], "input=/etc/passwd"),
-        (["dedupe=[url]"], "dry_run_rows=3"),
+        (["dedupe=[url]"], "dry_run=3"),
         (["samples_per_shard=3"], "ground.device=cuda"),
         (["against=LIST"], "dry_run=true"),
     ],
@@ -34,7 +32,7 @@ def test_settings_of_the_job_are_refused(
     assert not (tmp_path / "b").exists()
 
 
-@pytest.mark.parametrize("argument", ["input=/tmp/other", "dry_run=true"])
+@pytest.mark.parametrize("argument", ["input=/tmp/other", "limit=3"])
 def test_settings_that_a_retry_does_not_use_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], argument: str
 ) -> None:
@@ -48,13 +46,3 @@ def test_takedown_refuses_them_too(tmp_path: Path, capsys: pytest.CaptureFixture
     (tmp_path / "list.txt").write_text("http://example.org/x.jpg\n")
     assert takedown.main([str(tmp_path / "a"), f"list={tmp_path / 'list.txt'}", "output=/tmp/other"]) == 2
     assert "takedown cannot change output, a setting of the job" in capsys.readouterr().err
-
-
-def test_a_dry_run_that_an_earlier_version_saved_is_not_one_of_the_next_command(tmp_path: Path) -> None:
-    make_output(tmp_path / "a", random_shards(2, 1))
-    config = tmp_path / "a" / "config.yaml"
-    config.write_text(config.read_text().replace("dry_run: false", "dry_run: true"))
-    assert "dry_run: true" in config.read_text()
-    assert not read_config(Store(str(tmp_path / "a"))).dry_run
-    assert rewrite.main([f"source={tmp_path / 'a'}", f"output={tmp_path / 'b'}", "ray.runner=local"]) == 0
-    assert "dry_run: false" in (tmp_path / "b" / "config.yaml").read_text()

@@ -3,12 +3,15 @@
 import errno
 import itertools
 import shutil
+import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from hypergrit_common.processes import ProcessId, machine
 from hypergrit_common.tar import iter_members, reader_of
 from pipeline import load_config, make_provenance, plan_shards
 from pipeline.commands import rewrite, takedown
@@ -20,12 +23,13 @@ from pipeline.output.source import Source, read_config, read_table
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.takedown import parse_takedown, refuse
+from pipeline.report.cards import DroppedPicture, Thumbnail, write_dropped
 from pipeline.run.steps import Steps
 from pipeline.summary.totals import decompressed
 from schemas.files import FILES, JOURNAL_FOLDER
 from schemas.layout import FLAT
 from tests.pipeline.commands.derive.rows import manifests_of, rows_of, stats_of
-from tests.pipeline.commands.derive.scenes import write_output
+from tests.pipeline.commands.derive.scenes import HOSTS, write_output
 from tests.pipeline.here import compute_here
 from tests.pipeline.jobs import hash_output, run_job
 
@@ -307,6 +311,34 @@ def test_drafts_of_lost_workers_and_files_without_a_manifest_are_removed(source:
     assert not draft.exists()
     assert not list(output.rglob("00001.*"))
     assert len(manifests_of(output)) == 2
+
+
+def test_an_output_whose_shards_are_all_in_the_queue_is_taken_down_too(source: Path, tmp_path: Path) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, *entries_for(source))
+    shutil.copytree(source, output)
+    for manifest in (output / "_manifests").iterdir():
+        manifest.unlink()
+    assert run_takedown(output, path) == 0
+    assert not [*(output / "train").iterdir(), *(output / "arrow").iterdir()]
+    assert len(Store(str(output)).takedowns) == 2
+
+
+def test_thumbnails_of_a_shard_that_was_made_again_and_folders_of_killed_verbs_are_removed(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, f"http://{HOSTS[0]}/6.jpg")
+    shutil.copytree(source, output)
+    assert run_takedown(output, path) == 0
+    write_dropped(Store(str(output)), 1, [DroppedPicture(f"{6:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))])
+    write_dropped(Store(str(output)), 0, [DroppedPicture(f"{1:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))])
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    child = subprocess.Popen(["true"])
+    child.wait()
+    folder = tmp_path / f"hypergrit-{ProcessId(machine(), child.pid, 1)}.abcdefgh"
+    folder.mkdir()
+    assert run_takedown(output, path) == 0
+    assert not folder.exists()
+    assert [path.name for path in (output / "_dropped").iterdir()] == ["00000.arrow"]
 
 
 def test_the_job_refuses_the_rows_of_its_list(tars: Path, finished: Path, tmp_path: Path) -> None:

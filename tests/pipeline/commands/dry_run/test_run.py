@@ -59,7 +59,7 @@ def test_a_sample_of_all_rows_predicts_the_job_and_nothing_is_written(
     tars: Path, finished: Path, tmp_path: Path, scratch: Path, capsys: Printed
 ) -> None:
     output = tmp_path / "out"
-    assert run_job(tars, output, "dry_run=true", "dry_run_rows=100") == 0
+    assert run_job(tars, output, "dry_run=100") == 0
     text = capsys.readouterr().out
     assert not output.exists()
     assert list(scratch.glob("hypergrit-*")) == []
@@ -83,7 +83,7 @@ def test_finished_shards_are_not_predicted_and_stay_as_they_are(
     shutil.copytree(finished, output)
     (output / "_manifests/00001.json").unlink()
     before = contents(output)
-    assert run_job(tars, output, "dry_run=true", "dry_run_rows=2") == 0
+    assert run_job(tars, output, "dry_run=2") == 0
     assert "sample: 2 of 4 rows in 1 shards (seed 0); 2 of 3 are finished already" in capsys.readouterr().out
     assert contents(output) == before
     shutil.copy(finished / "_manifests/00001.json", output / "_manifests")
@@ -97,9 +97,7 @@ def test_the_job_runs_as_usual_after_a_dry_run_with_other_options(
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, finished, "dry_run=true", "score.min_side_px=48") == 2
     assert "score.min_side_px: 32 -> 48" in capsys.readouterr().err
-    plain, dry = (
-        load_config([f"input={tars}", "output=out", *more]) for more in ([], ["dry_run=true", "dry_run_rows=7"])
-    )
+    plain, dry = (load_config([f"input={tars}", "output=out", *more]) for more in ([], ["dry_run=7"]))
     assert content_hash(plain) == content_hash(dry)
     assert runtime_settings(plain) == runtime_settings(dry)
     assert settings_of(plain) == settings_of(dry)
@@ -109,7 +107,7 @@ def test_an_object_store_is_not_written_to_and_its_requests_are_predicted(
     tars: Path, scratch: Path, capsys: Printed, tmp_path: Path
 ) -> None:
     url = f"memory://{tmp_path.name}/out"
-    assert run_job(tars, url, "dry_run=true", "dry_run_rows=1", "formats=[arrow]") == 0  # type: ignore[arg-type]
+    assert run_job(tars, url, "dry_run=1", "formats=[arrow]") == 0  # type: ignore[arg-type]
     found = re.search(r"requests to object stores +(\d+)", capsys.readouterr().out)
     assert found
     assert int(found[1]) > 3 * 4
@@ -119,8 +117,8 @@ def test_an_object_store_is_not_written_to_and_its_requests_are_predicted(
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["dry_run_rows=0"], "dry_run_rows is 0; give 1 or more"),
-        (["dry_run_rows=all"], "dry_run_rows"),
+        (["dry_run=-1"], "dry_run is -1; give 0 or more"),
+        (["dry_run=all"], "dry_run"),
         (["dry_run=maybe"], "dry_run"),
         (["output=file"], "file is a file; choose another output="),
         (["output=file/below"], "file is a file; choose another output="),

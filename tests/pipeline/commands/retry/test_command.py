@@ -356,8 +356,11 @@ def test_the_proxy_and_the_headers_of_the_job_are_demanded_again(
     web.hits = Counter(RECOVERED)
     assert retry(output, "download.proxy=none", 'download.headers={"%s": {}}' % origin) == 0  # noqa: UP031
     (output / "_manifests/00000.json").unlink()
-    with pytest.raises(UserError, match=r"download.proxy=none"):
-        run_job(web, finished_job.folder, output, headers % (origin, "SECRET"))
+    hits = web.hits.copy()
+    for mode in ("dry_run=false", "dry_run=true"):
+        with pytest.raises(UserError, match=r"download.proxy=none"):
+            run_job(web, finished_job.folder, output, headers % (origin, "SECRET"), mode)
+    assert web.hits == hits
     assert run_job(web, finished_job.folder, output, headers % (origin, "SECRET"), "download.proxy=none") == 0
     assert json.loads((output / "_job.json").read_text())["secrets"] == [origin]
     assert run_job(web, finished_job.folder, output) == 0  # nothing to download

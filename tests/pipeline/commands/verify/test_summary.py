@@ -52,7 +52,19 @@ def test_a_summary_that_differs_from_the_rows_is_named_with_the_fix(
     assert problems(tmp_path, 2) == []
 
 
-@pytest.mark.parametrize("damage", [flip, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"{}")])
+def test_a_flipped_byte_of_a_summary_is_named_whether_it_can_be_decompressed_or_not(tmp_path: Path) -> None:
+    flip(write_two(tmp_path) / SUMMARY)
+    (found,) = problems(tmp_path)
+    assert found.startswith(f"{SUMMARY}: ")
+
+
+def spoil_header(path: Path) -> None:
+    path.write_bytes(b"?" + path.read_bytes()[1:])
+
+
+@pytest.mark.parametrize(
+    "damage", [spoil_header, lambda path: path.write_bytes(b""), lambda path: path.write_bytes(b"{}")]
+)
 def test_a_damaged_summary_is_named(tmp_path: Path, damage: Callable[[Path], object]) -> None:
     damage(write_two(tmp_path) / SUMMARY)
     assert [found.partition(";")[0] for found in problems(tmp_path)] == [f"{SUMMARY}: damaged"]

@@ -20,7 +20,7 @@ from pipeline.run.provenance import with_absolute_paths
 from pipeline.run.steps import Done
 from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
 from schemas.manifest import Manifest, Provenance
-from schemas.rows import SCORED
+from schemas.rows import SCORED, VERSION
 from tests.pipeline.here import compute_here
 
 ROWS_PER_SHARD = 3
@@ -29,7 +29,7 @@ ROWS_PER_SHARD = 3
 def provenance_of(config: PipelineConfig, **packages: str) -> Provenance:
     return {
         "hypergrit": "1.0",
-        "schema": "1.2",
+        "schema": VERSION,
         "config_hash": content_hash(config),
         "packages": {"torch": "2.0", **packages},
         "models": {

@@ -85,6 +85,22 @@ def test_a_changed_setting_is_named_with_both_values(config: PipelineConfig, fol
     assert_refused(config, "score.min_side_px: 48 -> 32")
 
 
+def test_a_changed_threshold_is_named_once_and_the_verb_without_models_too(
+    config: PipelineConfig, folder: Path
+) -> None:
+    run(config)
+    changed = configure(folder, config.output, "score.min_score=0.8")
+    provenance = provenance_of(changed)
+    provenance["thresholds"]["min_score"] = 0.8
+    with pytest.raises(UserError) as error:
+        run(changed, provenance)
+    assert "(changed: score.min_score: 0.5 -> 0.8); `hypergrit rewrite source=" in str(error.value)
+    assert f"source={config.output} output=NEW score.min_score=0.8` makes it without models; " in str(error.value)
+    with pytest.raises(UserError) as error:
+        run(configure(folder, config.output, "score.min_score=0.8", "captions.redcaps=true"), provenance)
+    assert "rewrite" not in str(error.value)
+
+
 def test_a_changed_package_or_model_is_named(config: PipelineConfig) -> None:
     run(config)
     assert_refused(config, "package torch: 2.0 -> 2.1", "package new: none -> 1", torch="2.1", new="1")

@@ -55,6 +55,7 @@ def kept_row(number: int) -> dict[str, Any]:
         "caption_original": f" {CAPTION} ",
         "extra": '{"licence": "none", "url": "not this"}',
         "image": jpeg(300, 200),
+        "captions": None,
         "given_noun_chunks": None,
         "given_ref_exps": None,
         "status": "kept",

@@ -9,10 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline.commands.verify import manifest_problems
 from pipeline.config import WriteConfig
+from pipeline.output.ledger import read_manifests
+from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from schemas.files import INDEX
-from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, is_finished, kept_row, plan, rows, table
+from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
 INDEX_PATH = "_index/00001.arrow"
 
@@ -76,14 +79,16 @@ def test_index_of_formats_that_are_not_written_any_more_is_removed(tmp_path: Pat
     assert not (tmp_path / INDEX_PATH).exists()
 
 
-def test_shard_of_an_earlier_version_without_an_index_is_finished(tmp_path: Path) -> None:
+def test_a_manifest_without_the_index_is_damaged(tmp_path: Path) -> None:
     write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
+    assert list(manifest_problems(read_manifests(Store(str(tmp_path)))[0], 1, None)) == []
     remove_index(tmp_path)
-    assert is_finished(str(tmp_path), plan(), PROVENANCE)
+    found = list(manifest_problems(read_manifests(Store(str(tmp_path)))[0], 1, None))
+    assert found == [f"it does not list {INDEX_PATH}, although it lists its format"]
 
 
 def remove_index(folder: Path) -> None:
-    """Make an output look like one of version 0.3."""
+    """Remove the index, and its entry in the manifest."""
     for path in (folder / "_manifests").iterdir():
         manifest = json.loads(path.read_text())
         del manifest["files"][f"_index/{path.stem}.arrow"]

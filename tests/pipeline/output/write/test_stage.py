@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pipeline.output.manifest import read_manifest
 from pipeline.output.store import LOCK_SUFFIX, Store, remove_abandoned, temporary_name
 from pipeline.output.write import stage as stage_module
 from pipeline.output.write.stage import write_shard
+from pipeline.output.write.tar import TarWriter
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, is_finished, kept_row, plan, rows, table
 
 ALL_FORMATS = WriteConfig()
@@ -109,12 +111,21 @@ def test_shard_with_missing_or_invalid_rows_is_not_written(
     assert tree(tmp_path) == {}
 
 
-def test_error_while_writing_leaves_the_earlier_shard_and_no_temporary_file(tmp_path: Path) -> None:
+def test_error_while_writing_leaves_the_earlier_shard_and_no_temporary_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     before = tree(tmp_path)
-    without_boxes = [*rows()[:3], kept_row(13) | {"boxes": [], "box_scores": []}]
-    with pytest.raises(ValueError, match="without a box"):
-        write_shard(table(without_boxes), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
+    add_sample = TarWriter.add_sample
+
+    def fail(writer: TarWriter, key: str, members: Iterable[tuple[str, bytes]]) -> None:
+        if writer.samples:
+            raise ValueError("the second sample")
+        add_sample(writer, key, members)
+
+    monkeypatch.setattr(TarWriter, "add_sample", fail)
+    with pytest.raises(ValueError, match="the second sample"):
+        write_shard(table(), plan(), ALL_FORMATS, str(tmp_path), PROVENANCE)
     assert tree(tmp_path) == before
 
 

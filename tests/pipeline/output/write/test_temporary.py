@@ -6,7 +6,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hypergrit_common.process import ProcessId, machine
+from hypergrit_common.processes import ProcessId, machine
 from pipeline.output.store import remove_abandoned_folders, temporary_folder_prefix
 
 

@@ -13,7 +13,7 @@ from pipeline.config import WriteConfig
 from pipeline.output.write.samples import grounded_phrases
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.train import train_sample
-from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, box, box_score, jpeg, kept_row, plan, table
+from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, box, box_score, kept_row, plan, table
 
 
 def samples(output: Path) -> list[dict[str, bytes]]:
@@ -112,12 +112,6 @@ def test_crop_shows_the_box_centred_on_white() -> None:
     assert np.abs(pixels[112, 112] - (255, 0, 0)).max() < 12
     assert np.abs(pixels[112, 6] - (255, 0, 0)).max() < 12  # wide box: full width
     assert np.abs(pixels[20, 112] - 255).max() < 12  # and white above
-
-
-def test_kept_row_without_a_kept_box_is_an_error() -> None:
-    row = kept_row(1) | {"boxes": [], "box_scores": [], "image": jpeg(50, 50)}
-    with pytest.raises(ValueError, match="without a box"):
-        dict(train_sample(row, WriteConfig(), "hash"))
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.stages.captions import CaptionsConfig, clean, clean_as_redcaps, clean_captions
+from hypergrit_common.errors import UserError
+from pipeline.stages.captions import CaptionsConfig, clean, clean_as_redcaps, clean_captions, count_tokens
 from schemas.rows import CAPTIONED, DOWNLOADED
 from tests.pipeline.settings import with_constants
 
@@ -19,6 +20,40 @@ def run_stage(*captions: str | None, config: CaptionsConfig | None = None) -> li
     table = clean_captions(pa.Table.from_pylist(rows, schema=DOWNLOADED), config or CaptionsConfig())
     assert table.schema.equals(CAPTIONED)
     return table.to_pylist()
+
+
+@pytest.mark.parametrize(
+    ("original", "expected"),
+    [
+        ("Bikes: sales@bikes.example.com.", "Bikes: ."),
+        ("Call +1 (415) 555-2671 or 030/1234567 now", "Call or now"),
+        ("Call 415-555-2671", "Call"),
+        ("Call (0)30 12 34 56 78, today", "Call , today"),
+        ("00441632960961 a dog", "a dog"),
+        ("@handle, a@b, 5 @ 7 EUR", "@handle, a@b, 5 @ 7 EUR"),
+        ("in 1990-2000, on 01.02.2003 and 05/12/2019", "in 1990-2000, on 01.02.2003 and 05/12/2019"),
+        (
+            "0.12345678 of 1,000,000 at 12:30, ISBN 978-3-16-148410-0",
+            "0.12345678 of 1,000,000 at 12:30, ISBN 978-3-16-148410-0",
+        ),
+    ],
+)
+def test_personal_data_leave_both_captions(original: str, expected: str) -> None:
+    (row,) = run_stage(original, config=CaptionsConfig(redact=("email", "phone")))
+    assert (row["caption"], row["caption_original"]) == (expected, expected)
+    (kept,) = run_stage(original)
+    assert kept["caption"] == kept["caption_original"] == original
+
+
+def test_redaction_takes_linear_time_and_can_empty_a_caption() -> None:
+    start = time.process_time()
+    for piece in ("+1", "0 1 ", "(0)1", "a.", "a@b-", "415 555 ", "1.1.11", "+(((("):
+        run_stage(piece * 40_000, config=CaptionsConfig(redact=("email", "phone")))
+    assert time.process_time() - start < 30
+    (row,) = run_stage("ann@example.org", config=CaptionsConfig(redact=("email",)))
+    assert (row["reason"], row["caption_original"]) == ("empty_caption", "")
+    with pytest.raises(UserError, match=r"redact is \['name'\]; give one or more of \['email', 'phone'\]"):
+        CaptionsConfig(redact=("name",))
 
 
 @pytest.mark.parametrize(
@@ -169,3 +204,16 @@ def test_unfinished_tags_take_linear_time(piece: str) -> None:
     started = time.process_time()
     clean(piece * 20_000)
     assert time.process_time() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("caption", "n"),
+    [("a red dog", 3), ("it's 10 o'clock ...", 8), ("the dogs' bowls", 4), ("über-großer Hund", 4), ("", 0)],
+)
+def test_tokens_are_words_digits_and_other_characters(caption: str, n: int) -> None:
+    assert count_tokens(caption) == n
+
+
+def test_caption_with_more_tokens_than_the_limit_is_dropped_as_too_long() -> None:
+    out = run_stage("a red dog", "a big red dog", config=CaptionsConfig(max_tokens=3))
+    assert [(row["reason"], row["detail"]) for row in out] == [(None, None), ("caption_too_long", "4 tokens")]

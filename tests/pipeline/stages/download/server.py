@@ -30,12 +30,14 @@ def png_header(width: int, height: int) -> bytes:
 class TinyWeb:
     """A server in a thread, until `close`.
 
-    `hits` counts the requests by path, `max_busy` is the maximum number of concurrent requests below /busy/.
+    `robots` is status and text of robots.txt (None: 404). `hits` counts the requests by path, `max_busy` is the maximum
+    number of concurrent requests below /busy/.
     """
 
     def __init__(self) -> None:
         self.hits: Counter[str] = Counter()
         self.bytes_sent = 0
+        self.robots: tuple[int, str] | None = None
         self.busy = self.max_busy = 0
         self.loop = asyncio.new_event_loop()
         ready = threading.Event()
@@ -99,6 +101,15 @@ class TinyWeb:
                 return web.Response(status=301, headers={"Location": f"/loop/{argument}x"})
             case "robots":
                 return web.Response(body=jpeg(), headers={"X-Robots-Tag": request.query["tag"]})
+            case "robots.txt":
+                if self.robots is None:
+                    return web.Response(status=404)
+                status, text = self.robots
+                headers = {"X-Robots-Tag": "noindex", **({"Location": text} if status in (301, 302) else {})}
+                return web.Response(status=status, text=text, headers=headers)
+            case "header":
+                headers = dict(request.query.items())
+                return web.Response(body=jpeg(), headers=headers)
             case "text":
                 return web.Response(body=b"<html>moved</html>", content_type="image/jpeg")
             case "truncated":

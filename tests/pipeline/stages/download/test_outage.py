@@ -98,7 +98,7 @@ def test_a_few_dead_names_and_hosts_are_dropped_at_once(
 ) -> None:
     monkeypatch.setattr(shortage, "PATIENCE_S", 60.0)
     network.is_down = True
-    urls = ["http://bad0.test/", "http://bad1.test/", "http://bad2.test/", "http://127.0.0.1:9/", "http://127.0.0.1:8/"]
+    urls = ["http://bad0.test/", "http://bad1.test/", "http://bad2.test/", "http://127.0.0.1:6/", "http://127.0.0.1:8/"]
     download, start = Download(config(retries=0)), time.monotonic()
     for _ in range(2):
         assert reasons(download(table(*urls))) == ["dns_error"] * 3 + ["connection_error"] * 2

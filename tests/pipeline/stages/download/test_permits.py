@@ -149,7 +149,7 @@ def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.Monk
             nobody = server.address._replace(port=closed.getsockname()[1])
         for address in (nobody, wrong):
             with pytest.raises(PermitsError):
-                Download(config(), permits=address)(table("http://127.0.0.1:1/", "http://127.0.0.1:2/"))
+                Download(config(), permits=address)(table("http://127.0.0.1:3/", "http://127.0.0.1:2/"))
 
 
 def test_replies_come_in_the_order_of_the_requests() -> None:

@@ -38,6 +38,15 @@ def test_a_stopped_process_drops_no_row() -> None:
         download.close()
 
 
+def test_pauses_are_mentioned_once(caplog: pytest.LogCaptureFixture) -> None:
+    now = 0.0
+    pulse = Pulse(lambda: now)
+    for _ in range(3):
+        now += 60
+        pulse.time()
+    assert (pulse.n_pauses, caplog.text.count("stood still")) == (3, 1)
+
+
 def test_the_clock_stands_still_during_a_pause() -> None:
     now = 0.0
     pulse = Pulse(lambda: now)

@@ -178,7 +178,7 @@ def test_an_unknown_host_is_a_dns_error() -> None:
 
 
 def test_a_closed_port_is_a_connection_error() -> None:
-    assert outcome("http://127.0.0.1:1/x.jpg", retries=0) == ("connection_error", "ECONNREFUSED")
+    assert outcome("http://127.0.0.1:2/x.jpg", retries=0) == ("connection_error", "ECONNREFUSED")
 
 
 def test_an_aborted_connection_is_retried_and_then_a_connection_error(web: TinyWeb) -> None:

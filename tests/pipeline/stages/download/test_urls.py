@@ -31,6 +31,18 @@ def test_a_long_url_is_invalid() -> None:
         parse_url("http://h/" + "a" * MAX_CHARACTERS)
 
 
+@pytest.mark.parametrize("port", [22, 25, 6000, 10080])
+def test_a_port_that_browsers_refuse_is_refused_unless_it_is_allowed(port: int) -> None:
+    text = f"port {port}, which browsers refuse; see download.allowed_ports"
+    (row,) = Download(config())(table(f"http://127.0.0.1:{port}/a.jpg")).to_pylist()
+    assert (row["reason"], row["detail"]) == ("invalid_url", text)
+    with pytest.raises(FetchError, match="which browsers refuse"):
+        parse_url(f"//h.test:{port}/x", URL("http://h.test/"))
+    assert parse_url(f"http://h.test:{port}/x", allowed_ports=(port,)).port == port
+    allowed = Download(config(allowed_ports=(port,)))(table(f"http://127.0.0.1:{port}/a.jpg")).to_pylist()
+    assert allowed[0]["reason"] != "invalid_url"
+
+
 PIECES = [
     *("http", "https", "ftp", ":", "//", "/", "@", "[", "]", "%", "%zz", "%00", "%2f", "\\", "?", "#", " ", "\t", "\n"),
     *("\0", "a", "h.test", "127.0.0.1", "0x7f.1", "::1", "v1.a:b", ":80", ":99999", ":-1", "user:pw@", "é", "\u2100"),
@@ -77,6 +89,6 @@ def test_an_unforeseen_exception_is_an_internal_error_of_its_row(monkeypatch: py
         check_url(url, allowed)
 
     monkeypatch.setattr("pipeline.stages.download.client.check_url", fail)
-    rows = Download(config(retries=0))(table("http://bad1.test/", "http://127.0.0.1:1/")).to_pylist()
+    rows = Download(config(retries=0))(table("http://bad1.test/", "http://127.0.0.1:2/")).to_pylist()
     assert [row["reason"] for row in rows] == ["internal_error", "connection_error"]
     assert rows[0]["detail"] == "KeyError: 'nobody expected this'"

@@ -14,13 +14,20 @@ from transformers import (
     GroundingDinoForObjectDetection,
     GroundingDinoImageProcessor,
     GroundingDinoProcessor,
+    MMGroundingDinoConfig,
+    MMGroundingDinoForObjectDetection,
     Owlv2Config,
     Owlv2ForObjectDetection,
     Owlv2ImageProcessor,
     Owlv2Processor,
+    Sam3Config,
+    Sam3ImageProcessor,
+    Sam3Model,
+    Sam3Processor,
     SwinConfig,
 )
 
+from hypergrit_common.devices import Precision
 from hypergrit_common.errors import UserError
 from pipeline.stages.ground.grounder import Detection, Grounder
 from pipeline.stages.ground.hf_grounders import GroundingDino
@@ -32,6 +39,14 @@ SPANS = [(0, 9), (14, 28)]
 
 
 def tiny_grounding_dino(folder: Path) -> None:
+    save_tiny_dino(folder, GroundingDinoConfig, GroundingDinoForObjectDetection)
+
+
+def tiny_mm_grounding_dino(folder: Path) -> None:
+    save_tiny_dino(folder, MMGroundingDinoConfig, MMGroundingDinoForObjectDetection)
+
+
+def save_tiny_dino(folder: Path, config_class: Any, model_class: Any) -> None:
     letters = [chr(c) for c in range(97, 123)]
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", ".", "?", "red", "dog", "blue", "house", *letters]
     (folder / "vocab.txt").write_text("\n".join([*words, *(f"##{c}" for c in letters)]))
@@ -40,7 +55,7 @@ def tiny_grounding_dino(folder: Path) -> None:
         image_size=64, window_size=4, embed_dim=8, depths=[1, 1, 1, 1], num_heads=[1, 1, 2, 2],
         out_features=["stage2", "stage3", "stage4"],
     )  # fmt: skip
-    config = GroundingDinoConfig(
+    config = config_class(
         backbone_config=backbone, d_model=32, encoder_layers=1, decoder_layers=2, num_queries=7, max_text_len=16,
         encoder_attention_heads=2, decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
         text_config={
@@ -50,7 +65,7 @@ def tiny_grounding_dino(folder: Path) -> None:
         use_pretrained_backbone=False, backbone=None,
     )  # fmt: skip
     torch.manual_seed(0)
-    GroundingDinoForObjectDetection(config).save_pretrained(folder)
+    model_class(config).save_pretrained(folder)
     images = GroundingDinoImageProcessor(size={"shortest_edge": 64, "longest_edge": 96})
     GroundingDinoProcessor(images, tokenizer).save_pretrained(folder)
 
@@ -69,7 +84,33 @@ def tiny_owlv2(folder: Path) -> None:
     Owlv2Processor(Owlv2ImageProcessor(size={"height": 32, "width": 32}), tokenizer).save_pretrained(folder)
 
 
-@pytest.fixture(scope="module", params=[tiny_grounding_dino, tiny_owlv2])
+def tiny_sam3(folder: Path) -> None:
+    tokenizer = small_clip_tokenizer(folder, extra=["!"], pad_token="!")
+    tokenizer.model_max_length = 32
+    ends = {f"{end}_token_id": getattr(tokenizer, f"{end}_token_id") for end in ("bos", "eos", "pad")}
+    size = {"hidden_size": 16, "num_attention_heads": 2}
+    layers = {**size, "num_layers": 1, "intermediate_size": 16}
+    config = Sam3Config(
+        vision_config={
+            "backbone_config": {
+                "model_type": "sam3_vit_model", **size, "intermediate_size": 16, "num_hidden_layers": 2, "image_size": 56,
+                "patch_size": 14, "window_size": 2, "global_attn_indexes": [1], "pretrain_image_size": 28,
+            },
+            "fpn_hidden_size": 16, "backbone_feature_sizes": [[16, 16], [8, 8], [4, 4]],
+        },
+        text_config={
+            "model_type": "clip_text_model", **size, **ends, "intermediate_size": 16, "num_hidden_layers": 1,
+            "vocab_size": len(tokenizer), "max_position_embeddings": 32, "projection_dim": 8,
+        },
+        geometry_encoder_config=layers, detr_encoder_config=layers,
+        detr_decoder_config={**layers, "num_layers": 2, "num_queries": 7}, mask_decoder_config=size,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    Sam3Model(config).save_pretrained(folder)
+    Sam3Processor(Sam3ImageProcessor(size={"height": 56, "width": 56}), tokenizer).save_pretrained(folder)
+
+
+@pytest.fixture(scope="module", params=[tiny_grounding_dino, tiny_mm_grounding_dino, tiny_owlv2, tiny_sam3])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_model: Callable[[Path], None] = request.param
     path = tmp_path_factory.mktemp("model")
@@ -214,3 +255,103 @@ def test_owlv2_finds_nearly_the_same_boxes_in_bfloat16(tmp_path: Path) -> None:
     assert len(exact) == len(half)
     scores = [[d.score for d in sorted(found, key=lambda d: (d.phrase, d.box))] for found in (exact, half)]
     assert sorted(scores[0]) == pytest.approx(sorted(scores[1]), abs=0.03)
+
+
+HALF = [("fp32", torch.float32), ("bf16", torch.bfloat16)]
+WORDS = [(2, 5), (6, 9)]  # of "a red dog": one word piece each, so that a mean over word pieces is a maximum
+
+
+def within(grounder: Any, dtype: torch.dtype) -> torch.autocast:
+    is_half = dtype != torch.float32
+    return torch.autocast("cpu", dtype if is_half else None, enabled=is_half)
+
+
+def as_fractions(result: dict[str, Any], height: int = 48, width: int = 64) -> list[tuple[float, ...]]:
+    """Score and corners of the boxes of transformers' post-processing, clipped to the image, in a fixed order."""
+    boxes = (result["boxes"] / torch.tensor([width, height]).repeat(2)).clamp(0, 1)
+    return sorted((float(s), *b) for s, b in zip(result["scores"], boxes.tolist(), strict=True))
+
+
+def of_phrase(found: list[Detection], phrase: int) -> list[tuple[float, ...]]:
+    return sorted((d.score, *d.box) for d in found if d.phrase == phrase)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), HALF)
+@pytest.mark.parametrize("save", [tiny_grounding_dino, tiny_mm_grounding_dino])
+def test_boxes_of_a_word_are_those_of_transformers_post_processing(
+    save: Callable[[Path], None], precision: Precision, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    save(tmp_path)
+    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption", precision=precision)
+    (found,) = detect(grounder, [image()], ["a red dog"], [WORDS])
+    processor = grounder.processor
+    inputs = processor(images=[image()], text="red. dog.", return_tensors="pt")
+    with torch.inference_mode(), within(grounder, dtype):
+        output = grounder.model(**inputs)
+    for phrase, column in enumerate((1, 3)):  # [CLS] red . dog . [SEP]
+        of_word = torch.full_like(output.logits, -torch.inf)
+        of_word[..., column] = output.logits[..., column]
+        of_word = type(output)(logits=of_word.float(), pred_boxes=output.pred_boxes.float())
+        (expected,) = processor.post_process_grounded_object_detection(
+            of_word, inputs.input_ids, threshold=-1, target_sizes=[(48, 64)]
+        )
+        assert len(expected["scores"]) == 7
+        for box, other in zip(of_phrase(found, phrase), as_fractions(expected), strict=True):
+            assert box == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), HALF)
+def test_boxes_of_sam3_are_those_of_transformers_post_processing(
+    precision: Precision, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    tiny_sam3(tmp_path)
+    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption", precision=precision)
+    results = grounder.collect(
+        grounder.forward(grounder.prepare([image(), image(56, 56)], [CAPTION] * 2, [SPANS[:1], SPANS]))
+    )
+    for result, pixels, spans in zip(results, (image(), image(56, 56)), (SPANS[:1], SPANS), strict=True):
+        for phrase, (start, end) in enumerate(spans):
+            inputs = grounder.processor(images=[pixels], text=CAPTION[start:end], return_tensors="pt")
+            with torch.inference_mode(), within(grounder, dtype):
+                output = grounder.model(
+                    pixel_values=inputs.pixel_values, input_ids=inputs.input_ids, attention_mask=inputs.attention_mask
+                )
+            size = pixels.shape[:2]
+            output = type(output)(**{name: getattr(output, name).float() for name in NAMES})
+            (expected,) = grounder.processor.post_process_object_detection(output, threshold=-1, target_sizes=[size])
+            for box, other in zip(of_phrase(result.boxes, phrase), as_fractions(expected, *size), strict=True):
+                assert box == pytest.approx(other, abs=2e-3 if dtype == torch.bfloat16 else 1e-5)
+            assert result.presence[phrase] == pytest.approx(float(output.presence_logits.sigmoid()), abs=2e-3)
+
+
+NAMES = ("pred_boxes", "pred_logits", "presence_logits")
+
+
+def test_sam3_computes_an_image_and_a_phrase_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny_sam3(tmp_path)
+    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption")
+    seen: list[Any] = []
+    for name in ("get_vision_features", "get_text_features"):
+        method = getattr(grounder.model, name)
+        monkeypatch.setattr(
+            grounder.model,
+            name,
+            lambda _name=name, _method=method, **values: (seen.append(_name), _method(**values))[1],
+        )
+    for _ in range(2):
+        detect(grounder, [image(), image()], [CAPTION] * 2, [SPANS] * 2)
+    assert seen.count("get_vision_features") == 2  # once a batch
+    assert seen.count("get_text_features") == 2  # two distinct phrases
+
+
+def test_files_of_sam3_with_its_tracker_are_read(tmp_path: Path) -> None:
+    tiny_sam3(tmp_path)
+    (expected,) = detect(load_grounder(str(tmp_path), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "sam3_video", "detector_config": config}))
+    change_weights(
+        tmp_path,
+        lambda state: {f"detector_model.{k}": v for k, v in state.items()} | {"tracker_model.a": torch.ones(1)},
+    )
+    (found,) = detect(load_grounder(str(tmp_path), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    assert found == expected

@@ -39,6 +39,19 @@ def test_only_chunks_that_are_not_removed_are_grounded_and_boxes_have_the_index_
     assert out["status"] == "kept"
 
 
+def test_presence_of_phrases_is_stored_by_noun_chunk() -> None:
+    class Present(FakeGrounder):
+        def collect(self, output: Any) -> list[Grounded]:
+            return [Grounded(boxes=found.boxes, presence={0: 0.25, 1: 0.75}) for found in super().collect(output)]
+
+    rows = [row(), row(given_noun_chunks=[given_box(7, 12)], given_chunks=[1])]
+    assert Ground(GroundConfig(), Present())(table_after("parse", rows))["presence"].to_pylist() == [
+        [None, 0.25, 0.75],
+        None,
+    ]
+    assert Ground(GroundConfig(), FakeGrounder())(table_after("parse", [row()]))["presence"].to_pylist() == [None]
+
+
 def test_batches_have_images_of_one_size_and_rows_keep_their_order() -> None:
     grounder = FakeGrounder()
     rows = [row(40), row(50), row(40), row(40), row(50)]

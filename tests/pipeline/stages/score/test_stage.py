@@ -173,3 +173,18 @@ def test_stage_applies_the_thresholds_it_is_given_instead_of_those_of_its_config
     assert table.select(["reason", "detail"]).to_pylist() == [
         {"reason": "low_score", "detail": "best 0.90, threshold 0.95"}
     ]
+
+
+def test_box_whose_phrase_is_probably_not_in_the_image_is_removed_as_low_presence() -> None:
+    boxes = ((0, 0.0, 0.5, 0.9), (1, 0.5, 1.0, 0.9))
+    stored = [
+        row(*boxes, presence=[0.2, 0.9]),
+        row(*boxes, presence=[0.2, 0.1]),
+        row(*boxes),
+        row(*boxes, presence=[None, 0.3]),
+    ]
+    table = score_stage(min_presence=0.3)(table_after("ground", stored))
+    removed = [[score["removed"] for score in scores] for scores in table["box_scores"].to_pylist()]
+    assert removed == [["low_presence", None], ["low_presence"] * 2, [None, None], [None, None]]
+    assert table["reason"].to_pylist() == [None, "low_presence", None, None]
+    assert score_stage()(table_after("ground", stored))["reason"].to_pylist() == [None] * 4

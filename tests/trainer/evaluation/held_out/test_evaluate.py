@@ -270,9 +270,18 @@ def test_folders_and_shards_are_listed_once_for_all_evaluations_of_a_run(tmp_pat
 def test_the_table_has_metric_value_and_chance() -> None:
     results = {"zero_shot/a/accuracy": 0.5, "zero_shot/a/chance": 0.1, "retrieval/x/recall@5": 0.25}
     results |= {"retrieval/x/chance@5": 0.05, "lone": 1.0}
-    assert [line.split() for line in table(results).splitlines()] == [
+    assert [line.split() for line in table({"m": results}).splitlines()] == [
         ["metric", "value", "chance"],
         ["zero_shot/a/accuracy", "50.00", "%", "10.00", "%"],
         ["retrieval/x/recall@5", "25.00", "%", "5.00", "%"],
         ["lone", "100.00", "%"],
+    ]
+
+
+def test_models_are_shown_side_by_side() -> None:
+    first, second = {"x/recall@5": 0.5, "x/chance@5": 0.1}, {"x/recall@5": 0.25, "y/order": 1.0, "y/chance": 0.5}
+    assert [line.split() for line in table({"meru": first, "hycoclip": second}).splitlines()] == [
+        ["metric", "meru", "hycoclip", "chance"],
+        ["x/recall@5", "50.00", "%", "25.00", "%", "10.00", "%"],
+        ["y/order", "-", "100.00", "%", "50.00", "%"],
     ]

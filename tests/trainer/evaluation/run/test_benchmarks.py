@@ -80,7 +80,10 @@ def test_two_models_are_evaluated_side_by_side(data: Path, tmp_path: Path, capsy
     summary = (output / "summary.md").read_text()
     assert "| PHyCLIP | PHyCLIP, table 2, B/16, GRIT with boxes |" in summary
     assert "flickr30k is not evaluated: expected" in summary.replace("\\", "")
-    assert "results: " in capsys.readouterr().out
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == ["model", "metric", "value", "chance"]
+    assert ["meru", "classification/eurosat/accuracy", "10.0", "10.0"] in lines
+    assert lines[-1][0] == "results:"
     page = (output / "index.html").read_text()
     links = Links(page)
     assert all(address.startswith(("data:", "#")) for address in links.addresses)

@@ -5,16 +5,23 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import PIL.Image
 import pytest
 import torch
 
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.embedding import picture, small_embedder, write_shards
 from tests.trainer.small import NAMES
+from trainer.analyses.factors import drawn_from_top
+from trainer.analyses.root import main as write_root
 from trainer.analyses.shard_points import embed_shards
+from trainer.checkpoints.model import save_model
+from trainer.data.preprocess import PreprocessConfig
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.metrics.entailment import entailment_metrics
 from trainer.evaluation.metrics.items import read_items
+from trainer.evaluation.metrics.spaces import space_of_points
 from trainer.evaluation.run.runner import RunSettings, run_task
 from trainer.evaluation.task import MissingFilesError, TaskOptions, TaskResult, UnsuitableModelError
 
@@ -105,7 +112,51 @@ def test_every_model_has_the_results_that_its_space_allows(task: str, model: str
         assert set(result.chance.values()) == {0.5}
     if task == "norms":
         assert len([name for name in result.metrics if name.endswith("median_distance")]) == 4
-        assert len(result.figures) == (2 if model == "phyclip" else 1)
+        assert len(result.figures) == (3 if model == "phyclip" else 1)
+
+
+def test_a_traversal_has_the_given_number_of_points(shards: Path) -> None:
+    result = run("traversal", "meru", shards, replace(OPTIONS, traversal_steps=100))
+    assert result.rules["steps"] == "100"
+    shares = [value for name, value in result.metrics.items() if name.endswith("share_of_steps_at_root")]
+    assert shares and all(100 * 8 * share == pytest.approx(round(100 * 8 * share)) for share in shares)  # noqa: PT018
+
+
+def test_the_root_of_clip_is_the_mean_of_the_training_shards_that_the_command_writes(
+    shards: Path, tmp_path: Path
+) -> None:
+    embedder = small_embedder("clip", shards)
+    save_model(
+        tmp_path / "model",
+        embedder.model,
+        tokenizer=embedder.tokenizer,
+        preprocess=PreprocessConfig(size_px=16),
+        record={},
+    )
+    file = tmp_path / "root.npy"
+    held_out = shards / "held_out"
+    assert write_root([str(tmp_path / "model"), f"shards={held_out}", f"output={file}", "batch_size=3"]) == 0
+    points = embed_shards(embedder, shards).lifted(embedder.model)
+    expected = torch.cat([points["image"], points["text"]]).mean(0)
+    torch.testing.assert_close(torch.from_numpy(np.load(file)), expected, atol=1e-5, rtol=0)
+    given = replace(OPTIONS, root=str(file))
+    for task in ("traversal", "interpolation", "norms", "order"):
+        result = TASKS[task].evaluate(embedder, shards, given)
+        assert f"root of {file}" in result.rules.values()
+    centre = space_of_points(embedder.model, points, str(file)).root(points["image"])[0]
+    torch.testing.assert_close(centre, torch.nn.functional.normalize(expected, dim=0), atol=1e-5, rtol=0)
+    np.save(file, np.zeros(3))
+    with pytest.raises(UserError, match=r"has the shape \[3\], but points have the width 16"):
+        TASKS["norms"].evaluate(embedder, shards, given)
+
+
+def test_pictures_of_a_factor_are_drawn_from_the_top_images() -> None:
+    norms = torch.arange(20_000).float()
+    drawn = drawn_from_top(norms, seed=0)
+    assert len(set(drawn)) == 6
+    assert min(drawn) >= 20_000 - 20
+    assert sorted(drawn_from_top(norms[:50], seed=0)) == [44, 45, 46, 47, 48, 49]
+    assert sorted(drawn_from_top(norms[:2], seed=0)) == [0, 1]
 
 
 def test_traversals_start_at_the_image_and_end_at_the_root(shards: Path) -> None:

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from hypergrit_common.jsonl import truncate
+from hypergrit_common.json_file import truncate
 from hypergrit_common.optim import parameter_groups, warmup_cosine
 from pipeline.stages.ground.glip.model import Glip
 from pipeline.stages.ground.glip.training.checkpoint import Averaged, TrainingState, average_processes, restore, save

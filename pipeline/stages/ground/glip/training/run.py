@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, print_text
+from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from pipeline.stages.ground.glip.training.config import KEYS, GlipTrainConfig, load_config
 
@@ -26,8 +26,8 @@ a grounder: grounder=OUTPUT.
 @command("the last checkpoint is kept; repeat the command to resume")
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
-    if not arguments or "--help" in arguments or "-h" in arguments:
-        print_text(describe(USAGE, GlipTrainConfig, KEYS.short))
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe(USAGE, GlipTrainConfig, KEYS.short, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
     config = load_config(arguments)

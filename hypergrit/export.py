@@ -1,0 +1,10 @@
+"""The verb `export`: of an output of the pipeline (OUTPUT output=FOLDER ...), or of a model (MODEL FOLDER ...)."""
+
+from collections.abc import Sequence
+from importlib import import_module
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    is_model = len([item for item in arguments if "=" not in item and not item.startswith("-")]) > 1
+    return int(import_module("trainer.export" if is_model else "pipeline.commands.export").main(arguments))

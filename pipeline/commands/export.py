@@ -1,0 +1,199 @@
+"""The verb `export` for outputs of the pipeline: pictures, boxes, phrases and scores in a format that other tools read."""
+
+import hashlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.config_help import describe, help_topic, print_text
+from hypergrit_common.errors import UserError
+from hypergrit_common.files import new_folder
+from hypergrit_common.text import one_line
+from pipeline.commands.export_card import PICTURES_FILE, Card, check_license, write_croissant
+from pipeline.commands.export_formats import FORMATS, SCHEMA, Record, write_line
+from pipeline.output.ledger import check_finished, read_batches, read_images, read_manifests
+from pipeline.output.source import take_options, take_output
+from pipeline.output.store import Store
+from pipeline.output.write.samples import kept_boxes, shorten_floats, shortest_float
+from schemas.manifest import Manifest
+from schemas.status import KEPT
+
+USAGE: Final = f"""\
+usage: hypergrit export OUT [output=FOLDER format=FORMAT] [to=hub repo=OWNER/NAME] [key=value ...]
+       hypergrit export MODEL FOLDER     a model in open_clip's layout, or back: see docs/training.md
+
+Writes the kept rows of a finished output with boxes, phrases and scores in the format of other tools, divided by the seed
+into train and val, with pictures.jsonl (sources, captions, boxes), a dataset card (README.md) and Croissant metadata.
+
+  hypergrit export out/web output=out/coco format=coco              COCO's JSON: classes are the head nouns of the phrases
+  hypergrit export out/web output=out/odvg format=odvg              JSON lines of MM-Grounding-DINO, with whole phrases
+  hypergrit export out/web output=out/voxel format=fiftyone         labels of a FiftyOneImageDetectionDataset
+  hypergrit export out/web output=out/lance format=lance            one table with images and boxes; needs pylance
+  hypergrit export out/web output=out/yolo format=yolo validation=0.1
+  hypergrit export out/web output=out/coco format=coco to=hub repo=me/boxes license=cc-by-4.0
+  hypergrit export out/web to=hub repo=me/shards                    the shards of grit/ and train/ as they are, and a card
+
+  OUT    output folder of a job, with arrow/, and with grit/ or write.image_bytes=true
+  MODEL  the folder of a finished run, its folder model/, or an exported one
+
+{EXIT_CODES}
+"""
+COLUMNS: Final = (
+    *("key", "url", "status", "caption", "width", "height", "sha256", "extra", "tokens", "noun_chunks"),
+    *("boxes", "box_scores", "clip_similarity"),
+)
+SHARDS: Final = ["grit/**", "train/**", "_index/**"]
+"""Files of an output that are uploaded as they are."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportOptions:
+    """The options of export."""
+
+    # new folder
+    output: str | None = None
+    # format of the boxes; pictures.jsonl has them in any case
+    format: Literal["coco", "odvg", "fiftyone", "lance", "yolo"] | None = None
+    # hub: upload the folder as a data set of the Hugging Face hub, with the token of `hf auth login`
+    to: Literal["hub"] | None = None
+    # its repository, owner/name, which is created if it does not exist
+    repo: str | None = None
+    # create a public repository
+    public: bool = False
+    # share of the pictures in val; a picture that occurs twice is in one of them
+    validation: float = 0.0
+    # seed of the division
+    seed: int = 0
+    # identifier of the licence of the annotations, such as cc-by-4.0; that of each picture is its owner's
+    license: str = "other"
+
+    def __post_init__(self) -> None:
+        if (self.format is None) != (self.output is None) or (self.format is None and self.to is None):
+            raise UserError("give output=FOLDER and format=FORMAT, or to=hub alone for the shards as they are")
+        if (self.to is None) != (self.repo is None):
+            raise UserError("to=hub and repo=OWNER/NAME belong together; give both")
+        if not 0 <= self.validation < 1:
+            raise UserError(f"validation is {self.validation}; give a share from 0 to below 1")
+        check_license(self.license)
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    if (topic := help_topic(arguments or ["--help"])) is not None:
+        print_text(describe(USAGE, ExportOptions, topic=topic))
+        return 0 if arguments else 2
+    set_up_logging()
+    source, rest = take_output(arguments, "hypergrit export OUT output=FOLDER format=coco")
+    options, others = take_options(rest, ExportOptions)
+    if others:
+        raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+    store = Store(source)
+    check_finished(store, manifests := read_manifests(store))
+    if options.output is not None:
+        export(store, manifests, options, Path(options.output))
+        print_text(f"{options.output} is written")
+    if options.to == "hub":
+        upload(store, manifests, options)
+    return 0
+
+
+def export(store: Store, manifests: Sequence[Manifest], options: ExportOptions, output: Path) -> None:
+    """Write the folder, which appears when it is complete. Raises UserError if it exists or cannot be written."""
+    try:
+        with new_folder(output) as draft:
+            write_folder(store, manifests, options, draft)
+    except OSError as error:
+        raise UserError(f"{output} cannot be written: {one_line(error)}; give another output=") from error
+
+
+def write_folder(store: Store, manifests: Sequence[Manifest], options: ExportOptions, folder: Path) -> None:
+    """Write all pictures in the format, and what describes them. Raises UserError if there are none."""
+    writer, card = FORMATS[str(options.format)](folder), Card(folder, manifests, str(options.format), options.license)
+    with (folder / PICTURES_FILE).open("w", encoding="utf-8") as file:
+        for record, image in read_records(store, manifests, options):
+            write_line(file, record)
+            writer.add(record, image)
+            card.add(record, image)
+    if not card.splits:
+        raise UserError("the output has no kept row with an image; see its report.html")
+    writer.close()
+    card.write()
+    write_croissant(folder, options.license)
+
+
+def read_records(store: Store, manifests: Sequence[Manifest], options: ExportOptions) -> Iterator[tuple[Record, bytes]]:
+    """Yield the kept rows that have an image, in their order."""
+    for manifest in manifests:
+        batches = read_batches(store, manifest, COLUMNS)
+        rows = [row for batch in batches for row in batch.to_pylist() if row["status"] == KEPT]
+        images = read_images(store, manifest, {row["key"] for row in rows})
+        for row in rows:
+            if row["key"] in images:
+                split = split_of(row["sha256"] or row["key"], options.seed, options.validation)
+                yield record_of(row, split), images[row["key"]]
+
+
+def split_of(identity: str, seed: int, validation: float) -> str:
+    """Return the split of a picture: a function of seed and content alone, so that copies are in the same one."""
+    number = int.from_bytes(hashlib.sha256(f"{seed}:{identity}".encode()).digest()[:8])
+    return "val" if number < validation * 2**64 else "train"
+
+
+def record_of(row: Record, split: str) -> Record:
+    """Return a kept row with its kept boxes."""
+    license = json.loads(row["extra"] or "{}").get("license")
+    own: Record = {
+        "split": split,
+        "file": f"images/{split}/{row['key']}.jpg",
+        "license": license if isinstance(license, str) else None,
+        "clip_similarity": shortest_float(row["clip_similarity"]),
+        "boxes": [region_of(row, i) for i in kept_boxes(row)],
+    }
+    return {name: own.get(name, row.get(name)) for name in SCHEMA.names}
+
+
+def region_of(row: Record, i: int) -> Record:
+    """Return a box with its phrase, and the lemma of its head noun as label; without a parse, the phrase is the label."""
+    box, chunk = shorten_floats(row["boxes"][i]), row["noun_chunks"][row["boxes"][i]["phrase"]]
+    phrase = row["caption"][chunk["start"] : chunk["end"]]
+    label = row["tokens"][chunk["root"]]["lemma"] if row["tokens"] and chunk["root"] >= 0 else phrase
+    return {
+        "phrase": phrase,
+        "start": chunk["start"],
+        "end": chunk["end"],
+        "label": " ".join(label.lower().split()),
+        "box": [box[name] for name in ("x_min", "y_min", "x_max", "y_max")],
+        "score": box["score"],
+        "clip_cosine": shortest_float(row["box_scores"][i]["clip_cosine"]),
+    }
+
+
+def upload(store: Store, manifests: Sequence[Manifest], options: ExportOptions) -> None:
+    """Upload the folder of the export, or the shards of the output with a card. Raises UserError."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HFValidationError
+
+    if options.output is None and not store.is_local:
+        raise UserError(f"{store.root} is no folder of this machine; copy it, or give output= and format=")
+    api = HfApi()
+    place: dict[str, Any] = {"repo_id": options.repo, "repo_type": "dataset"}
+    try:
+        api.create_repo(**place, private=not options.public, exist_ok=True)
+        if options.output is not None:
+            api.upload_folder(folder_path=options.output, **place)
+        else:
+            with tempfile.TemporaryDirectory() as folder:
+                Card(Path(folder), manifests, "webdataset", options.license).write()
+                api.upload_folder(folder_path=folder, **place)
+            api.upload_folder(folder_path=store.root, allow_patterns=SHARDS, **place)
+    except (HFValidationError, OSError) as error:  # HfHubHTTPError is an OSError
+        reason = one_line(error)[:300]
+        raise UserError(
+            f"the hub does not take {options.repo}: {reason}; check the name and `hf auth login`"
+        ) from error
+    print_text(f"https://huggingface.co/datasets/{options.repo}")

@@ -1,0 +1,101 @@
+"""Grounder, scorer, input format and model of docs/extending.md, and what is loaded from where."""
+
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from hypergrit_common.errors import UserError
+from pipeline import grit
+from pipeline.config import load_config
+from tests.docs.extending import FEW, command, dropped, folder, read_json
+from tests.pipeline.jobs import N_SCENES, run_job
+from tests.trainer import small_run
+from trainer import load_model
+from trainer.models import registry
+
+pytestmark = pytest.mark.usefixtures("folder")
+__all__ = ["folder"]
+
+
+def test_a_grounder_and_a_scorer_find_and_judge_boxes(tars: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    settings = [*command("run", "WholePicture"), *command("run", "MeanColour"), "score.min_clip_score=0"]
+    assert run_job(tars, output, *settings) == 0
+    rows = pa.ipc.open_file(output / "arrow" / "00000.arrow").read_all().to_pylist()
+    boxes = [box for row in rows for box in row["boxes"] or ()]
+    assert boxes
+    assert {(box["x_min"], box["y_max"], box["score"]) for box in boxes} == {(0.0, 1.0, 1.0)}
+    names = [plugin["name"] for plugin in read_json(output / "_manifests" / "00000.json")["provenance"]["plugins"]]
+    assert names == ["my_package.boxes:WholePicture", "my_package.means:MeanColour"]
+
+
+def test_an_input_format_is_read(tmp_path: Path) -> None:
+    (tmp_path / "urls.pairs").write_text("ftp://example.org/a.jpg a cat on a mat\nno-caption\n", encoding="utf-8")
+    settings = command("run", "my_package.pairs:Pairs")
+    assert run_job(tmp_path / "urls.pairs", tmp_path / "out", *settings) == grit.NOTHING_KEPT
+    assert dropped(tmp_path / "out") == {"read": {"bad_row": 1}, "download": {"invalid_url": 1}}
+
+
+def test_a_model_is_trained_and_loaded_again_only_by_its_name(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    name = "my_package.centred:CentredCLIP"
+    assert command("train", "Centred") == [f"model_name={name}"]
+    assert small_run.run(output, f"model_name={name}", "steps=3", "model.centre_weight=0.5") == 0
+    row = json.loads((output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert "loss/centre" in row
+    assert load_model(output, name, device="cpu").name == name
+    registry.ENTRIES.pop(name)
+    with pytest.raises(UserError, match="if you trust its code"):
+        load_model(output, device="cpu")
+    with pytest.raises(UserError, match="on the command line too"):
+        small_run.small_config(tmp_path / "other", str(output / "config.yaml"))
+
+
+def test_an_output_never_names_the_code_that_runs(tars: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    assert run_job(tars, output, FEW, "few_colours.min=2") == 0
+    saved = str(output / "config.yaml")
+    with pytest.raises(UserError, match=r"stages with my_package\.colours:FewColours on the command line too"):
+        load_config([saved])
+    assert [stage.__name__ for stage in load_config([saved, FEW]).further] == ["FewColours"]
+    forged = tmp_path / "forged" / "config.yaml"
+    forged.parent.mkdir()
+    for key in ("ground.grounder", "score.scorer", "read.format"):
+        group, _, name = key.partition(".")
+        forged.write_text(f"input: a\noutput: b\n{group}: {{{name}: 'os:system'}}\n", encoding="utf-8")
+        with pytest.raises(UserError, match="names code of its own"):
+            load_config([str(forged)])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_package.colours:Few", "there is no module 'no_package'"),
+        ("my_package.nothing:Few", r"there is no module 'my_package\.nothing'"),
+        ("my_package.colours:Many", "has no class 'Many'"),
+        ("my_package.colours:ColoursConfig", "is no Stage"),
+        ("my_package.colours", "give module:Class"),
+        ("my_package.broken:Few", "ZeroDivisionError"),
+        ("my_package.taken:Taken", "two stages are called 'parse'"),
+        ("my_package.taken:Key", "a key of the job is called 'input'"),
+        ("my_package.taken:Lost", "lacks methods of Stage: __call__"),
+    ],
+)
+def test_a_stage_that_cannot_be_used_is_explained(folder: Path, name: str, message: str) -> None:
+    (folder / "my_package" / "broken.py").write_text("1 / 0\n", encoding="utf-8")
+    code = (
+        "from my_package.colours import FewColours\nfrom pipeline import Stage\nclass Taken(FewColours):\n    name = "
+        "'parse'\nclass Key(FewColours):\n    name = 'input'\nclass Lost(Stage):\n    name = 'lost'\n"
+    )
+    (folder / "my_package" / "taken.py").write_text(code, encoding="utf-8")
+    with pytest.raises(UserError, match=message):
+        load_config(["input=in", "output=out", f"stages=[{name}]"])
+
+
+def test_the_workers_of_ray_import_a_stage(tars: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    settings = [f"input={tars}", f"output={output}", "rows_per_shard=4", FEW, "few_colours.min=1000000", "quiet=true"]
+    assert grit.main(settings) == grit.NOTHING_KEPT
+    assert dropped(output)["few_colours"] == {"too_few": N_SCENES}

@@ -1,0 +1,133 @@
+"""The jobs for sets with given boxes, on rows in the layout of the published code."""
+
+import base64
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import cv2
+import numpy as np
+import pytest
+
+from pipeline.config import load_config
+from pipeline.images import encode_jpeg
+from pipeline.read.plan import plan_shards
+from pipeline.read.source import read_shard
+from pipeline.stages.captions import clean_captions
+from pipeline.stages.download.stage import Download
+from pipeline.stages.ground.stage import keep_given
+from pipeline.stages.parse.stage import Parse
+
+JOBS = Path(__file__).resolve().parents[2] / "jobs" / "pipeline"
+CAPTION = "A man in a red hat walks. The Red Hat is old."
+IMAGE = encode_jpeg(np.full((120, 200, 3), 90, np.uint8))
+
+
+def read(job: str, *arguments: str) -> list[dict[str, Any]]:
+    """The rows that the job reads, two a shard."""
+    config = load_config([str(JOBS / job), *arguments])
+    plans = plan_shards(config.input, 2, None, config.read)
+    return [row for plan in plans for row in read_shard(plan, config.read).to_pylist()]
+
+
+def corners(boxes: Sequence[dict[str, Any]]) -> list[list[float]]:
+    return [[round(box[name], 4) for name in ("x_min", "y_min", "x_max", "y_max", "score")] for box in boxes]
+
+
+def region(text: str, *box: float) -> dict[str, Any]:
+    negatives = {"0": "a blue hat", "1": "a green hat"}
+    return {
+        "bbox": [*box], "short_expr": text, "long_expr": f"{text} of wool", "flag_short_neg": 1, "flag_long_neg": 0,
+        "short_expr_negs": negatives,
+    }  # fmt: skip
+
+
+def finehard(folder: Path, *rows: list[Any]) -> list[str]:
+    """A JSON file of FineHARD with a row for each list of regions; returns the arguments of the job."""
+    image = folder / "images" / "grit-20m" / "data-12m" / "coyo_image_0" / "00000" / "1.jpg"
+    image.parent.mkdir(parents=True)
+    image.write_bytes(IMAGE)
+    (folder / "jsonfiles").mkdir()
+    path = str(image.relative_to(folder / "images"))
+    items = [{"f_path": path, "caption": CAPTION, "short_caption": "a man", "bbox_info": regions} for regions in rows]
+    (folder / "jsonfiles" / "2024-12-06_results.json").write_text(json.dumps(items))
+    return [f"input={folder / 'jsonfiles'}", "output=out", f"read.image_roots=[{folder / 'images'}]"]
+
+
+def test_finehard_keeps_its_boxes_at_the_places_of_their_expressions(tmp_path: Path) -> None:
+    hat, other = region("a Red hat", 0.1, 0.2, 0.5, 0.6, 0.8), region("a dog", 0.0, 0.0, 0.1, 0.1, 0.9)
+    rows = read("finehard.yaml", *finehard(tmp_path, [hat, other], [other]))
+    assert [row["status"] for row in rows] == ["kept", "kept"]
+    assert rows[0]["image"] == IMAGE
+    (box,) = rows[0]["given_noun_chunks"]
+    assert CAPTION[box["start"] : box["end"]] == "a red hat"
+    assert corners([box]) == [[0.1, 0.2, 0.5, 0.6, 0.8]]
+    assert rows[1]["given_noun_chunks"] == []
+    assert json.loads(rows[0]["extra"])["bbox_info"] == [hat, other]
+
+
+@pytest.mark.parametrize("regions", [5, ["a hat"], [{"bbox": [0.1, 0.2], "short_expr": "a"}], [{"bbox": [0, 0, 1, 1]}]])
+def test_other_regions_cost_their_row(regions: Any, tmp_path: Path) -> None:
+    rows = read("finehard.yaml", *finehard(tmp_path, regions, []))
+    assert [row["reason"] for row in rows] == ["bad_row", None]
+    assert "does not hold FineHARD's regions" in rows[0]["detail"]
+
+
+def gligen(folder: Path, **changes: Any) -> list[str]:
+    """A TSV file of GLIGEN with two rows, of which the second has `changes`; returns the arguments of the job."""
+    embedding = base64.b64encode(np.zeros(768, np.float32).tobytes()).decode()
+    embeddings = {f"{kind}_embedding_{place}": embedding for kind in ("text", "image") for place in ("before", "after")}
+    annos = [
+        {"id": 1, "data_id": 7, "category_id": 1, "bbox": [20, 24, 80, 48], "tokens_positive": [[9, 18]], **embeddings},
+        {"id": 2, "data_id": 7, "category_id": 1, "bbox": [0, 0, 100, 120], "tokens_positive": [[2, 5], [9, 18]]},
+    ]
+    image = base64.b64encode(IMAGE).decode()
+    item = {"data_id": 7, "image": image, "file_name": "000/1.jpg", "caption": CAPTION, "annos": annos}
+    lines = [f"{i}\t{json.dumps(one)}\n" for i, one in enumerate([item, {**item, **changes}])]
+    (folder / "train-00.tsv").write_text("".join(lines))
+    return [f"input={folder}", "output=out"]
+
+
+def test_gligen_keeps_its_boxes_as_fractions_and_its_images(tmp_path: Path) -> None:
+    rows = read("gligen.yaml", *gligen(tmp_path))
+    assert [(row["id"], row["status"], row["url"]) for row in rows] == [("0", "kept", None), ("1", "kept", None)]
+    assert rows[0]["image"] == IMAGE
+    assert corners(rows[0]["given_noun_chunks"]) == [[0.1, 0.2, 0.5, 0.6, 1.0], [0.0, 0.0, 0.5, 1.0, 1.0]]
+    spans = [CAPTION[box["start"] : box["end"]] for box in rows[0]["given_noun_chunks"]]
+    assert spans == ["a red hat", "man in a red hat"]
+    assert json.loads(rows[0]["extra"]) == {"file_name": "000/1.jpg"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"image": base64.b64encode(b"no picture").decode()}, "no JPEG"),
+        ({"image": "?"}, "not a row of GLIGEN"),
+        ({"annos": [{"bbox": [1, 2, 3], "tokens_positive": [[0, 2]]}]}, "not a row of GLIGEN"),
+        ({"annos": [{"bbox": [0, 0, 900, 900], "tokens_positive": [[0, 2]]}]}, "fractions of the image"),
+    ],
+)
+def test_a_damaged_row_of_gligen_is_dropped_alone(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    rows = read("gligen.yaml", *gligen(tmp_path, **change))
+    assert [row["reason"] for row in rows] == [None, "bad_row"]
+    assert message in rows[1]["detail"]
+
+
+def test_a_line_with_an_image_of_megabytes_is_read(tmp_path: Path) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (1200, 1200, 3)).astype(np.uint8)
+    image = cv2.imencode(".jpg", noise)[1].tobytes()
+    assert len(image) > 1_048_576
+    rows = read("gligen.yaml", *gligen(tmp_path, image=base64.b64encode(image).decode()))
+    assert rows[1]["image"] == image
+
+
+def test_given_boxes_pass_the_stages_without_a_grounder(tmp_path: Path) -> None:
+    config = load_config([str(JOBS / "gligen.yaml"), *gligen(tmp_path)])
+    (plan,) = plan_shards(config.input, 2, None, config.read)
+    table = Download(config.download)(read_shard(plan, config.read))
+    table = keep_given(Parse(config.parse, keeps_pairs=True)(clean_captions(table, config.captions)))
+    row = table.to_pylist()[0]
+    chunks = [row["noun_chunks"][box["phrase"]] for box in row["boxes"]]
+    assert [row["caption"][chunk["start"] : chunk["end"]] for chunk in chunks] == ["a red hat", "man in a red hat"]
+    assert len(row["tokens"]) > 10

@@ -1,0 +1,106 @@
+"""Files that may keep rows which were taken down: below the output, in pages, and in the explorer's cache."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipeline.commands import explore, quality, takedown
+from pipeline.commands.verify import verify
+from pipeline.explore.index import cached_index, open_output, place_of
+from pipeline.output.store import Store
+from tests.pipeline.commands.derive.outputs import kept, make_output, picture
+
+Printed = pytest.CaptureFixture[str]
+DRAFT = "train/00000.tar.other-1-1.abcd.tmp"
+
+
+@pytest.fixture
+def before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An output with a report, and a list of its first row."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    rows = [kept(picture(n), url=f"http://x/{n}") for n in range(2)]
+    make_output(tmp_path / "before", {0: rows}, "write.formats=[arrow,grit,train]")
+    assert explore.main([str(tmp_path / "before"), "report=true"]) == 0
+    (tmp_path / "list.txt").write_text("http://x/0\n")
+    return tmp_path / "before"
+
+
+@pytest.fixture
+def after(before: Path) -> Path:
+    """The output without the row."""
+    output = Path(shutil.copytree(before, before.parent / "after"))
+    assert run_takedown(output) == 0
+    assert verify(str(output), 1, is_requeued=False) == 0
+    return output
+
+
+def run_takedown(output: Path) -> int:
+    list_file = output.parent / "list.txt"
+    return takedown.main([str(output), f"list={list_file}", "ray.runner=local", "ray.cpu_workers=1"])
+
+
+def copy_page(before: Path, after: Path) -> None:
+    (after / "explorer/data").mkdir(parents=True)
+    (after / "explorer/data/rows.json").write_text("http://x/0")
+
+
+@pytest.mark.parametrize(
+    ("inject", "named", "code"),
+    [
+        (lambda before, after: shutil.copy(before / "train/00000.tar", after / DRAFT), DRAFT, 0),
+        (lambda before, after: shutil.copy(before / "report.html", after), "report.html", 0),
+        (lambda before, after: shutil.copy(before / "arrow/00000.arrow", after / "extra.arrow"), "extra.arrow", 3),
+        (lambda before, after: shutil.copy(before / "arrow/00000.arrow", after / "arrow/0.arrow"), "arrow/0.arrow", 3),
+        (copy_page, "explorer/data/rows.json", 3),
+    ],
+)
+def test_verify_names_what_may_have_the_row_and_takedown_removes_it_or_says_so(
+    before: Path, after: Path, capsys: Printed, inject: Callable[[Path, Path], object], named: str, code: int
+) -> None:
+    inject(before, after)
+    assert verify(str(after), 1, is_requeued=False) == 1
+    assert f"{named}: " in capsys.readouterr().out
+    assert run_takedown(after) == code
+    assert (after / named).exists() == (code == 3 or named == "report.html")
+    assert verify(str(after), 1, is_requeued=False) == (1 if code else 0)
+
+
+def test_other_files_of_an_output_without_takedowns_are_nobodys_business(before: Path) -> None:
+    (before / "README.md").write_text("ours")
+    assert verify(str(before), 1, is_requeued=False) == 0
+
+
+def test_files_behind_a_link_to_the_output_itself_are_listed_once(after: Path) -> None:
+    (after / "loop").symlink_to(after)
+    (after / "extra").write_text("x")
+    assert [name for name in Store(str(after)).walk() if name.endswith("extra")] == ["extra"]
+
+
+@pytest.mark.parametrize("key", ["static", "compare", "marks", "cache", "page", "form"])
+def test_no_verb_writes_rows_into_an_output(before: Path, capsys: Printed, key: str) -> None:
+    (before.parent / "alias").symlink_to(before)
+    path = before.parent / "alias" / "arrow" / "x"
+    names = [str(before)] * (2 if key == "compare" else 1)
+    assert (quality if key in ("page", "form") else explore).main([*names, f"{key}={path}"]) == 2
+    assert f"{key}={path} is within the output {before}" in capsys.readouterr().err
+    assert not path.exists()
+
+
+def test_a_takedown_leaves_no_index_of_the_explorer(before: Path) -> None:
+    store, manifests = open_output(str(before))
+    index = cached_index(store, manifests, None)
+    assert index.folder.is_relative_to(place_of(store))
+    assert run_takedown(before) == 0
+    assert not place_of(store).exists()
+
+
+def test_a_takedown_that_is_killed_leaves_no_report(before: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def kill(*arguments: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(takedown, "remove_leftovers", kill)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        raise SystemExit(run_takedown(before))
+    assert not (before / "report.html").exists()

@@ -1,0 +1,307 @@
+"""Exports of a finished output, read by each format's own reader where it is installed."""
+
+import importlib.util
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cv2
+import huggingface_hub
+import pyarrow as pa
+import pytest
+import yaml
+from huggingface_hub.errors import HfHubHTTPError
+
+from hypergrit import __main__ as hypergrit
+from pipeline.commands.export_card import text
+from pipeline.commands.export_formats import FORMATS
+from pipeline.output.write.samples import kept_boxes
+
+Row = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def rows(finished: Path) -> dict[str, Row]:
+    """The kept rows of the output by key."""
+    tables = [pa.ipc.open_file(path.read_bytes()).read_all() for path in sorted((finished / "arrow").glob("*.arrow"))]
+    found = {row["key"]: row for table in tables for row in table.to_pylist() if row["status"] == "kept"}
+    assert len(found) > 5
+    return found
+
+
+@pytest.fixture(scope="module")
+def made(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Return the folder of an export with a third of the pictures in val."""
+    folder = tmp_path_factory.mktemp("export")
+
+    def make(name: str) -> Path:
+        if not (folder / name).exists():
+            arguments = [f"output={folder / name}", f"format={name}", "validation=0.35", "seed=3", "license=cc-by-4.0"]
+            assert hypergrit.main(["export", str(finished), *arguments]) == 0
+        return folder / name
+
+    return make
+
+
+def boxes_of(row: Row) -> list[tuple[str, float, tuple[float, ...]]]:
+    """Phrase, score and corners in pixels of the kept boxes of a row."""
+    found = []
+    for i in kept_boxes(row):
+        box, chunk = row["boxes"][i], row["noun_chunks"][row["boxes"][i]["phrase"]]
+        x, y = row["width"], row["height"]
+        corners = (box["x_min"] * x, box["y_min"] * y, box["x_max"] * x, box["y_max"] * y)
+        found.append((row["caption"][chunk["start"] : chunk["end"]], box["score"], corners))
+    return found
+
+
+def assert_same(found: list[tuple[str, float, tuple[float, ...]]], row: Row) -> None:
+    expected = boxes_of(row)
+    assert [phrase for phrase, *_ in found] == [phrase for phrase, *_ in expected]
+    for (_, score, box), (_, other_score, other) in zip(found, expected, strict=True):
+        assert (score, *box) == pytest.approx((other_score, *other), abs=1e-3)
+
+
+def splits(folder: Path) -> dict[str, str]:
+    lines = (folder / "pictures.jsonl").read_text().splitlines()
+    return {line["key"]: line["split"] for line in map(json.loads, lines)}
+
+
+def test_every_kept_row_is_in_pictures_jsonl_with_source_and_boxes(made: Any, rows: dict[str, Row]) -> None:
+    lines = [json.loads(line) for line in (made("coco") / "pictures.jsonl").read_text().splitlines()]
+    assert [line["key"] for line in lines] == list(rows)
+    for line in lines:
+        row = rows[line["key"]]
+        assert (line["caption"], line["sha256"]) == (row["caption"], row["sha256"])
+        size = (line["width"], line["height"]) * 2
+        found = [
+            (b["phrase"], b["score"], tuple(v * n for v, n in zip(b["box"], size, strict=True))) for b in line["boxes"]
+        ]
+        assert_same(found, row)
+
+
+def test_coco_files_have_the_schema_of_detection_and_the_boxes(made: Any, rows: dict[str, Row]) -> None:
+    folder, seen = made("coco"), set()
+    for split in ("train", "val"):
+        content = json.loads((folder / f"{split}.json").read_text())
+        names = {category["id"]: category["name"] for category in content["categories"]}
+        assert len(names) == len(set(names.values()))
+        assert len({item["id"] for item in content["annotations"]}) == len(content["annotations"])
+        for image in content["images"]:
+            seen.add(image["key"])
+            picture = cv2.imread(str(folder / image["file_name"]))
+            assert picture.shape[:2] == (image["height"], image["width"])
+            mine = [item for item in content["annotations"] if item["image_id"] == image["id"]]
+            assert all(
+                names[item["category_id"]] in item["phrase"] or names[item["category_id"]][:3] in item["phrase"]
+                for item in mine
+            )
+            assert all(item["area"] == pytest.approx(item["bbox"][2] * item["bbox"][3]) for item in mine)
+            found = [
+                (item["phrase"], item["score"], (x, y, x + w, y + h)) for item in mine for x, y, w, h in [item["bbox"]]
+            ]
+            assert_same(found, rows[image["key"]])
+            assert all(image["caption"][slice(*item["tokens_positive"][0])] == item["phrase"] for item in mine)
+    assert seen == set(rows)
+
+
+def test_odvg_lines_have_the_phrase_grounding_of_mm_grounding_dino(made: Any, rows: dict[str, Row]) -> None:
+    folder, n = made("odvg"), 0
+    for split in ("train", "val"):
+        for line in map(json.loads, (folder / f"{split}.jsonl").read_text().splitlines()):
+            grounding, key = line["grounding"], Path(line["filename"]).stem
+            assert cv2.imread(str(folder / line["filename"])).shape[:2] == (line["height"], line["width"])
+            for region in grounding["regions"]:
+                assert grounding["caption"][slice(*region["tokens_positive"][0])] == region["phrase"]
+            assert_same([(r["phrase"], r["score"], tuple(r["bbox"])) for r in grounding["regions"]], rows[key])
+            n += 1
+    assert n == len(rows)
+
+
+def test_yolo_lines_are_classes_and_centres_and_data_yaml_names_them(made: Any, rows: dict[str, Row]) -> None:
+    folder = made("yolo")
+    data = yaml.safe_load((folder / "data.yaml").read_text())
+    assert list(data["names"]) == list(range(len(data["names"])))
+    for split in ("train", "val"):
+        images = sorted((folder / data[split]).glob("*.jpg"))
+        labels = sorted((folder / "labels" / split).glob("*.txt"))
+        assert [path.stem for path in images] == [path.stem for path in labels] != []
+        for path in labels:
+            row = rows[path.stem]
+            for text_, (phrase, _, box) in zip(path.read_text().splitlines(), boxes_of(row), strict=True):
+                number, x, y, w, h = map(float, text_.split())
+                assert data["names"][int(number)][:3] in phrase
+                corners = (
+                    (x - w / 2) * row["width"],
+                    (y - h / 2) * row["height"],
+                    (x + w / 2) * row["width"],
+                    (y + h / 2) * row["height"],
+                )
+                assert corners == pytest.approx(box, abs=0.01)
+
+
+def test_fiftyone_labels_are_those_of_its_image_detection_dataset(made: Any, rows: dict[str, Row]) -> None:
+    folder, seen = made("fiftyone"), set()
+    for split in ("train", "val"):
+        content = json.loads((folder / f"{split}.json").read_text())
+        assert set(content) == {"classes", "labels"}
+        assert {path.stem for path in (folder / "images" / split).glob("*.jpg")} == set(content["labels"])
+        for key, labels in content["labels"].items():
+            row = rows[key]
+            seen.add(key)
+            for label, (phrase, score, (x0, y0, x1, y1)) in zip(labels, boxes_of(row), strict=True):
+                assert set(label) == {"label", "bounding_box", "confidence", "attributes"}
+                assert label["attributes"]["phrase"] == phrase
+                box = (x0 / row["width"], y0 / row["height"], (x1 - x0) / row["width"], (y1 - y0) / row["height"])
+                assert (label["confidence"], *label["bounding_box"]) == pytest.approx((score, *box), abs=1e-5)
+    assert seen == set(rows)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("lance") is None, reason="the package pylance")
+def test_lance_reads_its_table(made: Any, rows: dict[str, Row]) -> None:
+    import lance
+
+    found = lance.dataset(str(made("lance") / "pictures.lance"))
+    table = found.to_table(filter="split = 'train'", columns=["key", "image", "boxes", "width"])
+    assert 0 < table.num_rows < len(rows) == found.count_rows()
+    for row in table.to_pylist():
+        stored = rows[row["key"]]
+        assert row["image"].startswith(b"\xff\xd8")
+        assert [region["phrase"] for region in row["boxes"]] == [phrase for phrase, *_ in boxes_of(stored)]
+
+
+def test_division_depends_on_the_seed_alone(made: Any, finished: Path, tmp_path: Path) -> None:
+    first = splits(made("coco"))
+    assert splits(made("odvg")) == splits(made("yolo")) == first
+    assert set(first.values()) == {"train", "val"}
+    assert (
+        hypergrit.main(
+            ["export", str(finished), f"output={tmp_path / 'x'}", "format=odvg", "validation=0.35", "seed=4"]
+        )
+        == 0
+    )
+    assert splits(tmp_path / "x") != first
+    assert hypergrit.main(["export", str(finished), f"output={tmp_path / 'y'}", "format=yolo"]) == 0
+    assert set(splits(tmp_path / "y").values()) == {"train"}
+    assert yaml.safe_load((tmp_path / "y" / "data.yaml").read_text())["val"] == "images/train"
+
+
+def test_card_has_figures_licence_and_pictures_that_exist(made: Any, rows: dict[str, Row]) -> None:
+    folder = made("coco")
+    card = huggingface_hub.DatasetCard.load(folder / "README.md")
+    assert card.data.license == "cc-by-4.0"
+    assert f"| rows kept | {len(rows)} |" in card.text
+    assert "| dropped by download as undecodable | 1 |" in card.text
+    assert "| grounder | miniature |" in card.text
+    pictures = re.findall(r"!\[sample\]\(([^)]*)\)", card.text)
+    assert len(pictures) == 6
+    assert all(cv2.imread(str(folder / name)) is not None for name in pictures)
+
+
+def test_texts_of_the_data_are_no_markdown() -> None:
+    assert text("![x](http://a) <b>|\n# `c`") == r"\!\[x\]\(http\://a\) \<b\>\| \# \`c\`"
+
+
+def test_croissant_describes_the_records(made: Any, rows: dict[str, Row]) -> None:
+    content = json.loads((made("coco") / "croissant.json").read_text())
+    columns = {field["source"]["extract"]["column"] for field in content["recordSet"][0]["field"]}
+    (line, *_) = (made("coco") / "pictures.jsonl").read_text().splitlines()
+    assert columns <= json.loads(line).keys()
+    assert content["conformsTo"] == "http://mlcommons.org/croissant/1.0"
+
+
+@pytest.mark.skipif(importlib.util.find_spec("mlcroissant") is None, reason="the package mlcroissant")
+def test_mlcroissant_reads_the_records(made: Any, rows: dict[str, Row]) -> None:
+    import mlcroissant
+
+    dataset = mlcroissant.Dataset(jsonld=str(made("coco") / "croissant.json"))
+    assert not dataset.metadata.issues.errors
+    found = [record["pictures/file"].decode() for record in dataset.records("pictures")]
+    assert [Path(name).stem for name in found] == list(rows)
+
+
+class Hub:
+    """The hub: what was called."""
+
+    def __init__(self, error: Exception | None = None) -> None:
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.files: list[str] = []
+        self.error = error
+
+    def create_repo(self, **values: Any) -> None:
+        if self.error:
+            raise self.error
+        self.calls.append(("create", values))
+
+    def upload_folder(self, folder_path: str, **values: Any) -> None:
+        self.files += sorted(path.name for path in Path(folder_path).iterdir())
+        self.calls.append(("upload", values))
+
+
+def test_export_is_uploaded_to_a_private_repository(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    arguments = [f"output={tmp_path / 'x'}", "format=odvg", "to=hub", "repo=me/boxes"]
+    assert hypergrit.main(["export", str(finished), *arguments]) == 0
+    place = {"repo_id": "me/boxes", "repo_type": "dataset"}
+    assert hub.calls == [("create", {**place, "private": True, "exist_ok": True}), ("upload", place)]
+    assert {"README.md", "croissant.json", "pictures.jsonl", "train.jsonl", "images"} <= set(hub.files)
+
+
+def test_shards_are_uploaded_as_they_are_with_a_card(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/shards", "public=true"]) == 0
+    (_, created), _, (_, shards) = hub.calls
+    assert created["private"] is False
+    assert shards["allow_patterns"] == ["grit/**", "train/**", "_index/**"]
+    assert hub.files[0] == "README.md"
+
+
+def test_refusal_of_the_hub_is_said(finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(OSError("401 Unauthorized")))
+    assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/x"]) == 2
+    assert "the hub does not take me/x: 401 Unauthorized" in capsys.readouterr().err
+    assert HfHubHTTPError.__mro__.count(OSError) == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["format=coco"], "give output=FOLDER and format=FORMAT"),
+        (["license=cc0"], "give output=FOLDER and format=FORMAT"),
+        (["to=hub"], "repo=OWNER/NAME belong together"),
+        (["output=x", "format=coco", "validation=1"], "give a share"),
+        (["output=x", "format=coco", "license=a b"], "is no identifier"),
+        (["output=x", "format=tf"], "format"),
+        (["output=x", "format=coco", "frmat=yolo"], "is not a key"),
+    ],
+)
+def test_wrong_arguments_end_in_one_line(finished: Path, arguments: list[str], message: str, capsys: Any) -> None:
+    assert hypergrit.main(["export", str(finished), *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_folder_with_files_is_refused_and_a_failed_export_leaves_nothing(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "a").touch()
+    assert hypergrit.main(["export", str(finished), f"output={tmp_path / 'full'}", "format=coco"]) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+    def fail(*_: object) -> None:
+        raise OSError("no space left")
+
+    monkeypatch.setattr(FORMATS["coco"], "add", fail)
+    assert hypergrit.main(["export", str(finished), f"output={tmp_path / 'new'}", "format=coco"]) == 2
+    assert "no space left" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_models_are_exported_as_before(capsys: Any) -> None:
+    assert hypergrit.main(["export", "no_model", "no_folder"]) == 2
+    assert "no_model" in capsys.readouterr().err

@@ -1,0 +1,73 @@
+"""Several captions of an image: from the columns of the input to the samples of the shards."""
+
+import json
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from demo.world.layout import WorldConfig
+from demo.world.scenes import TEST_SEEDS, make_scene
+from pipeline.commands import verify
+from pipeline.images import encode_jpeg
+from tests.pipeline.commands.derive.outputs import read_rows
+from tests.pipeline.jobs import run_job
+
+ALL = ("read.captions=all", "read.caption_column=caption,title", "grounder=none", "scorer=none")
+
+
+def write_input(folder: Path, rows: list[dict[str, Any]]) -> Path:
+    image = encode_jpeg(make_scene(TEST_SEEDS.start, "openmoji", WorldConfig(width=96, height=96)).image)
+    pq.write_table(pa.Table.from_pylist([{"image": image, **row} for row in rows]), folder / "in.parquet")
+    return folder / "in.parquet"
+
+
+def jsons(tar: Path) -> list[dict[str, Any]]:
+    with tarfile.open(tar) as file:
+        members = [file.extractfile(member) for member in file if member.name.endswith(".json")]
+        return [json.load(member) for member in members if member]
+
+
+@pytest.fixture(scope="module")
+def output(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("captions")
+    rows = [
+        {"caption": ["a red &amp; big dog", "", "a cat"], "title": "my <b>pet</b>"},
+        {"caption": ["x" * 2000, "a small cat"], "title": "a small cat"},
+        {"caption": ["a dog"], "title": None},
+        {"caption": ["<b></b>", " "], "title": "<br>"},
+    ]
+    assert run_job(write_input(folder, rows), folder / "out", *ALL) == 0
+    return folder / "out"
+
+
+def test_all_captions_are_cleaned_and_the_first_that_stays_is_the_caption(output: Path) -> None:
+    rows = [*read_rows(output).values()]
+    kinds = [[(c["kind"], c["text"]) for c in row["captions"] or ()] for row in rows]
+    assert kinds[0] == [("caption", "a red & big dog"), ("caption", "a cat"), ("title", "my pet")]
+    assert kinds[1:3] == [[], []]  # a caption that is left alone is no list
+    assert [row["caption"] for row in rows[:3]] == ["a red & big dog", "a small cat", "a dog"]
+    assert (rows[3]["stage"], rows[3]["reason"]) == ("captions", "empty_caption")
+    assert verify.main([str(output)]) == 0
+
+
+def test_samples_have_all_captions_each_with_its_parse(output: Path) -> None:
+    first, *others = jsons(output / "train" / "00000.tar")
+    assert [c["text"] for c in first["captions"]] == ["a red & big dog", "a cat", "my pet"]
+    assert first["captions"][0]["tokens"] == first["tokens"]
+    for caption in first["captions"]:
+        words = [caption["text"][token["start"] : token["end"]] for token in caption["tokens"]]
+        assert words == caption["text"].split()
+    assert all("captions" not in sample for sample in others)
+    found = [sample.get("captions") for sample in jsons(output / "grit" / "00000.tar")]
+    assert found[0] == [{"kind": c["kind"], "text": c["text"]} for c in first["captions"]]
+    assert found[1:] == [None] * len(others)
+
+
+def test_more_columns_need_a_rule_for_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = write_input(tmp_path, [{"caption": "a dog", "title": "b"}])
+    assert run_job(path, tmp_path / "out", "read.caption_column=caption,title") == 2
+    assert "random or all" in capsys.readouterr().err

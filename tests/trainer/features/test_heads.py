@@ -1,0 +1,287 @@
+"""Heads over cached features: any model, the gradients of the full model, exact resume, and the whole when it is loaded."""
+
+import dataclasses
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import PIL.Image
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from hypergrit_common.errors import UserError
+from tests.trainer.features.conftest import World
+from tests.trainer.small import NAMES, small_batch, small_model
+from tests.trainer.small_run import run_command, terminate
+from trainer import load_model, train
+from trainer.batch import Batch
+from trainer.checkpoints.towers import FrozenModel
+from trainer.config import load_config
+from trainer.data.config import DataConfig
+from trainer.data.features import FeatureBuilder, FeatureStore
+from trainer.data.loader import Loader
+from trainer.data.order import BlockOrder
+from trainer.encoders.cached import CachedImage, CachedText, packed
+from trainer.encoders.config import CACHED, ImageConfig, TextConfig
+from trainer.encoders.text import StateSource, TokenStates
+from trainer.evaluate import main as evaluate
+from trainer.models.dual_encoder import DualEncoder
+from trainer.text.tokenizer import read_tokenizer
+
+KWARGS = {"width": 32, "hidden": 24, "depth": 1}
+
+
+def head_model(name: str) -> tuple[DualEncoder, FrozenModel]:
+    """A head of the model `name` over a small CLIP, in float64."""
+    image = ImageConfig(name=CACHED, size_px=16, kwargs=KWARGS)
+    text = TextConfig(name=CACHED, vocab_size=64, context_length=8, kwargs=KWARGS)
+    frozen = FrozenModel(small_model("clip", seed=1).double(), projected=False)
+    model = small_model(name, image=image, text=text).double()
+    for tower in (model.visual, model.textual):
+        assert isinstance(tower, CachedImage | CachedText)
+        tower.frozen = lambda: frozen
+    return model, frozen
+
+
+def cached(batch: Batch, model: DualEncoder, frozen: FrozenModel) -> Batch:
+    """The batch with the features of the frozen model in place of pixels and token ids."""
+    assert batch.box_images is not None
+    assert batch.box_token_ids is not None
+    source = StateSource() if "parse" in model.needs else None
+
+    def image(pixels: torch.Tensor) -> torch.Tensor:
+        return frozen.image((pixels - model.pixel_mean) / model.pixel_std)
+
+    def text(ids: torch.Tensor, with_states: bool = False) -> torch.Tensor:
+        found = frozen.text(ids, source if with_states else None)
+        return packed(found) if isinstance(found, TokenStates) else found
+
+    return dataclasses.replace(
+        batch,
+        images=image(batch.images),
+        token_ids=text(batch.token_ids, True),
+        box_images=image(batch.box_images),
+        box_token_ids=text(batch.box_token_ids),
+    )
+
+
+def gradients(model: DualEncoder, batch: Batch) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    model(batch).loss.backward()
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_gradients_of_a_head_are_those_of_the_full_model_with_the_same_frozen_tower(name: str) -> None:
+    model, frozen = head_model(name)
+    batch = small_batch().map(lambda t: t.double() if t.is_floating_point() else t)
+    full = gradients(model, batch)
+    head = gradients(model, cached(batch, model, frozen))
+    assert full.keys() == head.keys()
+    assert any(key.startswith("visual.head") for key in full)
+    for key, expected in full.items():
+        torch.testing.assert_close(head[key], expected, rtol=1e-9, atol=1e-12)
+    assert not any(key.startswith(("visual.blocks", "textual.resblocks")) for key in model.state_dict())
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "taxonomy"])  # features hold no levels
+def test_any_model_is_trained_on_features(world: World, tmp_path: Path, name: str) -> None:
+    assert train.run(world.training(tmp_path / "run", f"model_name={name}", "steps=3")) == 0
+    assert load_model(tmp_path / "run", device="cpu").encode_text(["a dog"]).shape == (1, 16)
+
+
+def test_a_head_without_a_hidden_layer_is_the_projection_alone(world: World, tmp_path: Path) -> None:
+    others = ("model_name=meru", "model.image.kwargs={depth: 0}", "model.text.kwargs={depth: 0}", "steps=3")
+    assert train.run(world.training(tmp_path / "run", *others)) == 0
+    names = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert not any(".layers." in name for name in names)
+    assert names["visual_proj.weight"].shape == (16, 32)
+
+
+def test_a_stopped_run_gives_the_weights_of_an_uninterrupted_one(world: World, tmp_path: Path) -> None:
+    stopped, whole = tmp_path / "stopped", tmp_path / "whole"
+    others = ("model_name=hycoclip", "data.boxes=all")
+    assert run_command(world.training(stopped, *others), at=7, fault=terminate) == 143
+    for output in (stopped, whole):
+        assert run_command(world.training(output, *others)) == 0
+    first, second = (load_file(output / "model" / "model.safetensors") for output in (stopped, whole))
+    assert all(torch.equal(first[name], second[name]) for name in second)
+
+
+def test_the_text_tower_can_be_trained_with_frozen_images(world: World, tmp_path: Path) -> None:
+    merges = world.root / "merges.txt"
+    text = ["vocab_size=514", "context_length=8", "width=32", "layers=1", "heads=2"]
+    others = ["model_name=hycoclip", "steps=3", "data.texts=tokens", f"tokenizer={merges}"]
+    arguments = [item for item in world.training(tmp_path / "run") if not item.startswith("model.text.")]
+    assert train.run([*arguments, *others, *(f"model.text.{item}" for item in text)]) == 0
+    names = load_file(tmp_path / "run" / "model" / "model.safetensors")
+    assert "textual.resblocks.0.ln_1.weight" in names
+    assert "visual.head.mean" in names
+    assert load_model(tmp_path / "run", device="cpu").encode_text(["a dog"]).shape == (1, 16)
+
+
+@pytest.fixture(scope="module")
+def head(world: World) -> Path:
+    """A trained head."""
+    output = world.root / "head"
+    assert train.run(world.training(output, "model_name=hycoclip", "steps=3")) == 0
+    return output
+
+
+def picture(seed: int = 0) -> PIL.Image.Image:
+    return PIL.Image.fromarray(np.random.default_rng(seed).integers(0, 256, (20, 30, 3), np.uint8))
+
+
+def test_the_loaded_head_is_the_whole_model(world: World, head: Path) -> None:
+    model, tower = load_model(head, device="cpu"), load_model(world.tower, device="cpu")
+    assert "tower" not in {path.name for path in (head / "model").iterdir()}
+    visual: Any = model.module.visual
+    pixels = torch.rand(2, 3, 16, 16)
+    with torch.no_grad():
+        expected = model.module.lift_image(model.module.visual_proj(visual.head(tower.module.image_states(pixels))))
+        torch.testing.assert_close(model.module.encode_image(pixels), expected)
+        states = tower.module.textual(tower.tokenizer(["a dog"]))
+        expected = model.module.lift_text(model.module.textual_proj(model.module.textual.head(states)))
+    torch.testing.assert_close(model.encode_text("a dog"), expected)
+
+
+def test_a_moved_tower_is_named_and_can_be_given(world: World, head: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(head / "model", moved)
+    config = json.loads((moved / "config.json").read_text())
+    for part in ("image", "text"):
+        config["config"][part]["weights"] = "/nowhere"
+    (moved / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ValueError, match=r"does not exist.*tower=PATH"):
+        load_model(moved, device="cpu").encode_text("a dog")
+    given = load_model(moved, device="cpu", tower=world.tower)
+    torch.testing.assert_close(given.encode_image(picture()), load_model(head, device="cpu").encode_image(picture()))
+    other = tmp_path / "other"
+    small = load_model(world.tower, device="cpu")
+    with torch.no_grad():
+        small.module.visual_proj.weight.mul_(2)
+    small.save_pretrained(other)
+    with pytest.raises(ValueError, match="has other weights"):
+        load_model(moved, device="cpu", tower=other).encode_text("a dog")
+
+
+def test_a_saved_head_can_take_its_tower_with_it(head: Path, tmp_path: Path) -> None:
+    model = load_model(head, device="cpu")
+    model.save_pretrained(tmp_path / "saved", tower=True)
+    shutil.move(tmp_path / "saved", tmp_path / "elsewhere")
+    loaded = load_model(tmp_path / "elsewhere", device="cpu")
+    torch.testing.assert_close(loaded.encode_image(picture()), model.encode_image(picture()))
+    torch.testing.assert_close(loaded.encode_text("a dog"), model.encode_text("a dog"))
+
+
+def test_a_head_over_a_head_is_refused(
+    world: World, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = World(tmp_path)
+    other.tower, other.shards = head, world.shards
+    assert other.write(tmp_path / "out") == 2
+    assert "is a head over cached features" in capsys.readouterr().err
+
+
+def build(world: World, needs: frozenset[str], seed: int = 0, **settings: Any) -> FeatureBuilder:
+    store = FeatureStore(str(world.features), needs)
+    config = DataConfig(features=str(world.features), seed=seed, **settings)
+    order = BlockOrder(store.n_samples, seed, 8)
+    tokenizer = read_tokenizer(world.root / "merges.txt", 8)
+    return FeatureBuilder(config=config, index=store, order=order, tokenizer=tokenizer, needs=needs)
+
+
+def test_a_batch_depends_on_its_position_alone_and_draws_every_view_and_box(world: World) -> None:
+    builder = build(world, frozenset({"boxes"}))
+    position = 640
+    first, again = (builder.build(position, builder.order.take(position, 8))[0] for _ in range(2))
+    assert all(torch.equal(first[name], again[name]) for name in ("images", "box_images", "token_ids"))
+    part, _ = builder.build(position + 3, builder.order.take(position + 3, 2))
+    assert torch.equal(part["images"], first["images"][3:5])
+    assert torch.equal(part["box_images"], first["box_images"][3:5])
+    at = np.arange(4000)
+    assert np.bincount(builder.views(at, 1)).tolist() == pytest.approx([2000, 2000], abs=150)
+    four = builder.draw(at, 2, np.full(4000, 4))
+    assert np.bincount(four).tolist() == pytest.approx([1000] * 4, abs=120)
+    other = build(world, frozenset({"boxes"}), seed=5)
+    assert (other.draw(at, 2, np.full(4000, 4)) != four).mean() == pytest.approx(0.75, abs=0.05)
+
+
+def test_all_boxes_have_their_owners_and_max_boxes_limits_them(world: World) -> None:
+    builder = build(world, frozenset({"boxes"}), boxes="all")
+    batch, _ = builder.build(0, builder.order.take(0, 8))
+    rows = builder.index.locate(builder.order.take(0, 8).samples)
+    n = rows.boxes()[1]
+    assert batch["box_owner"].tolist() == np.repeat(np.arange(8), n).tolist()
+    assert len(batch["box_images"]) == len(batch["box_token_ids"]) == n.sum()
+    for order in ("first", "random"):
+        few = build(world, frozenset({"boxes"}), boxes="all", max_boxes=2, box_order=order)
+        found, _ = few.build(0, few.order.take(0, 8))
+        assert found["box_owner"].tolist() == np.repeat(np.arange(8), np.minimum(n, 2)).tolist()
+
+
+def test_the_loader_has_the_order_of_all_data_on_several_ranks(world: World) -> None:
+    config = DataConfig(features=str(world.features))
+    tokenizer = read_tokenizer(world.root / "merges.txt", 8)
+
+    def keys(rank: int, world_size: int, batch: int) -> list[str]:
+        loader = Loader(
+            config, tokenizer=tokenizer, size_px=16, batch=batch, needs=frozenset(), rank=rank, world_size=world_size
+        )
+        return list(next(iter(loader)).keys)
+
+    assert keys(0, 2, 4) + keys(1, 2, 4) == keys(0, 1, 8)
+
+
+def test_features_without_what_the_model_needs_are_named(world: World, tmp_path: Path) -> None:
+    assert world.write(tmp_path / "plain") == 0
+    with pytest.raises(UserError, match="tokens=true"):
+        FeatureStore(str(tmp_path / "plain"), frozenset({"parse"}))
+    with pytest.raises(UserError, match=r"no labels of a taxonomy .*train it on shards"):
+        FeatureStore(str(tmp_path / "plain"), frozenset({"levels"}))
+    (tmp_path / "plain" / "_manifests" / "00002.json").unlink()
+    with pytest.raises(UserError, match="2 of 3 files"):
+        FeatureStore(str(tmp_path / "plain"), frozenset())
+
+
+def test_the_towers_of_a_job_are_replaced_and_its_loss_stays(world: World, tmp_path: Path) -> None:
+    config = load_config(
+        [
+            "jobs/train/hycoclip.yaml",
+            "jobs/train/vit_b.yaml",
+            "jobs/train/heads.yaml",
+            f"data.features={world.features}",
+            f"output={tmp_path / 'run'}",
+        ]
+    )
+    assert config.model.image.name == config.model.text.name == CACHED
+    assert config.model.image.kwargs["width"] == 32
+    assert config.model.image.kwargs["hidden"] == 512
+    assert (config.batch_size, config.model.embed_dim, config.model_name) == (256, 64, "hycoclip")
+    with pytest.raises(UserError, match="both set"):
+        load_config([f"data.features={world.features}", "shards=x", f"output={tmp_path / 'run'}"])
+
+
+def test_heads_are_evaluated_side_by_side_with_a_picture_each(
+    world: World, head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    models = [str(head), str(world.tower)]
+    assert evaluate([*models, f"shards={world.shards}", "device=cpu", f"pictures={tmp_path / 'pictures'}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["metric", "head", "tower", "chance"]
+    assert any(line.startswith("entailment/box_text_image/order") for line in lines)
+    assert {path.name for path in (tmp_path / "pictures").iterdir()} == {"head.png", "tower.png"}
+
+
+def test_a_run_evaluates_its_head_on_pictures(world: World, tmp_path: Path) -> None:
+    others = ("model_name=meru", "steps=3", f"evaluation.shards={world.shards}")
+    assert train.run(world.training(tmp_path / "run", *others)) == 0
+    results = json.loads((tmp_path / "run" / "evaluation.json").read_text())
+    assert (
+        evaluate([str(tmp_path / "run"), f"shards={world.shards}", "device=cpu", f"output={tmp_path / 'e.json'}"]) == 0
+    )
+    again = json.loads((tmp_path / "e.json").read_text())
+    assert again == pytest.approx(results, abs=1e-6)

@@ -1,0 +1,138 @@
+"""Cached features are the outputs of the frozen towers, shard by shard, and an interrupted command goes on."""
+
+import io
+import json
+import shutil
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import torch
+
+from tests.trainer.features.conftest import World
+from trainer.checkpoints.model import load_model
+from trainer.data.features import FeatureStore, Rows
+from trainer.evaluation.held_out.shards import HeldOutShards
+
+
+def table(features: Path, number: int = 0) -> pa.Table:
+    return pa.ipc.open_file(pa.memory_map(str(features / "features" / f"{number:05d}.arrow"))).read_all()
+
+
+def contents(features: Path) -> dict[str, bytes]:
+    """All files but the lock, by path."""
+    found = {str(p.relative_to(features)): p.read_bytes() for p in features.rglob("*") if p.is_file()}
+    return {name: data for name, data in found.items() if name != ".lock"}
+
+
+def test_features_are_the_outputs_of_the_towers_before_the_projection(world: World) -> None:
+    loaded = load_model(world.tower)
+    model, found = loaded.model, HeldOutShards(str(world.shards)).read(16)
+    with torch.no_grad():
+        images, boxes = (model.image_states(torch.stack(part)) for part in (found.images, found.box_images))
+        texts, phrases = (model.textual(loaded.tokenizer(part)) for part in (found.captions, found.box_texts))
+    store = FeatureStore(str(world.features), frozenset())
+    everything = store.locate(np.arange(store.n_samples))
+    view = np.zeros(len(everything), np.int64)
+    torch.testing.assert_close(everything.take("image", view).float(), images, atol=2e-3, rtol=2e-3)
+    torch.testing.assert_close(everything.take("text").float(), texts, atol=2e-3, rtol=2e-3)
+    first, n = everything.boxes()
+    owner = np.repeat(np.arange(len(n)), n)
+    rows = first[owner] + np.arange(len(owner)) - np.repeat(np.cumsum(n) - n, n)
+    all_boxes = Rows(store, everything.shard[owner], rows)
+    assert owner.tolist() == found.box_owner
+    torch.testing.assert_close(
+        all_boxes.take("box_image", np.zeros(len(rows), np.int64)).float(), boxes, atol=2e-3, rtol=2e-3
+    )
+    torch.testing.assert_close(all_boxes.take("box_text").float(), phrases, atol=2e-3, rtol=2e-3)
+    assert [key.rpartition("/")[2] for key in everything[:]] == [key.rpartition("/")[2] for key in found.keys]
+
+
+def test_projected_features_are_those_of_the_joint_space(world: World, tmp_path: Path) -> None:
+    assert world.write(tmp_path / "out", "projected=true") == 0
+    model, found = load_model(world.tower).model, HeldOutShards(str(world.shards)).read(16)
+    store = FeatureStore(str(tmp_path / "out"), frozenset())
+    with torch.no_grad():
+        expected = model.image_features(torch.stack(found.images))
+    got = store.locate(np.arange(store.n_samples)).take("image", np.zeros(store.n_samples, np.int64))
+    torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=2e-3)
+
+
+def test_views_are_random_crops_that_depend_on_the_seed_alone(world: World, tmp_path: Path) -> None:
+    column = table(world.features)["image"].combine_chunks().flatten().to_numpy().reshape(25, 2, -1)
+    assert (column[:, 0] != column[:, 1]).any(1).mean() > 0.8  # of pictures of 16 px, some crops are the whole
+    for name, seed in (("same", 0), ("other", 1)):
+        assert world.write(tmp_path / name, "views=2", "tokens=true", f"seed={seed}") == 0
+    same, other = (table(tmp_path / name)["image"].combine_chunks().flatten().to_numpy() for name in ("same", "other"))
+    assert same.tobytes() == column.tobytes()
+    assert other.reshape(column.shape)[:, 0].tobytes() == column[:, 0].tobytes()
+    assert (other.reshape(column.shape)[:, 1] != column[:, 1]).any()
+
+
+def test_an_interrupted_command_goes_on_and_gives_the_same_files(world: World, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(world.features, output)
+    before = contents(output)
+    (output / "_manifests" / "00001.json").unlink()
+    (output / "features" / "00001.arrow").write_bytes(b"half")
+    untouched = output / "features" / "00000.arrow"
+    changed = untouched.stat().st_mtime_ns
+    assert world.write(output, "views=2", "tokens=true") == 0
+    assert contents(output) == before
+    assert untouched.stat().st_mtime_ns == changed
+
+
+def test_features_of_other_settings_are_not_mixed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    before = contents(world.features)
+    assert world.write(world.features, "views=3", "tokens=true") == 2
+    assert "another settings" in capsys.readouterr().err
+    assert contents(world.features) == before
+
+
+def test_a_bad_sample_is_counted_by_its_reason(world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards = tmp_path / "shards"
+    shutil.copytree(world.shards, shards)
+    first = sorted(shards.glob("*.tar"))[0]
+    with tarfile.open(first) as tar:
+        members = [(member, tar.extractfile(member).read()) for member in tar]  # type: ignore[union-attr]
+    with tarfile.open(first, "w") as tar:
+        for number, (member, data) in enumerate(members):
+            broken = (
+                b"x" * len(data)
+                if number == next(i for i, (m, _) in enumerate(members) if m.name.endswith("child.jpg"))
+                else data
+            )
+            tar.addfile(member, io.BytesIO(broken))
+    other = World(tmp_path)
+    other.tower, other.shards = world.tower, shards
+    assert other.write(tmp_path / "out") == 0
+    manifest = json.loads((tmp_path / "out" / "_manifests" / "00000.json").read_text())
+    assert manifest["bad"] == {"undecodable_image": 1}
+    assert manifest["read"] == manifest["files"]["features/00000.arrow"]["rows"] + 1 == 25
+
+
+def test_a_dry_run_predicts_the_bytes_and_writes_nothing(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    assert world.write(tmp_path / "out", "dry_run=true") == 0
+    assert "dry run of 64 samples: all 64 will take about" in caplog.text
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("output=s3://bucket/x", "give a folder of this machine"),
+        ("views=0", "views"),
+        ("crop_scale=[0.5, 2]", "crop_scale"),
+        ("model=/nowhere", "does not exist"),
+    ],
+)
+def test_a_wrong_setting_is_named(
+    world: World, tmp_path: Path, argument: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert world.write(tmp_path / "out", argument) == 2
+    assert message in capsys.readouterr().err

@@ -1,0 +1,110 @@
+"""The frozen model behind a head over cached features (trainer.encoders.cached): found by path and hash, loaded when used.
+
+A saved head names its frozen model by path and hash in `weights` and `kwargs` of its towers. A relative path is first
+looked for in the folder of the head, where `save_model` writes a copy if it is asked for.
+"""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from trainer.encoders.cached import CachedImage, CachedText
+from trainer.encoders.config import CACHED
+from trainer.encoders.text import StateSource, TokenStates
+from trainer.models.dual_encoder import DualEncoder
+
+COPY: Final = "tower"
+"""Folder of a copy of the frozen model in the folder of a head."""
+WEIGHTS: Final = "model.safetensors"
+
+Load = Callable[[Path, str | None], DualEncoder]
+
+
+class FrozenModel:
+    """The outputs of the towers of a model, before or after its projections, without gradients."""
+
+    def __init__(self, model: DualEncoder, projected: bool) -> None:
+        self.model, self.projected = model.eval(), projected
+
+    @torch.no_grad()
+    def image(self, pixels: Tensor) -> Tensor:
+        model = self.model.to(pixels.device)
+        states: Tensor = model.visual(pixels.to(model.pixel_mean.dtype))
+        return model.visual_proj(states) if self.projected else states
+
+    @torch.no_grad()
+    def text(self, token_ids: Tensor, source: StateSource | None) -> Tensor | TokenStates:
+        model = self.model.to(token_ids.device)
+        found = model.textual(token_ids, source)
+        if not self.projected:
+            return found
+        return model.textual_proj(found) if isinstance(found, Tensor) else TokenStates(*map(model.textual_proj, found))
+
+
+def cached_towers(model: DualEncoder) -> list[dict[str, Any]]:
+    """What the heads of a model say of their frozen model: its path, and `model`, `sha256`, `projected`."""
+    towers = (model.config.image, model.config.text)
+    return [{"path": tower.weights, **tower.kwargs} for tower in towers if tower.name == CACHED]
+
+
+def attach_tower(
+    model: DualEncoder, load: Load, folders: Sequence[Path] = (), given: Path | None = None
+) -> DualEncoder:
+    """Give the heads of a model their frozen model, which is loaded when they first need it. Return the model.
+
+    It is looked for at `given`, else at the path that the heads name, from each of `folders` and from the working
+    directory. Models without heads are unchanged.
+    """
+    named = cached_towers(model)
+    if not named:
+        return model
+    places = [given] if given else [folder / str(named[0]["path"]) for folder in (*folders, Path())]
+
+    @cache
+    def frozen() -> FrozenModel:
+        name, sha256, projected = (named[0].get(key) for key in ("model", "sha256", "projected"))
+        return FrozenModel(load(find_tower(places, str(sha256)), name), bool(projected))
+
+    for tower in (model.visual, model.textual):
+        if isinstance(tower, CachedImage | CachedText):
+            tower.frozen = frozen
+    return model
+
+
+def find_tower(places: Sequence[Path], sha256: str) -> Path:
+    """The first place with a model of this hash. Raises ValueError that names the places if there is none."""
+    found = [place for place in places if weights_file(place).is_file()]
+    match = next((place for place in found if weights_sha256(place) == sha256), None)
+    if match is None:
+        problem = "has other weights" if found else "does not exist"
+        raise ValueError(
+            f"the frozen tower of this head {problem}: {(found or places)[0]}, SHA-256 {sha256[:12]}...; put it back, or "
+            "give its folder or file with load_model(..., tower=PATH)"
+        )
+    return match
+
+
+def weights_file(path: Path) -> Path:
+    """The file of weights of a model folder or of a released file."""
+    return path / WEIGHTS if path.is_dir() else path
+
+
+def weights_sha256(path: Path) -> str:
+    """The hash of the weights of a model folder or of a released file. Raises OSError."""
+    with weights_file(path).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def renamed_tower(config: dict[str, Any], path: str, sha256: str) -> dict[str, Any]:
+    """The configuration of a head as plain values, with another path and hash of its frozen model."""
+    towers = {part: config[part] for part in ("image", "text") if config[part]["name"] == CACHED}
+    changed = {
+        part: {**tower, "weights": path, "kwargs": {**tower["kwargs"], "model": None, "sha256": sha256}}
+        for part, tower in towers.items()
+    }
+    return config | changed

@@ -1,0 +1,40 @@
+"""What made cached features: the record in their folder. Does not import torch."""
+
+from pathlib import Path
+from typing import Any, cast
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object
+from schemas.features import RECORD_NAME, FeatureRecord
+
+
+def read_record(folder: str) -> FeatureRecord:
+    """Read what made the features in a folder. Raises UserError if it holds none."""
+    if "://" in folder:
+        raise UserError(f"{folder}: features are mapped into memory; copy them to a folder of this machine")
+    try:
+        return cast(FeatureRecord, read_object(Path(folder) / RECORD_NAME))
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{folder} holds no features ({error}); write them with hypergrit features shards=... model=... output={folder}"
+        ) from error
+
+
+def list_feature_folders(features: str) -> list[str]:
+    """The folders in the value of `data.features`."""
+    return [folder.strip() for folder in features.split(",") if folder.strip()]
+
+
+def read_records(features: str) -> list[FeatureRecord]:
+    """The records of all folders. Raises UserError if their features are not of the same towers and settings."""
+    folders = list_feature_folders(features)
+    records = [read_record(folder) for folder in folders]
+    for folder, record in zip(folders, records, strict=True):
+        if what_decides(record) != what_decides(records[0]):
+            raise UserError(f"{folder} and {folders[0]} hold features of different towers or settings; make them alike")
+    return records
+
+
+def what_decides(record: FeatureRecord) -> tuple[str, dict[str, Any]]:
+    """The tower and the settings of features, without the number of rows of a file."""
+    return record["tower"]["sha256"], {k: v for k, v in record["settings"].items() if k != "rows_per_shard"}

@@ -1,0 +1,318 @@
+"""Cached features as training data: memory-mapped shards that `hypergrit features` wrote, in the order of all data.
+
+A batch holds the same pairs as one of the training shards, with features in place of pixels and of token ids. Each choice
+(view, box) depends only on the seed and on the position of the sample. Rows are copied from the files when their batch
+is built; the files stay on the disk.
+
+Shapes: b pairs, m boxes, v views, f and g widths of the image and the text tower, l tokens.
+"""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, NamedTuple, cast
+
+import numpy as np
+import pyarrow as pa
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.shards import list_shards
+from schemas.features import FOLDER, FeatureRecord
+from trainer.data.batch_builder import BatchReport
+from trainer.data.config import DataConfig
+from trainer.data.feature_record import list_feature_folders, read_records
+from trainer.data.listing import ShardVersion, list_facts, version_of
+from trainer.data.order import Draw, Order, mix
+from trainer.text.base import TextTokenizer, pad
+from trainer.text.syntax import WordTree, collate_trees
+
+Halves = NDArray[np.float16]
+Numbers = NDArray[np.int64]
+
+IMAGE_VIEW: Final = 1
+BOX: Final = 2
+BOX_VIEW: Final = 3
+"""Numbers that tell the choices of a position from each other."""
+MAX_BOXES: Final = 1 << 16
+"""More than the boxes of a sample, so that each box of a position has a number."""
+SAMPLED: Final = 8192
+"""Samples from which the mean and the standard deviation of the features are computed."""
+
+
+class Shard(NamedTuple):
+    """A shard in memory-mapped arrays. Views of an image are on the second axis."""
+
+    table: pa.RecordBatch
+    image: Halves  # [n v f]
+    text: Halves  # [n g]
+    box_image: Halves  # [m v f]
+    box_text: Halves  # [m g]
+    starts: Numbers  # [n+1] first box of each sample
+
+
+def open_shard(url: str, views: int) -> Shard:
+    """Map a shard into memory. Raises UserError if it is damaged."""
+    try:
+        table = pa.ipc.open_file(pa.memory_map(url)).get_batch(0)
+        boxes = table.column("box_image")
+        return Shard(
+            table,
+            matrix(table.column("image"), views),
+            matrix(table.column("text"))[:, 0],
+            matrix(boxes.flatten(), views),
+            matrix(table.column("box_text").flatten())[:, 0],
+            boxes.offsets.to_numpy().astype(np.int64),
+        )
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{url} cannot be read: {error}; remove its manifest, and write the features again") from error
+
+
+def matrix(column: pa.FixedSizeListArray, views: int = 1) -> Halves:
+    """The rows [n v f] of a column, without a copy."""
+    width = column.type.list_size
+    return cast(Halves, column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), views, width // views))
+
+
+class FeatureStore:
+    """The samples of feature shards, numbered in their order, as `trainer.data.index.Index` numbers those of tars."""
+
+    damaged: Sequence[Any] = ()
+
+    def __init__(self, features: str, needs: frozenset[str]) -> None:
+        """List the shards. Raises UserError for features that are incomplete, or that lack what the model `needs`."""
+        if "levels" in needs:
+            raise UserError("features hold no labels of a taxonomy (levels), which the model needs; train it on shards")
+        folders = list_feature_folders(features)
+        records = read_records(features)
+        settings = records[0]["settings"]
+        self.views, self.tokens = int(settings["views"]), settings["tokens"]
+        if "parse" in needs and self.tokens is None:
+            raise UserError(f"{folders[0]} has no states of tokens, which the model needs; write it with tokens=true")
+        self.urls: list[str] = []
+        self.versions: list[ShardVersion] = []
+        self.sets: list[int] = []  # shards of each folder
+        for folder, record in zip(folders, records, strict=True):
+            self._add_folder(folder, record)
+        self.shards = [open_shard(url, self.views) for url in self.urls]
+        self.with_boxes = "boxes" in needs
+        # Rows of the shards that the model can use: all, or those with a box.
+        self.usable = [np.flatnonzero(np.diff(s.starts)) if self.with_boxes else None for s in self.shards]
+        self.counts = [s.table.num_rows if u is None else len(u) for s, u in zip(self.shards, self.usable, strict=True)]
+        self.ends = np.cumsum(self.counts, dtype=np.int64)
+        self.n_samples = int(self.ends[-1])
+        if not self.n_samples:
+            raise UserError(f"{features} has no sample with a box, which the model needs; train a model of pairs on it")
+        self.mean_bytes = sum(version.size for version in self.versions) / self.n_samples
+
+    def _add_folder(self, folder: str, record: FeatureRecord) -> None:
+        wanted = math.ceil(record["n_samples"] / record["settings"]["rows_per_shard"])
+        found = [facts for facts in list_facts(list_shards(folder, (FOLDER,), (".arrow",))) if facts.recorded]
+        if len(found) != wanted:
+            raise UserError(
+                f"{folder} has {len(found)} of {wanted} files of features; repeat the command that writes it"
+            )
+        for facts in found:
+            if facts.recorded and facts.recorded["bytes"] != facts.size:
+                raise UserError(f"{facts.url} differs from its manifest; remove that, and write the features again")
+        self.versions += map(version_of, found)
+        self.urls += [facts.url for facts in found]
+        self.sets.append(len(found))
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the features and of the samples that the model uses. Moving the files does not change it."""
+        facts = [(version.name, version.sha256, n) for version, n in zip(self.versions, self.counts, strict=True)]
+        return hashlib.sha256(json.dumps(facts).encode()).hexdigest()[:16]
+
+    def locate(self, samples: Numbers) -> "Rows":
+        """The places of samples."""
+        shard = self.ends.searchsorted(samples, side="right")
+        row = samples - (self.ends[shard] - np.asarray(self.counts)[shard])
+        for number in np.unique(shard) if self.with_boxes else ():
+            usable = self.usable[number]
+            assert usable is not None
+            row[shard == number] = usable[row[shard == number]]
+        return Rows(self, shard, row)
+
+    def sample(self) -> tuple[Tensor, Tensor]:
+        """Features [n f] and [n g] of images and captions, evenly from all samples, for their mean and deviation."""
+        rows = self.locate(np.linspace(0, self.n_samples - 1, min(self.n_samples, SAMPLED)).astype(np.int64))
+        return rows.take("image", np.zeros(len(rows.row), np.int64)), rows.take("text")
+
+
+@dataclass(frozen=True)
+class Rows(Sequence[str]):
+    """Places of samples, or of boxes. As a sequence, the keys of the samples, which are read only when they are shown."""
+
+    store: FeatureStore
+    shard: Numbers  # [b]
+    row: Numbers  # [b] of the samples or of the boxes of its shard
+
+    def parts(self) -> Iterator[tuple[Shard, NDArray[np.intp]]]:
+        """The shards with the indices of their rows."""
+        for number in np.unique(self.shard):
+            yield self.store.shards[number], np.flatnonzero(self.shard == number)
+
+    def take(self, name: str, views: Numbers | None = None) -> Tensor:
+        """Copy the rows [b f] of an array of `Shard`."""
+        out: Halves | None = None
+        for shard, places in self.parts():
+            array: Halves = getattr(shard, name)
+            rows = self.row[places]
+            found = array[rows] if views is None else array[rows, views[places]]
+            if len(places) == len(self.row):
+                return torch.from_numpy(found)
+            out = np.empty((len(self.row), found.shape[1]), np.float16) if out is None else out
+            out[places] = found
+        return torch.from_numpy(np.empty((0, self.width(name)), np.float16) if out is None else out)
+
+    def width(self, name: str) -> int:
+        """The width of the rows of an array."""
+        return int(getattr(self.store.shards[0], name).shape[-1])
+
+    def values(self, column: str) -> list[Any]:
+        """The values of a column of the samples."""
+        found: list[Any] = [None] * len(self.row)
+        for shard, places in self.parts():
+            for place, value in zip(places, shard.table.column(column).take(pa.array(self.row[places])), strict=True):
+                found[place] = value.as_py()
+        return found
+
+    def boxes(self) -> tuple[Numbers, Numbers]:
+        """First box of each sample, and the number of its boxes."""
+        first, n = np.empty_like(self.row), np.empty_like(self.row)
+        for shard, places in self.parts():
+            first[places] = shard.starts[self.row[places]]
+            n[places] = shard.starts[self.row[places] + 1] - first[places]
+        return first, n
+
+    def __len__(self) -> int:
+        return len(self.row)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.values("key")[index]
+
+
+@dataclass(kw_only=True)
+class FeatureBuilder:
+    """Builds the batch at a given position, as `trainer.data.batch_builder.BatchBuilder` does from tars."""
+
+    config: DataConfig
+    index: FeatureStore
+    order: Order
+    tokenizer: TextTokenizer
+    needs: frozenset[str]
+    equal: list[NDArray[np.bool_]] = field(init=False)  # `equal` of the boxes of each shard
+
+    def __post_init__(self) -> None:
+        columns = (shard.table.column("equal").flatten() for shard in self.index.shards)
+        self.equal = [column.to_numpy(zero_copy_only=False) for column in columns]
+
+    def plan_reads(self, batch: int, world_size: int, workers: int) -> None:
+        """Nothing is read ahead: the system keeps the pages of the files."""
+
+    def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
+        """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report."""
+        rows = self.index.locate(draw.samples)
+        at = position + np.arange(len(rows), dtype=np.int64)
+        report = BatchReport(counts=Counter(samples=len(rows)))
+        batch: dict[str, Any] = {"images": rows.take("image", self.views(at, IMAGE_VIEW)), "keys": rows}
+        if "parse" in self.needs:
+            batch["token_ids"], batch["syntax"] = self.states(rows), collate_trees(self.trees(rows))
+        else:
+            batch["token_ids"] = self.texts(rows, "text")
+        if "boxes" in self.needs:
+            batch |= self.boxes(rows, at)
+            report.counts["equal_phrases"] += int(batch["box_equal"].sum())
+        return batch, report
+
+    def texts(self, rows: Rows, name: str) -> Tensor:
+        """Features [b g] of captions, or their token ids [b l] if a text tower is trained."""
+        if self.config.texts == "features":
+            return rows.take(name)
+        return self.token_ids(rows.values("caption"))
+
+    def token_ids(self, texts: Sequence[str]) -> Tensor:
+        """Token ids [b l] of texts, truncated to the context."""
+        ids = [self.tokenizer.truncate(self.tokenizer.encode(text)) for text in texts]
+        return pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
+
+    def draw(self, at: Numbers, choice: int, n: Numbers | int) -> Numbers:
+        """A number below n for each position."""
+        seed = mix(np.array([self.config.seed], np.uint64))
+        found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + seed)
+        return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
+
+    def views(self, at: Numbers, choice: int) -> Numbers:
+        """The view of each position."""
+        return self.draw(at, choice, self.index.views)
+
+    def boxes(self, rows: Rows, at: Numbers) -> dict[str, Any]:
+        """The fields of the boxes of a batch: one of each pair, drawn by its position, or all."""
+        first, n = rows.boxes()
+        if self.config.boxes == "random":
+            owner, place = np.arange(len(rows)), np.zeros(len(rows), np.int64)
+            chosen = first + self.draw(at, BOX, n)
+        else:
+            most = n if self.config.max_boxes is None else np.minimum(n, self.config.max_boxes)
+            owner = np.repeat(np.arange(len(rows)), most)
+            place = np.arange(len(owner)) - np.repeat(np.cumsum(most) - most, most)
+            chosen = first[owner] + place
+            if self.config.box_order == "random":  # `most` of the boxes from a random one on
+                chosen = first[owner] + (place + self.draw(at, BOX, n)[owner]) % n[owner]
+        boxes = Rows(self.index, rows.shard[owner], chosen)
+        views = self.views(MAX_BOXES * at[owner] + place, BOX_VIEW)
+        found: dict[str, Any] = {"box_images": boxes.take("box_image", views)}
+        if self.config.texts == "features":
+            found["box_token_ids"] = boxes.take("box_text")
+        else:
+            found["box_token_ids"] = self.token_ids(self.phrases(boxes))
+        equal = np.zeros(len(owner), np.bool_)
+        for number in np.unique(boxes.shard):
+            places = boxes.shard == number
+            equal[places] = self.equal[number][boxes.row[places]]
+        found["box_equal"] = torch.from_numpy(equal)
+        if self.config.boxes == "all":
+            found["box_owner"] = torch.from_numpy(owner)
+        return found
+
+    def phrases(self, boxes: Rows) -> list[str]:
+        """The phrases of boxes."""
+        found = [""] * len(boxes)
+        for shard, places in boxes.parts():
+            texts = shard.table.column("phrase").flatten().take(pa.array(boxes.row[places]))
+            for place, text in zip(places, texts, strict=True):
+                found[place] = text.as_py()
+        return found
+
+    def states(self, rows: Rows) -> Tensor:
+        """Packed states [b 1+2l g] of captions (trainer.encoders.cached)."""
+        text = rows.take("text")
+        initial, contextual = (self.padded(rows, name, text.shape[1]) for name in ("initial", "contextual"))
+        return torch.cat([text[:, None], initial, contextual], dim=1)
+
+    def padded(self, rows: Rows, name: str, width: int) -> Tensor:
+        """States of tokens [b l g], padded with zeros."""
+        found: list[Halves] = [np.empty((0, width), np.float16)] * len(rows)
+        for shard, places in rows.parts():
+            column = shard.table.column(name)
+            starts, states = column.offsets.to_numpy(), matrix(column.flatten())[:, 0]
+            for place, row in zip(places, rows.row[places], strict=True):
+                found[place] = states[starts[row] : starts[row + 1]]
+        out = np.zeros((len(rows), max(map(len, found)), width), np.float16)
+        for place, states in enumerate(found):
+            out[place, : len(states)] = states
+        return torch.from_numpy(out)
+
+    def trees(self, rows: Rows) -> list[WordTree]:
+        """The trees of captions."""
+        names = ("word_of_token", "head", "relation")
+        columns: Mapping[str, list[Any]] = {name: rows.values(name) for name in names}
+        parts = zip(*(columns[name] for name in names), strict=True)
+        return [WordTree(word_of_token=tuple(w), head=tuple(h), relation=tuple(r)) for w, h, r in parts]

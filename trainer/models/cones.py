@@ -1,0 +1,34 @@
+"""The base class of models with entailment cones. Shapes: b pairs, d width; [*k b d] as in `dual_encoder`."""
+
+from abc import abstractmethod
+
+from torch import Tensor
+
+from trainer.losses.functional import angle_outside_cone
+from trainer.models.config import ConesConfig
+from trainer.models.dual_encoder import DualEncoder
+
+
+class Cones(DualEncoder):
+    """A model whose points have entailment cones that open away from the origin, the root of its space."""
+
+    config: ConesConfig
+
+    @abstractmethod
+    def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
+        """Exterior angles [*k b] at `general` towards `specific` [*k b d], and half-apertures [*k b] of `general`.
+
+        Both are in radians, one value per pair of points.
+        """
+
+    def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
+        """Angles [*k b] in radians by which `specific` lies outside the cones at `general`; `eta` scales the cones."""
+        return angle_outside_cone(*self.cone(general, specific), eta)
+
+    def margin(self, general: Tensor, specific: Tensor) -> Tensor:
+        """Exterior angles minus half-apertures [*k b], in radians; negative inside the cones at `general`."""
+        angle, aperture = self.cone(general, specific)
+        return angle - aperture
+
+    def group_weights(self) -> dict[str, float]:
+        return {"entailment": self.config.entail_weight}
