@@ -21,7 +21,7 @@ from hypergrit_common.text import message_lines
 from hypergrit_common.version import hypergrit_version
 from trainer.analyses import RELATION_NAMES as RELATIONS
 from trainer.metrics.curves import write_curves
-from trainer.models.config import TaxonomyConfig
+from trainer.models.config import Hyper3Config, TaxonomyConfig
 from trainer.models.registry import DEFAULT, MODELS
 
 JOBS = "jobs/train_demo"
@@ -110,10 +110,10 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
 
 def job_files(model: str, few_steps: bool = False) -> list[str]:
     """Return the YAML files of a miniature model: a head with the loss of its paper or, for `few_steps`, towers from random
-    weights with deviations that let them learn. Models of taxonomies are towers, since features hold no levels.
+    weights with deviations that let them learn. Features hold neither levels nor patches: models of those are towers.
     """
     config = MODELS[model].config
-    if not few_steps and not issubclass(config, TaxonomyConfig):
+    if not few_steps and not issubclass(config, (Hyper3Config, TaxonomyConfig)):
         return ["jobs/train/heads.yaml", HEAD]
     overlays = {"min_radius": "few_steps", "box_candidates": "few_steps_boxes"}
     return [f"{JOBS}/base.yaml", *(f"{JOBS}/{name}.yaml" for key, name in overlays.items() if hasattr(config, key))]

@@ -1,6 +1,6 @@
 """What the models of the trainer need besides an image and a caption, and which of them some shards can train."""
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from types import MappingProxyType
 from typing import Final, Literal
 
@@ -10,27 +10,30 @@ MODEL_NEEDS: Final = MappingProxyType(
     {
         **dict.fromkeys(("clip", "meru", "poinclip", "atmg", "euclip"), None),
         "syntax_meru": "parse",
-        **dict.fromkeys(("hycoclip", "phyclip", "uncha", "argent"), "boxes"),
+        **dict.fromkeys(("hycoclip", "phyclip", "uncha", "argent", "hyper3"), "boxes"),
         "taxonomy": "levels",
     }
 )
 """Model of the trainer -> what it needs with its default settings."""
 
 
-def needs_of(formats: Iterable[str], parser: str, n_kept: int, n_pairs: int) -> set[Need]:
-    """Return what the samples of an output have; train/ has the parse, and a few samples may lack boxes.
+def needs_of(formats: Collection[str], parser: str, levels: bool, n_kept: int, n_pairs: int) -> set[Need]:
+    """Return what the samples of an output have; train/ has parse and levels, and a few samples may lack boxes.
 
-    `n_pairs` of the `n_kept` samples have no box, and `parser` is the name of the parser, or "none".
+    `n_pairs` of the `n_kept` samples have no box; `parser` is the name of the parser, or "none"; `levels`: read.levels is
+    set.
     """
     found: set[Need] = {"boxes"} if n_pairs < n_kept else set()
-    return found | ({"parse"} if "train" in formats and parser != "none" else set())
+    in_train: dict[Need, bool] = {"parse": parser != "none", "levels": levels}
+    return found | {need for need, has in in_train.items() if has and "train" in formats}
 
 
 def training_line(found: Collection[str], n_pairs: int = 0) -> str:
     """Tell in one line which models samples can train that have what `found` names; `n_pairs` lack boxes.
 
     >>> training_line({"parse"})
-    'can train: clip, meru, poinclip, atmg, euclip, syntax_meru; not: hycoclip, phyclip, uncha, argent (no boxes), taxonomy (no levels)'
+    'can train: clip, meru, poinclip, atmg, euclip, syntax_meru; not: hycoclip, phyclip, uncha, argent, hyper3 (no boxes), \
+taxonomy (no levels)'
     """
     able = [name for name, need in MODEL_NEEDS.items() if need is None or need in found]
     unable: dict[str, list[str]] = {}

@@ -28,7 +28,9 @@ class Stream(NamedTuple):
     depth: Tensor | None = None  # [m] level of each label of a taxonomy, ascending within a pair
     label: Tensor | None = None  # [m] number that equal labels of one level share, on all ranks
     place: Tensor | None = None  # [m] the row of each label: equal texts are one row. None: row i is that of label i
-    chain: int = 0  # labels of the longest chain
+    chain: int = 0  # labels of the longest chain, or the most queries of a pair
+    weight: Tensor | None = None  # [m] weight of each query in the loss
+    parent: Tensor | None = None  # [m] row of the query above each query; -1: the caption
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
         """Return a copy with `function` applied to each tensor."""
@@ -56,8 +58,8 @@ class Batch:
 
     @property
     def owned(self) -> dict[str, int]:
-        """Numbers of rows of the streams with owners, by name; those of boxes and phrases are "boxes"."""
-        owners = {"boxes": self.box_owner} | {name: stream.owner for name, stream in self.more.items()}
+        """Numbers of rows of the streams with owners, by name; phrases have those of box_image."""
+        owners = {"box_image": self.box_owner} | {name: stream.owner for name, stream in self.more.items()}
         return {name: len(owner) for name, owner in owners.items() if owner is not None}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":

@@ -28,6 +28,7 @@ preview of other thresholds with the command that applies them; marks of boxes f
 it shows both pictures of each row. The shards are not changed.
 
   hypergrit explore out/demo                               the page of an output
+  hypergrit explore out/demo disk=[disk.json]              with the points of a trained model in the Poincaré disk
   hypergrit explore out/demo out/strict                    both pictures of each row
   hypergrit explore out/demo row=000000000017              one row from input to output, on the terminal; also row=URL
   hypergrit explore out/demo out/strict compare=compare.html    what differs: rows, drops, boxes, settings

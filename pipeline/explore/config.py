@@ -25,6 +25,8 @@ class ExploreOptions:
     seed: int = 0
     # CSV for the marks of boxes, which `hypergrit quality OUT marks=` reads; an existing one is continued
     marks: str = "explore.csv"
+    # Poincaré disks of the first output, of one or two models: files of `python -m trainer.analyses.disk`
+    disk: tuple[str, ...] = ()
     # what two rows of two outputs have in common: key (outputs of the same input) or url
     match: Literal["key", "url"] = "key"
     # address on which the server listens; anything but a loopback address lets other machines reach it
@@ -37,6 +39,8 @@ class ExploreOptions:
     def __post_init__(self) -> None:
         check_range(self, "images", "seed", least=0)
         check_range(self, "port", least=0, most=65535)
+        if len(self.disk) > 2:
+            raise UserError(f"disk names {len(self.disk)} files; give one or two")
         for name in ("static", "marks", "address", "cache"):
             if getattr(self, name) == "":
                 raise UserError(f"{name} is empty; give a value or leave it out")

@@ -85,11 +85,12 @@ def describe_run(stats: Statistics) -> Head:
 def trainable(stats: Statistics) -> list[str]:
     """Return a line with the models that an output can train; no line without kept rows, or shards of samples."""
     kept, pairs = stats["rows"]["kept"], stats.get("pairs", 0)
-    formats = stats.get("config", {}).get("write", {}).get("formats", ())
+    config = stats.get("config", {})
+    formats, levels = config.get("write", {}).get("formats", ()), bool(config.get("read", {}).get("levels"))
     if not kept or not {"train", "grit"} & {*formats}:
         return []
     parser = stats["provenance"].get("models", {}).get("parser", {"name": "none"})["name"]
-    return [training_line(needs_of(formats, parser, kept, pairs), pairs)]
+    return [training_line(needs_of(formats, parser, levels, kept, pairs), pairs)]
 
 
 def progress_text(stats: Statistics) -> str:

@@ -26,7 +26,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row]
     (port,) = free_ports(1)
     rows = write_input(folder, 1, port)
     overrides = [f"input={folder / 'pairs.parquet'}", f"output={folder / 'out'}", "rows_per_shard=1000"]
-    config = load_config([str(DEMO), *overrides, "download.timeout_s=6", "download.deadline_s=8"])
+    config = load_config([str(DEMO), *overrides, "download.timeout_s=20", "download.deadline_s=30"])
     with server(port, folder / "server.log"):
         (plan,) = plan_shards(config.input, config.rows_per_shard, None, config.read)
         table = clean_captions(Download(config.download)(read_shard(plan, config.read)), config.captions)

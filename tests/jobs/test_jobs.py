@@ -43,8 +43,8 @@ def files_of(path: Path) -> list[str]:
 
 
 def test_jobs_folder_has_few_files() -> None:
-    """One for each of 10 published data sets, 10 models and 3 sizes of towers, and a few others."""
-    assert len([path for path in JOBS.rglob("*") if path.is_file()]) <= 38
+    """One for each of 10 published data sets, 11 models and 3 sizes of towers, and a few others."""
+    assert len([path for path in JOBS.rglob("*") if path.is_file()]) <= 39
 
 
 @pytest.mark.parametrize("path", PIPELINE, ids=lambda path: path.stem)
@@ -94,8 +94,10 @@ def test_training_job_has_the_model_size_and_schedule_of_the_paper(model: str, s
     with torch.device("meta"):
         built = new_model(config)
     millions = sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad) / 1e6
+    if model == "hyper3":  # the pooling, which only the training uses
+        millions -= sum(parameter.numel() for parameter in built.get_submodule("query_pooling").parameters()) / 1e6
     assert millions == pytest.approx(MILLIONS[size], abs=0.5)
-    on_grit = model in ("hycoclip", "phyclip", "syntax_meru", "uncha", "argent")
+    on_grit = model in ("hycoclip", "phyclip", "syntax_meru", "uncha", "argent", "hyper3")
     assert (config.batch_size, config.optim.steps) == ((768, 500_000) if on_grit else (2048, 120_000))
 
 

@@ -53,8 +53,11 @@ def run(name: str, source: Path, output: Path) -> list[dict[str, Any]]:
     return read_all(output)
 
 
-def test_the_levels_of_a_table_reach_the_batches_of_the_trainer(tmp_path: Path) -> None:
+def test_the_levels_of_a_table_reach_the_batches_of_the_trainer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     robin, fern = run("treeoflife.yaml", write_table(tmp_path), tmp_path / "out")
+    assert "euclip, taxonomy; not: " in capsys.readouterr().out
     path = "Animalia Chordata Aves Passeriformes Parulidae Setophaga ruticilla"
     assert robin["levels"] == [path[: path.index(name) + len(name)] for name in ROBIN]
     assert robin["caption"] == path

@@ -141,11 +141,11 @@ def test_summary_names_the_models_that_an_output_can_train(
     tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run_job(tars, tmp_path / "pairs", *WITHOUT_MODELS) == 0
-    assert "can train: clip, meru, poinclip, atmg; not: syntax_meru (no parse)" in capsys.readouterr().out
+    assert "can train: clip, meru, poinclip, atmg, euclip; not: syntax_meru (no parse)" in capsys.readouterr().out
     assert run_job(tars, tmp_path / "mixed", "ground.keep_pairs=true", "score.min_score=0.8") == 0
-    assert "argent, hypergrit rewrite ... ground.keep_pairs=false first takes out" in capsys.readouterr().out
+    assert "argent, hyper3, hypergrit rewrite ... ground.keep_pairs=false first takes out" in capsys.readouterr().out
     page = (tmp_path / "pairs" / "report.html").read_text()
-    assert "can train: clip, meru, poinclip, atmg; not: syntax_meru (no parse)" in page
+    assert "can train: clip, meru, poinclip, atmg, euclip; not: syntax_meru (no parse)" in page
 
 
 @pytest.mark.rest

@@ -44,8 +44,17 @@ def small_batch(b: int = 8, seed: int = 0) -> Batch:
         box_images=torch.rand(b, 3, 16, 16, generator=generator),
         box_token_ids=tokens(5),
         syntax=small_trees(b, generator),
-        more={"levels": small_levels(captions)},
+        more={"levels": small_levels(captions), "queries": small_queries(captions)},
     )
+
+
+def small_queries(token_ids: torch.Tensor) -> Stream:
+    """Two queries of each of b pairs: one below the caption [b 8], and one below the first."""
+    b = len(token_ids)
+    ids = torch.stack([token_ids.roll(1, 1), token_ids.roll(2, 1)], 1).flatten(0, 1)
+    parent = torch.stack([torch.full((b,), -1), 2 * torch.arange(b)], 1).flatten()
+    weight = torch.tensor([1.0, 0.5]).repeat(b)
+    return Stream(ids, "text", torch.arange(b).repeat_interleave(2), chain=2, weight=weight, parent=parent)
 
 
 def small_levels(token_ids: torch.Tensor) -> Stream:
@@ -82,13 +91,15 @@ def owned_rows(stream: Stream, indices: slice | list[int], b: int) -> Stream:
     assert stream.owner is not None
     chosen = torch.arange(b)[indices]
     places = [(stream.owner == pair).nonzero()[:, 0] for pair in chosen]
-    assert stream.place is not None
-    chosen_rows = torch.cat(places)
-    found = stream._replace(depth=None, label=None, place=None)
-    if stream.depth is not None and stream.label is not None:
-        facts = (fact[chosen_rows] for fact in (stream.depth, stream.label, stream.place))
-        found = found._replace(**dict(zip(("depth", "label", "place"), facts, strict=True)))
-    lengths = torch.tensor([len(place) for place in places])
+    chosen_rows = torch.cat([torch.empty(0, dtype=torch.int64), *places])
+    facts = {name: getattr(stream, name) for name in ("depth", "label", "place", "weight", "parent")}
+    found = stream._replace(**{name: fact[chosen_rows] for name, fact in facts.items() if fact is not None})
+    if found.place is None:
+        found = found._replace(rows=found.rows[chosen_rows])
+    if found.parent is not None:
+        at = torch.full((len(stream.rows),), -1).index_put((chosen_rows,), torch.arange(len(chosen_rows)))
+        found = found._replace(parent=torch.where(found.parent < 0, found.parent, at[found.parent]))
+    lengths = torch.tensor([len(place) for place in places], dtype=torch.int64)
     return found._replace(owner=torch.arange(len(chosen)).repeat_interleave(lengths))
 
 

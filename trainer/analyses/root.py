@@ -6,9 +6,10 @@ are squeezed to a square; the papers do not print whether theirs are cropped.
 """
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -26,12 +27,12 @@ from trainer.evaluation.held_out.shards import HeldOutShards
 
 
 @dataclass(frozen=True, kw_only=True)
-class RootConfig:
-    """Settings of the command."""
+class ShardsConfig:
+    """Settings of a command that embeds shards."""
 
     # shards in a layout of training shards: a folder, a glob, or several separated by commas
     shards: str = ""
-    # file for the root, .npy
+    # file for the result
     output: str = ""
     # maximum number of samples; 0: all
     max_samples: int = 0
@@ -44,13 +45,16 @@ class RootConfig:
 
     def __post_init__(self) -> None:
         if not (self.shards and self.output):
-            raise UserError("shards or output is missing; give shards=FOLDER output=FILE.npy")
+            raise UserError("shards or output is missing; give shards=FOLDER output=FILE")
         check_range(self, "max_samples", least=0)
         check_range(self, "batch_size", least=1)
         check_device(self)
 
 
-def centroid(found: LoadedModel, shards: HeldOutShards, config: RootConfig) -> tuple[Tensor, int]:
+C = TypeVar("C", bound=ShardsConfig)
+
+
+def centroid(found: LoadedModel, shards: HeldOutShards, config: ShardsConfig) -> tuple[Tensor, int]:
     """The mean [d] of the unit vectors of images and captions, and the number of samples. Raises UserError without any."""
     model, size_px = found.model.to(pick_device(config.device)).eval(), found.model.config.image.size_px
     total, n_samples = torch.zeros(model.config.embed_dim, dtype=torch.float64), 0
@@ -67,24 +71,33 @@ def centroid(found: LoadedModel, shards: HeldOutShards, config: RootConfig) -> t
     return total / (2 * n_samples), n_samples
 
 
-@command()
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
+def run(arguments: Sequence[str], usage: str, kind: type[C], work: Callable[[str, LoadedModel, C], str]) -> int:
+    """Run a command MODEL key=value ... on shards, print what `work` returns, and return the exit code."""
     if len(arguments) < 2 or "-h" in arguments or "--help" in arguments:
-        print_text(f"{__doc__}\n{describe('', RootConfig, {}).strip()}\n\n{EXIT_CODES}")
+        print_text(f"{usage}\n{describe('', kind, {}).strip()}\n\n{EXIT_CODES}")
         return 0 if {"-h", "--help"} & {*arguments} else 2
     set_up_logging()
     path, *others = arguments
-    config = merge(RootConfig, read_layers(others, Keys()))
+    config = merge(kind, read_layers(others, Keys()))
     try:
-        found = load_model(path, config.model_name)
-        root, n_samples = centroid(found, HeldOutShards(config.shards), config)
-        with Path(config.output).open("wb") as file:
-            np.save(file, root.float().numpy())
+        print_text(f"{config.output}: {work(path, load_model(path, config.model_name), config)}")
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    print_text(f"{config.output}: the mean of {n_samples} images and their captions")
     return 0
+
+
+def write_root(_: str, found: LoadedModel, config: ShardsConfig) -> str:
+    """Write the root, and return what it is."""
+    root, n_samples = centroid(found, HeldOutShards(config.shards), config)
+    with Path(config.output).open("wb") as file:
+        np.save(file, root.float().numpy())
+    return f"the mean of {n_samples} images and their captions"
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Run the command and return its exit code."""
+    return run(arguments, str(__doc__), ShardsConfig, write_root)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 The layout is that of the loader in the package `hyper-models` 0.4.0; no file of the authors was opened. Guessed: that
 config.json has the keys below, and that the file holds one logit scale, or the three of UNCHA. Modules that only the
-training used, such as the pooling of patch tokens by queries, are not read.
+training used are not read. The paper's model (trainer/models/hyper3.py) is not published.
 """
 
 import logging

@@ -26,6 +26,7 @@ from trainer.data.crops import augment, draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
+from trainer.data.queries import CAPTION, find_queries
 from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader, run_length
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.subreddits import Segmenter
@@ -63,6 +64,10 @@ class BatchRows:
     trees: list[WordTree] = field(default_factory=list)
     level_ids: dict[tuple[int, ...], int] = field(default_factory=dict)  # row of each distinct text
     levels: list[tuple[int, int, int, int]] = field(default_factory=list)  # owner, depth, number and row of each label
+    query_ids: list[list[int]] = field(default_factory=list)
+    queries: list[tuple[int, int, float]] = field(
+        default_factory=list
+    )  # owner, row of the parent and weight of each query
 
 
 @dataclass(kw_only=True)
@@ -125,7 +130,7 @@ class BatchBuilder:
         padded = [ids for name, ids in fields.items() if name.endswith("token_ids")]
         padded += [stream.rows for stream in fields.get("more", {}).values()]
         report.counts["token_places"] += sum(map(Tensor.numel, padded))
-        report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids, *rows.level_ids)))
+        report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids, *rows.level_ids, *rows.query_ids)))
         return fields, report
 
     def check_size(self, sample: int) -> None:
@@ -175,6 +180,13 @@ class BatchBuilder:
             if label:
                 place = rows.level_ids.setdefault(tuple(self.token_ids(label)), len(rows.level_ids))
                 rows.levels.append((row, depth, label_number(depth, label), place))
+
+        if "queries" in self.needs:
+            first = len(rows.queries)
+            for query in find_queries(caption, [box.phrase for box in boxes], self.config.max_queries):
+                rows.query_ids.append(self.token_ids(query.text))
+                parent = query.parent if query.parent == CAPTION else first + query.parent
+                rows.queries.append((row, parent, query.weight))
 
     def draw_caption(self, sample: Sample, generator: random.Random) -> Sample:
         """Return a sample with one of its captions, as `data.captions` and `data.caption_weights` select."""
@@ -257,7 +269,16 @@ class BatchBuilder:
             ids = self.padded(list(rows.level_ids))
             chain = max(Counter(owner for owner, *_ in rows.levels).values())
             batch["more"] = {"levels": Stream(ids, "text", owner, depth, label, place, chain)}
+        if "queries" in self.needs:
+            batch["more"] = batch.get("more", {}) | {"queries": self.collate_queries(rows)}
         return batch
+
+    def collate_queries(self, rows: BatchRows) -> Stream:
+        """The queries of a batch. Without any, there is a column of padding, which the text tower takes."""
+        ids = self.padded(rows.query_ids) if rows.queries else torch.zeros((0, 1), dtype=torch.int64)
+        owner, parent, weight = torch.tensor(rows.queries, dtype=torch.float64).view(-1, 3).unbind(1)
+        most = max(Counter(row for row, *_ in rows.queries).values(), default=0)
+        return Stream(ids, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())
 
 
 def label_number(depth: int, label: str) -> int:

@@ -64,6 +64,9 @@ class DataConfig:
     # boxes of a sample with more than max_boxes. first: those that come first in the shard; random: drawn again in each
     # epoch, in the order of the shard
     box_order: Literal["first", "random"] = "first"
+    # largest number of queries per sample, for models that pool patches by them (hyper3): sentences of the caption, phrases
+    # of its boxes, and parts of the caption, in this order. Hyper3-CLIP's 6 include the caption
+    max_queries: int = 5
     # random seed of the sample order, and of the choice of boxes and crops
     seed: int = 0
     # number of loader processes per training process; 0: the training process builds its batches itself; auto: one for
@@ -105,7 +108,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
-        check_range(self, "prefetch", "text_multiple", least=1)
+        check_range(self, "prefetch", "max_queries", "text_multiple", least=1)
         check_positive(self, "weights")
         if self.shards and self.features:
             raise UserError("shards and features are both set; train on one of them")

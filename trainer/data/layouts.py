@@ -265,9 +265,9 @@ OTHER_FIX: Final = (
 
 
 def fields_of(data: bytes, layout: Layout) -> set[str]:
-    """Return which of "boxes" and "parse" a sample has."""
+    """Return which of "boxes", "levels" and "parse" a sample has."""
     found = set()
-    for need in ("boxes", "parse"):
+    for need in ("boxes", "levels", "parse"):
         with suppress(BadSample):
             read_sample(data, layout, frozenset({need}))
             found.add(need)

@@ -53,10 +53,14 @@ class ClassTokenBlock(Block):
     mlp: Any
     norm1: Any
     norm2: Any
+    has_all_tokens = False  # all tokens are used (keep_patches)
 
     def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
         if attn_mask is not None or is_causal:
             raise ValueError("the papers' vision transformer does not support attention masks")
+        if self.has_all_tokens:
+            all_tokens: Tensor = super().forward(x)
+            return all_tokens
         normed, qkv, w = self.norm1(x), self.attn.qkv, x.shape[-1]
         query = F.linear(normed[:, :1], qkv.weight[:w], qkv.bias[:w])
         key, value = F.linear(normed, qkv.weight[w:], qkv.bias[w:]).chunk(2, dim=-1)
@@ -65,6 +69,22 @@ class ClassTokenBlock(Block):
         x = x[:, :1] + self.attn.proj(mixed)
         out: Tensor = x + self.mlp(self.norm2(x))
         return out
+
+
+def keep_patches(tower: Any) -> None:
+    """Make a network of timm compute all patches to the end. Raises ValueError for other towers."""
+    if not hasattr(tower, "forward_head"):
+        raise ValueError("the patches of images are pooled, but the image tower has none; give one of timm, on shards")
+    last = getattr(tower, "blocks", [None])[-1]
+    if isinstance(last, ClassTokenBlock):
+        last.has_all_tokens = True
+
+
+def patches_of(tower: Any, tokens: Tensor) -> Tensor:
+    """Patches [b p w] among the tokens [b l w] of a network of timm, or the cells of its maps [b w h w'] or [b h w' w]."""
+    if tokens.ndim == 3:
+        return tokens[:, getattr(tower, "num_prefix_tokens", 0) :]
+    return (tokens if tokens.shape[1] == tower.num_features else tokens.movedim(-1, 1)).flatten(2).mT
 
 
 def sincos_positions(side: int, width: int) -> Tensor:

@@ -192,6 +192,20 @@ class UNCHAConfig(HyperbolicConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hyper3Config(UNCHAConfig):
+    """Settings of Hyper3-CLIP, which pools the patches of an image for queries: texts that data.max_queries limits."""
+
+    # heads of the pooling
+    query_heads: int = 8
+    # share of the angle that is added to the energy of every pair, also inside its cone
+    leak: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_range(self, "query_heads", least=1)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PHyCLIPConfig(HyCoCLIPConfig):
     """Settings of PHyCLIP: the embedding is a point in a product of hyperbolic factors."""
 

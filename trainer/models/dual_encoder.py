@@ -212,9 +212,7 @@ class DualEncoder(nn.Module, ABC):
         Images [b 3 h w] are uint8, or float in [0, 1]. A tower over cached features (trainer.encoders.cached) also takes
         those [b f].
         """
-        if images.ndim > 2:
-            images = self.normalised(images)
-        states: Tensor = self.visual(images)
+        states: Tensor = self.visual(self.normalised(images) if images.ndim > 2 else images)
         return states
 
     def image_features(self, images: Tensor) -> Tensor:
@@ -223,7 +221,7 @@ class DualEncoder(nn.Module, ABC):
         return features
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Pixels [b 3 h w] as the image tower expects them: in its number format, with the mean and deviation of CLIP."""
+        """Pixels [b 3 h w] minus the mean of the training, over its deviation, in the tower's number format."""
         pixels = images if images.is_floating_point() else to_pixels(images)
         return to_autocast((pixels - self.pixel_mean) / self.pixel_std)
 

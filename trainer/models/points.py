@@ -94,7 +94,7 @@ class Points:
         rows, _, owner = self.stream(name)[:3]
         if owner is None:
             return [len(rows)] * world_size()
-        key = "boxes" if owner is self.pairs.box_owner else name
+        key = next(key for key, stream in self.streams.items() if stream.owner is owner)
         known = self.pairs.counts.get(key)
         return list(known) if known else self.once(("counts", key), lambda: counts_of_ranks(len(rows)))
 

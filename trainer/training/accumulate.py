@@ -54,7 +54,8 @@ def set_micro_batch(model: DualEncoder, n_rows: int, same_on_all_ranks: bool = F
     FSDP needs `same_on_all_ranks`: its ranks exchange weights in each call of a tower, so all must make as many calls.
     """
     # Not the image tower itself: `image_features` converts uint8 images to float32, which is four times as large.
-    for module, name in ((model, "image_features"), (model.textual, "forward")):
+    towers = [(model, "image_features"), (model, "image_tokens"), (model.textual, "forward")]
+    for module, name in [(module, name) for module, name in towers if hasattr(module, name)]:
         setattr(module, name, partial(checkpoint_chunks, getattr(module, name), n_rows, same_on_all_ranks))
 
 

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from aiohttp import web
@@ -46,8 +47,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Server:
     """The explorer's server in a thread of this process, on a free port of 127.0.0.1."""
 
-    def __init__(self, names: list[str], cache: str, **options: str) -> None:
-        self.explorer = Explorer(read_outputs(names, cache), ExploreOptions(cache=cache, **options), TOKEN)  # type: ignore[arg-type]
+    def __init__(self, names: list[str], cache: str, **options: Any) -> None:
+        self.explorer = Explorer(read_outputs(names, cache), ExploreOptions(cache=cache, **options), TOKEN)
         self._loop, self._started = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._run()], daemon=True)
         self._thread.start()
@@ -80,7 +81,7 @@ def start(cache: str) -> Iterator[Callable[..., Server]]:
     """A function that serves outputs; all servers end with the tests."""
     servers = list[Server]()
 
-    def serve(*names: str, **options: str) -> Server:
+    def serve(*names: str, **options: Any) -> Server:
         servers.append(Server(list(names), cache, **options))
         return servers[-1]
 

@@ -40,6 +40,9 @@ class RandomCosines:
     def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
         return [self.rng.gauss(0.3, 0.04) for _ in indices]
 
+    def of_head(self, indices: Sequence[int]) -> list[float | None]:
+        return [None] * len(indices)
+
 
 def make_rows(parse: Parse, n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False) -> list[Row]:
     """Rows of which every fifth was dropped by the download; others are dropped by the filters of `thresholds`."""

@@ -21,6 +21,7 @@ from pipeline.output.ledger import read_manifests
 from pipeline.output.store import Store
 from pipeline.stages.parse.stage import Parse
 from pipeline.stages.score.filters import clip_score
+from schemas.disk import KINDS
 from tests.pipeline.browser import needs_browser
 from tests.pipeline.explore.conftest import Server
 from tests.pipeline.explore.outputs import THRESHOLDS, Row, make_rows, write_output
@@ -434,3 +435,37 @@ def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
         tab.wait_for_selector("#count")
         assert tab.locator("#marked").count() == 0
     assert len(marked_boxes(output, path, read_marks(path))) == 1
+
+
+def test_disks_show_the_points_of_the_selected_rows_and_a_point_opens_its_row(
+    browser: Any, output: str, start: Callable[..., Server], tmp_path: Path
+) -> None:
+    rows = [row for row in rows_of(output) if row["status"] == "kept"][:20]
+    points = [[row["key"], kind, row["caption"], 0.01 * i, 0.02] for i, row in enumerate(rows) for kind in KINDS]
+    for name in ("a", "b"):
+        disk = {"model": name, "projection": "cosne", "points": [*points, ["no row", "image", HOSTILE, 0.3, 0.3]]}
+        (tmp_path / f"{name}.json").write_text(json.dumps(disk), encoding="utf-8")
+    disks = (str(tmp_path / "a.json"), str(tmp_path / "b.json"))
+    server = start(output, marks=str(tmp_path / "marks.csv"), disk=disks)
+    with opened(browser, server.url) as tab:
+        shown = tab.locator(".disk > g:first-of-type .point")
+        assert shown.count() == 2 * len(points)
+        tab.click("button[name=box_text]")
+        assert shown.count() == 2 * 3 * len(rows)
+        tab.fill("input[name=q]", "red")
+        red = [row for row in rows if "red" in text(row)]
+        assert 0 < len(red) < len(rows)
+        until(tab, f"document.querySelectorAll('.disk > g:first-of-type .point').length === {6 * len(red)}")
+        tab.hover(".disk .point >> nth=-1")
+        until(tab, "document.querySelectorAll('.current .point').length === 6")  # in both disks
+        tab.click(".disk .point >> nth=0", force=True)
+        tab.wait_for_selector(".dialog")
+        assert any(tab.evaluate("location.hash").endswith(row["key"]) for row in red)
+
+
+def test_a_static_page_holds_its_disk(output: str, cache: str, tmp_path: Path) -> None:
+    disk = {"model": "m", "projection": "norms", "points": [["000000000000", "image", "a cat", 0.5, 0.0]]}
+    (tmp_path / "disk.json").write_text(json.dumps(disk), encoding="utf-8")
+    arguments = [output, f"static={tmp_path / 'page'}", "images=0", f"cache={cache}"]
+    assert main([*arguments, f"disk=[{tmp_path / 'disk.json'}]"]) == 0
+    assert json.loads((tmp_path / "page" / "data" / "site.json").read_text(encoding="utf-8"))["disks"] == [disk]

@@ -353,7 +353,7 @@ def test_one_of_several_captions_is_chosen(tmp_path: Path, rule: str, expected: 
 def test_a_list_of_captions_without_a_rule_is_a_bad_row_that_names_the_key(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps({"url": "http://a", "caption": ["x"]}))
     (row,) = read_all(tmp_path)
-    assert "the caption is a list, not text; set read.captions=first, longest, join or random" in row["detail"]
+    assert "the caption is a list, not text; set read.captions=first, longest, join, random or all" in row["detail"]
 
 
 def test_random_captions_depend_on_seed_and_content_and_are_spread(tmp_path: Path) -> None:

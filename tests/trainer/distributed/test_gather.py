@@ -60,6 +60,7 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
         ("uncha", {}, SEVERAL_BOXES),
         ("uncha", {"loss_chunk": None}, ([0, 2], [])),
         ("taxonomy", {"energy": "angle"}, None),
+        ("hyper3", {}, SEVERAL_BOXES),
     ],
 )
 def test_two_ranks_compute_the_gradients_of_one_on_the_full_batch(

@@ -35,7 +35,7 @@ def pairs_of(model: DualEncoder, b: int = 8, m: int | None = None) -> Pairs:
     if m is not None:
         boxes = {name: torch.randn(m, 16, requires_grad=True) for name in ("box_image", "box_text")}
         leaves |= {**boxes, "box_owner": torch.arange(m) * b // m}
-    return dataclasses.replace(pairs, **leaves, counts={} if m is None else {"boxes": (m,)})
+    return dataclasses.replace(pairs, **leaves, counts={} if m is None else {"box_image": (m,)})
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 // The page: loads the outputs, holds the state, and connects its parts.
 
 import { count, html, plural, render, useEffect, useMemo, useRef, useState } from "./html.js";
+import { Disks } from "./disk.js";
 import { FIELDS, beside, selectPairs } from "./filters.js";
 import { Grid, PAGE, Pages } from "./grid.js";
 import { Help, onKey } from "./keys.js";
@@ -43,7 +44,8 @@ function Loading() {
 function App({ site, outputs, marks, pairs }) {
   const [state, setState] = useState(readState),
     [cursor, setCursor] = useState(0),
-    [isHelp, showHelp] = useState(false);
+    [isHelp, showHelp] = useState(false),
+    [isDisk, showDisk] = useState(site.disks.length > 0);
   const [theme, chooseTheme] = useState(() => setTheme()),
     [isPreview, showPreview] = useState(NAMES.some((name) => state[name] !== ""));
   const [output, other] = outputs,
@@ -143,6 +145,16 @@ function App({ site, outputs, marks, pairs }) {
               onChange=${change}
             onOpen=${(row) => change("row", rowName("a", output, row))} />`
           }</details>
+        ${
+          site.disks.length > 0 &&
+          html`<details open=${isDisk} onToggle=${(event) => showDisk(event.target.open)}>
+          <summary>Poincaré disk</summary>
+          ${
+            isDisk &&
+            html`<${Disks} disks=${site.disks} output=${output} mask=${masks[0]}
+              onOpen=${(row) => change("row", rowName("a", output, row))} />`
+          }</details>`
+        }
         <div class="bar"><p id="count" role="status" data-n=${found.length}><b>${count(found.length)}
           </b> of ${plural(pairs.left.length, "row")}</p>
           ${nMarked > 0 && html`<p id="marked">

@@ -2,7 +2,6 @@
 
 import logging
 import os
-import pickle
 import time
 from functools import partial
 from pathlib import Path
@@ -14,14 +13,14 @@ import pytest
 import ray
 
 from hypergrit_common.errors import UserError
-from pipeline.config import load_config
+from pipeline.config import RayConfig
 from pipeline.faults import ShardError
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
 from pipeline.run.provenance import make_provenance
 from pipeline.run.ray_driver import Driver, Upkeep, Work
 from pipeline.run.ray_workers import MAX_FAILED_STARTS, NODE_LABEL, Cluster, Health, Model, Models
-from pipeline.run.steps import Done, Notes
+from pipeline.run.steps import Done, Notes, Recipe
 from tests.pipeline.poison import LightSteps
 from tests.pipeline.run.on_ray.jobs import cluster_of, make_job, make_tar
 
@@ -97,9 +96,7 @@ def test_a_request_for_a_model_worker_whose_allowed_nodes_have_gone_is_withdrawn
 ) -> None:
     monkeypatch.setattr(ray, "kill", lambda actor: killed.append(actor))
     killed: list[str] = []
-    models = Models(
-        b"", load_config([f"input={tmp_path}", f"output={tmp_path / 'out'}", "ray.gpus_per_model_worker=0"])
-    )
+    models = Models(b"", RayConfig(gpus_per_model_worker=0))
     models.starting = {
         "on b or c": Model("on b or c", refused=["a"]),
         "on c": Model("on c", refused=["a", "b"]),
@@ -129,7 +126,7 @@ def refuse(models: Models, node: str) -> None:
 
 
 def test_a_model_worker_that_cannot_start_ends_only_a_job_without_others(tmp_path: Path) -> None:
-    models = Models(b"", load_config([f"input={tmp_path}", f"output={tmp_path / 'out'}"]))
+    models = Models(b"", RayConfig())
     with pytest.raises(UserError, match="cannot start: uncorrectable ECC"):
         refuse(models, "a")
     models.has_started, models.ready, models.failed_starts = True, [Model(SimpleNamespace(), node="b")], 0
@@ -166,9 +163,9 @@ def test_a_node_with_a_full_disk_costs_no_shard(tmp_path: Path, caplog: pytest.L
         make_tar(tmp_path / "in", 80), tmp_path / "out", "ray.model_workers=1"
     )  # leaves CPUs on both nodes
     plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
-    recipe: Any = partial(BadNodeSteps, config, make_provenance(config), ())
+    make: Any = partial(BadNodeSteps, config, make_provenance(config), ())
     nodes = [{"num_cpus": 1}, {"num_cpus": 1, "env_vars": {"BAD_NODE": "1"}}]
     with cluster_of(*nodes), caplog.at_level(logging.WARNING):
-        results = list(Driver(plans, config, pickle.dumps(recipe)).run())
+        results = list(Driver(plans, config.ray, Recipe(make, config)).run())
     assert [isinstance(result, Done) for result in results] == [True] * 20
     assert "is tried again: cannot write /scratch/x" in caplog.text

@@ -1,6 +1,5 @@
 """A job on parquet whose rows one actor reads for all workers: same shards with it, without it, and if it is killed."""
 
-import pickle
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -25,7 +24,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.run import ray_workers as row_reader
 from pipeline.run.ray_driver import Driver
 from pipeline.run.ray_workers import RowReader, RowsAhead, fetch_rows
-from pipeline.run.steps import Done
+from pipeline.run.steps import Done, Recipe
 from tests.pipeline.poison import light_steps
 from tests.pipeline.run.on_ray.jobs import cluster_of, digests, make_job
 
@@ -76,7 +75,7 @@ def without_version(plan: ShardPlan) -> ShardPlan:
 def run(table: Path, output: Path) -> tuple[dict[str, str], RowsAhead]:
     """Run the job; return the digests of its files, and the client of the reader."""
     config = job(table, output)
-    driver = Driver(plans_of(config), config, pickle.dumps(light_steps(config)))
+    driver = Driver(plans_of(config), config.ray, Recipe(light_steps(config), config))
     assert all(isinstance(result, Done) for result in driver.run())
     return digests(output), driver.calls.rows
 

@@ -1,0 +1,73 @@
+"""The queries of a caption, and their rows in a batch."""
+
+from pathlib import Path
+
+import torch
+
+from tests.trainer.data.loading import small_loader, take
+from tests.trainer.data.samples import TOKENIZER, train_files, write_tar
+from trainer.data.queries import BOX_WEIGHT, CAPTION, PHRASE_WEIGHT, SENTENCE_WEIGHT, Query, find_queries
+
+CAPTION_TEXT = "A dog runs. It chases a red  ball near the old tree; then it sleeps."
+
+
+def test_sentences_come_first_then_phrases_of_boxes_then_parts_below_the_first_sentence() -> None:
+    found = find_queries(CAPTION_TEXT, ["a dog", "A DOG", "a red ball"], most=30)
+    assert found[:5] == [
+        Query("A dog runs.", SENTENCE_WEIGHT, CAPTION),
+        Query("It chases a red ball near the old tree;", SENTENCE_WEIGHT, CAPTION),
+        Query("then it sleeps.", SENTENCE_WEIGHT, CAPTION),
+        Query("a dog", BOX_WEIGHT, CAPTION),
+        Query("a red ball", BOX_WEIGHT, CAPTION),
+    ]
+    assert found[5:] == [
+        Query("A dog runs It chases a red ball", PHRASE_WEIGHT, 0),
+        Query("the old tree", PHRASE_WEIGHT, 0),
+        Query("then it sleeps", PHRASE_WEIGHT, 0),
+    ]
+    assert find_queries(CAPTION_TEXT, ["a dog"], most=2) == found[:2]
+
+
+def test_a_caption_of_one_sentence_has_no_sentence_and_its_parts_stand_below_it() -> None:
+    assert find_queries("a cat on a sofa, with two cups", ["a cat on a sofa, with two cups", "ox"], most=5) == [
+        Query("a cat on a sofa", PHRASE_WEIGHT, CAPTION),
+        Query("two cups", PHRASE_WEIGHT, CAPTION),
+    ]
+    assert find_queries("ox", [], most=5) == []
+
+
+def test_a_long_part_becomes_windows_of_six_words_four_apart() -> None:
+    words = [f"w{i}" for i in range(11)]
+    texts = [query.text for query in find_queries(" ".join(words), [], most=9)]
+    assert texts == [" ".join(words[:6]), " ".join(words[4:10]), " ".join(words[8:])]
+
+
+def test_a_batch_has_the_queries_of_its_pairs_with_their_owners_and_parents(tmp_path: Path) -> None:
+    captions = ["One is red. Two is blue.", "ox"]
+    samples = [(f"{i}", train_files(i, n_boxes=2 - 2 * i) | {"child.txt": c.encode()}) for i, c in enumerate(captions)]
+    write_tar(
+        tmp_path / "00000.tar", [(key, {k: v for k, v in files.items() if k != "json"}) for key, files in samples]
+    )
+    loader = small_loader(tmp_path, batch=2, needs=frozenset({"queries"}), max_queries=3)
+    (batch,) = take(loader, 1)
+    stream, first = batch.more["queries"], [key.endswith("/0") for key in batch.keys].index(True)
+    texts = ["one is red .", "two is blue .", "one is red two is blue"]  # as the tokenizer splits them
+    assert [TOKENIZER.decode(row) for row in stream.rows.tolist()] == texts
+    assert stream.owner is not None
+    assert stream.owner.tolist() == [first] * 3
+    assert stream.parent is not None
+    assert stream.parent.tolist() == [CAPTION, CAPTION, 0]
+    assert stream.weight is not None
+    assert stream.weight.tolist() == [1.0, 1.0, 0.5]
+    assert stream.chain == 3
+
+
+def test_a_batch_without_queries_has_an_empty_stream(tmp_path: Path) -> None:
+    files = [(f"{i}", {"child.txt": b"ox"}) for i in range(2)]
+    plain = [(key, train_files(1, 0, with_json=False) | text) for key, text in files]
+    write_tar(tmp_path / "00000.tar", plain)
+    (batch,) = take(small_loader(tmp_path, batch=2, needs=frozenset({"queries"})), 1)
+    stream = batch.more["queries"]
+    assert stream.rows.shape == (0, 1)
+    assert stream.owner is not None
+    assert stream.owner.dtype == torch.int64

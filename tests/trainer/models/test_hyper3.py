@@ -1,0 +1,141 @@
+"""Hyper3-CLIP: its pooling and its loss in float64 against a second computation, query by query."""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.trainer.small import overfit, small_batch, small_model
+from trainer.batch import Batch, Stream
+from trainer.encoders.config import ImageConfig
+from trainer.models.hyper3 import Hyper3CLIP
+from trainer.models.queries import QueryPooling
+
+OWNER, PARENT, WEIGHT = [0, 0, 0, 2, 3, 3], [-1, 0, -1, -1, -1, 4], [1.0, 0.5, 0.75, 1.0, 1.0, 0.5]
+
+
+def uneven_batch() -> Batch:
+    """Four pairs in float64, with 3, 0, 1 and 2 queries, and five boxes."""
+    batch, boxes = small_batch(4), small_batch(5, seed=1)
+    assert boxes.box_images is not None
+    rows = small_batch(len(OWNER), seed=2).token_ids
+    owner, parent, weight = torch.tensor(OWNER), torch.tensor(PARENT), torch.tensor(WEIGHT, dtype=torch.float64)
+    queries = Stream(rows, "text", owner, chain=3, parent=parent, weight=weight)
+    return dataclasses.replace(
+        batch,
+        images=batch.images.double(),
+        box_images=boxes.box_images.double(),
+        box_token_ids=boxes.box_token_ids,
+        box_owner=torch.tensor([0, 0, 1, 2, 3]),
+        more={"queries": queries},
+    )
+
+
+def test_pooled_patches_are_those_of_an_attention_of_each_query_alone() -> None:
+    torch.manual_seed(0)
+    pooling = QueryPooling(16, 12, heads=4).double()
+    states, patches = torch.randn(6, 12).double(), torch.randn(4, 9, 16).double()
+    found = pooling(states, patches, Stream(states, "text", torch.tensor(OWNER), chain=3))
+    attention = pooling.attention
+    w_q, w_k, w_v = attention.in_proj_weight.chunk(3)
+    b_q, b_k, b_v = attention.in_proj_bias.chunk(3)
+    for query, owner in enumerate(OWNER):
+        q, z = w_q @ pooling.query(states[query]) + b_q, patches[owner]
+        heads = []
+        for part in range(4):
+            rows = slice(4 * part, 4 * part + 4)
+            scores = (z @ w_k[rows].T + b_k[rows]) @ q[rows] / math.sqrt(4)
+            heads.append(scores.softmax(0) @ (z @ w_v[rows].T + b_v[rows]))
+        mixed = attention.out_proj(torch.cat(heads))
+        torch.testing.assert_close(found[query], mixed + pooling.mlp(pooling.norm(mixed)))
+
+
+def violation(general: Tensor, specific: Tensor, c: Tensor, eta: float) -> Tensor:
+    """max(0, angle at the general point - eta times the half-aperture of its cone) of two points [d], by definition."""
+    time_g, time_s = ((1 / c + x @ x).sqrt() for x in (general, specific))
+    inner = general @ specific - time_g * time_s
+    aperture = torch.asin(2 * 0.1 / (c.sqrt() * general.norm()))
+    cosine = (time_s + time_g * c * inner) / (general.norm() * ((c * inner) ** 2 - 1).sqrt())
+    return (torch.acos(cosine) - eta * aperture).clamp(min=0)
+
+
+def calibrated(residual: Tensor, general: Tensor) -> Tensor:
+    """alpha (r / (2 exp(u)) + u / 2), alpha 10, u the softplus of minus the norm."""
+    u = F.softplus(-general.norm())
+    return 10 * (residual.detach() / (2 * u.exp()) + u / 2)
+
+
+def test_the_query_terms_are_weighted_sums_over_queries_and_their_gradients() -> None:
+    model = small_model("hyper3", embed_dim=8).double()
+    assert isinstance(model, Hyper3CLIP)
+    batch = uneven_batch()
+    pairs = model.features(batch)
+    losses, c = model.losses(pairs), model.curvature()
+    streams = pairs.streams
+    image, text = model.lift_image(streams["image"].rows), model.lift_text(streams["text"].rows)
+    query, pooled = model.lift_text(streams["queries"].rows), model.lift_image(streams["query_images"].rows)
+    sums = dict.fromkeys(("query_text_image", "query_image", "query_text", "calibration"), torch.zeros(()).double())
+    for q, (owner, parent, weight) in enumerate(zip(OWNER, PARENT, WEIGHT, strict=True)):
+        above = text[owner] if parent < 0 else query[parent]
+        inside = violation(pooled[q], image[owner], c, 1.2), violation(query[q], above, c, 1.2)
+        sums["query_text_image"] = sums["query_text_image"] + weight * violation(query[q], pooled[q], c, 0.7)
+        sums["query_image"] = sums["query_image"] + weight * inside[0]
+        sums["query_text"] = sums["query_text"] + weight * inside[1]
+        both = calibrated(inside[0], pooled[q]) + calibrated(inside[1], query[q])
+        sums["calibration"] = sums["calibration"] + weight * both
+    expected = {name: value / len(OWNER) for name, value in sums.items()}
+    for name in ("query_text_image", "query_image", "query_text"):
+        torch.testing.assert_close(losses.terms[f"entailment/{name}"], expected[name].detach())
+    found = sum(losses.terms[f"entailment/calibration_{name}"] for name in ("query_image", "query_text"))
+    torch.testing.assert_close(10 * torch.as_tensor(found), expected["calibration"].detach(), rtol=1e-5, atol=0)
+    plain = {"text_image", "box_text_image", "cross_image", "cross_text"}
+    rest = sum(losses.terms[f"entailment/{name}"] for name in plain)
+    rest += sum(10 * losses.terms[f"entailment/calibration_{name}"] for name in ("cross_image", "cross_text"))
+    contrast = sum(losses.terms[f"contrastive/{name}"] for name in ("global", "local", "global_local"))
+    torch.testing.assert_close(losses.loss, contrast + 0.2 * (rest + sum(expected.values())), rtol=1e-6, atol=0)
+    parameters = [model.query_pooling.query.weight, model.query_pooling.attention.in_proj_weight]
+    own = torch.autograd.grad(losses.loss, parameters, retain_graph=True)
+    reference = torch.autograd.grad(0.2 * sum(expected.values(), torch.zeros(()).double()), parameters)
+    for one, other in zip(own, reference, strict=True):  # only these terms depend on it; ours keep roots finite by eps
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-7)
+
+
+def test_a_batch_without_queries_has_query_terms_of_zero_and_gradients_of_zero() -> None:
+    empty = Stream(torch.zeros((0, 1), dtype=torch.int64), "text", torch.zeros(0, dtype=torch.int64))
+    empty = empty._replace(parent=torch.zeros(0, dtype=torch.int64), weight=torch.zeros(0))
+    model = small_model("hyper3")
+    losses = model(dataclasses.replace(small_batch(), more={"queries": empty}))
+    losses.loss.backward()
+    assert losses.terms["entailment/query_image"] == 0
+    gradients = [parameter.grad for parameter in model.get_submodule("query_pooling").parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
+
+
+def test_images_are_encoded_without_queries_and_cells_of_a_convolutional_network_are_patches() -> None:
+    model, batch = small_model("hyper3"), small_batch()
+    torch.testing.assert_close(model.features(batch).image, model.image_features(batch.images))
+    image = ImageConfig(name="resnet10t", size_px=32, kwargs={"channels": [8, 8, 8, 16]})
+    large = F.interpolate(batch.images, 32)
+    other = small_model("hyper3", image=image)
+    losses = other(dataclasses.replace(batch, images=large, box_images=large))
+    assert losses.loss.isfinite()
+
+
+def test_the_model_learns_that_queries_entail_their_patches() -> None:
+    model, batch = small_model("hyper3"), small_batch()
+    first, last = model(batch), overfit(model, batch)
+    for name in ("query_text_image", "query_image"):
+        assert last.terms[f"entailment/{name}"] < first.terms[f"entailment/{name}"]
+
+
+def test_wrong_towers_heads_and_batches_are_named() -> None:
+    with pytest.raises(ValueError, match="give a query_heads that divides it"):
+        small_model("hyper3", query_heads=5)
+    cached = ImageConfig(name="cached", size_px=16, kwargs={"width": 8})
+    with pytest.raises(ValueError, match="the image tower has none; give one of timm, on shards"):
+        small_model("hyper3", image=cached)
+    with pytest.raises(ValueError, match="the batch has no queries"):
+        small_model("hyper3")(dataclasses.replace(small_batch(), more={}))

@@ -1,0 +1,94 @@
+"""Hyper3-CLIP: UNCHA with queries, to each of which the patches of the image are pooled while training.
+
+ECCV 2026 workshop; the equations are those of the authors' notes on their code (docs/method.md of
+github.com/Hyper3Labs/hyper3-clip, MIT). Shapes: b pairs, m queries, w width of the image tower.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trainer.batch import Batch, Pairs
+from trainer.encoders.build import keep_patches, patches_of
+from trainer.losses.functional import mean_over_pairs
+from trainer.losses.uncertainty import calibration, uncertainty
+from trainer.models.config import Hyper3Config
+from trainer.models.hycoclip import relations
+from trainer.models.points import Points
+from trainer.models.queries import QUERIES, QueryPooling, query_streams, weights_of
+from trainer.models.terms import Contrast, Entails, Term, energies
+from trainer.models.uncha import UNCHA, entailment
+
+
+class Hyper3CLIP(UNCHA):
+    """UNCHA without leak and spread; a query entails its pooled patches and the text above it, these the image."""
+
+    config: Hyper3Config
+    visual: Any
+
+    def __init__(self, config: Hyper3Config) -> None:
+        super().__init__(config)
+        keep_patches(self.visual)
+        width = self.visual_proj.in_features
+        if width % config.query_heads:
+            raise ValueError(f"the image tower has width {width}; give a query_heads that divides it")
+        self.query_pooling = QueryPooling(width, self.textual_proj.in_features, config.query_heads)
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return super().needs | {QUERIES}
+
+    def terms(self) -> list[Term]:
+        """UNCHA's contrastive losses; all relations with weight 1, of queries with the weights of their kinds (section 3.3)."""
+        inter, intra = self.config.eta_inter, self.config.eta_intra
+        contrasts = [term for term in super().terms() if isinstance(term.value, Contrast)]
+        plain = relations(inter, intra, self.config.equal_phrase_weight)[: 4 if self.config.use_boxes else 1]
+        queries = (
+            Entails(name="query_text_image", general=QUERIES, specific="query_images", eta=inter),
+            Entails(name="query_image", general="query_images", specific="image", eta=intra, is_within=True),
+            Entails(name="query_text", general=QUERIES, specific="query_parents", eta=intra, is_within=True),
+        )
+        terms = [*contrasts, *(entailment(entails, 1.0) for entails in plain)]
+        terms += [Term(name=f"entailment/{e.name}", value=partial(self.query_energy, entails=e)) for e in queries]
+        within, weight = [e for e in (*plain, *queries) if e.is_within], self.config.calibration_weight
+        for e in within:
+            value = partial(self.calibration, entails=e)
+            terms.append(Term(name=f"entailment/calibration_{e.name}", value=value, weight=weight))
+        return terms
+
+    def query_energy(self, points: Points, entails: Entails) -> Tensor:
+        """The mean [] over queries of their weights times their energies."""
+        return points.share(QUERIES) * mean_over_pairs(weights_of(points, entails) * energies(self, points, entails))
+
+    def calibration(self, points: Points, entails: Entails) -> Tensor:
+        """UNCHA's calibration [] without the spread, by the weights of queries."""
+        name, residual = entails.general, energies(self, points, entails).detach()
+        rows = calibration(residual, uncertainty(points.of(name)), self.config.calibration)
+        return points.share(name) * mean_over_pairs(weights_of(points, entails) * rows)
+
+    def image_states(self, images: Tensor) -> Tensor:
+        """Output [b w] of the image tower, also of images that are such outputs."""
+        return images if images.ndim == 2 else super().image_states(images)
+
+    def image_tokens(self, images: Tensor) -> Tensor:
+        """Output of the image tower before its pooling."""
+        tokens: Tensor = self.visual.forward_features(self.normalised(images))
+        return tokens
+
+    def features(self, batch: Batch) -> Pairs:
+        """Features of a batch and its queries: one pass of the image tower gives images, boxes and patches."""
+        n, boxes = len(batch.images), batch.box_images
+        images = batch.images if boxes is None else torch.cat([batch.images, boxes])
+        tokens = self.image_tokens(images)
+        states, patches = self.visual.forward_head(tokens, pre_logits=True), patches_of(self.visual, tokens[:n])
+        boxes = None if boxes is None else states[n:]
+        pairs = super().features(dataclasses.replace(batch, images=states[:n], box_images=boxes, more={}))
+        if QUERIES not in batch.more:
+            raise ValueError("the batch has no queries; build it as trainer.data.batch_builder does")
+        queries = batch.more[QUERIES]
+        states = self.textual(queries.rows)
+        pooled = self.visual_proj(self.query_pooling(states, patches, queries))
+        return dataclasses.replace(pairs, more=query_streams(queries, self.textual_proj(states), pooled, pairs.text))
