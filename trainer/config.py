@@ -35,7 +35,7 @@ from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS, use_model
-from trainer.optim.config import LoRAConfig, OptimConfig
+from trainer.optim.config import ADAMW, LoRAConfig, OptimConfig
 
 KEYS: Final = Keys(short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}, plugins=("model_name",))
 
@@ -159,6 +159,8 @@ class TrainConfig:
                 "compile_strategy=towers cannot be combined with checkpoint_activations or parallel.strategy=fsdp, which "
                 "work on blocks; use compile_strategy=blocks"
             )
+        if self.optim.name != ADAMW and self.parallel.strategy == "fsdp":
+            raise UserError(f"optim.name={self.optim.name} cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.lora.ranks and self.parallel.strategy == "fsdp":
             raise UserError("lora.ranks cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.model.boxes_as_pairs and self.data.boxes == "all":

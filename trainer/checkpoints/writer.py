@@ -21,7 +21,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.remote import one_line, store_errors
 from hypergrit_common.weights import save_tensors
 from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, kept_checkpoints, list_checkpoints
-from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TENSORS, TrainingState, random_state, rank_file
+from trainer.checkpoints.run import FORMAT, TENSORS, TrainingState, random_state, rank_file
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, full_tensor, mark_queued, true_on_all_ranks
 
@@ -148,8 +148,9 @@ def tensors_of(training: TrainingState) -> dict[str, Tensor]:
     tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in training.average.values.items()}
     for name, parameter in training.model.named_parameters():
-        adam_state = training.optimizer.state.get(parameter, {})
-        tensors |= {f"optimizer/{key}/{name}": adam_state[key] for key in ADAM_KEYS if key in adam_state}
+        state = training.optimizer.state.get(parameter, {})
+        # Numbers that are no tensors are counters.
+        tensors |= {f"optimizer/{key}/{name}": torch.as_tensor(value) for key, value in state.items()}
     return tensors
 
 

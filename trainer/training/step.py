@@ -2,7 +2,7 @@
 
 The values of a step are read later, from a copy that the device makes when it has computed them. The check for numbers
 that are not finite is therefore done on the device: AdamW leaves the weights unchanged in such a step and in all steps
-after it, until the host reads the values and ends the run.
+after it, until the host reads the values and ends the run. Other optimizers wait for the check.
 """
 
 import dataclasses
@@ -23,6 +23,7 @@ from trainer.distributed.gather import all_ranks, ask_counts
 from trainer.distributed.process import average, average_unsharded_gradients, clip_gradients, gradient_norm, mark_queued
 from trainer.metrics.writers import named_values
 from trainer.models.dual_encoder import DualEncoder
+from trainer.optim.config import ADAMW
 from trainer.optim.optimizer import learning_rate
 from trainer.training.build import Run
 
@@ -199,9 +200,12 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     loss_is_bad, norm_is_bad = is_bad[0], is_bad[names.index("grad_norm")]
     is_fatal = loss_is_bad if run.scaler.is_enabled() else loss_is_bad | norm_is_bad
     run.halted = torch.maximum(run.halted, is_fatal.float())
-    # Fused AdamW skips a step for which this is 1, as after an overflow in fp16: no other way avoids reading a value.
-    run.optimizer.found_inf = torch.maximum(run.halted, norm_is_bad.float())  # type: ignore[attr-defined]
-    run.optimizer.step()
+    skips = torch.maximum(run.halted, norm_is_bad.float())
+    if run.config.optim.name == ADAMW:
+        # Fused AdamW skips a step for which this is 1, as after an overflow in fp16: no other way avoids reading a value.
+        run.optimizer.found_inf = skips  # type: ignore[attr-defined]
+    if run.config.optim.name == ADAMW or not skips:
+        run.optimizer.step()
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
     run.model.clamp_parameters()
