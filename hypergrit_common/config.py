@@ -133,7 +133,9 @@ def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) ->
 def _plugins(layers: Sequence[Layer], key: str) -> Iterator[str]:
     for layer, _ in layers:
         value = _select(layer, key)
-        yield from filter(is_plugin, value if isinstance(value, ListConfig) else [value])
+        many = isinstance(value, ListConfig)
+        present = (i for i in range(len(value)) if not OmegaConf.is_missing(value, i)) if many else ()
+        yield from filter(is_plugin, (value[i] for i in present) if many else [value])
 
 
 def saved_layers(layers: Sequence[Layer], arguments: Sequence[str]) -> tuple[list[Layer], list[Layer]]:

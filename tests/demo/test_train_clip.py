@@ -54,4 +54,4 @@ def test_a_short_training_lowers_the_loss_and_gives_the_tower_of_the_grounder(
     assert record["command"].startswith("python -m demo.train_clip --keep")
     assert str(tmp_path) not in json.dumps(record["training"])
     assert load_model(kept, device="cpu").embed_dim == 128
-    assert copy_image_tower(Glip(MINIATURE), kept / "model.safetensors") > 50
+    assert copy_image_tower(Glip(MINIATURE), kept / "model.safetensors") > 40

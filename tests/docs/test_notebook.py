@@ -89,7 +89,7 @@ def test_the_card_of_the_weights_tells_how_they_were_made(saved: Any) -> None:
         "license: cc-by-sa-4.0",
         "python -m demo.train_demo --model hycoclip",
         record["version"],
-        "| steps | 900 |",
+        "| steps | 2000 |",
     ):
         assert part in card
     assert f"{record['evaluation']['zero_shot/concepts/accuracy']:.4f}" in card

@@ -125,6 +125,8 @@ def drawn_batch(model: DualEncoder, n: int, boxes: int, device: torch.device) ->
     if "parse" in model.needs:
         words = torch.arange(length, device=device).repeat(n, 1)
         batch = replace(batch, syntax=Syntax(word_of_token=words, head=words // 2, relation=torch.zeros_like(words)))
+        if dtype.is_floating_point:  # stored features have the states of tokens, trainer/encoders/cached.py
+            batch = replace(batch, token_ids=texts(n)[:, None].repeat(1, 1 + 2 * length, 1))
     if LEVELS in model.needs:  # one label of a pair
         own = torch.arange(n, device=device)
         batch = replace(batch, more={LEVELS: Stream(texts(n), "text", own, torch.zeros_like(own), own, chain=1)})

@@ -15,6 +15,7 @@ SIZE = SIZES["smoke"]
 
 @pytest.mark.rest
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path) -> None:
     lines: list[str] = []
     folders = Folders(out=tmp_path / "page", work=tmp_path)

@@ -12,6 +12,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
+import torch
 
 from pipeline.stages.ground.glip.load import load_glip
 from pipeline.stages.ground.glip.training import checkpoint, training_run
@@ -61,7 +62,9 @@ def test_a_killed_run_resumes_and_ends_with_the_bytes_of_an_uninterrupted_one(
     assert main(arguments(pipeline_output, glip_folder, uninterrupted, steps=8)) == 0
     command = arguments(pipeline_output, glip_folder, killed, steps=8)
     process = subprocess.Popen(
-        [sys.executable, "-m", "pipeline.stages.ground.glip.training.run", *command], stderr=subprocess.DEVNULL
+        [sys.executable, "-m", "pipeline.stages.ground.glip.training.run", *command],
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},  # sums depend on it
+        stderr=subprocess.DEVNULL,
     )
     while next_step(killed) < 3:
         assert process.poll() is None
