@@ -45,6 +45,7 @@ class DualEncoder(nn.Module, ABC):
     """False if the similarity depends on which side is the query; see `directed_similarity`."""
 
     logit_scale: nn.Parameter  # of models with a single temperature
+    logit_bias: nn.Parameter  # of the sigmoid loss
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -58,6 +59,8 @@ class DualEncoder(nn.Module, ABC):
         self.textual_proj = projection(self.textual.num_features, width, bias)
         for name, setting in self.temperatures.items():
             self.register_parameter(name, nn.Parameter(torch.tensor(-math.log(getattr(config, setting)))))
+        if config.contrastive == "sigmoid":
+            self.logit_bias = nn.Parameter(torch.tensor(config.logit_bias_init))
         self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
         self.register_buffer("pixel_std", torch.tensor(config.pixel_std).view(3, 1, 1))
         for tower in self.frozen_towers():
@@ -140,7 +143,8 @@ class DualEncoder(nn.Module, ABC):
 
     def scalars(self) -> dict[str, Tensor]:
         """The learned scalars to log, by name."""
-        return {name: self.scale(name).detach() for name in self.temperatures}
+        bias = {"logit_bias": self.logit_bias.detach()} if self.config.contrastive == "sigmoid" else {}
+        return {name: self.scale(name).detach() for name in self.temperatures} | bias
 
     def entailments(self) -> tuple[Entails, ...]:
         """The entailment relations that the model learns. By default, those among its terms."""

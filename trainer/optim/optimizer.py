@@ -25,7 +25,7 @@ def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.Opti
     The fused kernel makes one pass over the memory of each parameter: three to five times as fast, on CPUs too. Raises
     UserError for an optimizer that timm lacks, or that a checkpoint cannot hold.
     """
-    scalars = {*model.temperatures, *MERU_SCALARS}
+    scalars = {*model.temperatures, *MERU_SCALARS, "logit_bias"}
 
     def decays(name: str, parameter: nn.Parameter) -> bool:
         match config.decay:

@@ -63,6 +63,7 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
         ("uncha", {}, SEVERAL_BOXES),
         ("uncha", {"loss_chunk": None}, ([0, 2], [])),
         ("taxonomy", {"energy": "angle"}, None),
+        ("uncha", {"contrastive": "sigmoid", "loss_chunk": 8}, SEVERAL_BOXES),
         ("hyper3", {}, SEVERAL_BOXES),
     ],
 )
