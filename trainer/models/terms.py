@@ -194,9 +194,9 @@ def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
         if weight:
             scales = scale if term.factors is None else scale * term.factors(query)
             directed = Directed(model, points.stream(name).side)
-            one_way = partial(sigmoid_loss, model, directed.similarity)
-            if model.config.contrastive == "softmax":
-                one_way = contrastive_loss(directed, model).one_way
+            one_way: Callable[..., Tensor] = contrastive_loss(directed, model).one_way
+            if model.config.contrastive == "sigmoid":
+                one_way = partial(sigmoid_loss, model, directed.similarity)
             losses.append(weight * one_way(query, candidate, scales, targets, copies))
     return share * (torch.stack(losses).sum() / len(term.weights) if losses else 0 * scale)
 
