@@ -58,17 +58,6 @@ def time_calls(call: Callable[[], object], device: torch.device, *, seconds: flo
     return Timing(float(median), float(low), float(high), n)
 
 
-def time_steps(call: Callable[[], object], device: torch.device, n: int) -> float:
-    """Return the mean seconds of n calls, the same number on all ranks: their collectives have to match."""
-    call()
-    synchronize(device)
-    start = time.perf_counter()
-    for _ in range(n):
-        call()
-    synchronize(device)
-    return (time.perf_counter() - start) / n
-
-
 def synchronize(device: torch.device) -> None:
     """Wait for the device."""
     if device.type == "cuda":

@@ -36,6 +36,5 @@ def sigmoid_contrastive(
     if rows == b:
         return part(queries, scale.expand(b), targets, candidates) / max(b, 1)
     parts = zip(queries.split(rows, -2), scale.expand(b).split(rows), targets.split(rows), strict=True)
-    losses = [checkpoint(part, *values, candidates, use_reentrant=False) for values in parts]
-    total: Tensor = sum(losses[1:], losses[0])
+    total: Tensor = sum(checkpoint(part, *values, candidates, use_reentrant=False) for values in parts)
     return total / b

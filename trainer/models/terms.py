@@ -9,7 +9,7 @@ Shapes: m rows of a stream on this rank, k factors; [*k m] is [m], or [k m] in a
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial, reduce
+from functools import reduce
 from typing import ClassVar, Protocol
 
 import torch
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from trainer.batch import Losses, Side
 from trainer.losses.contrast import ContrastiveLoss, HasSimilarity, chunk_size
 from trainer.losses.functional import mean_over_pairs
-from trainer.losses.sigmoid import sigmoid_contrastive
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig
 from trainer.models.points import Points
@@ -179,9 +178,6 @@ def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
         rows, everything = [points.of(name) for name in queries], [points.all(name) for name in candidates]
     share, targets = points.share(queries[0]), points.targets(queries[0], candidates[0])
     scale = model.scale(term.temperature)
-    if is_shared and model.config.contrastive == "sigmoid":  # the same sum over all pairs in both directions
-        pairs = sigmoid_loss(model, model.similarity, rows[0], everything[1], scale, targets)
-        return share * sum(term.weights) / 2 * pairs
     if is_shared:
         weights = (term.weights[0], term.weights[1])
         loss = contrastive_loss(model, model).symmetric(
@@ -193,29 +189,13 @@ def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
     for name, query, candidate, weight in zip(queries, rows, everything, term.weights, strict=True):
         if weight:
             scales = scale if term.factors is None else scale * term.factors(query)
-            directed = Directed(model, points.stream(name).side)
-            one_way: Callable[..., Tensor] = contrastive_loss(directed, model).one_way
-            if model.config.contrastive == "sigmoid":
-                one_way = partial(sigmoid_loss, model, directed.similarity)
-            losses.append(weight * one_way(query, candidate, scales, targets, copies))
+            directed = contrastive_loss(Directed(model, points.stream(name).side), model)
+            losses.append(weight * directed.one_way(query, candidate, scales, targets, copies))
     return share * (torch.stack(losses).sum() / len(term.weights) if losses else 0 * scale)
-
-
-def sigmoid_loss(
-    model: HasTerms,
-    similarity: Callable[[Tensor, Tensor], Tensor],
-    queries: Tensor,
-    candidates: Tensor,
-    scale: Tensor,
-    targets: Tensor,
-    copies: Tensor | None = None,
-) -> Tensor:
-    """The sigmoid loss by a similarity, with the bias and the chunks of the model."""
-    chunk = chunk_size(model.config.loss_chunk, model.pixel_mean.device)
-    return sigmoid_contrastive(similarity, queries, candidates, scale, model.logit_bias, targets, copies, chunk)
 
 
 def contrastive_loss(similarity: HasSimilarity, model: HasTerms) -> ContrastiveLoss:
     """The contrastive loss by a similarity, in the implementation that the settings of the model select."""
     chunk = chunk_size(model.config.loss_chunk, model.pixel_mean.device)
-    return ContrastiveLoss(model=similarity, chunk=chunk)
+    bias = model.logit_bias if model.config.contrastive == "sigmoid" else None
+    return ContrastiveLoss(model=similarity, chunk=chunk, bias=bias)

@@ -1,8 +1,8 @@
 """The optimizer of a run, its learning rate and the moving average of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from functools import partial
 
 import torch
 from timm.optim import create_optimizer_v2
@@ -47,31 +47,25 @@ def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.Opti
     if config.name == ADAMW:
         betas = (config.beta1, config.beta2)
         return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True, **config.kwargs)
-    check_state(config)
-    return timm_optimizer(groups, config)
+    timm_optimizer = partial(create_optimizer_v2, opt=config.name, lr=config.lr, weight_decay=config.weight_decay)
+    check_state(partial(timm_optimizer, **config.kwargs), config)
+    return timm_optimizer(groups, **config.kwargs)
 
 
-def timm_optimizer(parameters: list[Any], config: OptimConfig) -> torch.optim.Optimizer:
-    """Build an optimizer of timm."""
-    return create_optimizer_v2(parameters, config.name, lr=config.lr, weight_decay=config.weight_decay, **config.kwargs)
-
-
-def check_state(config: OptimConfig) -> None:
+def check_state(create: Callable[..., torch.optim.Optimizer], config: OptimConfig) -> None:
     """Step a small optimizer. Raises UserError if it does not work, or if its state is more than numbers and tensors."""
     parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (2,))]
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     try:
-        optimizer = timm_optimizer(parameters, config)
+        optimizer = create(parameters)
         before = [{**group} for group in optimizer.param_groups]
         optimizer.step()
     except (ValueError, TypeError, AssertionError, RuntimeError) as error:
         raise UserError(f"optim.name={config.name} with optim.kwargs={config.kwargs} does not work: {error}") from error
     state = [value for values in optimizer.state.values() for value in values.values()]
     if optimizer.param_groups != before or not all(isinstance(value, Tensor | int) for value in state):
-        raise UserError(
-            f"optim.name={config.name} keeps a state that checkpoints cannot hold; choose another, such as muon or lion"
-        )
+        raise UserError(f"optim.name={config.name} keeps a state that checkpoints cannot hold; take muon or lion")
 
 
 # The learning rate of each step.

@@ -66,7 +66,6 @@ def test_ddp_measures_one_process_and_two(tmp_path: Path, monkeypatch: pytest.Mo
     assert "error" not in {**one, **two}
     assert (one["messages"], two["messages"]) == (0, 1)
     assert (one["efficiency"], two["backend"]) == (1, "gloo")
-    assert two["gather_ms"] > 0
     assert two["efficiency"] == pytest.approx(two["pairs_per_s"] / 2 / one["pairs_per_s"], rel=1e-2)
 
 
