@@ -36,5 +36,5 @@ def sigmoid_contrastive(
     if rows == b:
         return part(queries, scale.expand(b), targets, candidates) / max(b, 1)
     parts = zip(queries.split(rows, -2), scale.expand(b).split(rows), targets.split(rows), strict=True)
-    total: Tensor = sum(checkpoint(part, *values, candidates, use_reentrant=False) for values in parts)
-    return total / b
+    losses = (checkpoint(part, *values, candidates, use_reentrant=False) for values in parts)
+    return sum(losses, bias.new_zeros(())) / b
