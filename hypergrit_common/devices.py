@@ -1,6 +1,8 @@
 """The settings `device` and `precision`, which all commands share."""
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final, Literal
 
 from hypergrit_common.errors import UserError
@@ -57,3 +59,16 @@ def torch_dtype(precision: Literal["fp32", "bf16", "fp16"]) -> "torch.dtype":
     import torch
 
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
+
+
+@contextmanager
+def tf32(is_on: bool) -> Iterator[None]:
+    """Inside, a GPU rounds the factors of float32 matrix products to TF32, or does not. CPUs ignore it."""
+    import torch
+
+    was_on = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = is_on
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = was_on

@@ -51,9 +51,16 @@ class Batch:
     box_token_ids: Tensor | None = None  # [m l']
     box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
     box_equal: Tensor | None = None  # [m] True for a phrase with the tokens of its caption
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # `owned` of every rank; empty: not known yet
     keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
     syntax: Syntax | None = None  # parses of the b captions
     more: Mapping[str, Stream] = field(default_factory=dict)  # images or token ids of further streams, by name
+
+    @property
+    def owned(self) -> dict[str, int]:
+        """Numbers of rows of the streams with owners, by name; phrases have those of box_image."""
+        owners = {"box_image": self.box_owner} | {name: stream.owner for name, stream in self.more.items()}
+        return {name: len(owner) for name, owner in owners.items() if owner is not None}
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return a copy with every tensor on `device`."""
@@ -90,6 +97,7 @@ class Pairs:
     box_text: Tensor | None = None  # [m d]
     box_owner: Tensor | None = None  # [m] as in `Batch`
     box_equal: Tensor | None = None  # [m] as in `Batch`
+    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in `Batch`
     word_initial: Tensor | None = None  # [b w d] words without context
     word_contextual: Tensor | None = None  # [b w d] words in the context of their captions
     syntax: Syntax | None = None  # as in `Batch`

@@ -35,7 +35,7 @@ from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS, use_model
-from trainer.optim.config import LoRAConfig, OptimConfig
+from trainer.optim.config import ADAMW, LoRAConfig, OptimConfig
 
 KEYS: Final = Keys(short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}, plugins=("model_name",))
 
@@ -48,9 +48,15 @@ class SaveConfig:
     every: int = 1000
     # number of checkpoints to keep; older ones are deleted
     keep: int = 3
+    # checkpoints of steps divisible by this number are kept for good; null: none
+    keep_every: int | None = None
 
     def __post_init__(self) -> None:
-        check_range(self, "every", "keep", least=1)
+        check_range(self, "every", "keep", "keep_every", least=1)
+        if self.keep_every and self.keep_every % self.every:
+            raise UserError(
+                f"keep_every={self.keep_every} is not a multiple of save.every={self.every}, so no step is both"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +103,9 @@ class TrainConfig:
     # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: on a GPU bf16 if it computes in it,
     # else fp16 (with fsdp fp32); on a CPU fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
+    # also keep the residual streams of the towers, and the activations that the backward pass needs, in bf16: less memory
+    # and a faster GPU, small changes of the loss (docs/training.md); weights and optimizer stay in fp32; needs bf16
+    bf16_residuals: bool = runtime(False)
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # random seed of the initial weights and of random numbers in the model, such as dropout; see also data.seed
@@ -107,6 +116,12 @@ class TrainConfig:
     # compile the blocks of the towers with torch.compile; the first steps take longer. auto: on a GPU, if the machine
     # has a C compiler and the Python headers
     compile: Literal["auto", True, False] = runtime("auto")
+    # what is compiled as one: blocks, each block of the towers by itself; towers, each tower
+    compile_strategy: Literal["blocks", "towers"] = runtime("blocks")
+    # mode of torch.compile: default, reduce-overhead (CUDA graphs, more memory), max-autotune (compiles for longer)
+    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = runtime(
+        "default"
+    )
     # keep only the inputs of the towers' blocks and recompute the rest in the backward pass: less memory, more time
     checkpoint_activations: bool = runtime(False)
     # stop before the first step if the estimated memory does not fit this machine
@@ -139,6 +154,13 @@ class TrainConfig:
         check_device(self)
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":
             raise UserError("precision=fp16 cannot be combined with parallel.strategy=fsdp; use precision=bf16")
+        if self.compile_strategy == "towers" and (self.checkpoint_activations or self.parallel.strategy == "fsdp"):
+            raise UserError(
+                "compile_strategy=towers cannot be combined with checkpoint_activations or parallel.strategy=fsdp, which "
+                "work on blocks; use compile_strategy=blocks"
+            )
+        if self.optim.name != ADAMW and self.parallel.strategy == "fsdp":
+            raise UserError(f"optim.name={self.optim.name} cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.lora.ranks and self.parallel.strategy == "fsdp":
             raise UserError("lora.ranks cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.model.boxes_as_pairs and self.data.boxes == "all":

@@ -13,7 +13,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -110,8 +110,8 @@ class RunFolder:
         list(map_concurrently(download, wanted))
         self.note_downloaded()
 
-    def upload_checkpoint(self, checkpoint: Path, keep: int) -> None:
-        """Upload a checkpoint and the files beside the checkpoints, then remove all but the newest `keep` checkpoints.
+    def upload_checkpoint(self, checkpoint: Path, keep: int, keep_every: int | None = None) -> None:
+        """Upload a checkpoint and the files beside the checkpoints, then remove all but `kept_checkpoints`.
 
         Nothing is done for a folder without a URL. Raises UserError and `store_errors`.
         """
@@ -129,7 +129,7 @@ class RunFolder:
             self._upload(fs, root, f"{name}/{MARK}")
         self.uploaded = checkpoint.name
         complete = sorted({name, *(key for key, files in before.items() if MARK in files)})
-        for old in (before.keys() | {name}) - set(complete[-keep:]):
+        for old in (before.keys() | {name}) - kept_checkpoints(complete, keep, keep_every):
             for file in sorted(before.get(old, ()), key=lambda file: file != MARK):
                 fs.rm_file(f"{root}/{old}/{file}")
 
@@ -165,6 +165,12 @@ class RunFolder:
         if not is_s3(fs):  # it has no folders, and s3fs would create the bucket
             fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
         fs.put_file(str(self.path / name), f"{root}/{name}")
+
+
+def kept_checkpoints(names: Sequence[str], keep: int, keep_every: int | None) -> set[str]:
+    """Those of the complete checkpoints, from old to new, that stay: the newest, and those of every so many steps."""
+    for_good = {name for name in names if keep_every and int(name.rpartition("_")[2]) % keep_every == 0}
+    return for_good | set(names[-keep:])
 
 
 def is_mark(name: str) -> bool:

@@ -2,7 +2,7 @@
 
     checkpoints/step_00001000/
         state.safetensors   model/NAME, average/NAME for the moving average of parameter NAME if the run has one, and
-                            optimizer/KEY/NAME for its AdamW state
+                            optimizer/KEY/NAME for the optimizer's state of parameter NAME
         state.json          step, configuration, state of the gradient scaler, number of ranks
         rank_00000.json     for each rank: state of the random number generators and of the data loader
 
@@ -78,8 +78,6 @@ logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 TENSORS: Final = "state.safetensors"
-ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
-"""Entries of AdamW's state for each parameter."""
 SHOWN_DIFFERENCES: Final = 3
 
 
@@ -161,8 +159,9 @@ def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
             for name in sorted(names):
                 if name.startswith("optimizer/"):
                     _, key, owner = name.split("/", 2)
-                    if owner in parameters and key in ADAM_KEYS:
-                        targets[name] = new_adam_state(training.optimizer, parameters[owner], key)
+                    if owner in parameters:
+                        saved = file.get_tensor(name)
+                        targets[name] = new_state(training.optimizer, parameters[owner], key, saved)
             if unmatched := sorted(names ^ targets.keys()):
                 side = "the checkpoint" if unmatched[0] in names else "the model"
                 raise UserError(
@@ -181,11 +180,14 @@ def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
         raise UserError(f"{shown}/{TENSORS} cannot be read ({error}); {removal(shown)}") from None
 
 
-def new_adam_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str) -> Tensor:
-    """Allocate the entry `key` of a parameter's AdamW state."""
-    # Fused AdamW keeps its step counter on the device of the parameter.
-    value = torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter)
-    optimizer.state[parameter][key] = value
+def new_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, saved: Tensor) -> Tensor:
+    """Allocate the entry `key` of the state of a parameter, for the saved value."""
+    is_adam = isinstance(optimizer, torch.optim.AdamW)
+    if is_adam and key != "step":
+        value = torch.zeros_like(parameter)
+    else:  # fused AdamW keeps its step counter on the device of the parameter, others on the host
+        value = torch.zeros_like(saved, device=parameter.device if is_adam or key != "step" else "cpu")
+    optimizer.state[parameter][key] = saved.item() if saved.dtype == torch.int64 else value
     return value
 
 

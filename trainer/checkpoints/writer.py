@@ -20,11 +20,13 @@ from hypergrit_common.disk import sync
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import one_line, store_errors
 from hypergrit_common.weights import save_tensors
-from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, list_checkpoints
-from trainer.checkpoints.run import ADAM_KEYS, FORMAT, TENSORS, TrainingState, random_state, rank_file
+from trainer.checkpoints.folder import CHECKPOINTS, MARK, RunFolder, kept_checkpoints, list_checkpoints
+from trainer.checkpoints.run import FORMAT, TENSORS, TrainingState, random_state, rank_file
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, full_tensor, mark_queued, true_on_all_ranks
 
+ALIGNMENT: Final = 64
+"""Bytes to which the start of each tensor in the buffer of a checkpoint is rounded up."""
 FIX_DISK: Final = "free disk space"
 FIX_STORE: Final = "check the network, the bucket and the permission to write to it"
 
@@ -41,16 +43,17 @@ class Snapshot:
 
 
 class CheckpointWriter:
-    """Writes the checkpoints of a run to FOLDER/checkpoints and keeps the newest `keep`. Rank 0 writes for all ranks.
+    """Writes the checkpoints of a run to FOLDER/checkpoints, and keeps the newest `keep` and those of steps divisible by
+    `keep_every`. Rank 0 writes for all ranks.
 
     If the run has a URL, a checkpoint is complete only when it has been uploaded.
     """
 
-    def __init__(self, folder: RunFolder, keep: int, process: Process) -> None:
-        self.folder, self.keep, self.process = folder, keep, process
+    def __init__(self, folder: RunFolder, keep: int, process: Process, keep_every: int | None = None) -> None:
+        self.folder, self.keep, self.process, self.keep_every = folder, keep, process, keep_every
         self.thread: threading.Thread | None = None
         self.step = -1  # of the last checkpoint
-        self.buffers: dict[str, Tensor] = {}  # of the host, used again: to allocate pinned memory takes seconds
+        self.buffer = torch.empty(0, dtype=torch.uint8)  # of the host, used again: pinned memory takes seconds
         self.problem, self.fix = "", FIX_DISK
         self.bug: Exception | None = None
 
@@ -63,7 +66,10 @@ class CheckpointWriter:
         """Begin to write a checkpoint, after waiting for the previous one. Collective; errors as in `wait`."""
         self.wait()
         self.step = step
-        snapshot = take_snapshot(step, training, loader_state, config, self.process, self.buffers)
+        is_main = self.process.is_main
+        if is_main and len(self.buffer) < (size := buffer_bytes(training)):
+            self.buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self.process.device.type == "cuda")
+        snapshot = take_snapshot(step, training, loader_state, config, self.process, self.buffer if is_main else None)
         if snapshot is not None:
             self.thread = threading.Thread(target=self._write, args=(snapshot,), name=f"checkpoint of step {step}")
             self.thread.start()
@@ -97,10 +103,11 @@ class CheckpointWriter:
         try:
             self.fix = FIX_DISK
             write_checkpoint(snapshot, draft, final)
-            for old in list_checkpoints(final.parent)[: -self.keep]:
-                shutil.rmtree(old, ignore_errors=True)
+            names = [path.name for path in list_checkpoints(final.parent)]
+            for old in set(names) - kept_checkpoints(names, self.keep, self.keep_every):
+                shutil.rmtree(final.parent / old, ignore_errors=True)
             self.fix = FIX_STORE if self.folder.is_remote else FIX_DISK
-            self.folder.upload_checkpoint(final, self.keep)
+            self.folder.upload_checkpoint(final, self.keep, self.keep_every)
         except store_errors(SafetensorError, UserError) as error:
             self.problem = one_line(error)
         except Exception as error:
@@ -115,10 +122,10 @@ def take_snapshot(
     loader_state: dict[str, Any],
     config: dict[str, Any],
     process: Process,
-    buffers: dict[str, Tensor],
+    buffer: Tensor | None,
 ) -> Snapshot | None:
-    """Copy the state of a run to the host, into `buffers`; None on all ranks but 0, which have no copy. Collective."""
-    tensors = copy_tensors(training, process.is_main, buffers)
+    """Copy the state of a run to the host, into `buffer`; None on all ranks but 0, which have no copy. Collective."""
+    tensors = copy_tensors(training, buffer)
     mine = {"random": random_state(process.device), "loader": loader_state}
     ranks: list[Any] = [mine] * process.world_size
     if process.world_size > 1:
@@ -136,24 +143,45 @@ def take_snapshot(
     return Snapshot(step=step, tensors=tensors, state=state, ranks=ranks, ready=ready)
 
 
-def copy_tensors(training: TrainingState, keep: bool, buffers: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Copies of the full tensors of model, average and optimizer in `buffers`, by name; none unless `keep`. Collective.
-
-    Shards are gathered one tensor at a time. The copies of a GPU's tensors are only queued.
-    """
+def tensors_of(training: TrainingState) -> dict[str, Tensor]:
+    """The tensors of model, average and optimizer by name, each whole or this rank's shard."""
     tensors = {f"model/{name}": value for name, value in training.model.state_dict().items()}
     tensors |= {f"average/{name}": value for name, value in training.average.values.items()}
     for name, parameter in training.model.named_parameters():
-        adam_state = training.optimizer.state.get(parameter, {})
-        tensors |= {f"optimizer/{key}/{name}": adam_state[key] for key in ADAM_KEYS if key in adam_state}
-    found = {}
-    for name, value in tensors.items():
+        state = training.optimizer.state.get(parameter, {})
+        # Numbers that are no tensors are counters.
+        tensors |= {f"optimizer/{key}/{name}": torch.as_tensor(value) for key, value in state.items()}
+    return tensors
+
+
+def buffer_bytes(training: TrainingState) -> int:
+    """The bytes of all full tensors, each rounded up to `ALIGNMENT`."""
+    return sum(aligned(value) for value in tensors_of(training).values())
+
+
+def aligned(value: Tensor) -> int:
+    """The bytes of a full tensor, rounded up."""
+    return -(-value.numel() * value.element_size() // ALIGNMENT) * ALIGNMENT
+
+
+def copy_tensors(training: TrainingState, buffer: Tensor | None) -> dict[str, Tensor]:
+    """Copies of the full tensors of model, average and optimizer in `buffer`, by name; none without it. Collective.
+
+    Shards are gathered one tensor at a time. The copies of a GPU's tensors are only queued.
+    """
+    found, start = {}, 0
+    for name, value in tensors_of(training).items():
         full = full_tensor(value).detach()
-        if keep:
-            if name not in buffers:
-                buffers[name] = torch.empty_like(full, device="cpu", pin_memory=full.device.type == "cuda")
-            found[name] = buffers[name].copy_(full, non_blocking=True)
+        if buffer is not None:
+            part = buffer[start : start + full.numel() * full.element_size()].view(full.dtype)
+            found[name] = part.as_strided(full.size(), dense_strides(full)).copy_(full, non_blocking=True)
+            start += aligned(full)
     return found
+
+
+def dense_strides(value: Tensor) -> tuple[int, ...]:
+    """The strides of a copy without gaps in the layout of `value`, such as channels last."""
+    return torch.empty_like(value, device="meta").stride()
 
 
 def write_checkpoint(snapshot: Snapshot, draft: Path, final: Path) -> None:

@@ -42,7 +42,8 @@ MAX_REPORTED: Final = 8  # bad samples that the report of a batch lists
 class BatchReport:
     """Statistics and errors of building one batch."""
 
-    # "samples", "equal_phrases" (phrases with the tokens of their captions), and "bad/REASON" for each reason
+    # "samples", "equal_phrases" (phrases with the tokens of their captions), "tokens" and the "token_places" that padded
+    # texts take, and "bad/REASON" for each reason
     counts: Counter[str] = field(default_factory=Counter)
     bad_samples: list[str] = field(default_factory=list)  # `SHARD: KEY: REASON: DETAIL` of the first bad samples
     error: str = ""  # message for the user if the batch could not be built
@@ -125,7 +126,12 @@ class BatchBuilder:
                 return {}, report
         report.counts["samples"] += len(samples)
         report.counts["equal_phrases"] += sum(rows.box_equal)
-        return self.collate(rows), report
+        fields = self.collate(rows)
+        padded = [ids for name, ids in fields.items() if name.endswith("token_ids")]
+        padded += [stream.rows for stream in fields.get("more", {}).values()]
+        report.counts["token_places"] += sum(map(Tensor.numel, padded))
+        report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids, *rows.level_ids, *rows.query_ids)))
+        return fields, report
 
     def check_size(self, sample: int) -> None:
         """Raise BadSample for a sample that is too large to be read."""
@@ -239,24 +245,28 @@ class BatchBuilder:
         """Return the ids of a text, truncated to the context."""
         return self.tokenizer.truncate(self.tokenizer.encode(text))
 
+    def padded(self, ids: Sequence[Sequence[int]]) -> Tensor:
+        """The ids of texts as a tensor. Lengths that take few values compile once, and fragment no memory."""
+        return pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
+
     def collate(self, rows: BatchRows) -> dict[str, Any]:
         """Return the fields of `trainer.batch.Batch`. Images are [* 3 s s] in channels-last memory format."""
         batch: dict[str, Any] = {
             "images": to_channels_first(rows.images),
-            "token_ids": pad(rows.ids, self.tokenizer.pad_id),
+            "token_ids": self.padded(rows.ids),
             "keys": tuple(rows.keys),
         }
         if "boxes" in self.needs:
             batch["box_images"] = to_channels_first(np.stack(rows.box_images) if rows.boxes is None else rows.boxes)
-            batch["box_token_ids"] = pad(rows.box_ids, self.tokenizer.pad_id)
+            batch["box_token_ids"] = self.padded(rows.box_ids)
             batch["box_equal"] = torch.tensor(rows.box_equal)
             if self.config.boxes == "all":
                 batch["box_owner"] = torch.tensor(rows.box_owner)
         if "parse" in self.needs:
-            batch["syntax"] = collate_trees(rows.trees)
+            batch["syntax"] = collate_trees(rows.trees, batch["token_ids"].shape[1])
         if "levels" in self.needs:
             owner, depth, label, place = torch.tensor(rows.levels).unbind(1)
-            ids = pad([list(text) for text in rows.level_ids], self.tokenizer.pad_id)
+            ids = self.padded(list(rows.level_ids))
             chain = max(Counter(owner for owner, *_ in rows.levels).values())
             batch["more"] = {"levels": Stream(ids, "text", owner, depth, label, place, chain)}
         if "queries" in self.needs:
@@ -265,7 +275,7 @@ class BatchBuilder:
 
     def collate_queries(self, rows: BatchRows) -> Stream:
         """The queries of a batch. Without any, there is a column of padding, which the text tower takes."""
-        ids = pad(rows.query_ids, self.tokenizer.pad_id) if rows.queries else torch.zeros((0, 1), dtype=torch.int64)
+        ids = self.padded(rows.query_ids) if rows.queries else torch.zeros((0, 1), dtype=torch.int64)
         owner, parent, weight = torch.tensor(rows.queries, dtype=torch.float64).view(-1, 3).unbind(1)
         most = max(Counter(row for row, *_ in rows.queries).values(), default=0)
         return Stream(ids, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())

@@ -74,6 +74,8 @@ class DataConfig:
     workers: int | Literal["auto"] = runtime("auto")
     # number of batches that each loader process prepares in advance
     prefetch: int = runtime(2)
+    # texts are padded to a multiple of so many tokens, so that their lengths take few values; null: 16 on a GPU, else 1
+    text_multiple: int | None = runtime(None)
     # smallest and largest area of a random crop, as fractions of the image's area
     crop_scale: tuple[float, float] = (0.5, 1.0)
     # smallest and largest width of a random crop, as multiples of its height
@@ -106,7 +108,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
-        check_range(self, "prefetch", "max_queries", least=1)
+        check_range(self, "prefetch", "max_queries", "text_multiple", least=1)
         check_positive(self, "weights")
         if self.shards and self.features:
             raise UserError("shards and features are both set; train on one of them")

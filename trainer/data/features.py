@@ -241,7 +241,7 @@ class FeatureBuilder:
     def token_ids(self, texts: Sequence[str]) -> Tensor:
         """Token ids [b l] of texts, truncated to the context."""
         ids = [self.tokenizer.truncate(self.tokenizer.encode(text)) for text in texts]
-        return pad(ids, self.tokenizer.pad_id)
+        return pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
 
     def draw(self, at: Numbers, choice: int, n: Numbers | int) -> Numbers:
         """A number below n for each position."""

@@ -15,11 +15,15 @@ class ParallelConfig:
 
     # distribution of the model: ddp, each process holds a copy; fsdp, each process holds a shard
     strategy: Literal["ddp", "fsdp"] = "ddp"
+    # with fsdp, the number of processes that share the shards of a model, such as the GPUs of a machine; groups of so many
+    # hold copies of each other (HSDP); null: all processes
+    shard_group: int | None = None
     # time without an answer after which a process counts as lost, in seconds
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:
         check_range(self, "timeout_s", least=1, most=10**9)
+        check_range(self, "shard_group", least=1)
 
 
 ALLOCATOR: Final = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}

@@ -5,7 +5,7 @@ Models and losses use torch.distributed through this module only.
 Shapes: b rows on this rank, n rows on all ranks, d width of a row.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
@@ -32,48 +32,80 @@ def rank() -> int:
 
 
 class Gather(torch.autograd.Function):
-    """All-gather of rows in rank order. The backward pass sums the gradients of all ranks for each row."""
+    """All-gather of the rows of several streams in rank order, in one message. `counts` has those of each stream.
+
+    The backward pass sums the gradients of all ranks for each row, also in one message.
+    """
 
     @staticmethod
-    def forward(ctx: Any, features: Tensor, counts: list[int]) -> Tensor:
-        ctx.counts = counts
-        padded = F.pad(features, (0, 0, 0, max(counts) - len(features))).contiguous()
-        parts = [torch.empty_like(padded) for _ in counts]
-        dist.all_gather(parts, padded)
-        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+    def forward(ctx: Any, counts: list[list[int]], *streams: Tensor) -> tuple[Tensor, ...]:
+        ctx.widths = [rows.shape[1] for rows in streams]
+        sizes = [[n * width for n in part] for part, width in zip(counts, ctx.widths, strict=True)]
+        by_rank = list(zip(*sizes, strict=True))  # numbers of each stream
+        ctx.by_rank, longest = by_rank, max(map(sum, by_rank))
+        own = torch.cat([rows.flatten() for rows in streams])
+        everything = own.new_empty(len(by_rank) * longest)
+        dist.all_gather_into_tensor(everything, F.pad(own, (0, longest - len(own))))
+        parts = [part[: sum(n)].split(n) for part, n in zip(everything.split(longest), by_rank, strict=True)]
+        joined = map(torch.cat, zip(*parts, strict=True))
+        return tuple(numbers.view(-1, width) for numbers, width in zip(joined, ctx.widths, strict=True))
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total)
-        return total.split(ctx.counts)[rank()], None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        longest = max(map(sum, ctx.by_rank))
+        of_streams = [
+            item.flatten().split(n) for item, n in zip(gradients, zip(*ctx.by_rank, strict=True), strict=True)
+        ]
+        by_rank = [torch.cat(parts) for parts in zip(*of_streams, strict=True)]
+        own = by_rank[0].new_empty(longest)
+        dist.reduce_scatter_tensor(own, torch.cat([F.pad(part, (0, longest - len(part))) for part in by_rank]))
+        sizes = ctx.by_rank[rank()]
+        found = own[: sum(sizes)].split(sizes)
+        return None, *(numbers.view(-1, width) for numbers, width in zip(found, ctx.widths, strict=True))
 
 
-def gather(features: Tensor, counts: list[int] | None = None) -> Tensor:
+@torch.compiler.disable
+def gather_streams(streams: Sequence[Tensor], counts: list[list[int]]) -> tuple[Tensor, ...]:
     """Gather rows [b d] of every rank into [n d], in rank order, with gradients to every rank. Collective.
 
-    Rows in half precision are gathered in float32, and so are their gradients.
-
-    `counts` is the number of rows on each rank; without it, every rank must have the same number. A loss over the
-    gathered rows, with gradients averaged over the ranks, has the gradient that a single process computes for the full
-    batch.
+    `counts` has the number of rows of each stream on each rank. Rows in half precision are gathered in float32, and so
+    are their gradients; the bits of int64 travel as those of floats. A loss over the gathered rows, with gradients
+    averaged over the ranks, has the gradient that a single process computes for the full batch.
     """
-    if world_size() == 1:
-        return features
-    if features.dtype in (torch.float16, torch.bfloat16):
-        features = features.float()  # the sum over the ranks of the gradients would lose digits
-    gathered: Tensor = Gather.apply(features, counts or [len(features)] * world_size())
-    return gathered
+    # The sum over the ranks of gradients in half precision would lose digits.
+    dtype = torch.float64 if any(rows.dtype == torch.float64 for rows in streams) else torch.float32
+    wide = [rows.view(dtype) if rows.dtype == torch.int64 else rows.to(dtype) for rows in streams]
+    gathered: tuple[Tensor, ...] = Gather.apply(counts, *wide)
+    return tuple(
+        found.detach().view(torch.int64) if rows.dtype == torch.int64 else found
+        for rows, found in zip(streams, gathered, strict=True)
+    )
+
+
+def gather(features: Tensor, counts: list[int]) -> Tensor:
+    """Gather the rows of one stream as `gather_streams` does. Collective."""
+    return features if world_size() == 1 else gather_streams([features], [counts])[0]
 
 
 def counts_of_ranks(n: int) -> list[int]:
     """Return the `n` of every rank, in rank order. Collective, on the host: it does not wait for a GPU."""
-    if world_size() == 1:
-        return [n]
-    counts = torch.zeros(world_size(), dtype=torch.int64)
-    counts[rank()] = n
-    dist.all_reduce(counts)
-    return [int(count) for count in counts.tolist()]
+    return list(ask_counts([n])()[0])
+
+
+@torch.compiler.disable
+def ask_counts(numbers: Sequence[int]) -> Callable[[], list[tuple[int, ...]]]:
+    """Begin `counts_of_ranks` for several numbers, and return a function that waits for the results. Collective."""
+    if world_size() == 1 or not numbers:
+        return lambda: [(n,) for n in numbers]
+    counts = torch.zeros(len(numbers), world_size(), dtype=torch.int64)
+    counts[:, rank()] = torch.tensor(numbers)
+    work = dist.all_reduce(counts, async_op=True)
+
+    def wait() -> list[tuple[int, ...]]:
+        work.wait()
+        return [tuple(map(int, row)) for row in counts.tolist()]
+
+    return wait
 
 
 def all_ranks(value: T) -> list[T]:

@@ -21,7 +21,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -149,12 +149,28 @@ def distribute(
         name = next(key for key in SYNC_BUFFERS if key in signature(DistributedDataParallel).parameters)
         sync: dict[str, Any] = {name: any(map(is_batch_norm, model.modules()))}
         return DistributedDataParallel(model, gradient_as_bucket_view=True, **sync)
-    mesh = init_device_mesh(process.device.type, (process.world_size,))
+    mesh = device_mesh(config, process)
     for block in blocks:
         fully_shard(block, mesh=mesh, mp_policy=block_policy(dtype, process.device))
     # FSDP does not shard 0-d parameters: every rank keeps the few that belong to the model itself.
     fully_shard(model, mesh=mesh, ignored_params=set(unsharded_parameters(model)))
     return model
+
+
+def device_mesh(config: ParallelConfig, process: Process) -> DeviceMesh:
+    """The processes among which FSDP shards a model, in groups with equal copies if `shard_group` is smaller than all.
+
+    Raises UserError if the groups are not of one size.
+    """
+    size = config.shard_group or process.world_size
+    if process.world_size % size:
+        raise UserError(
+            f"parallel.shard_group={size} does not divide the {process.world_size} processes; give a divisor of them"
+        )
+    if size == process.world_size:
+        return init_device_mesh(process.device.type, (size,))
+    shape = (process.world_size // size, size)
+    return init_device_mesh(process.device.type, shape, mesh_dim_names=("replicate", "shard"))
 
 
 def block_policy(dtype: torch.dtype, device: torch.device) -> MixedPrecisionPolicy:

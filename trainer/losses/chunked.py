@@ -19,6 +19,8 @@ from trainer.losses.similarity import LazySimilarity, RowBlocks
 
 MIN_CHUNK_ROWS = 16
 """Minimum rows of a chunk; with fewer, a matrix product spends most of its time reading the candidates."""
+MAX_COMPILED = 4
+"""Maximum number of chunks that torch.compile sees, which would write out the operations of each."""
 
 
 class LogSumExp(NamedTuple):
@@ -68,7 +70,11 @@ def apply(
 ) -> Tensor:
     """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
     inputs = (similarity.queries, similarity.candidates, similarity.curvature, scale)
-    loss: Tensor = ChunkedContrastive.apply(*inputs, targets, bias, similarity, chunk, dtype)
+    b, n = similarity.queries.shape[-2], similarity.candidates.shape[-2]
+    n_factors = 1 if similarity.curvature is None else len(similarity.curvature)
+    n_chunks = 1 if (most := max(MIN_CHUNK_ROWS, chunk // (n * n_factors))) >= b else math.ceil(b / most)
+    compute = ChunkedContrastive.apply if n_chunks <= MAX_COMPILED else uncompiled
+    loss: Tensor = compute(*inputs, targets, bias, similarity, n_chunks, dtype)
     return loss
 
 
@@ -88,15 +94,14 @@ class ChunkedContrastive(torch.autograd.Function):
         targets: Tensor | None,
         bias: Tensor | None,
         similarity: LazySimilarity,
-        chunk: int,
+        n_chunks: int,
         dtype: torch.dtype,
     ) -> Tensor:
-        b, n = queries.shape[-2], candidates.shape[-2]
-        n_factors = 1 if curvature is None else len(curvature)
-        n_chunks = math.ceil(b / min(b, max(MIN_CHUNK_ROWS, chunk // (n * n_factors))))
-        max_rows = math.ceil(b / n_chunks)
+        b = queries.shape[-2]
+        max_rows = math.ceil(b / n_chunks) if n_chunks > 1 else b
         blocks = similarity.row_blocks(max_rows, dtype)
-        chunks = [slice(start, min(start + max_rows, b)) for start in range(0, b, max_rows)]
+        starts = range(0, b, max_rows) if n_chunks > 1 else (0,)  # compiled code holds the numbers of a range
+        chunks = [slice(start, min(start + max_rows, b)) for start in starts]
         ctx.set_materialize_grads(False)
         needs_grad = any(ctx.needs_input_grad)
         if targets is None:
@@ -118,6 +123,9 @@ class ChunkedContrastive(torch.autograd.Function):
             for saved, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
         return (*grads, None, None, None, None, None)
+
+
+uncompiled = torch.compiler.disable(ChunkedContrastive.apply)
 
 
 def one_way_loss(

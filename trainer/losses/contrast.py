@@ -19,6 +19,7 @@ from torch import Tensor
 from trainer.distributed.gather import rank, world_size
 from trainer.losses import chunked
 from trainer.losses.functional import contrastive
+from trainer.losses.sigmoid import sigmoid_contrastive
 from trainer.losses.similarity import LazySimilarity
 
 CPU_CHUNK: Final = 2**21
@@ -68,6 +69,7 @@ class ContrastiveLoss:
 
     model: HasSimilarity
     chunk: int | None
+    bias: Tensor | None = None  # that of the logits of the sigmoid loss, which it selects
 
     def one_way(
         self,
@@ -86,6 +88,9 @@ class ContrastiveLoss:
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
+        if self.bias is not None:
+            inputs = (queries, candidates, scale, self.bias, targets, copies, self.chunk)
+            return sigmoid_contrastive(self.model.similarity, *inputs)
         if copies is None:
             return self.implementation(queries, candidates).one_way(scale, targets)
         log_copies = copies.log()
@@ -107,6 +112,8 @@ class ContrastiveLoss:
         `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all
         ranks. `targets` as in `one_way`.
         """
+        if self.bias is not None:  # the same sum over all pairs in both directions
+            return sum(weights) / len(weights) * self.one_way(image, all_texts, scale, targets)
         is_plain = weights == (1.0, 1.0) and world_size() == 1
         if is_plain and (symmetric := self.implementation(all_images, all_texts).symmetric):
             return symmetric(scale)

@@ -25,9 +25,7 @@ from trainer.geometry.poincare import one_minus_squared_norm
 from trainer.geometry.types import Metric
 
 CACHE_NUMBERS = 2**17
-"""Maximum size of a tile, in numbers, that stays in the cache of one CPU core from one operation to the next."""
-MIN_TILE_ROWS = 64
-"""Minimum rows of a tile; with fewer, a matrix product spends most of its time reading the candidates."""
+"""Numbers that stay in the cache of one CPU core from one operation to the next: the size of a tile of narrow factors."""
 MIN_FLOAT32_WIDTH = 64
 """Minimum width of points for products in float32; below, the search for close entries costs more than it saves."""
 CLOSE = 1 / 8
@@ -123,11 +121,9 @@ class CosineBlocks:
 
 
 class Tile(NamedTuple):
-    """Some factors and some rows of a block, small enough for the CPU cache."""
+    """Some factors of a block."""
 
     factors: slice
-    queries: slice  # indices of the rows among all queries
-    rows: slice  # indices of the same rows within the block
     distances: Tensor  # view of `DistanceBlocks.distances`
     sinhs: Tensor  # view of `DistanceBlocks.sinhs`
 
@@ -160,30 +156,28 @@ class DistanceBlocks:
         self.x, self.y = self.product_x.to(dtype), self.product_y.to(dtype)
         self.is_exact = product_dtype == torch.float64
         # On a CPU, tiles are so small that the output of an operation is still in the cache for the next one.
-        numbers = CACHE_NUMBERS if x.device.type == "cpu" else self.n_factors * max_rows * self.n
-        self.tile_factors = min(self.n_factors, max(1, numbers // (max_rows * self.n)))
-        self.tile_rows = min(max_rows, max(MIN_TILE_ROWS, numbers // self.n))
+        in_cache = max(1, CACHE_NUMBERS // (max_rows * self.n)) if x.device.type == "cpu" else self.n_factors
+        self.tile_factors = min(self.n_factors, in_cache)
         # h and s of one block.
         self.distances, self.sinhs = (self.x.new_empty(self.n_factors * max_rows * self.n) for _ in range(2))
         # Weighted sums of the coordinates of y for each query and of x for each candidate, as `gradients` needs them.
         self.sum_x, self.sum_y_t = torch.zeros_like(self.x), torch.zeros_like(self.y.mT.contiguous())
         self.grad_weights = torch.zeros_like(self.weights)
-        min_coshm1 = torch.tensor(self.eps, dtype=dtype)
-        self.min_sinh = float((min_coshm1 + 2).mul_(min_coshm1).sqrt_())
+        self.min_sinh = sinh_of(self.eps, dtype)
 
     def forward(self, rows: slice) -> Tensor:
         self.combined = self.x.new_zeros(rows.stop - rows.start, self.n)
-        for factors, queries, tile_rows, h, s in self.tiles(rows):
+        for factors, h, s in self.tiles(rows):
             if self.is_exact:
-                h.copy_(self.product_x[factors, queries] @ self.product_y[factors].mT)
+                h.copy_(self.product_x[factors, rows] @ self.product_y[factors].mT)
             else:
-                torch.bmm(self.product_x[factors, queries], self.product_y[factors].mT, out=h)
-                self.correct_close(h, factors, queries, scratch=s)
+                torch.bmm(self.product_x[factors, rows], self.product_y[factors].mT, out=h)
+                self.correct_close(h, factors, rows, scratch=s)
             h.clamp_(min=self.eps)
             torch.add(h, 2, out=s).mul_(h).sqrt_()
             h.add_(s).log1p_()
             terms = h if self.metric == "l1" else h.square()
-            self.combined[tile_rows].view(-1).add_(self.weights[factors] @ terms.view(len(h), -1))
+            self.combined.view(-1).add_(self.weights[factors] @ terms.view(len(h), -1))
         if self.metric == "l2":
             self.combined.sqrt_()
         return -self.combined
@@ -205,16 +199,15 @@ class DistanceBlocks:
 
     def backward(self, rows: slice, grad: Tensor) -> None:
         grad = grad if self.metric == "l1" else grad / self.combined
-        for factors, queries, tile_rows, h, s in self.tiles(rows):
-            grad_tile = grad[tile_rows]
+        for factors, h, s in self.tiles(rows):
             torch.threshold_(s, self.min_sinh, math.inf)
-            s.reciprocal_().mul_(grad_tile)
+            s.reciprocal_().mul_(grad)
             if self.metric == "l2":
                 s.mul_(h)
                 h = h.square().div_(2)
-            self.grad_weights[factors] -= h.view(len(h), -1) @ grad_tile.reshape(-1)
-            self.sum_x[factors, queries] = torch.bmm(s, self.y[factors])
-            self.sum_y_t[factors].baddbmm_(self.x[factors, queries].mT, s)
+            self.grad_weights[factors] -= h.view(len(h), -1) @ grad.reshape(-1)
+            self.sum_x[factors, rows] = torch.bmm(s, self.y[factors])
+            self.sum_y_t[factors].baddbmm_(self.x[factors, rows].mT, s)
 
     def gradients(self) -> Gradients:
         """Accumulated gradients with respect to queries, candidates and curvature.
@@ -241,11 +234,8 @@ class DistanceBlocks:
         shape = (self.n_factors, rows.stop - rows.start, self.n)
         distances, sinhs = (buffer[: math.prod(shape)].view(shape) for buffer in (self.distances, self.sinhs))
         for factor in range(0, self.n_factors, self.tile_factors):
-            for start in range(0, shape[1], self.tile_rows):
-                factors = slice(factor, min(factor + self.tile_factors, self.n_factors))
-                tile_rows = slice(start, min(start + self.tile_rows, shape[1]))
-                queries = slice(rows.start + tile_rows.start, rows.start + tile_rows.stop)
-                yield Tile(factors, queries, tile_rows, distances[factors, tile_rows], sinhs[factors, tile_rows])
+            factors = slice(factor, min(factor + self.tile_factors, self.n_factors))
+            yield Tile(factors, distances[factors], sinhs[factors])
 
 
 def time_minus_1(points: Tensor, curvature: Tensor) -> Tensor:
@@ -261,8 +251,13 @@ def coshm1_coordinates(points: Tensor, rise: Tensor, curvature: Tensor, sign: in
     Those of queries, with sign -1, are (-sqrt(c) x, x_t - 1, 1); those of candidates are (sqrt(c) y, y_t, y_t - 1).
     Their inner product has no terms that are larger than x_t y_t - 1.
     """
-    coordinates = points.new_empty(*points.shape[:-1], points.shape[-1] + 2, dtype=dtype)
-    torch.mul(points, sign * curvature.double().sqrt()[:, None, None], out=coordinates[..., :-2])
-    coordinates[..., -2:-1] = rise if sign < 0 else rise + 1
-    coordinates[..., -1:] = 1 if sign < 0 else rise
-    return coordinates
+    space = (points * (sign * curvature.double().sqrt()[:, None, None])).to(dtype)
+    rise, time = rise.to(dtype), (rise + 1).to(dtype)
+    return torch.cat([space, *((rise, torch.ones_like(rise)) if sign < 0 else (time, rise))], -1)
+
+
+@torch.compiler.assume_constant_result
+def sinh_of(coshm1: float, dtype: torch.dtype) -> float:
+    """sqrt(coshm1 (coshm1 + 2)), rounded as the operations on tensors of `dtype` round it."""
+    value = torch.tensor(coshm1, dtype=dtype)
+    return float((value + 2).mul_(value).sqrt_())

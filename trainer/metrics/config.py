@@ -19,6 +19,9 @@ class LogConfig:
     tensorboard: bool = True
     # Weights & Biases project that receives the metrics; needs the package wandb; null: none
     wandb_project: str | None = None
+    # Trackio project that receives the metrics, on this machine or in the Space of TRACKIO_SPACE_ID; needs the package
+    # trackio; null: none
+    trackio_project: str | None = None
     # pictures for TensorBoard and W&B: this many pairs of the first batch, and at each evaluation the distances from the
     # root and the confusions; needs the package matplotlib; 0: none
     images: int = 8

@@ -112,6 +112,21 @@ def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
     return Sink(lambda step, values: run.log(values, step=step), draw, run.finish)
 
 
+def trackio_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
+    """Return a sink that writes numbers to Trackio. On resume it continues the run of this name.
+
+    Raises UserError if trackio is not installed.
+    """
+    try:
+        import trackio
+    except ImportError as error:
+        raise UserError(
+            f"log.trackio_project={project} needs the package trackio ({error}); pip install trackio, or remove this setting"
+        ) from None
+    run = trackio.init(project=project, name=output.name, resume="allow", config=training)
+    return Sink(lambda step, values: run.log(values, step=step), lambda step, pictures: None, run.finish)
+
+
 logger = logging.getLogger(__name__)
 
 GEOMETRY: Final = ("logit_scale", "curvature", "alpha")
@@ -184,6 +199,8 @@ class Metrics:
             self.sinks.append(tensorboard_sink(output, step))
         if config.wandb_project is not None:
             self.sinks.append(wandb_sink(output, config.wandb_project, training))
+        if config.trackio_project is not None:
+            self.sinks.append(trackio_sink(output, config.trackio_project, training))
         self.n_pictured = config.images if self.sinks and can_draw(config) else 0
 
     def write(self, step: int, values: dict[str, float]) -> None:

@@ -43,6 +43,11 @@ class ModelConfig:
     loss_chunk: int | Literal["auto"] | None = runtime("auto")
     # without effect: kept for saved models. There is one implementation, in chunks of loss_chunk
     loss_kernel: Literal["auto", "chunked"] = runtime("auto")
+    # contrastive losses: softmax, over all candidates of a query; sigmoid, of each pair by itself (SigLIP), with a learned
+    # bias of the logits. SigLIP begins with temperature_init=0.1
+    contrastive: Literal["softmax", "sigmoid"] = "softmax"
+    # initial bias of the logits of the sigmoid loss
+    logit_bias_init: float = -10.0
     # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. The papers'
     # CLIP and MERU "with boxes" are trained in this way
     boxes_as_pairs: bool = False
@@ -257,6 +262,8 @@ class TaxonomyConfig(HyperbolicConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "transitive_weight", least=0, below=math.inf)
+        if self.contrastive == "sigmoid":
+            raise UserError("contrastive=sigmoid needs pairs, but taxonomy contrasts levels; use softmax")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor, nn
 
+from hypergrit_common.devices import tf32
 from trainer.batch import Batch, Losses, Pairs, Side, Stream
 from trainer.data.preprocess import to_pixels
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
 from trainer.models.points import Points
-from trainer.models.terms import Contrast, Entails, Term, sum_terms
+from trainer.models.terms import Contrast, Entails, Term, gathered_streams, sum_terms
 from trainer.text.syntax import Syntax
 
 PAIRS = Contrast(sides=(("image", "text"), ("text", "image")))
@@ -44,6 +45,7 @@ class DualEncoder(nn.Module, ABC):
     """False if the similarity depends on which side is the query; see `directed_similarity`."""
 
     logit_scale: nn.Parameter  # of models with a single temperature
+    logit_bias: nn.Parameter  # of the sigmoid loss
     pixel_mean: Tensor
     pixel_std: Tensor
 
@@ -57,6 +59,8 @@ class DualEncoder(nn.Module, ABC):
         self.textual_proj = projection(self.textual.num_features, width, bias)
         for name, setting in self.temperatures.items():
             self.register_parameter(name, nn.Parameter(torch.tensor(-math.log(getattr(config, setting)))))
+        if config.contrastive == "sigmoid":
+            self.logit_bias = nn.Parameter(torch.tensor(config.logit_bias_init))
         self.register_buffer("pixel_mean", torch.tensor(config.pixel_mean).view(3, 1, 1))
         self.register_buffer("pixel_std", torch.tensor(config.pixel_std).view(3, 1, 1))
         for tower in self.frozen_towers():
@@ -139,7 +143,8 @@ class DualEncoder(nn.Module, ABC):
 
     def scalars(self) -> dict[str, Tensor]:
         """The learned scalars to log, by name."""
-        return {name: self.scale(name).detach() for name in self.temperatures}
+        bias = {"logit_bias": self.logit_bias.detach()} if self.config.contrastive == "sigmoid" else {}
+        return {name: self.scale(name).detach() for name in self.temperatures} | bias
 
     def entailments(self) -> tuple[Entails, ...]:
         """The entailment relations that the model learns. By default, those among its terms."""
@@ -201,8 +206,9 @@ class DualEncoder(nn.Module, ABC):
         and in the backward pass. Raises ValueError if a stream is missing.
         """
         lifts: dict[Side, Callable[[Tensor], Tensor]] = {"image": self.lift_image, "text": self.lift_text}
-        points = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means)
-        return sum_terms(self, points, self.terms(), self.group_weights())
+        points, terms = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means), self.terms()
+        points.gather(*gathered_streams(terms, self.is_symmetric))
+        return sum_terms(self, points, terms, self.group_weights())
 
     def image_states(self, images: Tensor) -> Tensor:
         """Output [b w] of the image tower, before the projection.
@@ -213,15 +219,15 @@ class DualEncoder(nn.Module, ABC):
         states: Tensor = self.visual(self.normalised(images) if images.ndim > 2 else images)
         return states
 
-    def normalised(self, images: Tensor) -> Tensor:
-        """Images [b 3 h w] minus the mean of the training, over its standard deviation."""
-        pixels = images if images.is_floating_point() else to_pixels(images)
-        return (pixels - self.pixel_mean) / self.pixel_std
-
     def image_features(self, images: Tensor) -> Tensor:
         """Projected features [b d] of images, before the lift."""
         features: Tensor = self.visual_proj(self.image_states(images))
         return features
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """Pixels [b 3 h w] minus the mean of the training, over its deviation, in the tower's number format."""
+        pixels = images if images.is_floating_point() else to_pixels(images)
+        return to_autocast((pixels - self.pixel_mean) / self.pixel_std)
 
     def text_features(self, token_ids: Tensor) -> Tensor:
         """Projected features [b d] of token ids [b l], before the lift."""
@@ -237,9 +243,9 @@ class DualEncoder(nn.Module, ABC):
         return self.lift_text(self.text_features(token_ids))
 
     def forward(self, batch: Batch) -> Losses:
-        """Losses of a batch. Autocast applies to the towers; lifts and losses run without it."""
+        """Losses of a batch. Autocast and TF32 apply to the towers; lifts and losses run without them."""
         pairs = self.features(batch)
-        with torch.autocast(batch.images.device.type, enabled=False):
+        with torch.autocast(batch.images.device.type, enabled=False), tf32(False):
             return self.losses(pairs)
 
     def features(self, batch: Batch) -> Pairs:
@@ -252,6 +258,7 @@ class DualEncoder(nn.Module, ABC):
         """
         captions: dict[str, Any] = self.caption_features(batch)
         captions |= {"syntax": batch.syntax, "more": {name: self.stream_features(s) for name, s in batch.more.items()}}
+        captions["counts"] = batch.counts
         if batch.box_images is None or batch.box_token_ids is None:
             if self.config.boxes_as_pairs:
                 raise ValueError(
@@ -311,6 +318,14 @@ def projection(width: int, embed_dim: int, bias: bool = False) -> nn.Linear:
     if bias:
         nn.init.zeros_(layer.bias)
     return layer
+
+
+def to_autocast(values: Tensor) -> Tensor:
+    """Convert float32 values to the number format of autocast, if it is on, as the first operation of a tower would."""
+    kind = values.device.type
+    if values.dtype != torch.float32 or kind == "meta" or not torch.is_autocast_enabled(kind):
+        return values
+    return values.to(torch.get_autocast_dtype(kind))
 
 
 def at_least_float32(features: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from trainer.distributed.gather import gather, rank, world_size
+from trainer.distributed.gather import rank, world_size
 from trainer.models.points import Points
 
 LEVELS = "levels"
@@ -29,13 +29,9 @@ class Labels(NamedTuple):
 
 def labels_of(points: Points) -> Labels:
     """The labels of a batch, gathered once. Collective. Raises ValueError if the stream lacks a tensor."""
-    stream = points.stream(LEVELS)
-    if stream.owner is None or stream.depth is None or stream.label is None:
-        raise ValueError("the stream levels needs owner, depth and label; build it as trainer.data.batch_builder does")
+    pair, depth, label = points.labels(LEVELS).unbind(1)
     counts, first_pair = points.counts(LEVELS), rank() * len(points.pairs.image)
-    own = torch.stack([stream.owner + first_pair, stream.depth, stream.label], 1)
-    pair, depth, label = points.once("labels", lambda: gather(own, counts)).unbind(1)
-    return Labels(pair, depth, label, sum(counts[: rank()]), len(own), first_pair)
+    return Labels(pair, depth, label, sum(counts[: rank()]), counts[rank()], first_pair)
 
 
 def level_contrast(points: Points, similarity: Callable[[Tensor, Tensor], Tensor], scale: Tensor) -> Tensor:

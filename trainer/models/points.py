@@ -4,7 +4,7 @@ Shapes: m rows of a stream on this rank, n rows on all ranks, d embedding width.
 `trainer.models.dual_encoder`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from trainer.batch import Pairs, Side, Stream
-from trainer.distributed.gather import counts_of_ranks, gather, rank, world_size
+from trainer.distributed.gather import counts_of_ranks, gather, gather_streams, rank, world_size
 
 T = TypeVar("T")
 
@@ -64,14 +64,39 @@ class Points:
         Features are gathered before the lift; lifting those of the other ranks again costs little.
         """
         stream = self.stream(name)
-        return self.once(("all", name), lambda: self.lifts[stream.side](gather(stream.rows, self.counts(name))))
+
+        def rows() -> Tensor:
+            return gather(stream.rows, self.counts(name))
+
+        return self.once(("all", name), lambda: self.lifts[stream.side](self.once(("rows", name), rows)))
+
+    def gather(self, names: Iterable[str], copied: Iterable[tuple[str, str]]) -> None:
+        """Gather the features of streams, and `copies` of pairs of streams, in one message. Collective.
+
+        What is missing here is gathered when it is first used, in a message of its own.
+        """
+        if world_size() == 1:
+            return
+        found: dict[Any, tuple[Tensor, list[int]]] = {}
+        for name in dict.fromkeys(names):
+            found["rows", name] = self.stream(name).rows, self.counts(name)
+            if (own := self.own_labels(name)) is not None:
+                found["labels", name] = own, self.counts(name)
+        for queries, candidates in copied:
+            if (own := self.own_copies(queries, candidates)) is not None:
+                found["copies", queries, candidates] = own, self.counts(candidates)
+        if found:
+            rows, counts = zip(*found.values(), strict=True)
+            self.cache |= dict(zip(found, gather_streams(rows, list(counts)), strict=True))
 
     def counts(self, name: str) -> list[int]:
         """Number of rows of a stream on each rank. Collective for a stream with owners."""
         rows, _, owner = self.stream(name)[:3]
-        if owner is None:
+        if owner is None or world_size() == 1:
             return [len(rows)] * world_size()
-        return self.once(("counts", id(owner)), lambda: counts_of_ranks(len(rows)))
+        key = next(key for key, stream in self.streams.items() if stream.owner is owner)
+        known = self.pairs.counts.get(key)
+        return list(known) if known else self.once(("counts", key), lambda: counts_of_ranks(len(rows)))
 
     def share(self, name: str) -> float:
         """Weight of this rank's mean over the rows of a stream: with it, gradients averaged over the ranks are those of
@@ -101,12 +126,39 @@ class Points:
 
     def copies(self, queries: str, candidates: str) -> Tensor | None:
         """Number [n] of queries of all ranks that each candidate matches; None if it is one for each. Collective."""
+        own = self.own_copies(queries, candidates)
+        if own is None:
+            return None
+        key = ("copies", queries, candidates)
+        return self.once(key, lambda: gather(own, self.counts(candidates)))[:, 0].to(self.stream(queries).rows.dtype)
+
+    def own_copies(self, queries: str, candidates: str) -> Tensor | None:
+        """The rows [b 1] of `copies` for the candidates of this rank."""
         rows, _, owner = self.stream(queries)[:3]
         if owner is None or self.are_paired(queries, candidates):
             return None
         own = torch.zeros(len(self.stream(candidates).rows), device=rows.device)
         own.index_add_(0, owner, torch.ones_like(owner, dtype=own.dtype))
-        return gather(own[:, None].to(rows.dtype), self.counts(candidates))[:, 0]
+        return own[:, None]
+
+    def labels(self, name: str) -> Tensor:
+        """Pair, depth and number [n 3] of the labels of a taxonomy of all ranks. Collective.
+
+        Raises ValueError if the stream lacks a tensor.
+        """
+        own = self.own_labels(name)
+        if own is None:
+            raise ValueError(
+                f"the stream {name} needs owner, depth and label; build it as trainer.data.batch_builder does"
+            )
+        return self.once(("labels", name), lambda: gather(own, self.counts(name)))
+
+    def own_labels(self, name: str) -> Tensor | None:
+        """The rows [m 3] of `labels` of this rank; None for a stream of other rows."""
+        _, _, owner, depth, label = self.stream(name)[:5]
+        if owner is None or depth is None or label is None:
+            return None
+        return torch.stack([owner + rank() * len(self.pairs.image), depth, label], 1)
 
     def pair(self, general: str, specific: str) -> tuple[Tensor, Tensor]:
         """Points of two streams, pair by pair: those without owners are repeated for each row that they own."""

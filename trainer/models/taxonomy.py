@@ -40,6 +40,7 @@ class Taxonomy(MERU):
             Term(
                 name="contrastive/levels",
                 value=lambda points: level_contrast(points, self.similarity, self.pair_scale()),
+                gathers=("image", LEVELS),
             ),
             Term(name="entailment/chain", value=lambda points: self.chain_energies(points)[0]),
             Term(

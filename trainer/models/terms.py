@@ -13,7 +13,7 @@ from functools import reduce
 from typing import ClassVar, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from trainer.batch import Losses, Side
 from trainer.losses.contrast import ContrastiveLoss, HasSimilarity, chunk_size
@@ -65,6 +65,7 @@ class Term:
     name: str
     value: Value
     weight: float = 1.0
+    gathers: tuple[str, ...] = ()  # streams whose points of all ranks a function uses
 
 
 class HasTerms(HasSimilarity, Protocol):
@@ -75,6 +76,7 @@ class HasTerms(HasSimilarity, Protocol):
 
     is_symmetric: ClassVar[bool]
     pixel_mean: Tensor
+    logit_bias: nn.Parameter
 
     def directed_similarity(self, queries: Tensor, candidates: Tensor, query: Side) -> Tensor: ...
 
@@ -110,7 +112,7 @@ def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: M
         groups.setdefault(term.name.partition("/")[0], []).append(term.weight * value)
     sums = {name: torch.stack(parts).sum() for name, parts in groups.items()}
     # Groups of weight 0 are only logged: 0 times an infinite value is not a number.
-    weighted = [weight * value for name, value in sums.items() if (weight := weights.get(name, 1.0))]
+    weighted = [weights.get(name, 1.0) * value for name, value in sums.items() if weights.get(name, 1.0)]
     loss = reduce(torch.add, weighted)
     logged = {name: value.detach() for name, value in sums.items()} | model.measures(points)
     logged |= {term.name: value.detach() for term, value in values if "/" in term.name}
@@ -121,6 +123,25 @@ def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: M
         energies={entails.name: energies(model, points, entails).detach() for entails in found},
         points={name: points.of(name).detach() for name in points.streams if ("of", name) in points.cache},
     )
+
+
+def gathered_streams(terms: Sequence[Term], is_symmetric: bool) -> tuple[list[str], list[tuple[str, str]]]:
+    """The streams whose rows of all ranks the terms need, and the pairs of streams whose copies they need."""
+    contrasts = [term.value for term in terms if isinstance(term.value, Contrast)]
+    names = [
+        name
+        for contrast in contrasts
+        for query, candidate in contrast.sides
+        for name in ((query, candidate) if is_reversible(contrast, is_symmetric) else (candidate,))
+    ]
+    names += [name for term in terms for name in term.gathers]
+    return names, [contrast.sides[0] for contrast in contrasts if contrast.copies]
+
+
+def is_reversible(term: Contrast, is_symmetric: bool) -> bool:
+    """True if both directions share one matrix of similarities."""
+    queries, candidates = zip(*term.sides, strict=True)
+    return queries == candidates[::-1] and is_symmetric and term.factors is None and not term.copies
 
 
 def value_of(model: HasTerms, points: Points, value: Value) -> Tensor:
@@ -150,14 +171,14 @@ def energies(model: HasTerms, points: Points, entails: Entails) -> Tensor:
 def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
     """Value [] of a contrastive term. Collective."""
     queries, candidates = zip(*term.sides, strict=True)
-    is_reversible = queries == candidates[::-1] and model.is_symmetric and term.factors is None and not term.copies
-    if is_reversible:  # both directions share one matrix of similarities
+    is_shared = is_reversible(term, model.is_symmetric)
+    if is_shared:
         everything, rows = [points.all(name) for name in queries], [points.of(name) for name in queries]
     else:
         rows, everything = [points.of(name) for name in queries], [points.all(name) for name in candidates]
     share, targets = points.share(queries[0]), points.targets(queries[0], candidates[0])
     scale = model.scale(term.temperature)
-    if is_reversible:
+    if is_shared:
         weights = (term.weights[0], term.weights[1])
         loss = contrastive_loss(model, model).symmetric(
             rows[0], rows[1], everything[0], everything[1], scale, weights, targets
@@ -176,4 +197,5 @@ def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
 def contrastive_loss(similarity: HasSimilarity, model: HasTerms) -> ContrastiveLoss:
     """The contrastive loss by a similarity, in the implementation that the settings of the model select."""
     chunk = chunk_size(model.config.loss_chunk, model.pixel_mean.device)
-    return ContrastiveLoss(model=similarity, chunk=chunk)
+    bias = model.logit_bias if model.config.contrastive == "sigmoid" else None
+    return ContrastiveLoss(model=similarity, chunk=chunk, bias=bias)

@@ -4,15 +4,17 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import Literal
+from typing import Any, Final, Literal
 
 from hypergrit_common.config import check_positive, check_range
 from hypergrit_common.errors import UserError
 
+ADAMW: Final = "adamw"
+
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    """AdamW and the learning rate schedule. The defaults are HyCoCLIP's; MERU's differ in the number of steps.
+    """The optimizer and its learning rate schedule. The defaults are HyCoCLIP's; MERU's differ in the number of steps.
 
     `decay` selects the parameters with weight decay. "paper": all except gains, biases and learned scalars (MERU, section
     4.1; PoinCLIP, section 5). "all_but_scalars": all except learned scalars (HyCoCLIP, appendix B; PHyCLIP, appendix
@@ -21,6 +23,10 @@ class OptimConfig:
     curvatures and alphas, which are vectors, decay too.
     """
 
+    # optimizer: adamw, or one of timm by its name, such as muon (matrices; AdamW for all else), lion or adopt
+    name: str = ADAMW
+    # more arguments of the optimizer, such as {momentum: 0.9}; beta1, beta2 and eps are those of adamw alone
+    kwargs: dict[str, Any] = field(default_factory=dict)
     # peak learning rate, reached after the warm-up
     lr: float = 5e-4
     # learning rates of parts of the model, as multiples of lr: {visual: 0.1, 'textual.resblocks.[0-5]': 0.5}. A key is

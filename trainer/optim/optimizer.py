@@ -1,27 +1,31 @@
 """The optimizer of a run, its learning rate and the moving average of the weights."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import torch
+from timm.optim import create_optimizer_v2
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
+from hypergrit_common.errors import UserError
 from hypergrit_common.optim import is_matrix, parameter_groups, warmup_cosine
 from trainer.models.dual_encoder import DualEncoder
-from trainer.optim.config import OptimConfig, longest_match
+from trainer.optim.config import ADAMW, OptimConfig, longest_match
 
 MERU_SCALARS = ("curv", "visual_alpha", "textual_alpha")
 """Names of the learned scalars of MERU beside its temperature."""
 
 
-def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.AdamW:
-    """Build a fused AdamW with the parameter groups of `config.decay` and `config.lr_ratios`.
+def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.Optimizer:
+    """Build the optimizer with the parameter groups of `config.decay` and `config.lr_ratios`: a fused AdamW, or one of timm.
 
-    The fused kernel makes one pass over the memory of each parameter: three to five times as fast, on CPUs too.
+    The fused kernel makes one pass over the memory of each parameter: three to five times as fast, on CPUs too. Raises
+    UserError for an optimizer that timm lacks, or that a checkpoint cannot hold.
     """
-    scalars = {*model.temperatures, *MERU_SCALARS}
+    scalars = {*model.temperatures, *MERU_SCALARS, "logit_bias"}
 
     def decays(name: str, parameter: nn.Parameter) -> bool:
         match config.decay:
@@ -40,7 +44,28 @@ def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.Adam
         lr_ratios=config.lr_ratios,
         match=longest_match,
     )
-    return torch.optim.AdamW(groups, lr=config.lr, betas=(config.beta1, config.beta2), eps=config.eps, fused=True)
+    if config.name == ADAMW:
+        betas = (config.beta1, config.beta2)
+        return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True, **config.kwargs)
+    timm_optimizer = partial(create_optimizer_v2, opt=config.name, lr=config.lr, weight_decay=config.weight_decay)
+    check_state(partial(timm_optimizer, **config.kwargs), config)
+    return timm_optimizer(groups, **config.kwargs)
+
+
+def check_state(create: Callable[..., torch.optim.Optimizer], config: OptimConfig) -> None:
+    """Step a small optimizer. Raises UserError if it does not work, or if its state is more than numbers and tensors."""
+    parameters = [nn.Parameter(torch.zeros(shape)) for shape in ((2, 2), (2,))]
+    for parameter in parameters:
+        parameter.grad = torch.ones_like(parameter)
+    try:
+        optimizer = create(parameters)
+        before = [{**group} for group in optimizer.param_groups]
+        optimizer.step()
+    except (ValueError, TypeError, AssertionError, RuntimeError) as error:
+        raise UserError(f"optim.name={config.name} with optim.kwargs={config.kwargs} does not work: {error}") from error
+    state = [value for values in optimizer.state.values() for value in values.values()]
+    if optimizer.param_groups != before or not all(isinstance(value, Tensor | int) for value in state):
+        raise UserError(f"optim.name={config.name} keeps a state that checkpoints cannot hold; take muon or lion")
 
 
 # The learning rate of each step.

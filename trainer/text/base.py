@@ -124,9 +124,14 @@ class TextTokenizer(ABC):
         return pad([self.truncate(self.encode(text)) for text in texts], self.pad_id)
 
 
-def pad(rows: Sequence[Sequence[int]], value: int = 0) -> Tensor:
-    """Pad rows of ids with `value`, the `pad_id` of their tokenizer, to int64 [b l]."""
-    ids = torch.full((len(rows), max(map(len, rows), default=0)), value, dtype=torch.int64)
+def pad(rows: Sequence[Sequence[int]], value: int = 0, multiple: int = 1, most: int = 0) -> Tensor:
+    """Pad rows of ids with `value`, the `pad_id` of their tokenizer, to int64 [b l].
+
+    l is the length of the longest row, rounded up to a multiple but not above `most`, unless that row is longer.
+    """
+    longest = max(map(len, rows), default=0)
+    length = max(longest, min(-(-longest // multiple) * multiple, most))
+    ids = torch.full((len(rows), length), value, dtype=torch.int64)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = torch.tensor(row)
     return ids

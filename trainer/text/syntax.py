@@ -127,18 +127,18 @@ def align(tokenizer: TextTokenizer, caption: str, words: Sequence[Word]) -> tupl
     )
 
 
-def collate_trees(trees: Sequence[WordTree]) -> Syntax:
-    """Batch the trees of captions, one row per caption."""
+def collate_trees(trees: Sequence[WordTree], length: int = 0) -> Syntax:
+    """Batch the trees of captions, one row per caption; `length` is that of the padded captions, if it is not the longest."""
     return Syntax(
-        word_of_token=pad_rows([tree.word_of_token for tree in trees], NONE),
+        word_of_token=pad_rows([tree.word_of_token for tree in trees], NONE, length),
         head=pad_rows([tree.head for tree in trees], NONE),
         relation=pad_rows([tree.relation for tree in trees], 0),
     )
 
 
-def pad_rows(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Pad rows of integers with `value` to int64 [b longest]."""
-    padded = torch.full((len(rows), max(map(len, rows), default=0)), value, dtype=torch.int64)
+def pad_rows(rows: Sequence[Sequence[int]], value: int, length: int = 0) -> Tensor:
+    """Pad rows of integers with `value` to int64 [b longest], or to `length` if that is more."""
+    padded = torch.full((len(rows), max([length, *map(len, rows)])), value, dtype=torch.int64)
     for index, row in enumerate(rows):
         padded[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
     return padded

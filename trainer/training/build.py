@@ -1,5 +1,6 @@
 """Build the parts of a training run from its configuration: tokenizer, model, optimizer, data loader."""
 
+import dataclasses
 import logging
 import os
 import shutil
@@ -41,6 +42,8 @@ from trainer.training.memory import check_memory
 
 logger = logging.getLogger(__name__)
 
+TEXT_MULTIPLE: Final = 16
+"""On a GPU, texts are padded to a multiple of so many tokens."""
 MAX_PARTS: Final = 12
 """Parts of a model that an error lists; weights that differ in more belong to another network."""
 
@@ -83,9 +86,14 @@ def build(config: TrainConfig, process: Process) -> Run:
     check_patterns(model, config.optim)
     freeze_for_good(model, config.optim)
     dtype = torch_dtype(precision)
+    if config.bf16_residuals:
+        if precision != "bf16":
+            raise UserError(f"bf16_residuals=true needs precision=bf16, but the precision of this run is {precision}")
+        keep_residuals_in_bf16(model)
     check_memory(config, model, process, torch.autocast(process.device.type, dtype, enabled=precision != "fp32"))
+    multiple = config.data.text_multiple or (TEXT_MULTIPLE if process.device.type == "cuda" else 1)
     loader = Loader(
-        config.data,
+        dataclasses.replace(config.data, text_multiple=multiple),
         tokenizer=tokenizer,
         size_px=config.model.image.size_px,
         batch=batch_size_of_rank(config, process),
@@ -100,8 +108,7 @@ def build(config: TrainConfig, process: Process) -> Run:
     is_compiled = compiles(config, process.device)
     if is_compiled:
         end_children_with_this_process()  # compilers do not notice its end
-        for block in tower_blocks(model):
-            block.forward = torch.compile(block.forward)  # the activation checkpoint around it is not compiled
+        compile_parts(model, config)
     if config.checkpoint_activations:
         checkpoint_blocks(model)
     wrapped = wrap(model, tower_blocks(model), config.parallel, process, dtype)
@@ -147,6 +154,24 @@ def compiles(config: TrainConfig, device: torch.device) -> bool:
     elif missing:
         raise UserError(f"compile=true: {missing}, or set compile=false")
     return not missing
+
+
+def compile_parts(model: DualEncoder, config: TrainConfig) -> None:
+    """Compile the towers or their blocks, the normalisation of pixels, and all that follows the gather of features."""
+    towers = [model.visual, model.textual] if config.compile_strategy == "towers" else tower_blocks(model)
+    for part in towers:
+        part.forward = torch.compile(part.forward, mode=config.compile_mode)  # checkpoints around it are not compiled
+    for name in ("normalised", "losses"):
+        setattr(model, name, torch.compile(getattr(model, name), mode=config.compile_mode))
+
+
+def keep_residuals_in_bf16(model: DualEncoder) -> None:
+    """Make the blocks of the towers convert their input to bf16, so that their sums stay in it.
+
+    Autocast converts weights for products, and computes norms in float32 from the stream.
+    """
+    for block in tower_blocks(model):
+        block.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(torch.bfloat16), *inputs[1:]))
 
 
 def missing_for_compilation(device: torch.device) -> str:

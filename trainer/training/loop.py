@@ -1,6 +1,7 @@
 """The training loop: steps of the optimizer, and the work between them. It is the same for every model."""
 
 import dataclasses
+import gc
 import logging
 import signal
 import time
@@ -39,12 +40,15 @@ from trainer.training.results import (
     save_trained_model,
     write_errors_explained,
 )
-from trainer.training.step import BatchCopies, PendingStep, start_step
+from trainer.training.step import BatchCopies, PendingStep, is_logged, start_step
 
 logger = logging.getLogger(__name__)
 
 LARGE_BATCH: Final = 256
 """Pairs per step from which a job is one of the papers' sizes, which train on GPUs."""
+
+COLLECT_EVERY: Final = 1000
+"""Steps between two collections of garbage. Steps leave none, but plugins may."""
 
 
 def train(config: TrainConfig) -> None:
@@ -160,7 +164,7 @@ def run_loop(run: Run) -> None:
     config, is_main = run.config, run.process.is_main
     steps, plain = config.optim.steps, as_dict(config)
     metrics = Metrics(run.folder.path, config.log, plain, step=run.step, steps=steps) if is_main else None
-    writer = CheckpointWriter(run.folder, config.save.keep, run.process)
+    writer = CheckpointWriter(run.folder, config.save.keep, run.process, config.save.keep_every)
     try:
         with stop_signals() as request, Progress(run.step, steps, is_main) as progress:
             session = Session(
@@ -189,6 +193,19 @@ def run_loop(run: Run) -> None:
             metrics.close()
 
 
+@contextmanager
+def collecting(is_on: bool) -> Iterator[None]:
+    """Collect garbage now, and inside leave it to Python, or to explicit calls: it would interrupt any step otherwise."""
+    was_on = gc.isenabled()
+    gc.collect()
+    (gc.enable if is_on else gc.disable)()
+    try:
+        yield
+    finally:
+        (gc.enable if was_on else gc.disable)()
+
+
+@collecting(False)
 def take_steps(session: Session) -> bool:
     """Take the remaining steps, with evaluations and checkpoints. Return True if a signal ends the run. Collective."""
     run, steps = session.run, session.run.config.optim.steps
@@ -214,6 +231,8 @@ def take_steps(session: Session) -> bool:
             if run.step == 1:
                 draw_first_batch(session, batch)
             is_stopping = evaluate_and_save_if_due(session, is_stopping)
+            if run.step % COLLECT_EVERY == 0:
+                gc.collect()
     if session.profile:
         session.profile.finish()
     return is_stopping and run.step < steps
@@ -271,10 +290,13 @@ def report(session: Session, step: PendingStep) -> bool:
     is_stopping = values.pop("stop") > 0
     if values.pop("failed") > 0:
         session.writer.wait()
-    if step.number % run.config.log.every == 0 or step.number == run.config.optim.steps:
+    if is_logged(run.config, step.number):
         values |= session.meter.read()
-        if "boxes" in run.model.needs:  # of this process since the start of the run
-            values |= {"data/equal_phrases": session.copies.state["counts"].get("equal_phrases", 0)}
+        counts = session.copies.state["counts"]  # of this process since the start of the run
+        if places := counts.get("token_places", 0):
+            values |= {"data/padding_share": 1 - counts["tokens"] / places}
+        if "boxes" in run.model.needs:
+            values |= {"data/equal_phrases": counts.get("equal_phrases", 0)}
         session.meter.restart()
         if session.metrics and session.health:
             session.metrics.write(step.number, values)
@@ -292,7 +314,8 @@ def evaluate_and_save_if_due(session: Session, is_stopping: bool) -> bool:
     run, is_last = session.run, session.run.step == session.run.config.optim.steps
     every = run.config.evaluation.every
     if every and run.step % every == 0 and not is_last and not is_stopping:
-        is_stopping = evaluate(run, session.metrics, session.request) is None
+        with collecting(True):
+            is_stopping = evaluate(run, session.metrics, session.request) is None
     if run.step % run.config.save.every == 0 or is_last or is_stopping:
         session.writer.save(run.step, run, session.copies.state, as_dict(run.config))
     return is_stopping

@@ -2,9 +2,10 @@
 
 The values of a step are read later, from a copy that the device makes when it has computed them. The check for numbers
 that are not finite is therefore done on the device: AdamW leaves the weights unchanged in such a step and in all steps
-after it, until the host reads the values and ends the run.
+after it, until the host reads the values and ends the run. Other optimizers wait for the check.
 """
 
+import dataclasses
 import math
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -13,14 +14,16 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from hypergrit_common.devices import torch_dtype
+from hypergrit_common.devices import tf32, torch_dtype
 from hypergrit_common.errors import UserError
 from trainer.batch import Batch, Losses, Pairs
+from trainer.config import TrainConfig
 from trainer.data.loader import Loader
-from trainer.distributed.gather import all_ranks
+from trainer.distributed.gather import all_ranks, ask_counts
 from trainer.distributed.process import average, average_unsharded_gradients, clip_gradients, gradient_norm, mark_queued
 from trainer.metrics.writers import named_values
 from trainer.models.dual_encoder import DualEncoder
+from trainer.optim.config import ADAMW
 from trainer.optim.optimizer import learning_rate
 from trainer.training.build import Run
 
@@ -40,10 +43,13 @@ class BatchCopies:
         self.state = loader.state_dict()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self.next: tuple[Batch, dict[str, Any]] | None = None
+        self.counts = ask_counts([])  # the rows of each rank in the streams of the next batch that have owners
 
     def start(self) -> None:
         """Read the next batch, and queue its copy to the device."""
         batch = next(self.batches)
+        # Numbers of boxes differ; the ranks exchange them while the device computes.
+        self.counts = ask_counts(list(batch.owned.values()))
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
             self.next = batch.to(self.device, non_blocking=True), self.loader.state_dict()
 
@@ -57,7 +63,7 @@ class BatchCopies:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_stream(self.stream)
             batch.record_stream(stream)  # the next copy does not reuse its memory before the step has ended
-        return batch
+        return dataclasses.replace(batch, counts=dict(zip(batch.owned, self.counts(), strict=True)))
 
 
 # Error message for a loss or gradient that is not finite.
@@ -164,7 +170,8 @@ class PendingStep:
         run.skipped = run.skipped + 1 if values.get("fp16/skipped", 0) > 0 else 0
         is_stuck = run.skipped >= min(MAX_SKIPPED, run.config.optim.steps)
         if values.pop("fatal") > 0 or is_stuck:
-            compute_gradients(run, self.batch)  # again: the steps after this one have replaced them
+            losses = compute_gradients(run, self.batch)  # again: the steps after this one have replaced them
+            values |= {name: value.item() for name, value in named_values(losses).items() if name not in values}
             last = all_ranks(run.folder.newest_checkpoint())[0]  # of rank 0, which writes them
             message = describe_nonfinite(run.model, self.batch, values, self.number, last)
             raise UserError(f"fp16 has skipped {run.skipped} steps in a row; {message}" if is_stuck else message)
@@ -193,9 +200,12 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     loss_is_bad, norm_is_bad = is_bad[0], is_bad[names.index("grad_norm")]
     is_fatal = loss_is_bad if run.scaler.is_enabled() else loss_is_bad | norm_is_bad
     run.halted = torch.maximum(run.halted, is_fatal.float())
-    # Fused AdamW skips a step for which this is 1, as after an overflow in fp16: no other way avoids reading a value.
-    run.optimizer.found_inf = torch.maximum(run.halted, norm_is_bad.float())  # type: ignore[attr-defined]
-    run.optimizer.step()
+    skips = torch.maximum(run.halted, norm_is_bad.float())
+    if run.config.optim.name == ADAMW:
+        # Fused AdamW skips a step for which this is 1, as after an overflow in fp16: no other way avoids reading a value.
+        run.optimizer.found_inf = skips  # type: ignore[attr-defined]
+    if run.config.optim.name == ADAMW or not skips:
+        run.optimizer.step()
     run.scaler.update()
     run.optimizer.zero_grad(set_to_none=True)
     run.model.clamp_parameters()
@@ -214,9 +224,10 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
 def compute_gradients(run: Run, batch: Batch) -> Losses:
     """Compute the losses of a batch and their gradients, averaged over the ranks. Collective."""
     run.freezing.set_modes(run.step)
-    with autocast(run):
-        losses: Losses = run.wrapped(batch)
-    run.scaler.scale(losses.loss).backward()
+    with tf32(run.precision == "fp32"):
+        with autocast(run):
+            losses: Losses = run.wrapped(batch)
+        run.scaler.scale(losses.loss).backward()
     average_unsharded_gradients(run.model, run.wrapped, run.process)
     run.freezing.drop_gradients(run.step)
     return losses
@@ -231,14 +242,20 @@ def autocast(run: Run) -> torch.autocast:
 def mean_values(run: Run, losses: Losses, stopping: bool, failed: bool) -> tuple[tuple[str, ...], Tensor]:
     """Names and averages over the ranks of the loss, the terms, the gradient norm, `stopping` and `failed`: [v].
 
-    They are stacked into one tensor, which takes one all-reduce per step. The loss comes first.
+    They are stacked into one tensor, which takes one all-reduce per step. The loss comes first; the terms are left out
+    in steps that are not logged.
     """
-    values = named_values(losses)
+    values = named_values(losses) if is_logged(run.config, run.step + 1) else {"loss/total": losses.loss.detach()}
     norm = gradient_norm(run.model.parameters())
     # Not torch.tensor, which copies from the host and waits for it.
     flags = [torch.full_like(norm, float(flag), dtype=torch.float32) for flag in (stopping, failed)]
     stacked = torch.stack([value.float() for value in (*values.values(), norm, *flags)])
     return (*values, "grad_norm", "stop", "failed"), average(stacked, run.process)
+
+
+def is_logged(config: TrainConfig, number: int) -> bool:
+    """True if the values of step `number`, from 1, become a row of metrics."""
+    return number % config.log.every == 0 or number == config.optim.steps
 
 
 def to_host(values: Tensor) -> tuple[Tensor, torch.cuda.Event | None]:

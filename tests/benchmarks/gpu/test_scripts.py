@@ -61,6 +61,14 @@ def test_trainer_step_measures_the_trainer_and_the_plain_form(tmp_path: Path, mo
     assert (tmp_path / "trainer_step_hycoclip_8.json.gz").is_file()
 
 
+def test_ddp_measures_one_process_and_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one, two = run(monkeypatch, tmp_path, "ddp")["cases"]
+    assert "error" not in {**one, **two}
+    assert (one["messages"], two["messages"]) == (0, 1)
+    assert (one["efficiency"], two["backend"]) == (1, "gloo")
+    assert two["efficiency"] == pytest.approx(two["pairs_per_s"] / 2 / one["pairs_per_s"], rel=1e-2)
+
+
 def test_glip_measures_parts_and_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (_, row) = run(monkeypatch, tmp_path, "glip", "--batches", "1")["cases"]
     assert row["images_per_s"] > 0
@@ -103,7 +111,7 @@ def test_a_script_stops_at_its_time_and_saves_what_it_has(tmp_path: Path, monkey
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["tests", "losses", "trainer_step", "glip", "stages", "decode"])
+@pytest.mark.parametrize("name", ["tests", "losses", "trainer_step", "ddp", "glip", "stages", "decode"])
 def test_a_script_runs_in_a_process_of_its_own(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.gpu.{name}", "--tiny", "--device", "cpu", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

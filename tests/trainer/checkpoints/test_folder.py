@@ -182,3 +182,9 @@ def test_copies_of_killed_runs_are_removed(tmp_path: Path, monkeypatch: pytest.M
         folder.remove_abandoned_copies(tmp_path / "tmp")
         assert found.path.exists()
     assert list((tmp_path / "tmp").iterdir()) == []
+
+
+def test_the_newest_checkpoints_and_those_of_every_so_many_steps_are_kept() -> None:
+    names = [f"step_{step:08d}" for step in (10, 15, 20, 25, 30)]
+    assert folder.kept_checkpoints(names, 2, None) == {"step_00000025", "step_00000030"}
+    assert folder.kept_checkpoints(names, 1, 10) == {"step_00000010", "step_00000020", "step_00000030"}

@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -36,8 +37,10 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
     model = small_model(name, **fields).double()
-    loss = model.losses(model.features(batch_of([rank], owners))).loss
-    loss.backward()
+    with patch.object(dist, "all_gather_into_tensor", wraps=dist.all_gather_into_tensor) as messages:
+        loss = model.losses(model.features(batch_of([rank], owners))).loss
+        loss.backward()
+    assert messages.call_count == 1  # all streams and labels
     results = {key: p.grad for key, p in model.named_parameters() if p.grad is not None} | {"loss": loss.detach()}
     for value in results.values():
         dist.all_reduce(value)
@@ -60,6 +63,7 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
         ("uncha", {}, SEVERAL_BOXES),
         ("uncha", {"loss_chunk": None}, ([0, 2], [])),
         ("taxonomy", {"energy": "angle"}, None),
+        ("uncha", {"contrastive": "sigmoid", "loss_chunk": 8}, SEVERAL_BOXES),
         ("hyper3", {}, SEVERAL_BOXES),
     ],
 )

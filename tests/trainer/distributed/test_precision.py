@@ -16,9 +16,9 @@ from trainer.distributed.config import ParallelConfig
 from trainer.distributed.gather import counts_of_ranks
 from trainer.distributed.process import block_policy, process_group, wrap
 from trainer.training.build import build
-from trainer.training.step import update
+from trainer.training.step import BatchCopies, update
 
-RECORDED = ("all_gather", "all_reduce")
+RECORDED = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
 
 
 def start(function: Any, *arguments: Any) -> None:
@@ -33,41 +33,50 @@ def join_group(rank: int) -> Any:
 
 
 def one_step(rank: int, config: TrainConfig, folder: str) -> None:
-    """Do a step, and write the collectives of which tensors are sent: name -> dtype -> numbers."""
-    sent: dict[str, dict[str, int]] = {}
+    """Do a step, and write the collectives of tensors of more than one rank's numbers: name -> dtype of each call."""
+    sent: dict[str, list[str]] = {name: [] for name in RECORDED}
     with join_group(rank) as process:
         run = build(config, process)
-        batch = next(iter(run.loader))
+        copies = BatchCopies(run.loader, run.process.device)
+        update(run, copies.take())
+        copies.start()
 
         def recorded(name: str) -> Any:
             real = getattr(dist, name)
 
             def call(*values: Any, **named: Any) -> Any:
                 tensors = [value for value in (*values, *named.values()) if isinstance(value, torch.Tensor)]
-                by_dtype = sent.setdefault(name, {})
-                dtype = str(tensors[-1].dtype).removeprefix("torch.")
-                by_dtype[dtype] = by_dtype.get(dtype, 0) + tensors[-1].numel()
+                sent[name].append(str(tensors[-1].dtype).removeprefix("torch."))
                 return real(*values, **named)
 
             return call
 
         for name in RECORDED:
             setattr(dist, name, recorded(name))
-        update(run, batch)
+        update(run, copies.take())
     Path(folder, f"{rank}.json").write_text(json.dumps(sent))
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
-def test_features_are_gathered_in_float32(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, strategy: str
+@pytest.mark.parametrize(("name", "strategy"), [("hycoclip", "ddp"), ("hycoclip", "fsdp"), ("uncha", "ddp")])
+def test_features_are_gathered_in_float32_in_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, name: str, strategy: str
 ) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
     write_data(tmp_path / "run")
-    config = small_config(tmp_path / "run", "precision=bf16", f"parallel.strategy={strategy}", "optim.warmup_steps=0")
+    boxes = ["data.boxes=all"] if name == "uncha" else []
+    overrides = [
+        f"model_name={name}",
+        "precision=bf16",
+        f"parallel.strategy={strategy}",
+        "optim.warmup_steps=0",
+        *boxes,
+    ]
+    config = small_config(tmp_path / "run", *overrides)
     start(one_step, config, str(tmp_path))
     sent = json.loads((tmp_path / "0.json").read_text())
-    assert set(sent["all_gather"]) == {"float32"}  # features of images and texts
-    assert "bfloat16" not in sent["all_reduce"]  # their gradients
+    assert sent["all_gather_into_tensor"] == ["float32"]  # features of all streams; FSDP has functions of its own
+    assert sent["reduce_scatter_tensor"] == ["float32"]  # their gradients
+    assert set(sent["all_reduce"]) == {"float32"}  # the numbers of boxes are exchanged with the copies of the batch
 
 
 def test_fsdp_gathers_weights_in_half_precision_on_a_gpu_and_sums_gradients_in_float32() -> None:

@@ -61,10 +61,18 @@ def one_of_two(rank: int, config: TrainConfig, folder: str) -> None:
         ("parallel.strategy=ddp", "model_name=phyclip", "model.factor_dim=8"),
         ("parallel.strategy=ddp", "micro_batch_size=3", "checkpoint_activations=true"),
         ("parallel.strategy=fsdp",),
+        ("parallel.strategy=fsdp", "parallel.shard_group=1"),
         ("parallel.strategy=fsdp", "micro_batch_size=3", "checkpoint_activations=true"),
         UNEQUAL_BOXES,
     ],
-    ids=["ddp", "ddp in micro-batches", "fsdp", "fsdp in micro-batches", "fsdp in micro-batches of unequal boxes"],
+    ids=[
+        "ddp",
+        "ddp in micro-batches",
+        "fsdp",
+        "hsdp",
+        "fsdp in micro-batches",
+        "fsdp in micro-batches of unequal boxes",
+    ],
 )
 def test_two_processes_have_the_losses_of_one_on_the_full_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, others: tuple[str, ...]

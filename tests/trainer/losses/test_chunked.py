@@ -21,9 +21,8 @@ B, N, K, D = 12, 17, 3, 5
 
 @pytest.fixture(autouse=True)
 def no_minimum_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Allow chunks and tiles of a single row, so that small inputs have several of them."""
+    """Allow chunks of a single row, so that small inputs have several of them."""
     monkeypatch.setattr(chunked, "MIN_CHUNK_ROWS", 1)
-    monkeypatch.setattr(similarity, "MIN_TILE_ROWS", 1)
 
 
 def draw(space: str, b: int, n: int, dtype: torch.dtype = torch.float64) -> tuple[Tensor, ...]:

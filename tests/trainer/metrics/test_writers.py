@@ -192,3 +192,16 @@ def test_without_a_terminal_a_log_line_shows_speed_waiting_and_remaining_time(ca
         progress.advance(2, {"loss/total": 3.0, "samples_per_s": 100.0, "data_wait_share": 0.25})
         progress.advance(4, {"loss/total": 2.5})
     assert "step 4 of 4, loss 2.5000, 100.0 samples/s, 25% waiting for data, 0 s left" in caplog.text
+
+
+def test_trackio_gets_the_configuration_and_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    service = MagicMock()
+    monkeypatch.setitem(sys.modules, "trackio", service)
+    metrics = open_metrics(tmp_path, trackio_project="mine")
+    metrics.write(1, {"loss/total": 0.5})
+    metrics.draw(1, PICTURES)
+    metrics.close()
+    named = {"project": "mine", "name": tmp_path.name, "resume": "allow", "config": {"model_name": "clip"}}
+    service.init.assert_called_once_with(**named)
+    service.init.return_value.log.assert_called_once_with({"loss/total": 0.5}, step=1)
+    service.init.return_value.finish.assert_called_once_with()

@@ -134,6 +134,7 @@ def test_a_level_with_one_label_adds_nothing_to_the_contrast() -> None:
 
 def test_equal_texts_pass_the_tower_once() -> None:
     model, batch = small_model("taxonomy"), small_batch()
+    batch = dataclasses.replace(batch, more={"levels": batch.more["levels"]})
     seen: list[int] = []
     model.textual.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
     features_of = model.features(batch).more["levels"].rows

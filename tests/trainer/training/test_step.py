@@ -186,3 +186,34 @@ def test_a_search_for_the_scale_in_fp16_is_no_error(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(step, "MAX_SKIPPED", 4)
     give_gradients(monkeypatch, lambda number: number % 4 == 0)
     assert run(tmp_path / "run", "precision=fp16", "steps=11", "save.every=100", "evaluation.every=0") == 0
+
+
+def test_towers_of_fp32_runs_use_tf32_and_losses_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for precision, expected in (("fp32", [True, False]), ("bf16", [False, False])):
+        found = small_run(tmp_path / precision, f"precision={precision}")
+        seen: list[bool] = []
+
+        def spied(
+            name: str, model: Any = found.model, seen: list[bool] = seen, patch: Any = monkeypatch.setattr
+        ) -> None:
+            real = getattr(model, name)
+
+            def call(*values: Any) -> Any:
+                seen.append(torch.backends.cuda.matmul.allow_tf32)
+                return real(*values)
+
+            patch(model, name, call)
+
+        spied("image_features")
+        spied("losses")
+        update(found, next(iter(found.loader)))
+        assert seen == expected
+        assert not torch.backends.cuda.matmul.allow_tf32
+
+
+def test_terms_are_computed_in_steps_that_are_logged(tmp_path: Path) -> None:
+    found = small_run(tmp_path / "run", "log.every=2")
+    batches = iter(found.loader)
+    first, second = (update(found, next(batches)) for _ in range(2))
+    assert "loss/contrastive" in second
+    assert first.keys() == {"loss/total", "grad_norm", "stop", "failed", "lr"}
