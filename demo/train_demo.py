@@ -56,7 +56,7 @@ def main() -> int:
     options = parser.parse_args()
     start = time.monotonic()
     folder = options.out.resolve()
-    name = f"{options.model}-few-steps" if options.few_steps else options.model
+    name = run_name(options.model, options.few_steps)
     output = folder / name
     if options.fresh:
         shutil.rmtree(output, ignore_errors=True)
@@ -117,6 +117,12 @@ def job_files(model: str, few_steps: bool = False) -> list[str]:
         return ["jobs/train/heads.yaml", HEAD]
     overlays = {"min_radius": "few_steps", "box_candidates": "few_steps_boxes"}
     return [f"{JOBS}/base.yaml", *(f"{JOBS}/{name}.yaml" for key, name in overlays.items() if hasattr(config, key))]
+
+
+def run_name(model: str, few_steps: bool = False) -> str:
+    """The name of a miniature model. It bears the name of a paper only with its loss; `taxonomy` is none of a paper."""
+    deviates = any("few_steps" in file for file in job_files(model)) and model != "taxonomy"
+    return f"{model}-few-steps" if few_steps or deviates else model
 
 
 def keep(run: Path, target: Path, command: str, default: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from demo.train_demo import OUTPUT, format_table, job_files, keep
+from demo.train_demo import OUTPUT, format_table, job_files, keep, run_name
 from demo.train_demo_data import (
     DataConfig,
     is_current,
@@ -142,6 +142,12 @@ def test_miniatures_are_heads_or_towers_with_the_deviations_that_their_models_ha
     }
     assert [Path(file).stem for file in job_files("phyclip")] == ["heads", "head"]
     assert [Path(file).stem for file in job_files("taxonomy")] == ["base", "few_steps"]  # features hold no levels
+
+
+def test_a_miniature_with_another_loss_does_not_bear_the_name_of_its_paper() -> None:
+    found = {run_name(name) for name in MODELS}
+    assert found == set(MODELS) - {"hyper3"} | {"hyper3-few-steps"}  # the loss of taxonomy is ours
+    assert run_name("clip", few_steps=True) == "clip-few-steps"
 
 
 def test_table_shows_each_metric_beside_its_chance_level() -> None:

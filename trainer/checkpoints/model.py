@@ -66,19 +66,22 @@ def save_model(
     preprocess: PreprocessConfig,
     record: dict[str, Any],
     half: bool = False,
-    tower: DualEncoder | None = None,
+    tower: LoadedModel | Path | None = None,
 ) -> None:
     """Write a folder that `load_model` reads.
 
     `record` documents the training and the results of the model. `half` stores matrices in float16; scalars, gains and
-    biases keep their type. `tower` is the frozen model of a head, to copy; without it, the head names it by path and
-    hash. Raises OSError if the folder cannot be written.
+    biases keep their type. `tower` is the frozen model of a head, to copy, or the path by which the head names it;
+    None: that of its training. Raises OSError if the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(model.config)
-    if tower:
-        save_model(folder / COPY, tower, tokenizer=tokenizer, preprocess=preprocess, record={}, half=half)
-        settings = renamed_tower(settings, COPY, weights_sha256(folder / COPY))
+    if isinstance(tower, Path):
+        settings = renamed_tower(settings, str(tower))
+    elif tower:
+        parts = {"tokenizer": tower.tokenizer, "preprocess": tower.preprocess, "record": {}}
+        save_model(folder / COPY, tower.model, **parts, half=half)  # type: ignore[arg-type]
+        settings = renamed_tower(settings, COPY, model=None, sha256=weights_sha256(folder / COPY))
     config = {
         "format": FORMAT,
         "model": model_name(model),

@@ -65,14 +65,19 @@ def attach_tower(
         return model
     places = [given] if given else [folder / str(named[0]["path"]) for folder in (*folders, Path())]
 
+    name, sha256, projected = (named[0].get(key) for key in ("model", "sha256", "projected"))
+
+    @cache
+    def place() -> Path:
+        return find_tower(places, str(sha256))
+
     @cache
     def frozen() -> FrozenModel:
-        name, sha256, projected = (named[0].get(key) for key in ("model", "sha256", "projected"))
-        return FrozenModel(load(find_tower(places, str(sha256)), name), bool(projected))
+        return FrozenModel(load(place(), name), bool(projected))
 
     for tower in (model.visual, model.textual):
         if isinstance(tower, CachedImage | CachedText):
-            tower.frozen = frozen
+            tower.frozen, tower.place = frozen, place
     return model
 
 
@@ -100,11 +105,10 @@ def weights_sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def renamed_tower(config: dict[str, Any], path: str, sha256: str) -> dict[str, Any]:
-    """The configuration of a head as plain values, with another path and hash of its frozen model."""
+def renamed_tower(config: dict[str, Any], path: str, **facts: str | None) -> dict[str, Any]:
+    """The configuration of a head as plain values, with another path and other facts of its frozen model."""
     towers = {part: config[part] for part in ("image", "text") if config[part]["name"] == CACHED}
     changed = {
-        part: {**tower, "weights": path, "kwargs": {**tower["kwargs"], "model": None, "sha256": sha256}}
-        for part, tower in towers.items()
+        part: {**tower, "weights": path, "kwargs": {**tower["kwargs"], **facts}} for part, tower in towers.items()
     }
     return config | changed

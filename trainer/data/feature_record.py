@@ -36,5 +36,6 @@ def read_records(features: str) -> list[FeatureRecord]:
 
 
 def what_decides(record: FeatureRecord) -> tuple[str, dict[str, Any]]:
-    """The tower and the settings of features, without the number of rows of a file."""
-    return record["tower"]["sha256"], {k: v for k, v in record["settings"].items() if k != "rows_per_shard"}
+    """The tower and the settings of features, without the number of rows of a file and the number format."""
+    free = ("rows_per_shard", "precision")
+    return record["tower"]["sha256"], {k: v for k, v in record["settings"].items() if k not in free}

@@ -88,6 +88,8 @@ class FeatureStore:
         """List the shards. Raises UserError for features that are incomplete, or that lack what the model `needs`."""
         if "levels" in needs:
             raise UserError("features hold no labels of a taxonomy (levels), which the model needs; train it on shards")
+        if "captions" in needs:
+            raise UserError("features hold one caption of each sample; set data.captions=first, or train on shards")
         folders = list_feature_folders(features)
         records = read_records(features)
         settings = records[0]["settings"]
@@ -211,6 +213,11 @@ class FeatureBuilder:
     equal: list[NDArray[np.bool_]] = field(init=False)  # `equal` of the boxes of each shard
 
     def __post_init__(self) -> None:
+        if "parse" in self.needs and self.config.texts == "tokens":
+            raise UserError(
+                "the parses in features are those of the frozen text tower, which the model needs; set data.texts=features, "
+                "or train on shards"
+            )
         columns = (shard.table.column("equal").flatten() for shard in self.index.shards)
         self.equal = [column.to_numpy(zero_copy_only=False) for column in columns]
 

@@ -8,7 +8,8 @@ Shapes: b rows, l tokens, f width of the frozen tower, w width of the head.
 """
 
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from pathlib import Path
+from typing import Any, Final, NoReturn, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -34,7 +35,7 @@ class Frozen(Protocol):
         ...
 
 
-def missing() -> Frozen:
+def missing() -> NoReturn:
     """The frozen model of a head without one."""
     raise ValueError("this model is a head without its frozen tower; load it with trainer.load_model, or give features")
 
@@ -84,6 +85,7 @@ class CachedImage(nn.Module):
         self.head = Head(**head_arguments(kwargs))
         self.num_features = self.head.num_features
         self.frozen: Callable[[], Frozen] = missing
+        self.place: Callable[[], Path] = missing  # where the frozen model was found
 
     def forward(self, images: Tensor) -> Tensor:
         features: Tensor = self.head(images if images.ndim == 2 else self.frozen().image(images))
@@ -104,6 +106,7 @@ class CachedText(TextTower):
         self.num_features = self.head.num_features
         self.context_length = config.context_length
         self.frozen: Callable[[], Frozen] = missing
+        self.place: Callable[[], Path] = missing
 
     def forward(self, token_ids: Tensor, source: StateSource | None = None) -> Tensor | TokenStates:
         found = unpacked(token_ids) if token_ids.is_floating_point() else self.frozen().text(token_ids, source)

@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -167,17 +167,20 @@ def write_features(config: FeaturesConfig) -> None:
             (output / MANIFEST_FILE.folder).mkdir(parents=True, exist_ok=True)
             (output / FOLDER).mkdir(exist_ok=True)
             with locked(output) if process.is_main else nullcontext():
-                write_shards(embedder, shards, record_of(config, loaded, shards), output, process)
+                write_shards(embedder, shards, record_of(config, loaded, shards, process.device), output, process)
         except OSError as error:
             raise UserError(f"output={output} cannot be written: {error}") from error
 
 
-def record_of(config: FeaturesConfig, loaded: LoadedModel, shards: HeldOutShards) -> FeatureRecord:
+def record_of(
+    config: FeaturesConfig, loaded: LoadedModel, shards: HeldOutShards, device: torch.device
+) -> FeatureRecord:
     """What makes the features, and the settings of a training on them."""
     tower = model_folder(Path(config.model))
     names = ("projected", "views", "crop_scale", "seed", "max_boxes", "rows_per_shard")
     settings: dict[str, Any] = {name: getattr(config, name) for name in names}
     settings["crop_scale"] = list(config.crop_scale)
+    settings["precision"] = resolve_precision(config.precision, device)
     settings["tokens"] = {"kind": config.word_states, "block": config.word_block} if config.tokens else None
     facts = [list(version_of(facts)) for facts in list_facts(shards.index.urls)]
     sources = [[name, size, sha256] for name, size, _, sha256 in facts]
@@ -251,7 +254,12 @@ def check_record(record: FeatureRecord, output: Path) -> None:
     except ValueError as error:
         raise UserError(f"{error}; give another output=") from error
     free = ("shards", "training")  # paths
-    wrong = [key for key in record if key not in free and before.get(key) != record[key]]  # type: ignore[literal-required]
+
+    def facts(found: Mapping[str, Any], key: str) -> Any:
+        value = found.get(key)
+        return {**value, "path": None} if key == "tower" and isinstance(value, dict) else value
+
+    wrong = [key for key in record if key not in free and facts(before, key) != facts(record, key)]
     if wrong:
         raise UserError(
             f"{output} holds features with another {wrong[0]}: {before.get(wrong[0])}, not "
@@ -426,7 +434,7 @@ def lists(offsets: pa.Array, values: pa.Array, schema: pa.Schema, name: str) -> 
 
 
 def predict(embedder: Embedder, shards: HeldOutShards) -> None:
-    """Compute some samples, evenly from all, and log the bytes and the time of all of them."""
+    """Compute some samples from the middle, and log the bytes and the time of all of them."""
     n, config = shards.index.n_samples, embedder.config
     size = min(DRY_SAMPLES, n)
     first = max((n - size) // 2, 0)

@@ -132,15 +132,24 @@ class Model:
             raise UserError(f"the record of the model is no JSON: {error}; correct Model.record") from error
         try:
             parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": record}
-            save_model(Path(folder), self.module, **parts, half=half, tower=self._frozen() if tower else None)
+            save_model(Path(folder), self.module, **parts, half=half, tower=self._tower(tower))
             write_card(Path(folder), license=license)
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error}; give another folder") from error
 
-    def _frozen(self) -> DualEncoder | None:
-        """The frozen model of a head; None for other models."""
+    def _tower(self, copy: bool) -> LoadedModel | Path | None:
+        """The frozen model of a head, to copy, or else its path; None for other models, or if it is missing."""
         visual = self.module.visual
-        return visual.frozen().model if isinstance(visual, CachedImage) else None
+        if not isinstance(visual, CachedImage):
+            return None
+        try:
+            place = visual.place().absolute()
+        except ValueError as error:
+            if copy:
+                raise UserError(str(error)) from error
+            return None
+        name = None if place.is_dir() else self.module.config.image.kwargs.get("model")
+        return load_parts(place, name) if copy else place
 
     def push_to_hub(
         self,

@@ -168,6 +168,12 @@ def test_a_moved_tower_is_named_and_can_be_given(world: World, head: Path, tmp_p
     small.save_pretrained(other)
     with pytest.raises(ValueError, match="has other weights"):
         load_model(moved, device="cpu", tower=other).encode_text("a dog")
+    given.save_pretrained(tmp_path / "saved")
+    torch.testing.assert_close(
+        load_model(tmp_path / "saved", device="cpu").encode_text("a dog"), given.encode_text("a dog")
+    )
+    with pytest.raises(UserError, match=r"does not exist.*tower=PATH"):
+        load_model(moved, device="cpu").save_pretrained(tmp_path / "copy", tower=True)
 
 
 def test_a_saved_head_can_take_its_tower_with_it(head: Path, tmp_path: Path) -> None:
@@ -177,6 +183,29 @@ def test_a_saved_head_can_take_its_tower_with_it(head: Path, tmp_path: Path) -> 
     loaded = load_model(tmp_path / "elsewhere", device="cpu")
     torch.testing.assert_close(loaded.encode_image(picture()), model.encode_image(picture()))
     torch.testing.assert_close(loaded.encode_text("a dog"), model.encode_text("a dog"))
+    loaded.save_pretrained(tmp_path / "named")
+    named = load_model(tmp_path / "named", device="cpu")
+    torch.testing.assert_close(named.encode_text("a dog"), model.encode_text("a dog"))
+
+
+def test_a_copy_of_a_tower_keeps_its_own_tokenizer(world: World, tmp_path: Path) -> None:
+    merges = tmp_path / "merges.txt"
+    merges.write_text(f"{(world.root / 'merges.txt').read_text().rstrip()}\nd o\ndo g</w>\n")
+    size = read_tokenizer(merges, 8).vocab_size
+    text = [f"vocab_size={size}", "context_length=8", "width=32", "layers=1", "heads=2"]
+    arguments = [item for item in world.training(tmp_path / "run") if not item.startswith("model.text.")]
+    others = ["model_name=clip", "steps=3", "data.texts=tokens", f"tokenizer={merges}"]
+    assert train.run([*arguments, *others, *(f"model.text.{item}" for item in text)]) == 0
+    model = load_model(tmp_path / "run", device="cpu")
+    model.save_pretrained(tmp_path / "saved", tower=True)
+    loaded = load_model(tmp_path / "saved", device="cpu")
+    torch.testing.assert_close(loaded.encode_image(picture()), model.encode_image(picture()))
+    torch.testing.assert_close(loaded.encode_text("a dog"), model.encode_text("a dog"))
+
+
+@pytest.mark.parametrize("name", ["clip", "hycoclip", "uncha", "syntax_meru"])
+def test_a_head_is_trained_in_bf16(world: World, tmp_path: Path, name: str) -> None:
+    assert train.run(world.training(tmp_path / "run", f"model_name={name}", "steps=3", "precision=bf16")) == 0
 
 
 def test_a_head_over_a_head_is_refused(
@@ -244,6 +273,10 @@ def test_features_without_what_the_model_needs_are_named(world: World, tmp_path:
         FeatureStore(str(tmp_path / "plain"), frozenset({"parse"}))
     with pytest.raises(UserError, match=r"no labels of a taxonomy .*train it on shards"):
         FeatureStore(str(tmp_path / "plain"), frozenset({"levels"}))
+    with pytest.raises(UserError, match=r"one caption .*data\.captions=first"):
+        FeatureStore(str(tmp_path / "plain"), frozenset({"captions"}))
+    with pytest.raises(UserError, match=r"the parses .*data\.texts=features"):
+        build(world, frozenset({"parse"}), texts="tokens")
     (tmp_path / "plain" / "_manifests" / "00002.json").unlink()
     with pytest.raises(UserError, match="2 of 3 files"):
         FeatureStore(str(tmp_path / "plain"), frozenset())

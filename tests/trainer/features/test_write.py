@@ -84,6 +84,20 @@ def test_an_interrupted_command_goes_on_and_gives_the_same_files(world: World, t
     assert untouched.stat().st_mtime_ns == changed
 
 
+def test_a_repeated_command_may_name_the_tower_by_another_path_but_not_by_another_precision(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(world.features, output)
+    monkeypatch.chdir(world.tower.parents[1])
+    other = World(tmp_path)
+    other.tower, other.shards = Path("tower"), world.shards
+    assert other.write(output, "views=2", "tokens=true") == 0
+    assert contents(output) == contents(world.features)
+    assert other.write(output, "views=2", "tokens=true", "precision=bf16") == 2
+    assert "another settings" in capsys.readouterr().err
+
+
 def test_features_of_other_settings_are_not_mixed(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     before = contents(world.features)
     assert world.write(world.features, "views=3", "tokens=true") == 2
