@@ -27,19 +27,18 @@ from pipeline.read.types import Format, Piece
 
 logger = logging.getLogger(__name__)
 
-FORMATS: Final[dict[str, Format]] = {
-    kind.name: kind for kind in (Parquet(), JsonLines(), Json(), Csv(), Tsv(), Tar(), Folder())
-}
-"""The input formats by name. A new one is an entry here, or a class that `read.format` names."""
+BUILT_IN: Final = (Parquet(), JsonLines(), Json(), Csv(), Tsv(), Tar(), Folder())
+"""The input formats. A new one is an entry here, or a class that `read.format` names."""
+FORMATS: Final[dict[str, Format]] = {kind.name: kind for kind in BUILT_IN}
+"""The input formats of this process by name; the first with the suffix of a file reads it."""
 
 
 def use_format(name: str | None) -> None:
     """Read files with the suffixes of the format `read.format` by it, in this process. Raises UserError."""
-    if name is not None:
-        kind = load_plugin(name, Format, "read.format")()
-        others = {other.name: other for other in FORMATS.values() if other.name != kind.name}
-        FORMATS.clear()
-        FORMATS.update({kind.name: kind, **others})
+    found = [] if name is None else [load_plugin(name, Format, "read.format")()]
+    own = {kind.name: kind for kind in found}
+    FORMATS.clear()
+    FORMATS.update(own | {kind.name: kind for kind in BUILT_IN} | own)  # its suffixes come first
 
 
 def format_of(path: str) -> str | None:

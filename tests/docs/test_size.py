@@ -23,13 +23,13 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_660),
+    "schemas": Size(13, 1_710),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(32, 3_820),
-    "pipeline": Size(144, 32_980, 10),
-    "trainer": Size(195, 26_590, 20),
+    "hypergrit_common": Size(32, 3_900),
+    "pipeline": Size(148, 33_340, 10),
+    "trainer": Size(200, 27_610, 20),
     "demo": Size(43, 6_460),
-    "benchmarks": Size(36, 5_240),
+    "benchmarks": Size(37, 5_330),
 }
 """Package -> its largest size."""
 

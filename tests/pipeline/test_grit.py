@@ -31,7 +31,9 @@ def test_help_lists_the_main_keys_all_of_them_or_those_of_a_topic() -> None:
         for topic, text in texts.items()
     }
     assert counts[""] == len(grit.MAIN) == 20
-    assert counts["all"] <= 95  # 80, and those of several captions, heads on scores, presence, robots.txt and levels
+    assert (
+        counts["all"] <= 96
+    )  # 80, and those of several captions and their boxes, heads on scores, presence, robots.txt and levels
     assert "  retry = false" in texts["all"]
     assert (counts["score.min_score"], counts["log"]) == (1, 1)
     assert "the calibrated threshold of the grounder" in texts["score.min_score"]

@@ -7,8 +7,8 @@ from typing import IO, Any
 import pytest
 
 from hypergrit_common.errors import UserError
+from pipeline.read import listing
 from pipeline.read.config import ReadConfig
-from pipeline.read.listing import FORMATS
 from pipeline.read.types import BadRecord, RawRow, Record, Sequential
 from tests.pipeline.read.test_stage import read_all
 
@@ -38,7 +38,7 @@ def test_an_entry_makes_a_format_known(tmp_path: Path, rows_per_shard: int, monk
     (tmp_path / "a.pairs").write_text("http://a/0|a dog\nnothing\nhttp://a/2|a cat\n")
     with pytest.raises(UserError, match="no file of a known format"):
         read_all(tmp_path)
-    monkeypatch.setitem(FORMATS, Pairs.name, Pairs())
+    monkeypatch.setattr(listing, "BUILT_IN", (*listing.BUILT_IN, Pairs()))
     rows = read_all(tmp_path, rows_per_shard)
     assert [(row["url"], row["caption_original"]) for row in rows if row["reason"] is None] == [
         ("http://a/0", "a dog"),
