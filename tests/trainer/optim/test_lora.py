@@ -81,7 +81,8 @@ def test_two_processes_train_as_one(tmp_path: Path, free_port: int) -> None:
     assert run_forked(tmp_path / "one", *options) == [0]
     assert run_forked(tmp_path / "two", *options, port=free_port, faults=[None, None]) == [0, 0]
     for expected, found in zip(read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two"), strict=True):
-        assert found == pytest.approx(expected, rel=1e-3)
+        own = {"data/padding_share": found["data/padding_share"]}  # each process pads to its longest text
+        assert found == pytest.approx(expected | own, rel=1e-3)
 
 
 @pytest.mark.parametrize(
