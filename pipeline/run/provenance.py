@@ -13,6 +13,7 @@ from typing import Final
 from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.cli import INSTALL_MODELS
+from hypergrit_common.endpoint import OPENAI
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.image_codec import heif_formats
@@ -22,7 +23,6 @@ from hypergrit_common.remote import open_store
 from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
-from pipeline.endpoint import OPENAI
 from pipeline.models import NO_MODEL, check_available, folder_hash
 from pipeline.output.store import Store, temporary_name
 from pipeline.stages.ground.grounder import Grounder

@@ -10,7 +10,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from hypergrit_common.config import check_positive, check_range, runtime, secret
-from pipeline.endpoint import Endpoint, RefusedError, about_image, content_of, parse_endpoint
+from hypergrit_common.endpoint import Endpoint, RefusedError, about_image, content_of, parse_endpoint
 from pipeline.stages.captions import CaptionsConfig, clean_caption, distinct
 from pipeline.stages.stage import Context, Files, Stage, TableFunction
 from schemas.files import ANSWERS_FILE

@@ -25,8 +25,8 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_710),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(32, 3_900),
-    "pipeline": Size(148, 33_340, 10),
+    "hypergrit_common": Size(33, 4_020),
+    "pipeline": Size(147, 33_220, 10),
     "trainer": Size(200, 27_610, 20),
     "demo": Size(43, 6_460),
     "benchmarks": Size(37, 5_330),

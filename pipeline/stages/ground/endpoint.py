@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final
 
+from hypergrit_common.endpoint import Endpoint, RefusedError, about_image, content_of
 from hypergrit_common.images import Image
-from pipeline.endpoint import Endpoint, RefusedError, about_image, content_of
 from pipeline.images import encode_jpeg
 from pipeline.stages.ground.grounder import Box, Detection, Grounded, Span
 

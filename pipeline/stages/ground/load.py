@@ -6,8 +6,8 @@ from typing import Any, ClassVar, Final, Literal, cast
 
 from hypergrit_common.config import check_range, runtime
 from hypergrit_common.devices import Precision, check_device, pick_device
+from hypergrit_common.endpoint import OPENAI, parse_endpoint
 from hypergrit_common.lazy import is_plugin, load_plugin
-from pipeline.endpoint import OPENAI, parse_endpoint
 from pipeline.models import (
     NO_MODEL,
     HubName,

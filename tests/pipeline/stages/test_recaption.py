@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from hypergrit_common.endpoint import parse_endpoint
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from pipeline import grit
 from pipeline.commands import verify
-from pipeline.endpoint import parse_endpoint
 from tests.pipeline.commands.derive.outputs import read_rows
 from tests.pipeline.endpoint_server import Model, serving
 from tests.pipeline.jobs import N_SCENES, run_job
