@@ -49,7 +49,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"train", "torchrun"},
     ],
     "pipeline": [
-        {"endpoint", "faults", "images", "models", "summary"},
+        {"faults", "images", "models", "summary"},
         {"read", "stages"},
         {"config"},
         {"output"},

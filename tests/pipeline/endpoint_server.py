@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pipeline import endpoint
+from hypergrit_common import endpoint
 
 Answer = str | Callable[[dict[str, Any]], str]
 """The content of a message, or a function from the body of the request to it."""
