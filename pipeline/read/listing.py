@@ -37,8 +37,10 @@ def use_format(name: str | None) -> None:
     """Read files with the suffixes of the format `read.format` by it, in this process. Raises UserError."""
     found = [] if name is None else [load_plugin(name, Format, "read.format")()]
     own = {kind.name: kind for kind in found}
-    FORMATS.clear()
-    FORMATS.update(own | {kind.name: kind for kind in BUILT_IN} | own)  # its suffixes come first
+    formats = own | {kind.name: kind for kind in BUILT_IN} | own  # its suffixes come first
+    if [*map(type, formats.values())] != [*map(type, FORMATS.values())]:  # other threads may look into it
+        FORMATS.clear()
+        FORMATS.update(formats)
 
 
 def format_of(path: str) -> str | None:
