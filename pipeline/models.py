@@ -230,7 +230,12 @@ PREPROCESSORS: Final = ("preprocessor_config.json", "processor_config.json", "im
 
 
 def check_folder(key: str, folder: Path) -> None:
-    """Raise UserError if a folder of transformers lacks its preprocessor, or its tokenizer has more words than its model."""
+    """Raise UserError if a folder has no config.json.
+
+    The same for a folder of transformers without its preprocessor, or with more words in its tokenizer than its model.
+    """
+    if folder.is_dir() and not (folder / "config.json").exists():
+        raise UserError(f"{key}={folder} has no config.json, so it is no model; docs/models.md lists the models")
     config = read_model_config(folder)
     if "model_type" not in config:
         return

@@ -35,7 +35,7 @@ from numpy.typing import NDArray
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import open_store
-from hypergrit_common.text import duration_text, message
+from hypergrit_common.text import counted, duration_text, message
 from pipeline.config import PipelineConfig
 from pipeline.explore.quality.curve import wilson
 from pipeline.output.listing import list_output
@@ -71,7 +71,7 @@ from pipeline.stages.order import Step, steps_of
 from pipeline.stages.recaption import RecaptionConfig
 from pipeline.stages.stage import TableFunction
 from pipeline.summary.totals import host_of
-from schemas.files import FILES, INDEX_FILE, LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
+from schemas.files import FILES, INDEX_FILE, JOB_FILE, LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
 from schemas.layout import FLAT
 from schemas.manifest import Provenance, StageTiming, Timings
 from schemas.rows import SCORED
@@ -701,11 +701,12 @@ def prediction_lines(found: Prediction, job: Job, n_planned: int, store_requests
     """Yield the lines of a prediction; `n_planned` counts all shards of the job, `store_requests` those to stores."""
     done = n_planned - job.n_shards
     finished = f"; {done:,} of {n_planned:,} are finished already, and not counted" if done else ""
-    yield f"sample: {found.n_sampled:,} of {job.n_rows:,} rows in {job.n_shards:,} shards (seed {job.seed}){finished}"
+    rows, shards = counted(job.n_rows, "row"), counted(job.n_shards, "shard")
+    yield f"sample: {found.n_sampled:,} of {rows} in {shards} (seed {job.seed}){finished}"
     yield ""
     yield line("rows kept", found.kept, "{:,.0f}".format)
     n_dropped = sum(found.drops.values())
-    yield f"dropped in the sample: {n_dropped:,} of {found.n_sampled:,} rows"
+    yield f"dropped in the sample: {n_dropped:,} of {counted(found.n_sampled, 'row')}"
     for (stage, reason), n in found.drops.items():
         yield f"  {stage + ': ' + reason:32}{n:>8,}  {n / found.n_sampled:6.1%}"
         if n == found.n_sampled and reason in HINTS:
@@ -777,14 +778,17 @@ def dry_run(config: PipelineConfig) -> int:
     if (lease := output.read(LEASE_FILE)) is not None:
         logger.warning("the output is in use by %s; the prediction counts its shards as they are now", describe(lease))
     provenance = make_provenance(config)
+    if is_new := output.read(JOB_FILE) is None:
+        check_models(config)  # a plan reads the whole input
     start = time.monotonic()
     work = plan_work(config, files, provenance, output)
     check_secrets(work.old_record, config)
     logger.info("planning took %.1f s, and takes as long in the job", time.monotonic() - start)
     if not work.unfinished:
-        print_text(f"all {len(work.plans):,} shards are finished; the job has nothing to compute")
+        print_text(f"{counted(len(work.plans), 'shard')}, all finished; the job has nothing to compute")
         return 0
-    check_models(config)
+    if not is_new:
+        check_models(config)
     with runner_at_hand(config) as find_capacity:
         measured, n_failed, start_seconds = run_sample(work.unfinished, config, provenance)
         capacity = find_capacity()  # an autoscaler may have added nodes meanwhile
@@ -809,7 +813,7 @@ def dry_run(config: PipelineConfig) -> int:
     for text in captioner_lines(found, job, config.recaption):
         print_text(text)
     if work.outdated:
-        print_text(f"overwrite=true: the job would discard {len(work.outdated)} finished shards")
+        print_text(f"overwrite=true: the job would discard {counted(len(work.outdated), 'finished shard')}")
     return n_failed
 
 

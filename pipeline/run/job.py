@@ -34,7 +34,7 @@ from pipeline.run.provenance import (
     with_absolute_paths,
 )
 from pipeline.run.steps import Recipe, Steps
-from schemas.files import FAILED_FOLDER, MANIFEST_FILE, RUN_TIMINGS_FILE, STATS_FILE
+from schemas.files import FAILED_FOLDER, JOB_FILE, MANIFEST_FILE, RUN_TIMINGS_FILE, STATS_FILE
 from schemas.manifest import Provenance, RunTimings
 from schemas.stats import Statistics
 
@@ -150,9 +150,13 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         read_takedown(config.read.takedown)
     with open_output(output) as lease:
         provenance = make_provenance(config)
+        if is_new := output.read(JOB_FILE) is None:
+            check_models(config)  # a plan reads the whole input
         work = plan_work(config, files, provenance, output)
         if work.unfinished:
             check_secrets(work.old_record, config)
+            if not is_new:
+                check_models(config)  # before shards are discarded
         n_shards = len(work.plans)
         logger.info("%s", describe_work(work, output))
         lease.check()
@@ -162,7 +166,6 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         run = limited(config, sum(plan.n_rows for plan in work.plans), n_shards, lease, records=True)
         shards = Shards(run, provenance, work.formats)
         if work.unfinished:
-            check_models(config)
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
             shards.finish(work.unfinished)
             output.remove_drafts()

@@ -26,7 +26,7 @@ from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import NO_MODEL, check_available, folder_hash
 from pipeline.output.store import Store, temporary_name
 from pipeline.stages.ground.grounder import Grounder
-from pipeline.stages.ground.load import grounder_path
+from pipeline.stages.ground.load import check_glip_files, grounder_path
 from pipeline.stages.order import with_further
 from pipeline.stages.parse.config import check_parser, parser_path, spacy_package
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, resolve_thresholds, scorer_path
@@ -94,6 +94,7 @@ def check_models(config: PipelineConfig) -> None:
             load_plugin(name, base, key)
         elif name not in ("miniature", NO_MODEL) and not name.startswith((OPEN_CLIP, OPENAI)):
             check_available(key, name)
+    check_glip_files(config.ground)
     check_parser(config.parse.model)
     if config.score.min_head_score is not None and config.score.head is None:
         raise UserError("score.min_head_score needs a head; give score.head=FILE, or leave out the threshold")

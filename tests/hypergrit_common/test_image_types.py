@@ -81,7 +81,10 @@ BRAND = b"\0\0\0\x18ftyp"
 @pytest.mark.parametrize(
     ("data", "text"),
     [
-        (BRAND + b"heic\0\0\0\0mif1heic" + bytes(100), "HEIC, which needs `pip install 'hypergrit[heic]'`"),
+        (
+            BRAND + b"heic\0\0\0\0mif1heic" + bytes(100),
+            "HEIC, which needs `pip install '.[heic]'` in the folder of the package",
+        ),
         (BRAND + b"isom\0\0\0\0isommp42" + bytes(100), "a video (MP4), which is not read"),
         (b"\xff\x0a" + bytes(50), "JPEG XL, which is not read"),
         (b"<?xml version='1.0'?><!-- x --><svg width='9'/>", "SVG, which is not read"),

@@ -36,7 +36,9 @@ def write_onnx(found: LoadedModel, out: Path) -> None:
         import onnx  # noqa: F401
         import onnxscript  # noqa: F401
     except ImportError as error:
-        raise UserError(f"ONNX files need the extra onnx ({error}); pip install 'hypergrit[onnx]'") from error
+        raise UserError(
+            f"ONNX files need the extra onnx ({error}); pip install '.[onnx]' in the folder of the package"
+        ) from error
     model = found.model.eval().requires_grad_(False)
     size, length = model.config.image.size_px, model.config.text.context_length
     ids = torch.ones(2, length, dtype=torch.int64)

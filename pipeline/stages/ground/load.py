@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Final, Literal, cast
 from hypergrit_common.config import check_range, runtime
 from hypergrit_common.devices import Precision, check_device, pick_device
 from hypergrit_common.endpoint import OPENAI, parse_endpoint
+from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import is_plugin, load_plugin
 from pipeline.models import (
     NO_MODEL,
@@ -125,6 +126,21 @@ def is_transformers(grounder: str) -> bool:
         return True
     name = parse_hub_name(grounder)
     return name is None or (name.file is None and "model_type" in hub_config(name))
+
+
+def check_glip_files(config: GroundConfig) -> None:
+    """Raise UserError if a GLIP folder or weight file on this machine lacks a file that loading it needs."""
+    path = Path(config.grounder)
+    if not path.exists() or is_transformers(config.grounder):
+        return
+    needed = [path / "model.safetensors"] if path.is_dir() else []
+    if not config.vocabulary:
+        needed.append((path if path.is_dir() else path.parent) / "vocab.txt")
+    if missing := [file for file in needed if not file.exists()]:
+        raise UserError(
+            f"grounder={config.grounder}: {missing[0]} does not exist; a GLIP folder holds config.json, vocab.txt and "
+            "model.safetensors, and a weight file has its vocab.txt beside it, or in ground.vocabulary (docs/glip.md)"
+        )
 
 
 def hub_config(name: HubName) -> dict[str, Any]:

@@ -1,11 +1,12 @@
 """A job whose model, parser or vocabulary does not exist ends before it reads a row, with the sentence that helps."""
 
+import shutil
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.pipeline.jobs import run_job
+from tests.pipeline.jobs import hash_output, run_job
 
 
 @pytest.mark.parametrize(
@@ -31,3 +32,47 @@ def test_what_does_not_exist_is_named_within_seconds(
     error = capsys.readouterr().err
     assert all(word in error for word in words)
     assert not list((tmp_path / "out").glob("train/*"))
+
+
+@pytest.mark.parametrize("mode", ["dry_run=false", "dry_run=true"])
+def test_the_models_of_a_new_output_are_checked_before_the_input_is_planned(
+    tars: Path, tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def plan(*_: object) -> None:
+        raise AssertionError("planned")
+
+    monkeypatch.setattr("pipeline.run.job.plan_work", plan)
+    monkeypatch.setattr("pipeline.commands.dry_run.plan_work", plan)
+    assert run_job(tars, tmp_path / "out", "scorer=/no/such/folder", mode) == 2
+    assert not (tmp_path / "out" / "_job.json").exists()
+
+
+def test_a_missing_model_discards_no_finished_shard(
+    tars: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "out"
+    shutil.copytree(finished, output)
+    before = hash_output(output)
+    assert run_job(tars, output, "scorer=/no/such/folder", "overwrite=true") == 2
+    assert "/no/such/folder" in capsys.readouterr().err
+    assert hash_output(output) == before
+    assert (output / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "words"),
+    [
+        ({}, "has no config.json"),
+        ({"config.json": "{}"}, "model.safetensors does not exist"),
+        ({"config.json": "{}", "model.safetensors": ""}, "vocab.txt does not exist"),
+    ],
+)
+def test_a_folder_that_lacks_a_file_of_its_model_is_refused_before_a_row_is_read(
+    tars: Path, tmp_path: Path, files: dict[str, str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder := tmp_path / "model").mkdir()
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    assert run_job(tars, tmp_path / "out", f"grounder={folder}") == 2
+    assert words in capsys.readouterr().err
+    assert not (tmp_path / "out" / "_job.json").exists()

@@ -51,7 +51,7 @@ def test_onnxruntime_computes_the_points_of_the_model(name: str, tmp_path: Path)
 
 def test_without_the_packages_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "onnx", None)
-    with pytest.raises(UserError, match=r"need the extra onnx .*pip install 'hypergrit\[onnx\]'"):
+    with pytest.raises(UserError, match=r"need the extra onnx .*pip install '\.\[onnx\]'"):
         write_onnx(loaded("meru"), tmp_path / "out")
 
 

@@ -84,11 +84,11 @@ def test_finished_shards_are_not_predicted_and_stay_as_they_are(
     (output / "_manifests/00001.json").unlink()
     before = contents(output)
     assert run_job(tars, output, "dry_run=2") == 0
-    assert "sample: 2 of 4 rows in 1 shards (seed 0); 2 of 3 are finished already" in capsys.readouterr().out
+    assert "sample: 2 of 4 rows in 1 shard (seed 0); 2 of 3 are finished already" in capsys.readouterr().out
     assert contents(output) == before
     shutil.copy(finished / "_manifests/00001.json", output / "_manifests")
     assert run_job(tars, output, "dry_run=true") == 0
-    assert "all 3 shards are finished" in capsys.readouterr().out
+    assert "3 shards, all finished" in capsys.readouterr().out
 
 
 def test_the_job_runs_as_usual_after_a_dry_run_with_other_options(
