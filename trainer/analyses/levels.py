@@ -19,7 +19,7 @@ from trainer.analyses.shard_points import HELD_OUT, read_shards
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.entailment import TIE
 from trainer.evaluation.metrics.items import Items, mean_items
-from trainer.evaluation.metrics.ranking import macro_accuracy, predict
+from trainer.evaluation.metrics.ranking import predict
 from trainer.evaluation.metrics.spaces import over_factors, root_rule, space_of_points
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, MissingFilesError, TaskOptions, TaskResult
@@ -31,15 +31,25 @@ Chain = tuple[str | None, ...]
 
 
 def level_names(chains: Sequence[Chain]) -> dict[int, list[str]]:
-    """The distinct labels of each level, sorted."""
+    """The distinct labels of each level, sorted; without the levels at which no chain has one."""
     depths = range(max(map(len, chains), default=0))
-    return {d: sorted({name for chain in chains for name in chain[d : d + 1] if name}) for d in depths}
+    names = {d: sorted({name for chain in chains for name in chain[d : d + 1] if name}) for d in depths}
+    return {d: found for d, found in names.items() if found}
 
 
 def edges_of(chains: Sequence[Chain]) -> list[tuple[tuple[int, str], tuple[int, str]]]:
     """The distinct pairs (general, specific) of neighbours in the chains, each a level and a label."""
     named = ([(depth, name) for depth, name in enumerate(chain) if name] for chain in chains)
     return list(dict.fromkeys(edge for chain in named for edge in pairwise(chain)))
+
+
+def mean_recall(predicted: Tensor, target: Tensor) -> float:
+    """Mean recall of the labels in `target` [n], 1 / c at random among c candidates.
+
+    Unlike `macro_accuracy`, it has no zeros for labels that are only predicted, as seen ones are for unseen images.
+    """
+    n_images, n_right = target.bincount(), target[predicted == target].bincount(minlength=int(target.max()) + 1)
+    return (n_right / n_images)[n_images > 0].mean().item()
 
 
 def level_metrics(
@@ -58,7 +68,7 @@ def level_metrics(
             continue
         target = torch.tensor([names[depth].index(str(chains[i][depth])) for i in rows.tolist()])
         is_right[rows] &= found[rows] == target
-        metrics[f"level_{depth}/accuracy"] = macro_accuracy(found[rows], target, len(names[depth]))
+        metrics[f"level_{depth}/accuracy"] = mean_recall(found[rows], target)
         chance[f"level_{depth}/accuracy"] = 1 / len(names[depth])
         items[f"level_{depth}/accuracy_micro"] = mean_items(found[rows] == target, rows)
     items["path"] = mean_items(is_right)
@@ -120,6 +130,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         rules={
             "score": options.ranking,
             "image": "squeezed to a square",
+            "accuracy": "mean over the labels that the images have",
             "candidates": f"the labels of a level in {' and '.join(PARTS[part] for part in parts)}",
             "order": "share of the edges of the taxonomy whose general label is nearer the root",
             "root": root_rule(model, "the labels", options.root),

@@ -12,7 +12,7 @@ import torch
 from tests.pipeline.stages.download.server import jpeg
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, random_vector
 from tests.trainer.small import small_model
-from trainer.analyses.levels import edges_of, evaluate, level_names
+from trainer.analyses.levels import edges_of, evaluate, level_metrics, level_names
 from trainer.evaluation.task import ImageFeatures, ImageSource, MissingFilesError, TaskOptions
 
 SEEN = [["animal", "bird", "robin"], ["animal", "bird", "crow"], ["animal", None, "dog"], ["plant"]]
@@ -58,6 +58,12 @@ def test_accuracy_of_each_level_equals_loops_over_images(tmp_path: Path, name: s
         for depth in range(3):
             hits = [hit for (where, _, d), hit in right.items() if (where, d) == (part, depth)]
             assert result.metrics[f"{part}/level_{depth}/accuracy_micro"] == pytest.approx(sum(hits) / len(hits))
+            own: dict[str, list[bool]] = {}
+            for (where, i, d), hit in right.items():
+                if (where, d) == (part, depth):
+                    own.setdefault(str(chains[i][depth]), []).append(hit)
+            mean = sum(sum(hits) / len(hits) for hits in own.values()) / len(own)
+            assert result.metrics[f"{part}/level_{depth}/accuracy"] == pytest.approx(mean)
         paths = [
             all(hit for (where, j, _), hit in right.items() if (where, j) == (part, i)) for i in range(len(chains))
         ]
@@ -71,6 +77,21 @@ def test_accuracy_of_each_level_equals_loops_over_images(tmp_path: Path, name: s
         }
         share = sum(radius[general] < radius[specific] for general, specific in edges) / len(edges)
         assert result.metrics["order"] == pytest.approx(share)
+
+
+def test_seen_labels_that_are_predicted_for_unseen_images_are_no_classes_of_theirs() -> None:
+    chains: list[tuple[str | None, ...]] = [("owl",), ("owl",), ("kiwi",)]
+    names = {0: ["crow", "dog", "kiwi", "owl", "robin"]}
+    metrics, chance, _ = level_metrics({0: torch.tensor([3, 0, 2])}, chains, names)
+    assert metrics["level_0/accuracy"] == (1 / 2 + 1) / 2
+    assert chance == {"level_0/accuracy": 1 / 5}
+
+
+def test_a_level_that_no_image_has_is_left_out(tmp_path: Path) -> None:
+    write_shard(tmp_path / "held_out", [["animal", None, "dog"], ["animal", None, "cat"]])
+    result = evaluate(ByOrder(small_model("taxonomy")), tmp_path, TaskOptions())
+    assert {"seen/level_0/accuracy", "seen/level_2/accuracy"} <= result.metrics.keys()
+    assert result.details["labels"] == {"level_0": 1, "level_2": 2}
 
 
 def test_shards_without_levels_are_named(tmp_path: Path) -> None:

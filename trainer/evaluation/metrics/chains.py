@@ -186,8 +186,7 @@ def distances_to_root(model: DualEncoder, texts: Tensor, root: Tensor) -> Tensor
     """Distances [t] to the root [d] of captions with features [t d]; 1 - cosine for CLIP."""
     device = device_of(model)
     points, apex = (model.lift_text(tangents(model, part).to(device)) for part in (texts, root[None]))
-    similarity = model.similarity(apex, points)[0].cpu()
-    return -similarity if isinstance(model, Cones) else 1 - similarity
+    return model.distance(apex, points)[0].cpu()
 
 
 def precision_recall(predicted: Tensor, chains: Tensor) -> tuple[float, float]:

@@ -109,6 +109,15 @@ def test_distances_to_the_root_are_geodesic() -> None:
     torch.testing.assert_close(distances_to_root(phyclip, texts, torch.zeros(16)), expected, rtol=1e-3, atol=1e-2)
 
 
+def test_distances_to_the_root_are_distances_where_logits_are_not() -> None:
+    texts, root = torch.randn(20, 16), torch.zeros(16)
+    with torch.no_grad():
+        expected = small_model("euclip").lift_text(texts).norm(dim=-1)
+    torch.testing.assert_close(distances_to_root(small_model("euclip"), texts, root), expected)
+    inner = distances_to_root(small_model("meru", logits="inner"), texts, root)
+    torch.testing.assert_close(inner, distances_to_root(small_model("meru"), texts, root))
+
+
 def test_probability_of_entailment_is_zero_beyond_a_right_angle() -> None:
     angles = torch.tensor([0, math.pi / 4, math.pi / 2, 3.0])
     assert entailment_probability(angles).tolist() == pytest.approx([1, 0.5, 0, 0], abs=1e-6)
