@@ -135,7 +135,7 @@ def read_records(store: Store, manifests: Sequence[Manifest], options: ExportOpt
         for row in rows:
             if row["key"] in images:
                 split = split_of(row["sha256"] or row["key"], options.seed, options.validation)
-                yield record_of(row, split), images[row["key"]]
+                yield record_of(row, split, has_file=options.format != "lance"), images[row["key"]]
 
 
 def split_of(identity: str, seed: int, validation: float) -> str:
@@ -144,12 +144,12 @@ def split_of(identity: str, seed: int, validation: float) -> str:
     return "val" if number < validation * 2**64 else "train"
 
 
-def record_of(row: Record, split: str) -> Record:
-    """Return a kept row with its kept boxes."""
+def record_of(row: Record, split: str, has_file: bool) -> Record:
+    """Return a kept row with its kept boxes; `has_file`: the image is a file of the folder."""
     license = json.loads(row["extra"] or "{}").get("license")
     own: Record = {
         "split": split,
-        "file": f"images/{split}/{row['key']}.jpg",
+        "file": f"images/{split}/{row['key']}.jpg" if has_file else None,
         "license": license if isinstance(license, str) else None,
         "clip_similarity": shortest_float(row["clip_similarity"]),
         "boxes": [region_of(row, i) for i in kept_boxes(row)],

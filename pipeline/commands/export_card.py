@@ -16,6 +16,7 @@ from hypergrit_common.files import file_hash
 from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from pipeline.commands.export_formats import SCHEMA, Record, pixels
 from pipeline.images import encode_jpeg
+from pipeline.models import NO_MODEL
 from schemas.manifest import Manifest
 
 PICTURES_FILE: Final = "pictures.jsonl"
@@ -81,18 +82,26 @@ class Card:
     def write(self) -> None:
         """Write README.md."""
         tags = ["grounding", "hypergrit", self.format]
-        front = {"license": self.license, "task_categories": ["object-detection", "image-to-text"], "tags": tags}
         provenance: Mapping[str, Any] = self.manifests[0]["provenance"]
         models = {role: model["name"] for role, model in provenance["models"].items()}
+        has_boxes, located = any(manifest["boxes"] for manifest in self.manifests), models["grounder"] != NO_MODEL
+        tasks = [*(["object-detection"] if has_boxes else []), "image-to-text"]
+        front = {"license": self.license, "task_categories": tasks, "tags": tags}
+        origin = (
+            "models located the noun phrases of the captions in the images" if located else "the boxes are given ones"
+        )
         parts = [
             f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-            "# Image-text pairs with grounded phrases",
-            "Images and captions of the web; models located the noun phrases of the captions in the images.",
+            "# Image-text pairs with grounded phrases" if has_boxes else "# Image-text pairs",
+            f"Images and captions of the web; {origin}."
+            if has_boxes
+            else "Images and captions of the web, without boxes.",
             table("made with", {"HyperGRIT": provenance["hypergrit"], **models, **provenance["thresholds"]}),
             table("figures", self._figures()),
             *self._of_records(),
             f"## Licences\n\n`{self.license}` is the licence of the annotations. Each picture and caption belongs to its "
-            f"owner; {PICTURES_FILE} or grit/ name its URL. {self._named()} Boxes and phrases contain errors of the models.",
+            f"owner; {PICTURES_FILE} or grit/ name its URL. {self._named()}"
+            + (" Boxes and phrases contain errors of the models." if has_boxes and located else ""),
         ]
         (self.folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -113,7 +122,9 @@ class Card:
         return [f"Head nouns: {len(self.labels)}, most often {nouns}.", "## Samples", *self.samples] if nouns else []
 
     def _named(self) -> str:
-        """Return the licences that the column `license` of the input names."""
+        """Return the licences that the column `license` of the input names; without a record, none is known."""
+        if not self.splits:
+            return "Its JSON has the other columns of the source, such as a licence."
         named = ", ".join(f"{text(name)} ({n})" for name, n in self.licenses.most_common(MOST))
         return f"The source names licences: {named}." if named else "The source names no licences."
 

@@ -141,10 +141,13 @@ class Yolo(Format):
         path.write_text("".join(lines), encoding="utf-8")
 
     def close(self) -> None:
-        """Write data.yaml; without a split `val`, training and validation pictures are the same."""
+        """Write data.yaml; without a split `val`, training and validation pictures are the same.
+
+        It has no `path`, for which Ultralytics then takes its folder: `.` would be that in which the training starts.
+        """
         val = "val" if "val" in self.splits else "train"
         names = {number: name for name, number in self.names.items()}
-        content = {"path": ".", "train": "images/train", "val": f"images/{val}", "names": names}
+        content = {"train": "images/train", "val": f"images/{val}", "names": names}
         text = yaml.safe_dump(content, allow_unicode=True, sort_keys=False)
         (self.folder / "data.yaml").write_text(text, encoding="utf-8")
 

@@ -379,8 +379,8 @@ def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
     """Convert the regions of FineHARD, at least the first `most`, to GRIT's noun_chunks. Raises BadRowError if they are none.
 
     A region is {"bbox": [x_min, y_min, x_max, y_max, score], "short_expr": ..., ...}; its phrase is the first place of the
-    expression in the caption, in any letter case. A region whose expression is not in the caption has no phrase: it is left
-    out here, and stays in `extra` with the long expressions and the hard negatives.
+    expression in the caption as whole words, in any letter case. A region whose expression is not in the caption has no
+    phrase: it is left out here, and stays in `extra` with the long expressions and the hard negatives.
 
     >>> finehard_boxes([{"bbox": [0.1, 0.2, 0.3, 0.4, 0.9], "short_expr": "a red hat"}], "A man in A red hat", 10)
     [[9, 18, 0.1, 0.2, 0.3, 0.4, 0.9]]
@@ -390,7 +390,7 @@ def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
         for entry in entries[: most + 1]:
             x_min, y_min, x_max, y_max, *score = entry["bbox"]
             text = entry["short_expr"].strip()
-            if text and (place := re.search(re.escape(text), caption, re.IGNORECASE)):
+            if text and (place := re.search(rf"(?<!\w){re.escape(text)}(?!\w)", caption, re.IGNORECASE)):
                 found.append([*place.span(), x_min, y_min, x_max, y_max, *(score or [1.0])])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadRowError(f"{FINEHARD_COLUMN} does not hold FineHARD's regions: {error!r}") from None

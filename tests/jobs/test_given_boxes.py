@@ -13,6 +13,7 @@ import pytest
 from pipeline.config import load_config
 from pipeline.images import encode_jpeg
 from pipeline.read.plan import plan_shards
+from pipeline.read.rows import finehard_boxes
 from pipeline.read.source import read_shard
 from pipeline.stages.captions import clean_captions
 from pipeline.stages.download.stage import Download
@@ -65,6 +66,21 @@ def test_finehard_keeps_its_boxes_at_the_places_of_their_expressions(tmp_path: P
     assert corners([box]) == [[0.1, 0.2, 0.5, 0.6, 0.8]]
     assert rows[1]["given_noun_chunks"] == []
     assert json.loads(rows[0]["extra"])["bbox_info"] == [hat, other]
+
+
+@pytest.mark.parametrize(
+    ("caption", "expression", "phrases"),
+    [
+        ("That man wears a hat", "hat", ["hat"]),
+        ("A cart behind the car", "car", ["car"]),
+        ("A cart", "car", []),
+        ("the dog's bowl (red)", "(red)", ["(red)"]),
+    ],
+)
+def test_expressions_of_finehard_are_found_as_whole_words(caption: str, expression: str, phrases: list[str]) -> None:
+    found = finehard_boxes([region(expression, 0.1, 0.2, 0.5, 0.6, 0.8)], caption, 10)
+    assert [caption[start:end] for start, end, *_ in found] == phrases
+    assert [caption[start - 1 : start].strip() for start, *_ in found] == [""] * len(phrases)
 
 
 @pytest.mark.parametrize("regions", [5, ["a hat"], [{"bbox": [0.1, 0.2], "short_expr": "a"}], [{"bbox": [0, 0, 1, 1]}]])

@@ -100,14 +100,14 @@ class EndpointGrounder:
     def _grounded(self, answer: str, n_phrases: int) -> Grounded:
         try:
             found = [parse_box(item) for item in json.loads(content_of(answer) or "")["boxes"]]
-        except (ValueError, LookupError, TypeError, RecursionError):
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError):
             return Grounded(boxes=[], dropped=dict.fromkeys(range(n_phrases), "unreadable_answer"))
         boxes = [d for d in found if d is not None and d.phrase < n_phrases and d.score >= self.floor]
         return Grounded(boxes=boxes)
 
 
 def parse_box(item: Any) -> Detection | None:
-    """Return a box of an answer, clipped to the image; None if it is empty. Raises ValueError or TypeError if malformed."""
+    """Return a box of an answer, clipped to the image; None if it is empty. Raises what `float` raises if malformed."""
     phrase, score = item["phrase"], float(item["score"])
     corners = [float(value) / SCALE for value in item["box"]]
     if not isinstance(phrase, int) or phrase < 0 or len(corners) != 4 or not all(map(isfinite, [score, *corners])):

@@ -15,7 +15,7 @@ import yaml
 from huggingface_hub.errors import HfHubHTTPError
 
 from hypergrit import __main__ as hypergrit
-from pipeline.commands.export_card import text
+from pipeline.commands.export_card import Card, text
 from pipeline.commands.export_formats import FORMATS
 from pipeline.output.write.samples import kept_boxes
 
@@ -122,6 +122,7 @@ def test_odvg_lines_have_the_phrase_grounding_of_mm_grounding_dino(made: Any, ro
 def test_yolo_lines_are_classes_and_centres_and_data_yaml_names_them(made: Any, rows: dict[str, Row]) -> None:
     folder = made("yolo")
     data = yaml.safe_load((folder / "data.yaml").read_text())
+    assert "path" not in data  # Ultralytics then takes the folder of the file
     assert list(data["names"]) == list(range(len(data["names"])))
     for split in ("train", "val"):
         images = sorted((folder / data[split]).glob("*.jpg"))
@@ -165,6 +166,8 @@ def test_lance_reads_its_table(made: Any, rows: dict[str, Row]) -> None:
     found = lance.dataset(str(made("lance") / "pictures.lance"))
     table = found.to_table(filter="split = 'train'", columns=["key", "image", "boxes", "width"])
     assert 0 < table.num_rows < len(rows) == found.count_rows()
+    lines = (made("lance") / "pictures.jsonl").read_text().splitlines()
+    assert {json.loads(line)["file"] for line in lines} == {None}  # the images are in the table alone
     for row in table.to_pylist():
         stored = rows[row["key"]]
         assert row["image"].startswith(b"\xff\xd8")
@@ -199,6 +202,24 @@ def test_card_has_figures_licence_and_pictures_that_exist(made: Any, rows: dict[
     assert all(cv2.imread(str(folder / name)) is not None for name in pictures)
 
 
+@pytest.mark.parametrize(
+    ("grounder", "boxes", "origin"),
+    [("miniature", 3, "models located"), ("none", 3, "the boxes are given ones"), ("none", 0, "without boxes")],
+)
+def test_card_tells_models_only_where_they_located_boxes(
+    grounder: str, boxes: int, origin: str, tmp_path: Path
+) -> None:
+    models = {role: {"name": grounder} for role in ("parser", "grounder", "scorer")}
+    provenance = {"hypergrit": "1", "models": models, "thresholds": {"min_score": 0.65}}
+    counts = {"read": 2, "kept": 2, "dropped": {}}
+    manifest: Any = {"provenance": provenance, "counts": counts, "boxes": boxes}
+    Card(tmp_path, [manifest], "webdataset", "other").write()
+    card = huggingface_hub.DatasetCard.load(tmp_path / "README.md")
+    assert origin in card.text
+    assert ("grounded phrases" in card.text) == ("object-detection" in card.data.task_categories) == (boxes > 0)
+    assert ("errors of the models" in card.text) == (grounder != "none")
+
+
 def test_texts_of_the_data_are_no_markdown() -> None:
     assert text("![x](http://a) <b>|\n# `c`") == r"\!\[x\]\(http\://a\) \<b\>\| \# \`c\`"
 
@@ -227,6 +248,7 @@ class Hub:
     def __init__(self, error: Exception | None = None) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.files: list[str] = []
+        self.card = ""
         self.error = error
 
     def create_repo(self, **values: Any) -> None:
@@ -236,6 +258,7 @@ class Hub:
 
     def upload_folder(self, folder_path: str, **values: Any) -> None:
         self.files += sorted(path.name for path in Path(folder_path).iterdir())
+        self.card = (Path(folder_path) / "README.md").read_text() if self.files[-1] == "README.md" else self.card
         self.calls.append(("upload", values))
 
 
@@ -259,6 +282,8 @@ def test_shards_are_uploaded_as_they_are_with_a_card(finished: Path, monkeypatch
     assert created["private"] is False
     assert shards["allow_patterns"] == ["grit/**", "train/**", "_index/**"]
     assert hub.files[0] == "README.md"
+    assert "names no licences" not in hub.card  # the JSON of the samples may name them
+    assert "other columns of the source" in hub.card
 
 
 def test_refusal_of_the_hub_is_said(finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

@@ -69,7 +69,8 @@ def test_the_request_has_image_caption_phrases_model_and_key(model: Model, monke
 @pytest.mark.parametrize(
     "answer",
     ["no JSON", "[]", '{"boxes": 3}', '{"boxes": [{"phrase": 0}]}', '{"boxes": [{"phrase": 0, "box": [1, 2, 3], "score": 1}]}',
-     '{"boxes": [{"phrase": "0", "box": [0, 0, 9, 9], "score": 1}]}', '{"boxes": [{"phrase": 0, "box": [0, 0, 9, NaN], "score": 1}]}'],
+     '{"boxes": [{"phrase": "0", "box": [0, 0, 9, 9], "score": 1}]}', '{"boxes": [{"phrase": 0, "box": [0, 0, 9, NaN], "score": 1}]}',
+     f'{{"boxes": [{{"phrase": 0, "box": [0, 0, 9, 1{"0" * 400}], "score": 1}}]}}'],
 )  # fmt: skip
 def test_row_with_an_unreadable_answer_is_dropped_by_name(model: Model, answer: str) -> None:
     model.answers = [(200, answer)]
