@@ -21,7 +21,7 @@ from typing import Final
 PR_SET_PDEATHSIG: Final = 1
 """Number of the option in linux/prctl.h."""
 MARK: Final = "HYPERGRIT_STARTED_BY"
-"""Variable of the environment that marks what a process has started."""
+"""Variable of the environment that marks what processes have started: the marks of all of them, with spaces between."""
 GRACE_S: Final = 4.0
 """Seconds that the marked programs have to end by themselves."""
 
@@ -99,9 +99,12 @@ def end_children_with_this_process() -> None:
     They are found by a variable of their environment, which compilers inherit and pass on.
     """
     mark = f"{os.getpid()}-{started_at(os.getpid())}"
-    if os.environ.get(MARK) != mark:
-        _guards.append(subprocess.Popen([sys.executable, "-I", __file__, mark], start_new_session=True))
-        os.environ[MARK] = mark
+    marks = os.environ.get(MARK, "").split()
+    if mark not in marks:
+        unmarked = {name: value for name, value in os.environ.items() if name != MARK}  # no other guard ends this one
+        command = [sys.executable, "-I", __file__, mark]
+        _guards.append(subprocess.Popen(command, start_new_session=True, env=unmarked))
+        os.environ[MARK] = " ".join([*marks, mark])
 
 
 def _guard(mark: str) -> None:
@@ -109,9 +112,11 @@ def _guard(mark: str) -> None:
     while os.getppid() == parent and mark.startswith(f"{parent}-"):
         time.sleep(1)
     time.sleep(GRACE_S)
+    name = f"{MARK}=".encode()
     for entry in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended, or belongs to another user
-            if f"{MARK}={mark}".encode() in (entry / "environ").read_bytes().split(b"\0"):
+            variables = (entry / "environ").read_bytes().split(b"\0")
+            if any(mark.encode() in item.removeprefix(name).split() for item in variables if item.startswith(name)):
                 os.kill(int(entry.name), signal.SIGKILL)
 
 

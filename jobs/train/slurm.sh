@@ -10,7 +10,7 @@
 #SBATCH --signal=USR1@300
 #SBATCH --requeue
 
-# A lost process ends the others within a minute, which name it; --wait ends one that hangs.
+# A lost or failed process ends the others within a minute, which name it; --wait ends one that hangs.
 srun --kill-on-bad-exit=0 --wait=300 python -m trainer.train "$@"
 code=$?
 [ "$code" -eq 138 ] && scontrol requeue "$SLURM_JOB_ID"

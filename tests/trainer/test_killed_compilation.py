@@ -14,13 +14,22 @@ from tests.trainer.small_run import overrides, write_data
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("number", "reaches_all"), [(signal.SIGKILL, False), (signal.SIGTERM, True)])
-def test_no_compiler_outlives_a_run(tmp_path: Path, number: signal.Signals, reaches_all: bool) -> None:
+@pytest.mark.parametrize(
+    ("number", "reaches_all", "launcher"),
+    [
+        (signal.SIGKILL, False, ()),
+        (signal.SIGTERM, True, ()),
+        (signal.SIGKILL, False, ("trainer.torchrun", "--standalone", "-m")),
+    ],
+)
+def test_no_compiler_outlives_a_run(
+    tmp_path: Path, number: signal.Signals, reaches_all: bool, launcher: tuple[str, ...]
+) -> None:
     output, started, compiler = tmp_path / "run", tmp_path / "pid", tmp_path / "slow"
     write_data(output)
     compiler.write_text(f"#!/bin/sh\necho $$ > {started}.new; mv {started}.new {started}; exec sleep 600\n")
     compiler.chmod(0o755)
-    command = [sys.executable, "-m", "trainer.train", *overrides(output, "compile=true")]
+    command = [sys.executable, "-m", *launcher, "trainer.train", *overrides(output, "compile=true")]
     environment = os.environ | {"CXX": str(compiler), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}
     with (tmp_path / "log").open("w") as log, subprocess.Popen(
         command, cwd=ROOT, stderr=log, start_new_session=True, env=environment

@@ -76,6 +76,12 @@ def train(config: TrainConfig) -> None:
             resume(run)
             with report_lost_processes(process, f"Checkpoints in {folder.url}/{CHECKPOINTS} are complete"):
                 run_loop(run)
+        except StoppedError:
+            raise
+        except Exception:
+            if process.heartbeat:
+                process.heartbeat.has_failed = True
+            raise
         finally:
             run.loader.close()
 
@@ -188,6 +194,8 @@ def run_loop(run: Run) -> None:
                     f"stopped at step {run.step} of {steps} after saving a checkpoint; repeat the command to resume",
                 )
     finally:
+        if run.process.heartbeat:
+            run.process.heartbeat.has_left = True  # the last checkpoint may take longer than the end of the others
         writer.close()
         if metrics:
             metrics.close()

@@ -5,11 +5,12 @@ import logging
 import multiprocessing
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.small_run import Fault, kill, log_path, run, write_data
+from tests.trainer.small_run import Fault, kill, log_path, run, run_forked, write_data
 from trainer.distributed import heartbeat
 from trainer.distributed.heartbeat import ENDED, Heartbeat
 
@@ -56,6 +57,27 @@ def test_a_lost_process_ends_the_others_with_its_name(tmp_path: Path, free_port:
     assert "repeat the command to resume" in text
 
 
+def fail() -> None:
+    """End with an error of this process alone, such as too little memory of its GPU."""
+    raise RuntimeError("out of memory")
+
+
+def hang() -> None:
+    """Wait as for a GPU in a collective, which does not notice the end of another process."""
+    logging.basicConfig(force=True)  # to the log of this process
+    time.sleep(100)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_process_with_an_error_of_its_own_ends_those_that_wait_for_it(tmp_path: Path, free_port: int) -> None:
+    output = tmp_path / "run"
+    start = time.monotonic()
+    run_forked(output, port=free_port, faults=(hang, fail), at=4)
+    assert time.monotonic() - start < 60
+    assert "process 1 of 2 (process id " in log_path(output, 0).read_text()
+    assert "has ended; its own message says why: checkpoints are complete" in log_path(output, 0).read_text()
+
+
 def test_only_a_silent_process_that_has_not_ended_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Heartbeat, "_exchange", lambda self: None)
     monkeypatch.setattr(Heartbeat, "_watch", lambda self: None)
@@ -70,6 +92,13 @@ def test_only_a_silent_process_that_has_not_ended_is_lost(monkeypatch: pytest.Mo
     found.values[2] = ENDED
     assert found.lost(20) == ""
     assert found.find_lost() == "process 2 of 3 has ended; its own message says why"
+    found.values[1], found.values[2] = b"8 process id 2 on host near", b"failed process id 3 on host far"
+    assert found.lost(20) == "process 2 of 3 (process id 3 on host far) has ended; its own message says why"
+    found.times[0] = now  # it may be why the other one has failed
+    assert found.lost(20) == "process 0 of 3 has ended or does not respond"
+    found.times[0] = now + 28
+    found.has_left = True
+    assert found.lost(20) == ""
     found.exchanged = now
     assert found.lost(20) == "process 0 of 3 has ended or does not respond"
     found.rank = 0  # it holds the store itself
