@@ -25,9 +25,9 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_710),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(33, 4_020),
-    "pipeline": Size(147, 33_250, 10),
-    "trainer": Size(200, 27_610, 20),
+    "hypergrit_common": Size(33, 4_030),
+    "pipeline": Size(147, 33_260, 10),
+    "trainer": Size(200, 27_640, 20),
     "demo": Size(43, 6_460),
     "benchmarks": Size(37, 5_330),
 }

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
     [
         (signal.SIGKILL, False, ()),
         (signal.SIGTERM, True, ()),
-        (signal.SIGKILL, False, ("trainer.torchrun", "--standalone", "-m")),
+        pytest.param(signal.SIGKILL, False, ("trainer.torchrun", "--standalone", "-m"), marks=pytest.mark.rest),
     ],
 )
 def test_no_compiler_outlives_a_run(
