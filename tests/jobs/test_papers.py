@@ -69,7 +69,9 @@ PAPERS["hyper3"] = PAPERS["uncha"] | {"leak": 0.0, "query_heads": 8}
 
 def loss_of(model: ModelConfig) -> dict[str, Any]:
     """The settings that decide the loss."""
-    return {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name not in SIZES}
+    values = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name not in SIZES}
+    assert (values.pop("contrastive"), values.pop("logit_bias_init")) == ("softmax", -10.0)  # the bias is SigLIP's
+    return values
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -266,9 +266,10 @@ class DualEncoder(nn.Module, ABC):
                     "boxes_as_pairs=false"
                 )
             return Pairs(image=self.image_features(batch.images), **captions)
-        with torch.autocast(batch.images.device.type, enabled=False):  # which refuses to join float16 features for bf16
-            pixels = torch.cat([batch.images, batch.box_images])
-        images = self.image_features(pixels)
+        pixels = [batch.images, batch.box_images]
+        if batch.images.dtype == torch.float16:  # features, which autocast to bf16 refuses to join
+            pixels = [part.float() for part in pixels]
+        images = self.image_features(torch.cat(pixels))
         box_text = self.text_features(batch.box_token_ids)
         if self.config.boxes_as_pairs:
             if len(batch.box_images) != len(batch.images):  # `gather` needs the same number of rows on each rank
