@@ -7,6 +7,7 @@ after it, until the host reads the values and ends the run. Other optimizers wai
 
 import dataclasses
 import math
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Final
@@ -155,8 +156,10 @@ class PendingStep:
     values: Tensor  # [v] on the host, valid once `ready` has been reached
     ready: torch.cuda.Event | None
 
-    def read(self) -> dict[str, float]:
+    def read(self, finish_checkpoint: Callable[[], None] = lambda: None) -> dict[str, float]:
         """Wait for the values, averaged over the ranks, and return them by name. Collective if they are not finite.
+
+        `finish_checkpoint` waits for a checkpoint that is being written, so that an error names it.
 
         "stop" and "failed" are above 0 if these arguments of `start_step` were true on any rank. Raises UserError if
         the loss or the gradient is not finite; weights and optimizer are those before the step. In fp16, the scaler skips
@@ -172,6 +175,7 @@ class PendingStep:
         if values.pop("fatal") > 0 or is_stuck:
             losses = compute_gradients(run, self.batch)  # again: the steps after this one have replaced them
             values |= {name: value.item() for name, value in named_values(losses).items() if name not in values}
+            finish_checkpoint()
             last = all_ranks(run.folder.newest_checkpoint())[0]  # of rank 0, which writes them
             message = describe_nonfinite(run.model, self.batch, values, self.number, last)
             raise UserError(f"fp16 has skipped {run.skipped} steps in a row; {message}" if is_stuck else message)
