@@ -64,9 +64,9 @@ def test_the_values_of_a_step_are_read_after_the_next_one_unless_they_are_logged
         events.append(f"start {pending.number}")
         return pending
 
-    def read(pending: step.PendingStep) -> dict[str, float]:
+    def read(pending: step.PendingStep, *arguments: Any) -> dict[str, float]:
         events.append(f"read {pending.number}")
-        return real_read(pending)
+        return real_read(pending, *arguments)
 
     monkeypatch.setattr(loop, "start_step", start)
     monkeypatch.setattr(step.PendingStep, "read", read)
