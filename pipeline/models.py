@@ -195,10 +195,13 @@ blob_hash = cache(file_hash)
 """SHA-256 of a file of the hub's cache, which gives large files, such as weights, theirs as name."""
 
 
+WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
+
+
 def check_available(key: str, name: str) -> None:
     """Raise UserError if a model of a job is neither on this machine nor in a repository that the hub gives.
 
-    `key=name` is the setting. One request is made for a repository that is not in the cache; none for URLs, which
+    `key=name` is the setting. One request is made for a repository without weights in the cache; none for URLs, which
     `local_model` fetches.
     """
     if REMOTE.match(name) or Path(name).exists():
@@ -211,11 +214,13 @@ def check_available(key: str, name: str) -> None:
     from huggingface_hub import HfApi, constants, utils
 
     cached = Path(constants.HF_HUB_CACHE, f"models--{match['repository'].replace('/', '--')}", "snapshots")
-    if any(cached.glob("*")):
+    if any(path.suffix in WEIGHTS for path in cached.glob("*/**/*")):
         return
     fetch_text = f"`hypergrit models fetch {key}={name}` fetches it where the hub can be reached"
     if is_offline():
-        raise UserError(f"{key}={name} is not on this machine, and {OFFLINE} is set; {fetch_text}; {help_text}")
+        raise UserError(
+            f"{key}={name} is not on this machine, or not complete, and {OFFLINE} is set; {fetch_text}; {help_text}"
+        )
     try:
         HfApi().model_info(match["repository"], revision=match["revision"], timeout=ANSWER_S)
     except Exception as error:  # the type of network errors depends on the version of huggingface_hub

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hypergrit_common.errors import UserError
+from pipeline.models import check_available
 from tests.pipeline.jobs import hash_output, run_job
 
 
@@ -32,6 +34,20 @@ def test_what_does_not_exist_is_named_within_seconds(
     error = capsys.readouterr().err
     assert all(word in error for word in words)
     assert not list((tmp_path / "out").glob("train/*"))
+
+
+def test_a_repository_whose_weights_are_not_in_the_cache_is_asked_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    snapshot = tmp_path / "models--someone--clip" / "snapshots" / "abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"scorer=someone/clip@abc is not on this machine, or not complete"):
+        check_available("scorer", "someone/clip@abc")
+    (snapshot / "model.safetensors").touch()
+    check_available("scorer", "someone/clip@abc")
 
 
 @pytest.mark.parametrize("mode", ["dry_run=false", "dry_run=true"])
