@@ -51,10 +51,11 @@ def fetch(arguments: Sequence[str]) -> None:
     """Load the models of a job on this machine, so that the job needs no hub and no store for them."""
     config = load_config(["input=none", "output=none", *arguments])
     # What follows imports torch and spaCy, which takes seconds.
-    from pipeline.run.provenance import make_provenance
+    from pipeline.run.provenance import check_models, make_provenance
     from pipeline.stages.ground.load import make_grounder
     from pipeline.stages.score.scorers import make_scorer
 
+    check_models(config)  # one request; a download would repeat its own
     make_grounder(dataclasses.replace(config.ground, device="cpu", precision="auto"))
     make_scorer(dataclasses.replace(config.score, device="cpu"))
     models = make_provenance(config)["models"]
