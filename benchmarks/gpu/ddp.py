@@ -41,8 +41,6 @@ def main() -> None:
 def measure(session: Session) -> None:
     """Measure each batch size and number of processes."""
     options = session.options
-    # A process that has used CUDA cannot be forked; forking saves the imports.
-    method = "spawn" if torch.cuda.is_available() else "fork"
     with tempfile.TemporaryDirectory() as folder:
         shards = drawn_shards(Path(folder, "shards"), tiny=options.tiny)
         for batch in options.batches or ([4] if options.tiny else [768, 256]):
@@ -53,9 +51,7 @@ def measure(session: Session) -> None:
                     with socket.create_server(("127.0.0.1", 0)) as free:
                         port = free.getsockname()[1]
                     steps, results = 2 if options.tiny else 20, Path(folder, "row.json")
-                    torch.multiprocessing.start_processes(
-                        one_rank, (n, port, config, steps, results), n, start_method=method
-                    )
+                    torch.multiprocessing.spawn(one_rank, (n, port, config, steps, results), n)
                     row |= json.loads(results.read_text())
                     first = first or row["pairs_per_s"] / n
                     row["efficiency"] = row["pairs_per_s"] / n / first

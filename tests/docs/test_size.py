@@ -29,7 +29,7 @@ LIMITS = {
     "pipeline": Size(147, 33_270, 10),
     "trainer": Size(200, 27_650, 20),
     "demo": Size(43, 6_460),
-    "benchmarks": Size(37, 5_330),
+    "benchmarks": Size(37, 5_320),
 }
 """Package -> its largest size."""
 
