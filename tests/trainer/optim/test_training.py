@@ -147,4 +147,5 @@ def test_two_processes_with_all_options_train_as_one(tmp_path: Path, free_port: 
         tmp_path / "two", *options, f"parallel.strategy={strategy}", port=free_port, faults=[None, None]
     ) == [0, 0]
     for expected, found in zip(read_metrics(tmp_path / "one"), read_metrics(tmp_path / "two"), strict=True):
-        assert found == pytest.approx(expected, rel=1e-3)
+        own = {"data/padding_share": found["data/padding_share"]}  # each process pads to its longest text
+        assert found == pytest.approx(expected | own, rel=1e-3)
