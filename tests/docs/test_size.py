@@ -27,7 +27,7 @@ LIMITS = {
     "hypergrit": Size(3, 80),
     "hypergrit_common": Size(33, 4_030),
     "pipeline": Size(147, 33_270, 10),
-    "trainer": Size(200, 27_650, 20),
+    "trainer": Size(200, 27_660, 20),
     "demo": Size(43, 6_460),
     "benchmarks": Size(37, 5_320),
 }

@@ -220,7 +220,7 @@ def test_a_dry_run_predicts_each_job(
     assert grit.main([*settings, *values, *offline, "dry_run=true"]) == 0
     said = capsys.readouterr().out
     n = 3 if job == "treeoflife" else 1 if job == "inaturalist" else 2
-    assert f"sample: {n} of {n} rows" in said
+    assert f"sample: {n} of {n} row" in said
     formats = load_config([*settings, *values]).write.formats
     assert all(f"bytes of {folder}/" in said for folder in formats)
     assert ("train" in formats) == (kind != PAIRS)

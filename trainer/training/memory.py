@@ -27,6 +27,7 @@ from trainer.encoders.config import CACHED
 from trainer.losses.contrast import BYTES_PER_SIMILARITY, chunk_size
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.levels import LEVELS
+from trainer.models.queries import QUERIES
 from trainer.text.syntax import Syntax
 from trainer.training.accumulate import tower_blocks
 
@@ -127,6 +128,12 @@ def drawn_batch(model: DualEncoder, n: int, boxes: int, device: torch.device) ->
         batch = replace(batch, syntax=Syntax(word_of_token=words, head=words // 2, relation=torch.zeros_like(words)))
         if dtype.is_floating_point:  # stored features have the states of tokens, trainer/encoders/cached.py
             batch = replace(batch, token_ids=texts(n)[:, None].repeat(1, 1 + 2 * length, 1))
+    if QUERIES in model.needs:  # two of a pair
+        own = torch.arange(n, device=device).repeat_interleave(2)
+        parent = torch.tensor([-1, 0], device=device).repeat(n)
+        parent[1::2] = 2 * torch.arange(n, device=device)
+        weight = torch.ones(2 * n, device=device)
+        batch = replace(batch, more={QUERIES: Stream(texts(2 * n), "text", own, chain=2, weight=weight, parent=parent)})
     if LEVELS in model.needs:  # one label of a pair
         own = torch.arange(n, device=device)
         batch = replace(batch, more={LEVELS: Stream(texts(n), "text", own, torch.zeros_like(own), own, chain=1)})

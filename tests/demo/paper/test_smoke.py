@@ -22,7 +22,7 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path) -> Non
     page = run_study("smoke", SIZE, folders, Slots(n_steps=2), 0, lines.append)
     text = page.read_text("utf-8")
     assert "No claims" in text
-    assert text.count("data:image/png") == 11  # accuracy; CLIP 1, HyCoCLIP 2, PHyCLIP 7 with its factors
+    assert text.count("data:image/png") == 13  # accuracy; CLIP 1, HyCoCLIP 2, PHyCLIP 9 with its factors
     assert text.count("data:image/jpeg") > 4
     content = json.loads((folders.out / "paper.json").read_text("utf-8"))
     empty = [table["title"] for table in content["tables"] if not all(table["rows"].get("HyCoCLIP", {}).values())]
