@@ -229,10 +229,12 @@ def _name_by_initials(node: Any, key: str) -> str:
     """Return the name of a setting that abbreviates an unknown `key`, such as lr of learning_rate; empty without one."""
     *groups, wrong = key.split(".")
     initials = "".join(word[0] for word in wrong.split("_") if word)
-    parent = reduce(lambda group, name: group._get_node(name, validate_access=False), groups, node)
+    parent = node
+    for name in groups:
+        parent = parent._get_node(name, validate_access=False) if isinstance(parent, DictConfig) else None
     if not isinstance(parent, DictConfig):
         return ""
-    inner = [(f"{name}.", child) for name in parent if isinstance(child := parent._get_node(name), DictConfig)]
+    inner = [(f"{name!s}.", child) for name in parent if isinstance(child := parent._get_node(name), DictConfig)]
     return next((f"{prefix}{initials}" for prefix, group in [("", parent), *inner] if initials in group), "")
 
 
