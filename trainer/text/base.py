@@ -130,8 +130,12 @@ def pad(rows: Sequence[Sequence[int]], value: int = 0, multiple: int = 1, most: 
     l is the length of the longest row, rounded up to a multiple but not above `most`, unless that row is longer.
     """
     longest = max(map(len, rows), default=0)
-    length = max(longest, min(-(-longest // multiple) * multiple, most))
-    ids = torch.full((len(rows), length), value, dtype=torch.int64)
+    return pad_rows(rows, value, min(-(-longest // multiple) * multiple, most))
+
+
+def pad_rows(rows: Sequence[Sequence[int]], value: int, length: int = 0) -> Tensor:
+    """Pad rows of integers with `value` to int64 [b longest], or to `length` if that is more."""
+    padded = torch.full((len(rows), max([length, *map(len, rows)])), value, dtype=torch.int64)
     for index, row in enumerate(rows):
-        ids[index, : len(row)] = torch.tensor(row)
-    return ids
+        padded[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
+    return padded

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.text.base import Span, TextTokenizer
+from trainer.text.base import Span, TextTokenizer, pad_rows
 from trainer.text.relations import RELATIONS
 
 RELATION_IDS = {name: index for index, name in enumerate(RELATIONS)}
@@ -134,14 +134,6 @@ def collate_trees(trees: Sequence[WordTree], length: int = 0) -> Syntax:
         head=pad_rows([tree.head for tree in trees], NONE),
         relation=pad_rows([tree.relation for tree in trees], 0),
     )
-
-
-def pad_rows(rows: Sequence[Sequence[int]], value: int, length: int = 0) -> Tensor:
-    """Pad rows of integers with `value` to int64 [b longest], or to `length` if that is more."""
-    padded = torch.full((len(rows), max([length, *map(len, rows)])), value, dtype=torch.int64)
-    for index, row in enumerate(rows):
-        padded[index, : len(row)] = torch.tensor(row, dtype=torch.int64)
-    return padded
 
 
 def word_weights(word_of_token: Tensor, n_words: int, kind: str) -> Tensor:
