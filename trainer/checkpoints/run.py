@@ -15,6 +15,7 @@ import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +23,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.optim import AdamW
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
@@ -78,6 +80,8 @@ logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
 TENSORS: Final = "state.safetensors"
+ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
+"""Entries of AdamW's state for each parameter."""
 SHOWN_DIFFERENCES: Final = 3
 
 
@@ -159,9 +163,9 @@ def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
             for name in sorted(names):
                 if name.startswith("optimizer/"):
                     _, key, owner = name.split("/", 2)
-                    if owner in parameters:
-                        saved = file.get_tensor(name)
-                        targets[name] = new_state(training.optimizer, parameters[owner], key, saved)
+                    if owner in parameters and (key in ADAM_KEYS or not isinstance(training.optimizer, AdamW)):
+                        read = partial(file.get_tensor, name)
+                        targets[name] = new_state(training.optimizer, parameters[owner], key, read)
             if unmatched := sorted(names ^ targets.keys()):
                 side = "the checkpoint" if unmatched[0] in names else "the model"
                 raise UserError(
@@ -180,14 +184,17 @@ def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
         raise UserError(f"{shown}/{TENSORS} cannot be read ({error}); {removal(shown)}") from None
 
 
-def new_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, saved: Tensor) -> Tensor:
-    """Allocate the entry `key` of the state of a parameter, for the saved value."""
-    is_adam = isinstance(optimizer, torch.optim.AdamW)
-    if is_adam and key != "step":
-        value = torch.zeros_like(parameter)
-    else:  # fused AdamW keeps its step counter on the device of the parameter, others on the host
-        value = torch.zeros_like(saved, device=parameter.device if is_adam or key != "step" else "cpu")
-    optimizer.state[parameter][key] = saved.item() if saved.dtype == torch.int64 else value
+def new_state(
+    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, read: Callable[[], Tensor]
+) -> Tensor:
+    """Allocate the entry `key` of the state of a parameter. `read` returns the saved value."""
+    if isinstance(optimizer, AdamW):  # the fused one keeps its step counter on the device of the parameter
+        value = torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter)
+        optimizer.state[parameter][key] = value
+    else:  # others keep it on the host, and numbers that are no tensors as int64
+        saved = read()
+        value = torch.zeros_like(saved, device="cpu" if key == "step" else parameter.device)
+        optimizer.state[parameter][key] = saved.item() if saved.dtype == torch.int64 else value
     return value
 
 
