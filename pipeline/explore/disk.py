@@ -1,7 +1,6 @@
 """Files of points in the Poincaré disk, which a trained model made (`schemas/disk.py`)."""
 
 import math
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,15 +9,10 @@ from hypergrit_common.json_file import read_object
 from schemas.disk import KINDS
 
 
-def read_disks(paths: Sequence[str]) -> dict[str, Any]:
-    """The field of site.json with the content of the files. Raises UserError for one that is missing or malformed."""
-    return {"disks": [read_disk(Path(path)) for path in paths]}
-
-
-def read_disk(path: Path) -> dict[str, Any]:
-    """The fields of a file that the page shows."""
+def read_disk(path: str) -> dict[str, Any]:
+    """The fields of a file that the page shows. Raises UserError for one that is missing or malformed."""
     try:
-        found = read_object(path)
+        found = read_object(Path(path))
         names = {name: str(found[name]) for name in ("model", "projection")}
         return names | {"points": [check_point(*point) for point in found["points"]]}
     except (OSError, ValueError, TypeError, LookupError) as error:

@@ -22,7 +22,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import without_user
 from pipeline.explore.config import ExploreOptions
-from pipeline.explore.disk import read_disks
+from pipeline.explore.disk import read_disk
 from pipeline.explore.marks import MarkFile
 from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_outputs, site
 
@@ -128,8 +128,8 @@ class Explorer:
         self.outputs = {output.folder: output for output in outputs}
         self.marks = MarkFile(Path(options.marks))
         self.files = code_files() | {name: path for output in outputs for name, path in index_files(output).items()}
-        disks = read_disks(options.disk)
-        self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token) | disks)}
+        disks = [*map(read_disk, options.disk)]
+        self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token, disks))}
         if len(outputs) == 2:
             self.made[PAIRS_FILE] = pair_outputs(outputs, options.match)
 

@@ -17,7 +17,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
 from pipeline.explore.config import ExploreOptions
-from pipeline.explore.disk import read_disks
+from pipeline.explore.disk import read_disk
 from pipeline.explore.index import cached_index, open_output, read_meta, read_parts, write_json
 from pipeline.explore.pairs import pair_rows
 from pipeline.explore.quality.marks import COLUMNS, FORMULA
@@ -69,15 +69,21 @@ def index_files(output: Output) -> dict[str, Path]:
     return {f"{output.folder}/{path.name}": path for path in sorted(output.index.iterdir())}
 
 
-def site(outputs: Sequence[Output], images: Sequence[list[int] | None], marks: str | None, token: str | None) -> Any:
-    """Return site.json, which the page reads first, but for its disks.
+def site(
+    outputs: Sequence[Output],
+    images: Sequence[list[int] | None],
+    marks: str | None,
+    token: str | None,
+    disks: Sequence[dict[str, Any]],
+) -> Any:
+    """Return site.json, which the page reads first.
 
     `images`: numbers of the rows of each output whose images are there, null for all; `marks`: name of the file of
-    marks, null if the browser keeps them; `token`: what a link for others must contain.
+    marks, null if the browser keeps them; `token`: what a link for others must contain; `disks` as `read_disk` returns them.
     """
     found = [{"name": o.name, "folder": o.folder, "images": i} for o, i in zip(outputs, images, strict=True)]
     form = {"columns": COLUMNS, "formula": FORMULA}
-    return {"outputs": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token}
+    return {"outputs": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token, "disks": [*disks]}
 
 
 def pair_outputs(outputs: Sequence[Output], column: str) -> bytes:
@@ -87,7 +93,7 @@ def pair_outputs(outputs: Sequence[Output], column: str) -> bytes:
 
 def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
     """Write the page and its files into the new folder `options.static`. Raises UserError."""
-    folder, disks = Path(str(options.static)), read_disks(options.disk)
+    folder, disks = Path(str(options.static)), [*map(read_disk, options.disk)]
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"static={folder} exists and is not empty; give a new folder")
     try:
@@ -96,7 +102,7 @@ def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
             copy(path, folder / name)
         if len(outputs) == 2:
             (folder / PAIRS_FILE).write_bytes(pair_outputs(outputs, options.match))
-        write_json(folder / SITE_FILE, site(outputs, samples, None, None) | disks)
+        write_json(folder / SITE_FILE, site(outputs, samples, None, None, disks))
     except OSError as error:
         raise UserError(f"static={folder} cannot be written: {one_line(error)}; give another folder") from error
 
