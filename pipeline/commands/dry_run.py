@@ -40,7 +40,7 @@ from pipeline.config import PipelineConfig
 from pipeline.explore.quality.curve import wilson
 from pipeline.output.listing import list_output
 from pipeline.output.lock import describe, fenced
-from pipeline.output.resume import check_secrets, find_damaged, plan_work
+from pipeline.output.resume import check_secrets, find_damaged
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.grit import grit_columns, similarity_column, write_arrow, write_grit_parquet
 from pipeline.output.write.samples import remove_url_secrets
@@ -52,10 +52,10 @@ from pipeline.read.source import PART_BYTES, planned_rows, read_parts
 from pipeline.read.types import ShardPlan
 from pipeline.report.advice import HINTS
 from pipeline.report.stats import build_stats
+from pipeline.run.job import plan_with_models
 from pipeline.run.loop import limited
 from pipeline.run.progress import DOWNLOAD_CPU, WAITING, Capacity, local_capacity
 from pipeline.run.provenance import (
-    check_models,
     check_no_query,
     check_output_outside_input,
     make_provenance,
@@ -71,7 +71,7 @@ from pipeline.stages.order import Step, steps_of
 from pipeline.stages.recaption import RecaptionConfig
 from pipeline.stages.stage import TableFunction
 from pipeline.summary.totals import host_of
-from schemas.files import FILES, INDEX_FILE, JOB_FILE, LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
+from schemas.files import FILES, INDEX_FILE, LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
 from schemas.layout import FLAT
 from schemas.manifest import Provenance, StageTiming, Timings
 from schemas.rows import SCORED
@@ -778,17 +778,13 @@ def dry_run(config: PipelineConfig) -> int:
     if (lease := output.read(LEASE_FILE)) is not None:
         logger.warning("the output is in use by %s; the prediction counts its shards as they are now", describe(lease))
     provenance = make_provenance(config)
-    if is_new := output.read(JOB_FILE) is None:
-        check_models(config)  # a plan reads the whole input
     start = time.monotonic()
-    work = plan_work(config, files, provenance, output)
+    work = plan_with_models(config, files, provenance, output)
     check_secrets(work.old_record, config)
     logger.info("planning took %.1f s, and takes as long in the job", time.monotonic() - start)
     if not work.unfinished:
         print_text(f"{counted(len(work.plans), 'shard')}, all finished; the job has nothing to compute")
         return 0
-    if not is_new:
-        check_models(config)
     with runner_at_hand(config) as find_capacity:
         measured, n_failed, start_seconds = run_sample(work.unfinished, config, provenance)
         capacity = find_capacity()  # an autoscaler may have added nodes meanwhile

@@ -17,7 +17,7 @@ from hypergrit_common.text import counted
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.output.commit import open_output, restore_index
 from pipeline.output.manifest import failed_indices, failed_shard, read_manifest
-from pipeline.output.resume import Damage, Formats, Work, check_secrets, find_damaged, find_missing, plan_work
+from pipeline.output.resume import Damage, Files, Formats, Work, check_secrets, find_damaged, find_missing, plan_work
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
@@ -130,6 +130,20 @@ class JobResult(NamedTuple):
     n_kept: int
 
 
+def plan_with_models(config: PipelineConfig, files: Files, provenance: Provenance, output: Store) -> Work:
+    """Plan like `plan_work`. Raises UserError also for models that do not exist, if there is something to compute.
+
+    They are checked as early as possible: for a new output before the whole input is read.
+    """
+    is_new = output.read(JOB_FILE) is None
+    if is_new:
+        check_models(config)
+    work = plan_work(config, files, provenance, output)
+    if work.unfinished and not is_new:
+        check_models(config)
+    return work
+
+
 def run(config: PipelineConfig) -> int:
     """Run a job as `run_job` does; return the number of failures."""
     return run_job(config).n_failures
@@ -150,13 +164,9 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         read_takedown(config.read.takedown)
     with open_output(output) as lease:
         provenance = make_provenance(config)
-        if is_new := output.read(JOB_FILE) is None:
-            check_models(config)  # a plan reads the whole input
-        work = plan_work(config, files, provenance, output)
-        if work.unfinished:
+        work = plan_with_models(config, files, provenance, output)
+        if work.unfinished:  # before shards are discarded
             check_secrets(work.old_record, config)
-            if not is_new:
-                check_models(config)  # before shards are discarded
         n_shards = len(work.plans)
         logger.info("%s", describe_work(work, output))
         lease.check()

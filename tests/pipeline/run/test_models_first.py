@@ -58,7 +58,6 @@ def test_the_models_of_a_new_output_are_checked_before_the_input_is_planned(
         raise AssertionError("planned")
 
     monkeypatch.setattr("pipeline.run.job.plan_work", plan)
-    monkeypatch.setattr("pipeline.commands.dry_run.plan_work", plan)
     assert run_job(tars, tmp_path / "out", "scorer=/no/such/folder", mode) == 2
     assert not (tmp_path / "out" / "_job.json").exists()
 
