@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +28,7 @@ from trainer.checkpoints.model import LoadedModel
 from trainer.evaluation.embed import embed_images, embed_texts
 from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards
 from trainer.evaluation.metrics.spaces import factor_points
+from trainer.evaluation.tasks.classification import evenly
 from trainer.models.hyperbolic import Hyperbolic
 
 
@@ -70,9 +70,7 @@ def project(points: Tensor, projection: Literal["cosne", "norms"]) -> Tensor:
 def write_disk(path: str, found: LoadedModel, config: DiskConfig) -> str:
     """Write the points of a model, and return their number. Raises UserError if no sample can be read."""
     shards, size_px = HeldOutShards(config.shards), found.model.config.image.size_px
-    n = shards.index.n_samples
-    numbers = np.unique(np.linspace(0, n - 1, min(config.max_samples or n, n)).astype(int)).tolist()
-    samples = shards.read_part(numbers, size_px)
+    samples = shards.read_part(evenly(shards.index.n_samples, config.max_samples), size_px)
     if not samples.images:
         raise UserError(f"shards={config.shards}: no sample can be read; create the shards again")
     places = project(ball_points(found, samples, config), config.projection).double()
