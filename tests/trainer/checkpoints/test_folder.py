@@ -6,6 +6,8 @@ import signal
 import socket
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
@@ -42,26 +44,34 @@ def test_nodes_with_equal_host_names_have_their_own_copies_of_the_newest_checkpo
     assert found[0][0] == found[1][0] != found[2][0]
 
 
+@contextmanager
+def held(take: Callable[[], AbstractContextManager[object]]) -> Iterator[int]:
+    """Let another process, whose id is yielded, hold what `take` takes, and kill it at the end of the block."""
+    receiver, sender = Pipe(duplex=False)
+
+    def hold() -> None:
+        with take():
+            sender.send(os.getpid())
+            time.sleep(100)
+
+    child = get_context("fork").Process(target=hold)
+    child.start()
+    try:
+        yield receiver.recv()
+    finally:
+        child.kill()
+        child.join()
+
+
 def test_a_second_run_on_an_output_is_refused_with_host_and_process_of_the_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "run"
     output.mkdir()
-    receiver, sender = Pipe(duplex=False)
-
-    def first() -> None:
-        with folder.locked(output):
-            sender.send(os.getpid())
-            time.sleep(100)
-
-    child = get_context("fork").Process(target=first)
-    child.start()
-    pid = receiver.recv()
-    assert run(output) == 2
-    message = capsys.readouterr().err
-    assert f"another run writes to {output}: process {pid} on host {socket.gethostname()}" in message
-    child.kill()
-    child.join()
+    with held(lambda: folder.locked(output)) as pid:
+        assert run(output) == 2
+        message = capsys.readouterr().err
+        assert f"another run writes to {output}: process {pid} on host {socket.gethostname()}" in message
     assert run(output) == 0
 
 
@@ -69,21 +79,10 @@ def test_a_second_run_on_a_url_is_refused_and_a_lease_of_a_killed_run_is_taken_o
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"file://{tmp_path}/store"
-    receiver, sender = Pipe(duplex=False)
-
-    def first() -> None:
-        with folder.leased(url):
-            sender.send(os.getpid())
-            time.sleep(100)
-
-    child = get_context("fork").Process(target=first)
-    child.start()
-    pid = receiver.recv()
-    assert run(tmp_path / "run", f"output={url}") == 2
-    assert f"another run writes to {url}: process {pid} on host {socket.gethostname()}, " in capsys.readouterr().err
-    assert not (tmp_path / "store" / "metrics.jsonl").exists()
-    child.kill()
-    child.join()
+    with held(lambda: folder.leased(url)) as pid:
+        assert run(tmp_path / "run", f"output={url}") == 2
+        assert f"another run writes to {url}: process {pid} on host {socket.gethostname()}, " in capsys.readouterr().err
+        assert not (tmp_path / "store" / "metrics.jsonl").exists()
     assert run(tmp_path / "run", f"output={url}") == 0
     assert not (tmp_path / "store" / folder.LEASE).exists()
 
