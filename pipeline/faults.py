@@ -331,9 +331,7 @@ BROKEN: Final = 70
 
 def main() -> None:
     """Serve the connection whose file descriptor is the first argument, until the parent, the third one, closes it."""
-    end_with_parent(
-        int(sys.argv[3])
-    )  # also of a process that is stopped, which cannot read that the connection is closed
+    end_with_parent(int(sys.argv[3]))  # a stopped process cannot read that the connection is closed
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C in a terminal reaches the parent too, which kills this process
