@@ -226,8 +226,9 @@ def check_available(key: str, name: str) -> None:
     except Exception as error:  # the type of network errors depends on the version of huggingface_hub
         is_missing = isinstance(error, utils.RepositoryNotFoundError | utils.RevisionNotFoundError)
         reason = "has no such repository" if is_missing else f"does not answer ({one_line(error)[:120]})"
+        found = "the hub's cache contains no weight file of it" if cached.is_dir() else "there is no such folder"
         raise UserError(
-            f"{key}={name}: there is no such folder on this machine, and the hub {reason}; {help_text}; {fetch_text}"
+            f"{key}={name}: {found} on this machine, and the hub {reason}; {help_text}; {fetch_text}"
         ) from error
 
 
