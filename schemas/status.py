@@ -116,6 +116,7 @@ PHRASE_REMOVALS: Final = MappingProxyType(
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
         "too_many_word_pieces": "the phrase alone exceeds the maximum prompt length of the grounder",
         "unreadable_answer": "the answer of the vision-language model is not the JSON that was asked for",
+        "refused_request": "the endpoint refuses the request, such as for its length or its image",
     }
 )
 """Reasons to remove a noun chunk before grounding: the first five are set by `parse`, the others by `ground`."""

@@ -51,6 +51,13 @@ def table(name: str, rows: Mapping[str, object]) -> str:
     return "\n".join([f"| {name} | |", "|---|---|", *lines])
 
 
+def public_name(model: str) -> str:
+    """Return the name of a model without the folder, bucket or server of those who ran it."""
+    if "://" in model or Path(model).is_absolute():
+        return model.partition("#")[2] or model.rstrip("/").rpartition("/")[2]
+    return model
+
+
 class Card:
     """README.md of a data set. Without a record, the data are the shards of the output."""
 
@@ -83,7 +90,7 @@ class Card:
         """Write README.md."""
         tags = ["grounding", "hypergrit", self.format]
         provenance: Mapping[str, Any] = self.manifests[0]["provenance"]
-        models = {role: model["name"] for role, model in provenance["models"].items()}
+        models = {role: public_name(model["name"]) for role, model in provenance["models"].items()}
         has_boxes, located = any(manifest["boxes"] for manifest in self.manifests), models["grounder"] != NO_MODEL
         tasks = [*(["object-detection"] if has_boxes else []), "image-to-text"]
         front = {"license": self.license, "task_categories": tasks, "tags": tags}

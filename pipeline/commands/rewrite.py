@@ -22,6 +22,7 @@ from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
 from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey, scorer_identity
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import NO_MODEL
+from pipeline.output.ledger import read_batches
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import plan_from_json, read_manifest
 from pipeline.output.resume import flatten, formats_by_hash, read_record, settings_of
@@ -322,6 +323,8 @@ def plan_parts(
     """
     parts, offset = list[Part](), 0
     for source, old, own in zip(sources, olds, owns, strict=True):
+        if "score.min_presence" in given and own.score.min_presence is not None:
+            check_presence(source)
         plans, known = list[Any](), dict[str, Provenance]()
         for index, manifest in source.manifests.items():
             text = json.dumps(manifest["provenance"], sort_keys=True)
@@ -342,6 +345,19 @@ def plan_parts(
             )  # fmt: skip
         offset += key_end(plans)
     return parts
+
+
+def check_presence(source: Source) -> None:
+    """Raise UserError if the first boxes of a source have no presence: its grounder does not predict it."""
+    first = next((manifest for manifest in source.manifests.values() if manifest["boxes"]), None)
+    if first is None:
+        return
+    batches = read_batches(source.store, first, ("presence",))
+    if all(batch["presence"].null_count == len(batch) for batch in batches):
+        raise UserError(
+            f"score.min_presence: {source.store.root} has no presence of phrases; its grounder "
+            f"{first['provenance']['models']['grounder']['name']} does not predict it (docs/models.md: SAM 3 does)"
+        )
 
 
 def joint_config(olds: Sequence[PipelineConfig], new: PipelineConfig, given: Collection[str]) -> PipelineConfig:

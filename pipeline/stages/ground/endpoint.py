@@ -86,18 +86,21 @@ class EndpointGrounder:
         }
         return Question(body, len(phrases))
 
-    def forward(self, prepared: list[Question]) -> list[tuple[Question, str]]:
-        """Ask all questions at once. Raises UserError if the endpoint cannot be used, ValueError if it refuses one."""
+    def forward(self, prepared: list[Question]) -> list[tuple[Question, str | RefusedError]]:
+        """Ask all questions at once. Raises UserError if the endpoint cannot be used, RefusedError if it refuses all."""
         replies = self.endpoint.ask([question.body for question in prepared])
-        if refusal := next((reply for reply in replies if isinstance(reply, RefusedError)), None):
-            raise refusal
-        return [(question, str(reply)) for question, reply in zip(prepared, replies, strict=True)]
+        refusals = [reply for reply in replies if isinstance(reply, RefusedError)]
+        if refusals and len(refusals) == len(replies):
+            raise refusals[0]
+        return list(zip(prepared, replies, strict=True))
 
-    def collect(self, output: list[tuple[Question, str]]) -> list[Grounded]:
-        """Return the boxes of each image; all its phrases are dropped if the answer is not what was asked for."""
+    def collect(self, output: list[tuple[Question, str | RefusedError]]) -> list[Grounded]:
+        """Return the boxes of each image; all its phrases are dropped without the answer that was asked for."""
         return [self._grounded(answer, question.n_phrases) for question, answer in output]
 
-    def _grounded(self, answer: str, n_phrases: int) -> Grounded:
+    def _grounded(self, answer: str | RefusedError, n_phrases: int) -> Grounded:
+        if isinstance(answer, RefusedError):
+            return Grounded(boxes=[], dropped=dict.fromkeys(range(n_phrases), "refused_request"))
         try:
             found = [parse_box(item) for item in json.loads(content_of(answer) or "")["boxes"]]
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError):

@@ -15,7 +15,9 @@ Span = tuple[int, int]
 """Characters [start, end) of a caption."""
 Box = tuple[float, float, float, float]
 """Corners x_min, y_min, x_max, y_max, as fractions of the image in [0, 1]."""
-PhraseDrop = Literal["bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces", "unreadable_answer"]
+PhraseDrop = Literal[
+    "bad_span", "no_word_piece", "unknown_words", "too_many_word_pieces", "unreadable_answer", "refused_request"
+]
 """Reasons why a grounder cannot ground a phrase (schemas.status.PHRASE_REMOVALS)."""
 
 

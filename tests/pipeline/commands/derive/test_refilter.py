@@ -160,6 +160,18 @@ def test_what_refilter_cannot_do_is_refused_with_the_reason(
     assert not (tmp_path / "new").exists()
 
 
+def test_presence_of_a_grounder_that_predicts_none_is_refused(
+    loose: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_refilter(loose, tmp_path / "new", "score.min_presence=0.5") == 2
+    assert "its grounder miniature does not predict it" in capsys.readouterr().err
+    rows = [kept(picture(i), presence=[value]) for i, value in enumerate((0.4, 0.6))]
+    make_output(tmp_path / "sam", {0: rows})
+    assert run_refilter(tmp_path / "sam", tmp_path / "present", "score.min_presence=0.5") == 0
+    (manifest,) = manifests_of(tmp_path / "present")
+    assert manifest["counts"] == {"read": 2, "kept": 1, "dropped": {"score": {"low_presence": 1}}}
+
+
 def test_sources_without_rows_or_images_and_the_source_as_output_are_refused(
     loose: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -17,7 +17,7 @@ import yaml
 from huggingface_hub.errors import HfHubHTTPError
 
 from hypergrit import __main__ as hypergrit
-from pipeline.commands.export_card import Card, text
+from pipeline.commands.export_card import Card, public_name, text
 from pipeline.commands.export_formats import FORMATS
 from pipeline.output.write.samples import kept_boxes
 
@@ -233,6 +233,16 @@ def test_card_tells_models_only_where_they_located_boxes(
     assert origin in card.text
     assert ("grounded phrases" in card.text) == ("object-detection" in card.data.task_categories) == (boxes > 0)
     assert ("errors of the models" in card.text) == (grounder != "none")
+
+
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [("IDEA-Research/grounding-dino-tiny@main", "IDEA-Research/grounding-dino-tiny@main"),
+     ("/home/jane/models/glip_t", "glip_t"), ("s3://bucket/glip_t/", "glip_t"),
+     ("openai:http://10.0.0.7:8000/v1#Qwen/Qwen3-VL", "Qwen/Qwen3-VL")],
+)  # fmt: skip
+def test_a_card_names_models_without_folders_and_servers(model: str, name: str) -> None:
+    assert public_name(model) == name
 
 
 def test_texts_of_the_data_are_no_markdown() -> None:

@@ -110,10 +110,21 @@ def test_endpoint_that_is_not_there_ends_the_job() -> None:
         grounder.forward(grounder.prepare([np.zeros((9, 9, 3), np.uint8)], ["a dog"], [[(0, 5)]]))
 
 
-def test_a_refused_request_is_the_fault_of_its_row(model: Model) -> None:
-    model.answers = [(400, "too long")]
-    with pytest.raises(ValueError, match="400"):
-        ground(model)
+def test_a_refused_request_drops_its_row_alone_and_asks_nothing_again(model: Model) -> None:
+    model.answers = [(200, boxes(DOG)), (400, "too long"), (200, boxes(DOG))]
+    rows = ground(model, 3)
+    assert sorted((row["status"], row["reason"]) for row in rows) == [
+        ("dropped", "ungroundable"), ("kept", None), ("kept", None),
+    ]  # fmt: skip
+    (refused,) = [row for row in rows if row["status"] == "dropped"]
+    assert {chunk["removed"] for chunk in refused["noun_chunks"]} == {"refused_request"}
+    assert len(model.seen) == 3
+
+
+def test_an_endpoint_that_refuses_all_requests_is_an_error_with_its_answer(model: Model) -> None:
+    model.answers = [(400, "too long")] * 2
+    with pytest.raises(ValueError, match="too long"):
+        ground(model, 2)
 
 
 @pytest.mark.parametrize(
