@@ -301,6 +301,29 @@ def test_boxes_of_a_word_are_those_of_transformers_post_processing(
 
 
 @pytest.mark.parametrize(("precision", "dtype"), HALF)
+@pytest.mark.parametrize("size", [(48, 64), (64, 40)])
+def test_boxes_of_owlv2_are_those_of_transformers_post_processing(
+    precision: Precision, dtype: torch.dtype, size: tuple[int, int], tmp_path: Path
+) -> None:
+    tiny_owlv2(tmp_path)
+    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption", precision=precision)
+    (found,) = detect(grounder, [image(*size)], ["a red dog"], [WORDS])
+    inputs = grounder.processor(images=[image(*size)], text=[["red", "dog"]], return_tensors="pt")
+    with torch.inference_mode(), within(grounder, dtype):
+        output = grounder.model(**inputs)
+    for phrase in range(2):
+        of_phrase_alone = type(output)(
+            logits=output.logits[..., [phrase]].float(), pred_boxes=output.pred_boxes.float()
+        )
+        (expected,) = grounder.processor.post_process_grounded_object_detection(
+            of_phrase_alone, threshold=-1, target_sizes=[size]
+        )
+        assert len(expected["scores"]) == 16
+        for box, other in zip(of_phrase(found, phrase), as_fractions(expected, *size), strict=True):
+            assert box == pytest.approx(other, abs=1e-5)
+
+
+@pytest.mark.parametrize(("precision", "dtype"), HALF)
 def test_boxes_of_sam3_are_those_of_transformers_post_processing(
     precision: Precision, dtype: torch.dtype, tmp_path: Path
 ) -> None:
