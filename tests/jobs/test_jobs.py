@@ -101,8 +101,16 @@ def test_training_job_has_the_model_size_and_schedule_of_the_paper(model: str, s
     assert (config.batch_size, config.optim.steps) == ((768, 500_000) if on_grit else (2048, 120_000))
 
 
-def test_hac_trains_updates_of_attention_projections_last_norms_and_scalars_alone(tmp_path: Path) -> None:
-    config = load_training([str(JOBS / "train" / "vit_b.yaml"), str(JOBS / "train" / "hac.yaml")])
+@pytest.mark.parametrize(
+    ("jobs", "image", "text", "norm"),
+    [(["vit_b", "hac"], "visual.blocks", "textual.resblocks", "visual.norm"),
+     (["hac_open_clip"], "visual.transformer.resblocks", "textual.transformer.resblocks", "visual.ln_post")],
+)  # fmt: skip
+def test_hac_trains_updates_of_attention_projections_last_norms_and_scalars_alone(
+    jobs: list[str], image: str, text: str, norm: str
+) -> None:
+    without = ["model.image.weights=null", "model.text.weights=null"]
+    config = load_training([*(str(JOBS / "train" / f"{job}.yaml") for job in jobs), *without])
     with torch.device("meta"):
         built = new_model(dataclasses.replace(config, init=None, init_skip=()))
         add_lora(built, config.lora)
@@ -110,11 +118,11 @@ def test_hac_trains_updates_of_attention_projections_last_norms_and_scalars_alon
     trained = {name for name, parameter in built.named_parameters() if parameter.requires_grad}
     updates = {name for name in trained if is_update(name)}
     assert trained - updates == {
-        *("visual_proj.weight", "textual_proj.weight", "visual.norm.weight", "visual.norm.bias"),
+        *("visual_proj.weight", "textual_proj.weight", f"{norm}.weight", f"{norm}.bias"),
         *("textual.ln_final.weight", "textual.ln_final.bias", "logit_scale", "curv", "visual_alpha", "textual_alpha"),
     }
     assert {name.partition(".attn")[0] for name in updates} == {
-        *(f"visual.blocks.{block}" for block in range(8, 12)),
-        *(f"textual.resblocks.{block}" for block in range(4, 12)),
+        *(f"{image}.{block}" for block in range(8, 12)),
+        *(f"{text}.{block}" for block in range(4, 12)),
     }
     assert len(updates) == 2 * 2 * 12  # two matrices each of the fused projection and the output

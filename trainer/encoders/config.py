@@ -90,7 +90,7 @@ class TextConfig:
     # attention heads of each block
     heads: int = 8
     # noise on the token embeddings while training (NEFTune, arXiv 2310.05914): uniform in [-a, a], a = embedding_noise /
-    # sqrt(tokens * width), of the papers' transformer only. HAC: 0.1
+    # sqrt(tokens * width), of the papers' transformer and those of open_clip. HAC: 0.1
     embedding_noise: float = 0.0
     # keep the initial weights of the tower; its projection is trained in any case
     frozen: bool = False
@@ -107,7 +107,7 @@ class TextConfig:
         check_range(self, "stretch_after", least=0)
         check_range(self, "pad_id", least=-1)
         check_range(self, "embedding_noise", least=0, below=math.inf)
-        if self.embedding_noise and self.name is not None:
+        if self.embedding_noise and not (self.name is None or self.name.startswith(OPEN_CLIP)):
             raise UserError(f"embedding_noise is {self.embedding_noise}, but {self.name} has none; set it to 0")
         check_positive(self, "vocab_size", "context_length", "width", "layers", "heads")
         if self.name == TRANSFORMERS:

@@ -135,6 +135,7 @@ class OpenClipText(TextTower):
         minimal_image = open_clip.CLIPVisionCfg(layers=1, width=1, head_width=1, patch_size=1, image_size=1)
         tower = open_clip.CustomTextCLIP(model["embed_dim"], minimal_image, text, model.get("quick_gelu", False)).text
         self.num_features, self.context_length = text.width, text.context_length
+        self.embedding_noise = config.embedding_noise
         self.pool_type, self.eos_id = tower.pool_type, tower.eos_id
         self.token_embedding = tower.token_embedding
         self.positional_embedding = tower.positional_embedding
@@ -156,7 +157,7 @@ class OpenClipText(TextTower):
     def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
         source = source or StateSource()
         length = token_ids.shape[1]
-        initial = x = self.token_embedding(token_ids) + self.positional_embedding[:length]
+        initial = x = self.with_noise(self.token_embedding(token_ids)) + self.positional_embedding[:length]
         contextual, mask = x, None if self.attn_mask is None else self.attn_mask[:length, :length]
         for index, block in enumerate(self.transformer.resblocks):
             before, x = x, block(x, attn_mask=mask)

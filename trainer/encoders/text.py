@@ -101,6 +101,7 @@ class TextTower(nn.Module, ABC):
     positions: str  # name of the parameter with the position embeddings
     num_features: int  # w
     context_length: int
+    embedding_noise: float = 0.0
 
     def forward(self, token_ids: Tensor, source: StateSource | None = None) -> Tensor | TokenStates:
         """Return the features [b w] of texts; with `source`, also the states of their tokens.
@@ -122,6 +123,13 @@ class TextTower(nn.Module, ABC):
     def pad_tokens(self, token_ids: Tensor) -> Tensor:
         """Return the ids with the padding that the tower was trained with; unchanged by default."""
         return token_ids
+
+    def with_noise(self, tokens: Tensor) -> Tensor:
+        """Return token embeddings [b l w] with the uniform noise of NEFTune (arXiv 2310.05914) while training."""
+        if not (self.training and self.embedding_noise):
+            return tokens
+        noise = torch.rand_like(tokens) * 2 - 1
+        return tokens + self.embedding_noise * (tokens.shape[1] * self.num_features) ** -0.5 * noise
 
     def list_blocks(self) -> list[nn.Module] | None:
         """Return the transformer blocks, or None if the attributes of the tower have the names of block lists."""
@@ -178,11 +186,7 @@ class TextEncoder(TextTower):
 
     def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
         source = source or StateSource()
-        tokens = self.token_embed(token_ids)
-        if self.training and self.embedding_noise:
-            noise = torch.rand_like(tokens) * 2 - 1
-            tokens = tokens + self.embedding_noise * (token_ids.shape[1] * self.num_features) ** -0.5 * noise
-        initial = x = tokens + self.posit_embed[: token_ids.shape[1]]
+        initial = x = self.with_noise(self.token_embed(token_ids)) + self.posit_embed[: token_ids.shape[1]]
         contextual = x
         for index, block in enumerate(self.resblocks):
             if source.kind == "tower" or index != source.block:

@@ -3,6 +3,7 @@ import torch
 
 from hypergrit_common.errors import UserError
 from trainer.encoders.config import TextConfig
+from trainer.encoders.open_clip_towers import OpenClipText
 from trainer.encoders.text import StateSource, TextEncoder, stretch_positions
 
 
@@ -79,17 +80,23 @@ def test_stretched_positions_keep_the_first_and_interpolate_the_others() -> None
     torch.testing.assert_close(found[:, 1], 10 * found[:, 0])
 
 
-def test_noise_of_token_embeddings_is_uniform_has_the_norm_of_neftune_and_is_off_in_evaluation() -> None:
-    config = TextConfig(vocab_size=50, context_length=10, width=16, layers=1, heads=2, embedding_noise=0.5)
+@pytest.mark.parametrize(
+    "config",
+    [TextConfig(vocab_size=50, context_length=10, width=16, layers=1, heads=2, embedding_noise=0.5),
+     TextConfig(name="open_clip/ViT-B-32", embedding_noise=0.5)],
+    ids=["papers", "open_clip"],
+)  # fmt: skip
+def test_noise_of_token_embeddings_is_uniform_has_the_norm_of_neftune_and_is_off_in_evaluation(
+    config: TextConfig,
+) -> None:
     torch.manual_seed(0)
-    noisy = TextEncoder(config)
+    noisy = OpenClipText(config) if config.name else TextEncoder(config)
     ids = torch.randint(1, 49, (64, 9))
     plain = noisy.eval().hidden_states(ids, StateSource()).initial
-    torch.testing.assert_close(plain, noisy.token_embed(ids) + noisy.posit_embed[:9])
     noise = noisy.train().hidden_states(ids, StateSource()).initial - plain
-    largest = 0.5 / (9 * 16) ** 0.5
+    largest = 0.5 / (9 * noisy.num_features) ** 0.5
     assert noise.abs().max() <= largest * (1 + 1e-5)
     torch.testing.assert_close(noise.std(), torch.tensor(largest / 3**0.5), rtol=0.02, atol=0)
     assert abs(noise.mean()) < 0.02 * largest
-    with pytest.raises(UserError, match=r"embedding_noise is 0\.5, but open_clip/ViT-B-32 has none"):
-        TextConfig(name="open_clip/ViT-B-32", embedding_noise=0.5)
+    with pytest.raises(UserError, match=r"embedding_noise is 0\.5, but transformers has none"):
+        TextConfig(name="transformers", embedding_noise=0.5)
