@@ -163,7 +163,8 @@ def evaluate_set(embedder: Embedder, root: Path, data: MultiLabelSet, options: T
         for prefix, scores in class_scores(model, points, classes, options.ranking).items()
     }
     rows = torch.tensor(evenly(len(labels), LATTICE_IMAGES))
-    lattice = agreement(pairwise_distances(model, points[..., rows, :]).cpu(), hamming(labels[rows] == 1))
+    objects = labels[rows] != 0  # a difficult object is in the image too
+    lattice = agreement(pairwise_distances(model, points[..., rows, :]).cpu(), hamming(objects))
     return TaskResult(
         metrics={f"{prefix}mAP": found.nanmean().item() for prefix, found in precisions.items()}
         | {f"lattice/{name}": value for name, value in lattice.items()},
@@ -173,7 +174,7 @@ def evaluate_set(embedder: Embedder, root: Path, data: MultiLabelSet, options: T
             "image": "center crop",
             "prompts": " | ".join(PROMPTS),
             "mAP": "mean over classes; UNCHA does not state its protocol",
-            "lattice": f"Hamming distances of {len(rows)} images",
+            "lattice": f"Hamming distances of the object sets of {len(rows)} images, with difficult objects",
         },
         n_used=len(labels),
         skipped=images.skipped(),

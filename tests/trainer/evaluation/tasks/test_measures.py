@@ -124,7 +124,14 @@ def test_voc_and_coco_are_read_from_their_files(tmp_path: Path, write: Write) ->
     voc, coco = multilabel.read_voc(tmp_path, problems), multilabel.read_coco(tmp_path, problems)
     assert (voc.names, voc.labels.tolist()) == (["cat", "dog"], [[1, 0], [0, 1], [multilabel.IGNORED, 1], [0, 0]])
     assert (coco.names, coco.labels.tolist()) == (["cat", "dog"], [[0, 0], [1, 0], [0, 1]])
-    result = multilabel.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    embedder = FakeEmbedder()
+    result = multilabel.evaluate(embedder, tmp_path, TaskOptions())
+    vectors = [random_vector(str(ImageSource(path=tmp_path / f"{folder}/JPEGImages/{i}.jpg"))) for i in range(4)]
+    distances = pairwise_distances(embedder.model, embedder.model.lift_image(torch.stack(vectors)))
+    sets = [{"cat"}, {"dog"}, {"cat", "dog"}, set()]  # the cat of the third image is a difficult one
+    pairs = list(combinations(range(4), 2))
+    expected = pearsonr([distances[i, j].item() for i, j in pairs], [len(sets[i] ^ sets[j]) for i, j in pairs])
+    assert result.metrics["voc2007/lattice/pearson"] == pytest.approx(expected.statistic)
     assert {"voc2007/mAP", "coco/softmax/mAP", "coco/lattice/distortion"} <= result.metrics.keys()
     assert not problems.malformed
     table["annotations"] = [*annotations, {"image_id": 8, "category_id": 7}]
