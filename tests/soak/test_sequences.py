@@ -6,12 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.explore import index
 from tests.soak.sequences.steps import CASES, DISTURBED, MOST_CALLS, Step, from_json, make_steps, to_json
 
-WAITS = pytest.mark.xfail(
-    not hasattr(index, "remove_cached"), reason="the explorer's cache keeps rows that were taken down", strict=False
-)
 ROOT = Path(__file__).parents[2]
 N_SEQUENCES, N_PARTS = 300, 15
 N_SHORT, SHORT_PARTS = 20, 2
@@ -26,7 +22,6 @@ def play(*names: str) -> None:
     assert done.returncode == 0, done.stdout[-20_000:] + done.stderr[-3000:]
 
 
-@WAITS
 @pytest.mark.soak
 @pytest.mark.parametrize("part", range(N_PARTS))
 def test_random_sequences(part: int, soak_seed: int) -> None:
@@ -34,7 +29,6 @@ def test_random_sequences(part: int, soak_seed: int) -> None:
     play(f"{first}-{first + N_SEQUENCES // N_PARTS - 1}")
 
 
-@WAITS
 @pytest.mark.rest
 @pytest.mark.parametrize("part", range(SHORT_PARTS))
 def test_some_random_sequences(part: int) -> None:
@@ -42,7 +36,6 @@ def test_some_random_sequences(part: int) -> None:
     play(f"{first}-{first + N_SHORT // SHORT_PARTS - 1}")
 
 
-@WAITS
 @pytest.mark.rest
 def test_sequences_that_found_faults() -> None:
     play(*map(str, sorted(CASES.glob("*.json"))))
