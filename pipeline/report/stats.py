@@ -17,7 +17,7 @@ from tqdm import tqdm
 from hypergrit_common.config import RESOLVED_FILE, check_yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
-from hypergrit_common.text import duration_text, one_line
+from hypergrit_common.text import counted, duration_text, one_line
 from pipeline.output.ledger import (
     check_finished,
     count_shard,
@@ -96,7 +96,7 @@ def trainable(stats: Statistics) -> list[str]:
 def progress_text(stats: Statistics) -> str:
     """Return how many shards are finished, for a job that is running or was stopped; "" if all are, or nobody knows."""
     planned = stats.get("planned", 0)
-    return f"{planned - left:,} of {planned:,} shards finished" if (left := count_unfinished(stats)) else ""
+    return f"{planned - left:,} of {counted(planned, 'shard')} finished" if (left := count_unfinished(stats)) else ""
 
 
 def count_unfinished(stats: Statistics) -> int:
