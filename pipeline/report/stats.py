@@ -50,7 +50,7 @@ from schemas.layout import ShardFile
 from schemas.manifest import RunTimings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, StageSpeed, Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, ROW_DROPPED, all_reasons
 from schemas.training import needs_of, training_line
 
 # The head of the report: when a job ran, how long, how fast, and what it wrote.
@@ -513,7 +513,7 @@ def row_statistics(totals: Totals) -> RowStatistics:
         },
         "boxes": {
             "found": totals.boxes.total(),
-            "removed": select(totals.boxes, BOX_REMOVALS),
+            "removed": select(totals.boxes, (*BOX_REMOVALS, ROW_DROPPED)),
             "kept": totals.boxes[None],
         },
         "duplicates": totals.duplicates(),
