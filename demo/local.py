@@ -1,6 +1,7 @@
 """Run the image server and a private Ray on this machine, isolated from other Ray instances, and submit a job."""
 
 import os
+import re
 import secrets
 import shutil
 import signal
@@ -15,6 +16,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from demo.serve import HOST, PORT
 from hypergrit_common.processes import descendants, kill
@@ -166,8 +168,12 @@ def ray_command() -> list[str]:
     return [sys.executable, "-c", "from ray.scripts.scripts import main; main()"]
 
 
+RAY_LINE: Final = re.compile(rb"\d{4}-\d\d-\d\d [\d:,]+\t(INFO|SUCC) \w+\.py:\d+ -- ")
+"""A line of Ray about the submission, such as its next steps: the Ray of the demo ends with the job."""
+
+
 def submit(ray: LocalRay, root: Path, entrypoint: Sequence[str]) -> int:
-    """Run `ray job submit --working-dir ROOT -- ENTRYPOINT` and print its log. Returns the exit code."""
+    """Run `ray job submit --working-dir ROOT -- ENTRYPOINT` and print its log and errors. Returns the exit code."""
     command = [
         *ray_command(),
         "--logging-level",
@@ -181,7 +187,15 @@ def submit(ray: LocalRay, root: Path, entrypoint: Sequence[str]) -> int:
     ]
     command += ["--log-color", "false", "--", *entrypoint]
     env = {**ray.env, "NO_PROXY": HOST, "no_proxy": HOST}
-    return subprocess.run(command, env=env, cwd=root, check=False).returncode
+    with subprocess.Popen(command, env=env, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        try:
+            for line in process.stdout or ():
+                if not RAY_LINE.match(line):
+                    print(line.decode("utf-8", "replace"), end="", flush=True)
+        except BaseException:
+            process.kill()
+            raise
+    return process.returncode
 
 
 def stop_with_descendants(head: "subprocess.Popen[bytes]") -> None:

@@ -21,8 +21,8 @@ class BoxCounts(TypedDict):
     """Boxes of all rows."""
 
     found: Annotated[int, "boxes found"]
-    removed: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS: n}"]
-    kept: Annotated[int, "boxes kept"]
+    removed: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS, or row_dropped: n}"]
+    kept: Annotated[int, "boxes kept, in kept rows"]
 
 
 class DuplicateCounts(TypedDict):

@@ -130,6 +130,8 @@ BOX_REMOVALS: Final = MappingProxyType(
     }
 )
 """Reasons to remove a box, in the order in which the filters are applied."""
+ROW_DROPPED: Final = "row_dropped"
+"""In statistics, the reason for boxes that no filter of boxes removed, but whose row was dropped."""
 
 
 def check_reason(stage: str, reason: str, further: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:

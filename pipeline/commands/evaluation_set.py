@@ -19,6 +19,7 @@ from hypergrit_common.files import check_file
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageLimits, ImageRejected, decode
 from hypergrit_common.near_duplicates import N_BITS, perceptual_hash
 from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.text import counted
 from pipeline.read.samples import IMAGE_SUFFIXES, count_suffixes
 from pipeline.read.takedown import TakedownList, digest_of, parse_takedown
 from schemas.rows import DOWNLOADED, HEAVY, SCORED
@@ -102,11 +103,12 @@ def read_folder(fs: AbstractFileSystem, root: str, path: str) -> EvaluationSet:
 
     found = list(map_concurrently(read, names))
     pictures = {picture for _, picture in found if picture is not None}
-    logger.info("against=%s: %d images", path, len(found))
+    logger.info("against=%s: %s", path, counted(len(found), "image"))
     if others := set(every) - set(names):
         logger.warning("against=%s: %s are not read", path, count_suffixes(sorted(others)))
     if n_damaged := sum(picture is None for _, picture in found):
-        logger.warning("against=%s: %d of %d images are compared by their bytes alone", path, n_damaged, len(found))
+        n_found = counted(len(found), "image")
+        logger.warning("against=%s: %d of %s compared by the bytes alone", path, n_damaged, n_found)
     return EvaluationSet(TakedownList(hashes=frozenset(digest_of(name) for name, _ in found)), tuple(pictures), 0)
 
 

@@ -14,7 +14,7 @@ from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
-from hypergrit_common.text import one_line
+from hypergrit_common.text import counted, one_line
 from pipeline.explore.quality.boxes import Covered, Sample, common_sample, covered, read_rows
 from pipeline.explore.quality.curve import Judged, Point, judge, n_expected, recommended, score_points, wilson
 from pipeline.explore.quality.known import read_known, read_synonyms
@@ -132,7 +132,7 @@ def draw_sample(output: str, options: QualityOptions) -> None:
             "thresholds from those of the job on; for lower ones, run it with score.min_score=0.1 score.min_clip_score=0"
         )
     print_text(
-        f"{len(questions)} boxes: mark them in {page}, or in the column `mark` of {path}; then run\n"
+        f"{counted(len(questions), 'box', 'boxes')} to mark in {page}, or in the column `mark` of {path}; then run\n"
         f"  hypergrit quality {output} marks={path}"
     )
 
@@ -176,7 +176,7 @@ def known(output: str, options: QualityOptions) -> tuple[Judges, Covered]:
             "rows are found by their `id` or by the file name in their URL, and COCO's objects by their category in "
             "the caption (see synonyms and any_phrase)"
         )
-    print_text(f"{len(pairs)} rows with known objects, {n_true} objects to be found")
+    print_text(f"{counted(len(pairs), 'row')} with known objects, {counted(n_true, 'object')} to be found")
 
     def judges(clip: float) -> tuple[Sequence[Judged], int]:
         return [box for row, objects in pairs for box in judge(row, objects, clip)], n_true
@@ -191,7 +191,7 @@ def marked(output: str, path: Path) -> tuple[Judges, Covered]:
     kept = [box.removed is None for _, _, box in found]
     n_right = sum(box.is_right for box in boxes)
     print_text(f"{about([mark.sample for mark, _, _ in found])}\n{summary(boxes, kept)}\n")
-    print_text(f"{len(boxes)} marked boxes, {n_right} of them right")
+    print_text(f"{counted(len(boxes), 'marked box', 'marked boxes')}, {n_right} right")
     limits = covered(output, common_sample([mark.sample for mark, _, _ in found], [box.score for box in boxes]))
 
     def judges(clip: float) -> tuple[Sequence[Judged], int]:
@@ -208,7 +208,7 @@ def advice(best: Point | None, precision: float, recall_name: str) -> str:
     return (
         f"Highest recall at a precision of {precision:.2f}: score.min_score={best.min_score:g} "
         f"score.min_clip_score={best.min_clip_score:g}\n"
-        f"  precision {best.precision:.3f} [{low:.3f}, {high:.3f}], {recall_name} {best.recall:.3f}, {best.n_kept} boxes"
+        f"  precision {best.precision:.3f} [{low:.3f}, {high:.3f}], {recall_name} {best.recall:.3f}, {counted(best.n_kept, 'box', 'boxes')}"
     )
 
 

@@ -32,7 +32,7 @@ from pipeline.faults import ShardError
 from pipeline.output.commit import finish_replacements, open_output
 from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
-from pipeline.output.resume import Work, check_secrets, formats_by_hash, formats_of, plan_work, read_record
+from pipeline.output.resume import Work, check_secrets, flatten, formats_by_hash, formats_of, plan_work, read_record
 from pipeline.output.source import (
     check_formats,
     check_hashes,
@@ -317,7 +317,9 @@ def retry(arguments: Sequence[str]) -> int:
     code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short)]
     old = dataclasses.replace(read_config(store, code, loads=True), output=output)
     config = with_absolute_paths(dataclasses.replace(read_config(store, changes, loads=True), output=output))
-    check_keys(changes, (*TAKEN, *KEYS.plugins, "output"), "retry")
+    before, after = (flatten(dataclasses.asdict(settings)) for settings in (old, config))
+    same = {key for key, value in after.items() if key in before and before[key] == value}
+    check_keys(changes, (*TAKEN, *KEYS.plugins, "output"), "retry", same)
     config.download.check_use()
     if config.read.takedown is not None:
         read_takedown(config.read.takedown)
@@ -335,7 +337,7 @@ def retry(arguments: Sequence[str]) -> int:
             results = search.values(count, tasks_of(chosen), "rows to try again")
             counts = {result.index: result.n_rows for result in results if isinstance(result, Task)}
             plans, n_rows = [plan for plan in work.plans if counts.get(plan.index)], sum(counts.values())
-            logger.info("%s of %s are tried again", counted(n_rows, "row"), counted(len(plans), "shard"))
+            logger.info("trying %s of %s again", counted(n_rows, "row"), counted(len(plans), "shard"))
             lease.check()
             store.remove_drafts()
             written = formats_by_hash(old)
@@ -393,7 +395,7 @@ def finished_shards(store: Store, work: Work) -> list[Manifest]:
     for manifest in manifests:
         check_formats(store, manifest)
     if unfinished:
-        logger.warning("%d shards are not finished, and left to the job", len(unfinished))
+        logger.warning("%s unfinished, and left to the job", counted(len(unfinished), "shard"))
     return manifests
 
 
@@ -401,9 +403,9 @@ USAGE: Final = f"""\
 usage: hypergrit run retry=true output=OUT [reasons=[...]] [secrets.yaml] [key=value ...]
 
 Tries rows again that a finished job dropped for a reason that can pass, and replaces their shards. A replaced shard is
-that of a job in which these rows succeeded at once. The settings are those of the job, the input files must still be
-there, and a proxy and headers must be given again. No kept row is downloaded again; in shards with rows that succeed,
-those that the models dropped are. After a kill, run the same command again.
+that of a job in which these rows succeeded at once. The settings are those of the job, whose arguments may be given
+again; the input files must still be there, and a proxy and headers must be given again. No kept row is downloaded
+again; in shards with rows that succeed, those that the models dropped are. After a kill, run the same command again.
 
   hypergrit run retry=true output=out/demo
   hypergrit run retry=true output=s3://data/coyo "reasons=[timeout,429,5xx]" download.timeout_s=60 ray.address=auto

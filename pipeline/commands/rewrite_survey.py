@@ -135,7 +135,7 @@ class Survey:
             duplicates.find(self.criteria, self.radius, self.cosine, device)
             lease.check()
             n_rows = self._write(duplicates)
-        logger.info("%d duplicates found", n_rows)
+        logger.info("%s found", counted(n_rows, "duplicate"))
 
     def each(self, work: Callable[[Part], object], parts: Sequence[Part], text: str, lease: Lease) -> None:
         """Call a function for each part in the workers. Raises UserError for the first part that fails."""

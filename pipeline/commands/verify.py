@@ -49,6 +49,7 @@ from pipeline.output.write.samples import Row as KeptRow
 from pipeline.output.write.tar import SamplePlace
 from pipeline.output.write.train import SIDE_PX, annotations, distinct_phrases, grounded_captions
 from pipeline.read.types import Task
+from pipeline.report.stats import bytes_text
 from pipeline.run.loop import Run
 from pipeline.run.steps import Recipe
 from pipeline.summary.totals import DAMAGE as SUMMARY_DAMAGE
@@ -657,8 +658,8 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
             requeue(store, broken, lease)
     unfinished = f", {contents.n_unfinished} more are not finished" if contents.n_unfinished else ""
     print_text(
-        f"{counted(len(contents.plans), 'finished shard')}{unfinished}: {sums.rows['read']:,} rows read, {sums.rows['kept']:,} kept, "
-        f"{n_bytes / 1e9:,.3f} GB with the right hashes, {n_images:,} images decoded"
+        f"{counted(len(contents.plans), 'finished shard')}{unfinished}: {counted(sums.rows['read'], 'row')} read, "
+        f"{sums.rows['kept']:,} kept, {bytes_text(n_bytes)} with the right hashes, {counted(n_images, 'image')} decoded"
     )
     for left in contents.left_out:
         print_text(message(f"{describe_left_out(left)} are left out, since they were not finished (incomplete=true)"))

@@ -40,7 +40,7 @@ from pipeline.report.html import flatten
 from pipeline.report.stats import collect, count_unfinished, make_stats
 from pipeline.summary.totals import Totals
 from schemas.stats import HistogramJson, Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, ROW_DROPPED, all_reasons
 
 # The statistics of an output, from the summaries of its finished shards; nothing is written.
 
@@ -220,7 +220,8 @@ def boxes(both: Both) -> Iterator[Figure]:
     counts = [stats["boxes"] for stats in both]
     found = [count["found"] for count in counts]
     yield figure("found", found)
-    yield from removals([count["removed"] for count in counts], BOX_REMOVALS, found)
+    meanings = {**BOX_REMOVALS, ROW_DROPPED: "no filter of boxes removed the box, but its row was dropped"}
+    yield from removals([count["removed"] for count in counts], meanings, found)
     yield figure("kept", [count["kept"] for count in counts], found)
     yield figure("kept per kept row", [share(stats["boxes"]["kept"], stats["rows"]["kept"]) for stats in both])
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
-from hypergrit_common.text import one_line
+from hypergrit_common.text import counted, one_line
 from pipeline.output.ledger import AllKeys, ShardKeys, check_finished
 from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
@@ -169,7 +169,7 @@ def list_contents(store: Store) -> Contents:
     command = made["command"] if made else ""
     if made and (missing := missing_shards(made, None, committed)):
         problems.append(
-            Problem(COMMAND_FILE, f"{len(missing)} of {len(made['shards'])} shards are missing, such as shard "
+            Problem(COMMAND_FILE, f"{len(missing)} of {counted(len(made['shards']), 'shard')} missing, such as shard "
                                   f"{next(iter(missing))}; run {again(command)}")
         )  # fmt: skip
     n_unfinished, left_out = len(missing_shards(made, job, committed)), lacked_by_sources(made, job)

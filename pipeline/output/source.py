@@ -70,12 +70,12 @@ def given_keys(changes: Sequence[str]) -> set[str]:
     return {key for layer in layers if isinstance(layer, dict) for key in flatten(cast(dict[str, Any], layer))}
 
 
-def check_keys(changes: Sequence[str], taken: Collection[str], command: str) -> None:
+def check_keys(changes: Sequence[str], taken: Collection[str], command: str, same: Collection[str] = ()) -> None:
     """Raise UserError if `key=value` arguments set a key that is not among `taken`: the command would ignore it.
 
-    The name of a group allows all settings of the group.
+    The name of a group allows all settings of the group. The `same` keys have their values in the job.
     """
-    for key in sorted(given_keys(changes)):
+    for key in sorted(given_keys(changes).difference(same)):
         if not any(key == name or key.startswith(f"{name}.") for name in taken):
             raise UserError(f"{command} cannot change {key}, a setting of the job; it takes {', '.join(sorted(taken))}")
 

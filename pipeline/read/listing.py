@@ -196,7 +196,7 @@ def warn_about_ignored(tars: list[str], files: list[str]) -> None:
     ignored = [path for path in files if format_of(path) != "tar" and path.rsplit(".", 1)[0] not in stems]
     if ignored:
         logger.warning(
-            "only the %d tars of the input are read, not the %d files beside them (first: %s); "
+            "only the tars of the input are read (%d), not the other files (%d, first: %s); "
             "to read those, give input= as a glob that matches them",
             len(tars), len(ignored), ignored[0],
         )  # fmt: skip

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
+from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import input_format, list_files, use_format
 from pipeline.read.roots import Roots
@@ -207,14 +208,14 @@ def cut_files(
     use_format(config.format)
     Roots(config.image_roots)  # checks them
     new = [(path, size) for path, size in files if path not in known]
-    counted = [path for path, _ in new if isinstance(input_format(path), Counted)]
+    with_counts = [path for path, _ in new if isinstance(input_format(path), Counted)]
     tars = [(path, size) for path, size in new if isinstance(input_format(path), Tar)]
     cut: list[CutFile] = []
     total = 0
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
     # are not raised.
     with (
-        closing(map_concurrently(partial(_count_rows, config=config), counted)) as counts,
+        closing(map_concurrently(partial(_count_rows, config=config), with_counts)) as counts,
         closing(scan(tars, config, limit)) as scans,
     ):
         for path, size in files:
@@ -232,7 +233,7 @@ def cut_files(
                 case Sequential() as kind if n_before != total:
                     cuts, damage = _cut_text(path, kind, config, total, rows_per_shard, max_rows)
             if damage:
-                logger.warning("only the first %d rows of a damaged file are read: %s", cuts[-1][0], damage)
+                logger.warning("only %s of a damaged file can be read: %s", counted(cuts[-1][0], "row"), damage)
             cut.append(CutFile(path, size, tuple(cuts), damage=damage))
             total += cut[-1].n_rows
     return cut

@@ -25,7 +25,7 @@ from pipeline.report.stats import bytes_text, describe_run, stats_text, trainabl
 from pipeline.stages.score.filters import clip_score
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+from schemas.status import BOX_REMOVALS, INTERNAL_ERROR, PHRASE_REMOVALS, all_reasons
 
 # Draw the dependency trees of stored tokens with displaCy.
 
@@ -181,8 +181,13 @@ def render(
 def funnel(
     stats: Statistics, examples: Mapping[tuple[str, str], list[Row]], dropped: Mapping[str, Thumbnail]
 ) -> Iterator[dict[str, Any]]:
-    """Yield, for each stage, the rows that entered and left it and its drop reasons, the most frequent first."""
+    """Yield, for each stage, the rows that entered and left it and its drop reasons, the most frequent first.
+
+    Stages that the job did not have are left out. An output of `rewrite` does not name them: it has all that can drop.
+    """
     known = all_reasons(stats["provenance"], stats["rows"]["dropped"])
+    ran = stats["stages"] or {name for name, reasons in known.items() if reasons.keys() > {INTERNAL_ERROR}}
+    shown = {*ran, *stats["rows"]["dropped"]}
 
     def describe(stage: str, reason: str, n: int) -> dict[str, Any]:
         rows = examples.get((stage, reason), [])
@@ -192,7 +197,7 @@ def funnel(
         return {**about, "examples": rows, "cards": cards}
 
     left = stats["rows"]["read"] - stats["rows"].get("unfinished", 0)
-    for stage in known:
+    for stage in filter(shown.__contains__, known):
         reasons = sorted(stats["rows"]["dropped"].get(stage, {}).items(), key=lambda item: (-item[1], item[0]))
         entered, left = left, left - sum(n for _, n in reasons)
         found = [describe(stage, reason, n) for reason, n in reasons]

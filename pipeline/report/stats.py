@@ -17,7 +17,7 @@ from tqdm import tqdm
 from hypergrit_common.config import RESOLVED_FILE, check_yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
-from hypergrit_common.text import duration_text, one_line
+from hypergrit_common.text import counted, duration_text, one_line
 from pipeline.output.ledger import (
     check_finished,
     count_shard,
@@ -50,7 +50,7 @@ from schemas.layout import ShardFile
 from schemas.manifest import RunTimings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, StageSpeed, Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, all_reasons
+from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, ROW_DROPPED, all_reasons
 from schemas.training import needs_of, training_line
 
 # The head of the report: when a job ran, how long, how fast, and what it wrote.
@@ -96,7 +96,7 @@ def trainable(stats: Statistics) -> list[str]:
 def progress_text(stats: Statistics) -> str:
     """Return how many shards are finished, for a job that is running or was stopped; "" if all are, or nobody knows."""
     planned = stats.get("planned", 0)
-    return f"{planned - left:,} of {planned:,} shards finished" if (left := count_unfinished(stats)) else ""
+    return f"{planned - left:,} of {counted(planned, 'shard')} finished" if (left := count_unfinished(stats)) else ""
 
 
 def count_unfinished(stats: Statistics) -> int:
@@ -513,7 +513,7 @@ def row_statistics(totals: Totals) -> RowStatistics:
         },
         "boxes": {
             "found": totals.boxes.total(),
-            "removed": select(totals.boxes, BOX_REMOVALS),
+            "removed": select(totals.boxes, (*BOX_REMOVALS, ROW_DROPPED)),
             "kept": totals.boxes[None],
         },
         "duplicates": totals.duplicates(),

@@ -48,7 +48,9 @@ def summary_table(stats: Statistics) -> str:
         lines.append(
             f"last run: {run['shards']} of {counted(len(stats['shards']), 'shard')} in {run['wall_seconds']:,.1f} s"
         )
-    lines += [f"damaged input file, {file['rows']:,} rows read: {file['path']}" for file in stats.get("damaged", ())]
+    lines += [
+        f"damaged input file, {counted(file['rows'], 'row')} read: {file['path']}" for file in stats.get("damaged", ())
+    ]
     if "truth" in stats:
         known = [f"{name} {stats['truth'][name]:.3f}" for name in ("precision", "recall") if name in stats["truth"]]
         lines += ["", f"boxes compared with the ground truth: {', '.join(known)}"]

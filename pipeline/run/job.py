@@ -93,9 +93,8 @@ class Shards:
             return
         hosts = Counter(map(self.host, missing))
         logger.warning(
-            "%d shards are not in the output %s although they were written, on %s: look if it is mounted there; "
-            "computed "
-            "again", len(missing), self.output.root, ", ".join(f"{host} ({n})" for host, n in hosts.most_common()),
+            "%s missing in the output %s although written, on %s: look if it is mounted there; computed again",
+            counted(len(missing), "shard"), self.output.root, ", ".join(f"{host} ({n})" for host, n in hosts.most_common()),
         )  # fmt: skip
         self.finish(missing)
         for plan in self.lost(missing):
@@ -118,7 +117,7 @@ def check_rows(stats: Statistics, plans: Sequence[ShardPlan], output: Store) -> 
     planned, found = sum(plan.n_rows for plan in plans), stats["rows"]["read"]
     if found != planned:
         raise UserError(
-            f"the output {output.root} accounts for {found} rows, but {planned} were planned; run the same command "
+            f"the output {output.root} accounts for {counted(found, 'row')}, but {planned} were planned; run the same command "
             "again, which computes the missing shards"
         )
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 from tqdm import tqdm
 
 from hypergrit_common.progress import FIRST_S, has_bar, now_and_then
-from hypergrit_common.text import duration_text
+from hypergrit_common.text import counted, duration_text
 from pipeline.config import PipelineConfig
 from pipeline.run.steps import Done
 from schemas.manifest import FailedShard
@@ -280,12 +280,12 @@ class Progress(Follower):
     def _move_bar(self) -> None:
         values = self.values()
         self.bar.n = values["share"]
-        self.bar.set_description_str(f"{values['finished']:,} of {self.n_rows:,} rows", refresh=False)
+        self.bar.set_description_str(f"{values['finished']:,} of {counted(self.n_rows, 'row')}", refresh=False)
         self.bar.set_postfix_str(", ".join(details(values)))
 
     def _log(self) -> None:
         values = self.values()
-        text = f"{values['finished']:,} of {self.n_rows:,} rows, {values['share']:.0%} of the work"
+        text = f"{values['finished']:,} of {counted(self.n_rows, 'row')}, {values['share']:.0%} of the work"
         logger.info("%s", ", ".join([text, *details(values)]), extra={"progress": values})
 
 

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pipeline.summary.histogram import Distinct, Frequent, Histogram, make_histograms
 from schemas.manifest import Counts, Manifest
 from schemas.stats import DuplicateCounts, Places
-from schemas.status import KEPT, STAGES
+from schemas.status import KEPT, ROW_DROPPED, STAGES
 
 Array = NDArray[Any]
 
@@ -173,7 +173,10 @@ class Totals:
         boxes, scores = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])
         if len(boxes) != len(scores):
             raise ValueError(f"{len(boxes)} boxes have {len(scores)} box_scores")
-        removed = scores.field("removed")
+        row_of_box = pc.list_parent_indices(batch["boxes"])
+        in_dropped = pc.not_equal(batch["status"], KEPT).take(row_of_box)
+        removed = scores.field("removed").cast(pa.string())
+        removed = pc.if_else(pc.and_(removed.is_null(), in_dropped), ROW_DROPPED, removed)
         self.boxes.update(removed.to_pylist())
         is_kept = removed.is_null().to_numpy(zero_copy_only=False)
         x_min, y_min, x_max, y_max = (floats(boxes.field(name)) for name in ("x_min", "y_min", "x_max", "y_max"))
@@ -184,14 +187,13 @@ class Totals:
         ):
             self.histograms[name].add("kept", values[is_kept])
             self.histograms[name].add("removed", values[~is_kept])
-        rows = pc.list_parent_indices(batch["boxes"]).to_numpy()[is_kept]
-        per_row = np.bincount(rows, minlength=batch.num_rows)
-        is_counted = (per_row > 0) & pc.equal(batch["status"], KEPT).to_numpy(zero_copy_only=False)
-        self.histograms["boxes_per_image"].add("images", per_row[is_counted].astype(float))
+        rows = row_of_box.to_numpy()[is_kept]
+        per_row = np.bincount(rows)
+        self.histograms["boxes_per_image"].add("images", per_row[per_row > 0].astype(float))
         self._count_phrases(batch, rows, boxes.field("phrase").to_numpy()[is_kept])
 
     def _count_phrases(self, batch: pa.RecordBatch, rows: Array, phrases: Array) -> None:
-        """Count the texts and head nouns of the phrases with a kept box, each phrase once.
+        """Count the texts and head nouns of the phrases with a kept box in a kept row, each phrase once.
 
         `rows` and `phrases` hold the row and the noun chunk of each kept box.
         """
@@ -336,7 +338,7 @@ class RowCounts:
 
 # The statistics of one or more finished shards, and their file.
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the content: summaries of another version are computed again."""
 MAX_BYTES: Final = 1 << 26
 """Largest content of a file: sketches of bounded size."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from demo import local
 from demo.local import free_ports, server, stop_with_descendants, usable_port
 from demo.serve import HOST, PORT
 from hypergrit_common.processes import descendants, started_at
@@ -70,3 +71,19 @@ def is_zombie(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_submitting_a_job_prints_its_log_and_rays_errors_without_rays_next_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [
+        "2026-11-26 04:19:08,843\tINFO cli.py:330 -- Next steps",
+        "2026-11-26 04:19:08,843\tSUCC cli.py:67 -- Job 'raysubmit_1' submitted successfully",
+        "04:19:10 INFO 240 rows in 5 shards",
+        "2026-11-26 04:19:53,044\tINFO sdk.py:520 -- WebSocket closed for job raysubmit_1 with close code 1000",
+        "2026-11-26 04:19:54,000\tERR cli.py:68 -- Job 'raysubmit_1' failed",
+    ]
+    code = f"import sys; print({chr(10).join(lines)!r}); sys.exit(3)"
+    monkeypatch.setattr(local, "ray_command", lambda: [sys.executable, "-c", code])
+    assert local.submit(local.LocalRay(address="http://127.0.0.1:1", env={}), tmp_path, ["job"]) == 3
+    assert capsys.readouterr().out.splitlines() == [lines[2], lines[4]]

@@ -165,6 +165,13 @@ class Index:
         shard, row = self.locate(sample)
         return shard.byte_range(row)
 
+    def whole_range(self, sample: int) -> ByteRange:
+        """Return the bytes up to the next sample: those of `byte_range` end with the last member that is needed."""
+        shard, row = self.locate(sample)
+        first = int(shard.starts[row])
+        end = min((int(start) * BLOCK for start in shard.starts[shard.starts > first]), default=shard.n_bytes)
+        return ByteRange(shard.url, first * BLOCK, min(end, first * BLOCK + MAX_SAMPLE_BYTES))
+
     def n_bytes(self, sample: int) -> int:
         """Return the size of a sample in bytes."""
         return int(self.places.read(sample, 1)[0, 1])

@@ -144,13 +144,13 @@ def log_damaged_shards(index: Index) -> None:
     """Log the damaged shards: the first few by name, then the number of the others."""
     for shard in index.damaged[:MAX_LOGGED]:
         logger.warning(
-            "%s: %s; the %d samples before the damage are used; create or download the shard again",
+            "%s: %s; %s before the damage used; create or download the shard again",
             shard.url,
             shard.problem,
-            len(shard),
+            counted(len(shard), "sample"),
         )
     if len(index.damaged) > MAX_LOGGED:
-        logger.warning("%d more shards are damaged", len(index.damaged) - MAX_LOGGED)
+        logger.warning("%s damaged", counted(len(index.damaged) - MAX_LOGGED, "more shard"))
 
 
 def index_shards(

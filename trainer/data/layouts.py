@@ -310,8 +310,9 @@ def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str
         try:
             layout = find_layout(data) if expected == "auto" else expected
             read_sample(data, layout, needs)
+            whole = reader.read([index.whole_range(int(sample))])[0]
             reader.close()
-            logger.info("the first usable sample %s", training_line(fields_of(data, layout)))
+            logger.info("the first usable sample %s", training_line(fields_of(whole, layout) | needs))
             return layout
         except BadSample as bad:
             problems.append((f"{index.locate(int(sample))[0].url}: {sample_key(data)}", bad))

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.shards import list_shards
+from hypergrit_common.text import counted
 from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
@@ -107,9 +108,9 @@ class Loader:
         self.iterators: list[Iterator[Batch]] = []
         if self.n_samples < batch * world_size:
             logger.warning(
-                "%s: the %d samples are fewer than a batch of %d, so each batch repeats some of them",
+                "%s: %s, fewer than a batch of %d, so each batch repeats some",
                 self.key,
-                self.n_samples,
+                counted(self.n_samples, "sample"),
                 batch * world_size,
             )
 

@@ -29,7 +29,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.processes import n_cpus
 from hypergrit_common.progress import tracked
-from hypergrit_common.text import duration_text
+from hypergrit_common.text import counted, duration_text
 from hypergrit_common.version import hypergrit_version
 from schemas.features import FOLDER, RECORD_NAME, FeatureManifest, FeatureRecord, feature_schema
 from schemas.files import MANIFEST_FILE
@@ -443,14 +443,14 @@ def predict(embedder: Embedder, shards: HeldOutShards) -> None:
     batch = record_batch(embedder, computed)
     seconds, n_bytes = time.monotonic() - start, batch.nbytes
     logger.info(
-        "dry run of %d samples: all %d will take about %s and %.2f GB (%d files of at most %d samples), with %d bad ones",
-        size,
+        "dry run of %s: all %d will take about %s and %.2f GB (%s of at most %s), with %s",
+        counted(size, "sample"),
         n,
         duration_text(seconds * n / size),
         n_bytes * n / size / 1e9,
-        -(-n // config.rows_per_shard),
-        config.rows_per_shard,
-        round(len(computed.bad) * n / size),
+        counted(-(-n // config.rows_per_shard), "file"),
+        counted(config.rows_per_shard, "sample"),
+        counted(round(len(computed.bad) * n / size), "bad one"),
     )
 
 
@@ -469,11 +469,11 @@ def log_totals(manifests: Sequence[dict[str, Any]], output: Path) -> None:
         bad.update(manifest["bad"])
     problems = ", ".join(f"{n} {reason}" for reason, n in sorted(bad.items())) or "none"
     logger.info(
-        "%s: %d of %d samples with %d boxes, %.1f MB; bad samples: %s",
+        "%s: %d of %s with %s, %.1f MB; bad samples: %s",
         output,
         rows,
-        read,
-        boxes,
+        counted(read, "sample"),
+        counted(boxes, "box", "boxes"),
         n_bytes / 1e6,
         problems,
     )

@@ -8,7 +8,7 @@ docs/training.md compares estimates with measured peaks.
 import logging
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
@@ -88,18 +88,24 @@ def check_memory(
         text = saved_per_row(
             model, lambda n: model.text_features(torch.ones(n, *text_shape, dtype=dtype, device=process.device))
         )
+        ranks = all_ranks(machine()).count(machine())
+        refuse(needs(config, model, process, image, text, 0.0, ranks), config, process)  # before the slow measurement
         boxes = boxes_of_pair(config, model)
         towers = (1 + boxes) * (image.all + text.all)
         pair = saved_per_row(model, lambda n: model(drawn_batch(model, n + 1, boxes, process.device)).loss)
-    machines = all_ranks(machine())
-    found = needs(config, model, process, image, text, max(pair.all - towers, 0.0), machines.count(machine()))
+    found = needs(config, model, process, image, text, max(pair.all - towers, 0.0), ranks)
     if process.is_main:
         logger.info("memory, estimated: %s", "; ".join(map(str, found)))
+    refuse(found, config, process)
+    return found
+
+
+def refuse(found: Sequence[Need], config: TrainConfig, process: Process) -> None:
+    """Raise UserError on all ranks if a memory of one of them cannot hold the run. Collective."""
     problems = [need for need in found if need.free is not None and TOLERANCE * need.total > need.free]
     texts = [problem(need, config, process) for need in problems] if config.check_memory else []
     if message := next((item for part in all_ranks(texts) for item in part), ""):
         raise UserError(message)
-    return found
 
 
 def boxes_of_pair(config: TrainConfig, model: DualEncoder) -> int:

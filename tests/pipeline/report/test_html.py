@@ -189,3 +189,21 @@ def test_estimates_are_marked_as_such(output: Path, tmp_path: Path) -> None:
     write_report(str(copy))
     assert "estimated, ± 780" in page(copy)
     assert "too high by at most 12,345 (phrases);" in page(copy)
+
+
+def stages_of(path: Path) -> list[str]:
+    return re.findall(r'<div class="stage">\s*<b>(\w+)</b>', page(path))
+
+
+def test_rows_by_stage_have_the_stages_that_ran_or_dropped_rows(output: Path, tmp_path: Path) -> None:
+    stats = json.loads((output / "stats.json").read_text())
+    assert set(stages_of(output)) == {*stats["stages"], *stats["rows"]["dropped"]}
+    assert "recaption" not in stages_of(output)
+    speed = {"seconds": 1.0, "rows": 1.0, "rows_per_second": 1.0}
+    for stages, expected in ({**stats["stages"], "recaption": speed}, True), ({}, False):
+        copy = tmp_path / str(expected)
+        shutil.copytree(output, copy)
+        (copy / "stats.json").write_text(json.dumps(stats | {"stages": stages}))
+        write_report(str(copy))
+        assert ("recaption" in stages_of(copy)) == expected
+        assert {"read", "download", "parse", "ground"} <= set(stages_of(copy))

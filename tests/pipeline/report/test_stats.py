@@ -18,6 +18,7 @@ from pipeline.report.summary import summary_table
 from pipeline.summary.histogram import Histogram
 from pipeline.summary.totals import host_of
 from schemas.rows import VERSION
+from schemas.table import Drop, drop_rows, kept_indices
 from tests.pipeline.report.make_output import write_output
 
 
@@ -55,6 +56,25 @@ def test_counts_of_boxes_and_phrases_equal_those_of_a_loop_over_the_rows(output:
     texts = Counter(kept_phrases(tables))
     assert stats["phrases"]["grounded"] == texts.total()
     assert stats["top"]["phrases"] == [list(item) for item in sorted(texts.items(), key=lambda i: (-i[1], i[0]))[:30]]
+
+
+def test_boxes_of_dropped_rows_are_not_kept(tables: list[pa.Table], tmp_path: Path) -> None:
+    before = build_stats(write_output(tmp_path / "before", tables))
+    table, kept = tables[0], kept_indices(tables[0])
+    dropped = drop_rows(table, "write", dict.fromkeys(kept[:2], Drop("same_url", "0")))
+    output = write_output(tmp_path / "out", [dropped, *tables[1:]])
+    stats = build_stats(output)
+    lost = [s["removed"] for row in table.take(kept[:2]).to_pylist() for s in row["box_scores"]].count(None)
+    assert lost
+    assert stats["boxes"]["removed"] == {**before["boxes"]["removed"], "row_dropped": lost}
+    assert (stats["boxes"]["found"], stats["boxes"]["kept"]) == (
+        before["boxes"]["found"],
+        before["boxes"]["kept"] - lost,
+    )
+    manifests = [json.loads(path.read_text()) for path in Path(output, "_manifests").glob("*.json")]
+    assert stats["boxes"]["kept"] == sum(manifest["boxes"] for manifest in manifests)
+    assert stats["phrases"]["grounded"] == sum(manifest["phrases"] for manifest in manifests)
+    assert stats["histograms"]["grounding_score"] != before["histograms"]["grounding_score"]
 
 
 def test_kept_heads_and_removed_texts_equal_those_of_a_loop_over_the_rows(output: Path, tables: list[pa.Table]) -> None:

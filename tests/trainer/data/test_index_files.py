@@ -13,12 +13,13 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from pipeline.config import WriteConfig
 from pipeline.output.write.stage import write_shard
+from schemas.training import training_line
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, table
 from tests.pipeline.output.write.test_index import remove_index
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
 from trainer.data.index import Index, index_shard, sample_members
 from trainer.data.indexing import build_index
-from trainer.data.layouts import read_sample
+from trainer.data.layouts import probe, read_sample
 from trainer.data.shards import ByteRangeReader, ShardFile
 
 COUNTS = (3, 0, 5)
@@ -90,6 +91,18 @@ def test_members_that_a_model_does_not_need_are_not_read(output: Path) -> None:
             assert names >= expected["boxes" in needs]
             assert ("parent000.jpg" in names) == ("boxes" in needs)
     assert sizes[0] < 0.5 * sizes[1] < 0.9 * sizes[3]
+
+
+@pytest.mark.parametrize("needs", NEEDS)
+def test_what_samples_can_train_does_not_depend_on_the_model(
+    output: Path, caplog: pytest.LogCaptureFixture, needs: frozenset[str]
+) -> None:
+    index = build_index(list_shards(str(output)), needs=needs)
+    for sample in (0, index.n_samples - 1):
+        assert index.whole_range(sample).start == index.byte_range(sample).start
+    with caplog.at_level(logging.INFO):
+        assert probe(index, "auto", needs) == ("train" if "parse" in needs else "hycoclip")
+    assert training_line({"boxes", "parse"}) in caplog.text
 
 
 def test_subreddits_are_read_by_models_that_need_no_parse(tmp_path: Path) -> None:

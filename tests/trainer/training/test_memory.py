@@ -62,6 +62,7 @@ def test_a_run_that_does_not_fit_is_refused_before_the_first_step_with_the_keys_
     assert "of 0.0 GB free in memory of the machine" in message
     assert "lower batch_size, or set micro_batch_size=16, which gives the same gradient" in message
     assert "jobs/train/small_machine.yaml" in message
+    assert "memory, estimated" not in message
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
     assert run(tmp_path / "run", *WIDE, "steps=3", "check_memory=false") == 0
 

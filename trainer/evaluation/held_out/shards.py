@@ -19,6 +19,7 @@ from torch import Tensor
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.images import ImageRejected
 from hypergrit_common.shards import list_shards
+from hypergrit_common.text import counted
 from trainer.data.config import DataConfig, Layout
 from trainer.data.crops import Crop, EncodedImage, Region, draw_crop
 from trainer.data.indexing import build_index
@@ -133,7 +134,7 @@ def log_bad(bad: Sequence[str], n_usable: int, limit: float) -> None:
             "create the shards again, or raise it"
         )
     if bad:
-        logger.warning("shards: %d bad sample%s skipped", len(bad), "s" if len(bad) > 1 else "")
+        logger.warning("shards: %s skipped", counted(len(bad), "bad sample"))
 
 
 def read_available(data: bytes, layout: Layout) -> Sample:

@@ -24,6 +24,7 @@ from hypergrit_common.errors import prefixed
 from hypergrit_common.images import ImageRejected, decode
 from hypergrit_common.near_duplicates import find_near, normal_url, perceptual_hash
 from hypergrit_common.shards import list_shards
+from hypergrit_common.text import counted
 from trainer.data.crops import LIMITS
 from trainer.data.index import Index
 from trainer.data.indexing import build_index
@@ -104,7 +105,7 @@ def shard_fingerprints(index: Index, number: int) -> NDArray[np.void]:
             n_bad += 1
     reader.close()
     if n_bad:
-        logger.warning("train_shards: %s: %d images cannot be read and are not compared", shard.url, n_bad)
+        logger.warning("train_shards: %s: %s unreadable and not compared", shard.url, counted(n_bad, "image"))
     return np.array(rows, ROW)
 
 

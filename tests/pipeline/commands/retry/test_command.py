@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from hypergrit_common.errors import UserError
 from pipeline.commands import rewrite, takedown
@@ -228,6 +229,11 @@ def test_a_failed_shard_stays_and_is_tried_again_by_the_same_command(
 def test_other_settings_are_refused(output: Path, capsys: Printed, argument: str, text: str) -> None:
     assert retry(output, argument) == 2
     assert text in capsys.readouterr().err
+
+
+def test_the_arguments_of_the_job_may_be_given_again(output: Path) -> None:
+    job = yaml.safe_load((output / "config.yaml").read_text())
+    assert retry(output, f"input={job['input']}", f"rows_per_shard={job['rows_per_shard']}") == 0
 
 
 def test_the_help_names_the_reasons(capsys: Printed, output: Path) -> None:

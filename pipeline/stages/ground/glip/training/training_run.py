@@ -13,6 +13,7 @@ from hypergrit_common.config import split_runtime, to_yaml
 from hypergrit_common.devices import pick_device
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import counted
 from pipeline.stages.ground.glip.config import CONFIGS
 from pipeline.stages.ground.glip.load import find_vocabulary, find_weights, load_glip
 from pipeline.stages.ground.glip.model import Glip
@@ -49,7 +50,8 @@ def run(config: GlipTrainConfig) -> None:
     model, vocab = build_initial_model(config, output, shards)
     prompter = Prompter(vocab, model.config.text)
     examples, skipped = index_examples(shards, prompter, model.config)
-    logger.info("%d examples in %d shards; skipped examples: %s", len(examples), len(shards), dict(skipped) or "none")
+    found = f"{counted(len(examples), 'example')} in {counted(len(shards), 'shard')}"
+    logger.info("%s; skipped examples: %s", found, dict(skipped) or "none")
     batches = load_batches(examples, prompter, model.config, config, first_step)
     model.to(pick_device(config.device))
     train(model, batches, vocab, config, resume=first_step > 0)
