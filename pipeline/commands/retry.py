@@ -30,9 +30,11 @@ from pipeline.commands.frame import keys_of_job
 from pipeline.config import KEYS, PipelineConfig, runtime_settings
 from pipeline.faults import ShardError
 from pipeline.output.commit import finish_replacements, open_output
+from pipeline.output.finished import formats_by_hash, formats_of
 from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
-from pipeline.output.resume import Work, check_secrets, formats_by_hash, formats_of, plan_work, read_record
+from pipeline.output.record import check_secrets, read_record
+from pipeline.output.resume import Work, plan_work
 from pipeline.output.source import (
     check_formats,
     check_hashes,

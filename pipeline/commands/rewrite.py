@@ -22,9 +22,10 @@ from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
 from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey, scorer_identity
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import NO_MODEL
+from pipeline.output.finished import formats_by_hash
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import plan_from_json, read_manifest
-from pipeline.output.resume import flatten, formats_by_hash, read_record, settings_of
+from pipeline.output.record import flatten, read_record, settings_of
 from pipeline.output.source import (
     Source,
     check_hashes,

@@ -39,7 +39,7 @@ from pipeline.output.ledger import (
     tar_places,
 )
 from pipeline.output.manifest import checked_counts, parse_manifest
-from pipeline.output.resume import again, describe_left_out
+from pipeline.output.record import again, describe_left_out
 from pipeline.output.source import take_options, take_output
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report

@@ -16,7 +16,7 @@ from hypergrit_common.disk import write_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
 from hypergrit_common.text import message, printable
-from pipeline.output.resume import flatten as flatten_settings
+from pipeline.output.record import flatten as flatten_settings
 from pipeline.output.store import Store
 from pipeline.report import html
 from pipeline.report.charts import (

@@ -28,7 +28,7 @@ from pipeline.faults import ShardError
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_batches, read_images, read_manifests, stamp_of
 from pipeline.output.manifest import manifest_hash, read_manifest
-from pipeline.output.resume import check_complete, flatten
+from pipeline.output.record import check_complete, flatten
 from pipeline.output.store import Store, temporary_folder_prefix
 from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE
 from schemas.manifest import Manifest, SourceShard

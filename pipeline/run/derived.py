@@ -19,7 +19,7 @@ from pipeline.output.commit import open_output
 from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import is_same, read_manifest
-from pipeline.output.resume import write_command, write_record
+from pipeline.output.record import write_command, write_record
 from pipeline.output.store import Store, settle_layout
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task

@@ -16,8 +16,11 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.output.commit import open_output, restore_index
+from pipeline.output.finished import Damage, Formats, find_damaged, find_missing
+from pipeline.output.inputs import Files
 from pipeline.output.manifest import failed_indices, failed_shard, read_manifest
-from pipeline.output.resume import Damage, Files, Formats, Work, check_secrets, find_damaged, find_missing, plan_work
+from pipeline.output.record import check_secrets
+from pipeline.output.resume import Work, plan_work
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown

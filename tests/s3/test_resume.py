@@ -12,7 +12,7 @@ from s3fs import S3FileSystem
 
 from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.output.resume import find_damaged
+from pipeline.output.finished import find_damaged
 from pipeline.output.store import Store
 from pipeline.run.job import run as run_job
 from schemas.files import FILES, INDEX_FOLDER

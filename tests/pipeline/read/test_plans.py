@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.output import resume as scan
+from pipeline.output import inputs as scan
 from pipeline.output.write.tar import TarWriter
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import list_files

@@ -14,7 +14,7 @@ import pytest
 from hypergrit_common.config import RESOLVED_FILE, split_runtime, to_yaml
 from hypergrit_common.errors import UserError
 from pipeline.config import load_config
-from pipeline.output.resume import make_record, write_record
+from pipeline.output.record import make_record, write_record
 from pipeline.output.store import Store
 from pipeline.read.plan import plan_shards
 from pipeline.report.summary import Report
