@@ -54,7 +54,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.report.advice import HINTS
 from pipeline.report.stats import build_stats
 from pipeline.run.job import plan_with_models
-from pipeline.run.loop import limited
+from pipeline.run.loop import Run
 from pipeline.run.progress import DOWNLOAD_CPU, WAITING, Capacity, local_capacity
 from pipeline.run.provenance import (
     check_no_query,
@@ -824,7 +824,7 @@ def run_sample(
     n_rows = N_ROWS if config.dry_run is True else int(config.dry_run)
     samples = choose_rows(plans, n_rows, config.rows_per_shard, SEED)
     shards = sample_plans(samples)
-    run = limited(config, sum(shard.n_rows for shard in shards), len(shards))
+    run = Run(config, limited=shards)
     recipe = Recipe(partial(SampleSteps, run.config, provenance, samples), run.config)
     measured, start, start_seconds = list[Measured](), time.monotonic(), 0.0
     try:

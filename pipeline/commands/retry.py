@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import re
 import socket
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -52,9 +51,9 @@ from pipeline.read.types import ShardPlan, Task
 from pipeline.report.cards import DroppedPicture, read_dropped
 from pipeline.report.summary import Report
 from pipeline.run.job import Shards
-from pipeline.run.loop import Run, connected, limited, tasks_of
+from pipeline.run.loop import Run, connected, tasks_of
 from pipeline.run.provenance import check_no_query, check_writable, make_provenance, with_absolute_paths
-from pipeline.run.steps import Done, Notes, Part, Steps
+from pipeline.run.steps import Done, Notes, Part, Recipe, Steps
 from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.download.stage import drop_duplicates
 from schemas.files import JOB_FILE
@@ -334,18 +333,17 @@ def retry(arguments: Sequence[str]) -> int:
         ]  # fmt: skip
         with connected(config.ray):
             search, count = Run(config, lease), partial(count_rows, config.output, options.reasons)
-            results = search.values(count, tasks_of(chosen), "rows to try again")
-            counts = {result.index: result.n_rows for result in results if isinstance(result, Task)}
-            plans, n_rows = [plan for plan in work.plans if counts.get(plan.index)], sum(counts.values())
-            logger.info("%s of %s are tried again", counted(n_rows, "row"), counted(len(plans), "shard"))
+            results = search.results(Recipe.calling(count, "rows to try again"), tasks_of(chosen))
+            tried = {result.index: result for result in results if isinstance(result, Task) and result.n_rows}
+            n_rows = sum(task.n_rows for task in tried.values())
+            logger.info("%s of %s are tried again", counted(n_rows, "row"), counted(len(tried), "shard"))
             lease.check()
             store.remove_drafts()
             written = formats_by_hash(old)
             formats = {manifest["shard"]: formats_of(manifest, written) for manifest in manifests}
-            run = limited(config, n_rows, len(plans), lease)
+            run = Run(config, lease, limited=[*tried.values()])
             shards = Shards(run, provenance, formats, partial(RetrySteps, reasons=options.reasons))
-            for recipe, group in shards.recipes(plans):
-                deque(run.results(recipe, group), maxlen=0)
+            shards.finish(plan for plan in work.plans if plan.index in tried)
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         store.remove_drafts()

@@ -60,6 +60,7 @@ from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, rea
 from pipeline.report.summary import Report
 from pipeline.run.loop import Run, tasks_of
 from pipeline.run.provenance import check_writable
+from pipeline.run.steps import Recipe
 from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, REPORT_FILE, STATS_FILE, SUMMARY_FILE, grit_schema
 from schemas.manifest import Counts, Manifest
 from schemas.rows import SCORED
@@ -300,7 +301,8 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
 
 def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Manifest]) -> Iterator[Found]:
     """Yield the rows found in each shard that does not fail."""
-    return (result for result in run.values(step, tasks_of(manifests), "searched") if isinstance(result, Found))
+    results = run.results(Recipe.calling(step, "searched"), tasks_of(manifests))
+    return (result for result in results if isinstance(result, Found))
 
 
 def find_in(output: str, entries: TakedownList, lease: str | None, manifest: Manifest) -> Found:

@@ -19,7 +19,7 @@ from pipeline.output.record import make_record, plans_of, read_record, recorded_
 from pipeline.output.store import Store, settle_layout
 from pipeline.read.plan import ShardPlans
 from pipeline.read.types import ShardPlan
-from schemas.files import COMMAND_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
+from schemas.files import COMMAND_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord
 from schemas.layout import MAX_SHARDS
 from schemas.manifest import Manifest, Provenance
@@ -129,10 +129,7 @@ class Work(NamedTuple):
         shards that count. The layout of a new output is recorded before the job is.
         """
         settle_layout(store, len(self.plans))
-        store.remove_many(store.file(MANIFEST_FILE, index) for index in self.outdated)
-        planned = set(self.plans.indices().tolist())
-        gone = [index for index in self.outdated if index not in planned]
-        store.remove_many(name for index in gone for name in store.shard_files(index))
+        store.discard(self.outdated, set(self.plans.indices().tolist()))
         store.remove_many(self.stale)
         if self.outdated:
             store.remove([STATS_FILE, REPORT_FILE])  # of the shards that are discarded

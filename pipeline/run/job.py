@@ -27,7 +27,7 @@ from pipeline.read.takedown import read_takedown
 from pipeline.read.types import ShardPlan
 from pipeline.report.stats import read_run
 from pipeline.report.summary import Report
-from pipeline.run.loop import Run, limited
+from pipeline.run.loop import Run
 from pipeline.run.provenance import (
     check_models,
     check_no_query,
@@ -176,7 +176,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         output.remove_drafts()
         work.begin(output)
         start, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-        run = limited(config, sum(plan.n_rows for plan in work.plans), n_shards, lease, records=True)
+        run = Run(config, lease, records=True, limited=work.plans)
         shards = Shards(run, provenance, work.formats)
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))

@@ -113,6 +113,11 @@ class Recipe:
         stages = steps_of(self.job)
         return tuple(step for step in STEPS if stages[step])
 
+    @classmethod
+    def calling(cls, function: Callable[[Any], Any], text: str) -> "Recipe":
+        """Return the recipe whose result is that of a picklable function of the subject of a task."""
+        return cls(partial(Compute, function), text=text)
+
 
 class Compute:
     """Calls a function with the subjects of tasks."""

@@ -19,7 +19,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.run.job import Shards
 from pipeline.run.job import run as run_job
 from pipeline.run.local import compute_local
-from pipeline.run.loop import Run, limited
+from pipeline.run.loop import Run
 from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Done, Recipe
 from tests.pipeline.poison import LightSteps, Poison, light_steps
@@ -102,7 +102,7 @@ def run(tars: Path, output: Path, *poisons: Poison, **limits: int) -> int:
     ray = RayConfig(runner="local", retries=1)
     config = dataclasses.replace(config, ray=ray, max_internal_errors=limits.get("faults"))
     with hold_lease(Store(config.output)) as lease:
-        found = limited(config, 12, len(plans), lease, records=True)
+        found = Run(config, lease, records=True, limited=plans)
         found.max_failed = limits.get("failed", found.max_failed)
         Shards(found, make_provenance(config), {}, partial(LightSteps, poisons=poisons)).finish(plans)
     return len(found.failed)

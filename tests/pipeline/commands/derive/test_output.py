@@ -38,10 +38,12 @@ import sys
 from pipeline.config import PipelineConfig, RayConfig
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
+from pipeline.run.steps import Recipe
 from tests.pipeline.commands.derive.endless import work
 
 config = PipelineConfig(input="in", output="out", ray=RayConfig(runner="local", cpu_workers=2))
-list(Run(config).values(work, [Task(i, 1, path) for i, path in enumerate(sys.argv[1:])], "worked on"))
+tasks = [Task(i, 1, path) for i, path in enumerate(sys.argv[1:])]
+list(Run(config).results(Recipe.calling(work, "worked on"), tasks))
 """
 
 
