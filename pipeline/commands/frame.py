@@ -19,11 +19,6 @@ CODES: Final = f"""\
 """
 
 
-def is_about_messages(argument: str) -> bool:
-    """Return True for an argument that sets one of `Messages`."""
-    return argument.startswith(("quiet=", "log.", "log="))
-
-
 def derive_command(
     usage: str, load: Callable[[], Main], options: type, settings: Sequence[str] = ()
 ) -> Callable[[Sequence[str]], int]:
@@ -38,7 +33,9 @@ def derive_command(
         if (topic := help_topic(arguments)) is not None:
             print_text(describe(usage, options, KEYS.short, topic=topic, more=keys_of_job((*settings, *RUNNING))))
             return 0
-        messages = merge(Messages, read_layers([item for item in arguments if is_about_messages(item)], Keys()))
+        messages = merge(
+            Messages, read_layers([item for item in arguments if item.startswith(("quiet=", "log.", "log="))], Keys())
+        )
         set_up_logging(messages.level, is_json=messages.log.format == "json")
         return FAILED_SHARDS if load()(arguments) else 0
 

@@ -26,7 +26,7 @@ from hypergrit_common.paths import absolute
 from hypergrit_common.text import counted
 from hypergrit_common.urls import check_no_user
 from pipeline.commands.frame import keys_of_job
-from pipeline.config import KEYS, PipelineConfig, runtime_settings
+from pipeline.config import KEYS, PipelineConfig
 from pipeline.faults import ShardError
 from pipeline.output.commit import finish_replacements, open_output
 from pipeline.output.finished import formats_by_hash, formats_of
@@ -43,13 +43,12 @@ from pipeline.output.source import (
     take_options,
 )
 from pipeline.output.store import Store
-from pipeline.output.write.stage import write_shard
 from pipeline.read.listing import list_files
 from pipeline.read.source import planned_rows
 from pipeline.read.takedown import TAKEN_DOWN, read_takedown, refuse
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.cards import DroppedPicture, read_dropped
-from pipeline.report.summary import Report
+from pipeline.report.summary import report
 from pipeline.run.job import Shards
 from pipeline.run.loop import Run, connected, tasks_of
 from pipeline.run.provenance import check_no_query, check_writable, make_provenance, with_absolute_paths
@@ -204,6 +203,8 @@ class RetrySteps(Steps):
     there. Raises ShardError, besides the exceptions of `Steps`, if the finished shard cannot be read.
     """
 
+    replaces = True
+
     def __init__(
         self,
         config: PipelineConfig,
@@ -275,14 +276,6 @@ class RetrySteps(Steps):
             notes = dataclasses.replace(notes, dropped=tuple(DroppedPicture(key, "", "", shown[key]) for key in shown))
         return super().write(plan, table, notes)
 
-    def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
-        """Replace the files of the shard."""
-        config = self.config
-        runtime = runtime_settings(config)
-        return write_shard(
-            table, plan, config.write, self.store, self.provenance, runtime, lease=self.lease, replaces=True
-        )
-
 
 def without_images(table: pa.Table) -> pa.Table:
     """Return a READ table without the images of the input."""
@@ -347,7 +340,7 @@ def retry(arguments: Sequence[str]) -> int:
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         store.remove_drafts()
-        Report(config).write(store, [plan.index for plan in work.plans])
+        report(config, store, [plan.index for plan in work.plans])
     return len(search.failed | run.failed)
 
 

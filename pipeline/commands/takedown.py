@@ -57,7 +57,7 @@ from pipeline.output.write.grit import write_arrow, write_grit_parquet
 from pipeline.output.write.samples import count_removed, kept_boxes
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
 from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, read_takedown, taken_down
-from pipeline.report.summary import Report
+from pipeline.report.summary import report
 from pipeline.run.loop import Run, tasks_of
 from pipeline.run.provenance import check_writable
 from pipeline.run.steps import Recipe
@@ -290,7 +290,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         if run.failed or not manifests:
             store.remove([STATS_FILE, REPORT_FILE])
         else:
-            Report(config).write(store, [manifest["shard"] for manifest in manifests])
+            report(config, store, [manifest["shard"] for manifest in manifests])
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
     others = list(listed_strangers(store))

@@ -25,7 +25,7 @@ from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from hypergrit_common.tar import TarError
 from hypergrit_common.text import counted, message, one_line
 from pipeline.config import PipelineConfig, RayConfig, WriteConfig
-from pipeline.output.commit import open_output
+from pipeline.output.commit import open_output, read_places
 from pipeline.output.contents import Finding, Problem, Repeats, Sums, file_problem, list_contents, requeue
 from pipeline.output.ledger import (
     Row,
@@ -36,7 +36,6 @@ from pipeline.output.ledger import (
     parquet_rows,
     read_samples,
     stamp_of,
-    tar_places,
 )
 from pipeline.output.manifest import checked_counts, parse_manifest
 from pipeline.output.record import again, describe_left_out
@@ -53,7 +52,7 @@ from pipeline.run.loop import Run
 from pipeline.run.steps import Recipe
 from pipeline.summary.totals import DAMAGE as SUMMARY_DAMAGE
 from pipeline.summary.totals import VERSION as SUMMARY_VERSION
-from pipeline.summary.totals import Summary, decompressed
+from pipeline.summary.totals import decompressed
 from schemas.files import (
     FILES,
     GRIT_CAPTION,
@@ -267,7 +266,7 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
     if version != SUMMARY_VERSION or manifests != {str(index): stamp(store, index)}:
         return None
     try:
-        expected = stored_form(count_shard(rows, manifest))
+        expected = json.loads(json.dumps(count_shard(rows, manifest).to_json()))
     except UserError as error:
         return Problem(name, f"it cannot be compared with the rows: {error}")
     text = difference(found, expected)
@@ -277,11 +276,6 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
 def stamp(store: Store, index: int) -> str:
     """Return the hash by which a summary knows the manifest of a shard."""
     return stamp_of(store.read(store.file(MANIFEST_FILE, index)) or b"")
-
-
-def stored_form(summary: Summary) -> Any:
-    """Return a summary as it is read back from its file."""
-    return json.loads(json.dumps(summary.to_json()))
 
 
 def difference(found: Any, expected: Any, key: str = "") -> str:
@@ -438,7 +432,7 @@ class Content:
         for kind, file in TARS.items():
             if file in self.intact:
                 self.file = self.names[file]
-                self.places[kind] = list(tar_places(self.store, self.file))
+                self.places[kind] = list(read_places(self.store, self.file))
         if not self.has_index:
             return
         self.file = self.index
@@ -537,7 +531,7 @@ class Content:
     def _ledger(self, file: ShardFile, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
         if file not in self.intact:
             return None
-        return self._named(self.names[file], read(self._path(file), schema))
+        return self._named(self.names[file], read(os.path.abspath(self.store.path(self.names[file])), schema))
 
     def _named(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
         """Pass on items; an exception while they are read names the file."""
@@ -553,9 +547,6 @@ class Content:
         """Yield the samples of a tar."""
         name = self.names[TARS[kind]]
         return self._named(name, as_by_webdataset(self.store, name, read_samples(self.store, name, self.places[kind])))
-
-    def _path(self, file: ShardFile) -> str:
-        return os.path.abspath(self.store.path(self.names[file]))
 
 
 def as_by_webdataset(store: Store, name: str, samples: Iterator[Sample]) -> Iterator[Sample]:

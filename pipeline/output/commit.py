@@ -359,11 +359,11 @@ def move(store: Store, draft: str, final: str, facts: FileFacts) -> None:
 
 
 def is_intact(store: Store, other: Manifest, ours: Manifest) -> bool:
-    """Return True if a committed shard has the formats, the origin and the attempt of `ours`, and all its files.
+    """Return True if a committed shard has the formats and the origin of `ours`, and all its files.
 
     Their sizes are compared with the manifest, and on S3 their hashes.
     """
-    if any(other.get(name) != ours.get(name) for name in ("formats", "origin", "retry")):
+    if any(other.get(name) != ours.get(name) for name in ("formats", "origin")):
         return False
     files = other["files"].items()
     if store.is_local:

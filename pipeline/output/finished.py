@@ -1,6 +1,6 @@
 """Find the finished shards of an output, and those that are damaged."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -9,17 +9,11 @@ from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.output.listing import Listing, list_output
 from pipeline.output.manifest import is_same, read_manifest
 from pipeline.output.store import Store, indices
-from pipeline.read.plan import ShardPlans
 from pipeline.read.types import ShardPlan
 from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE, TARS
 from schemas.manifest import Manifest, Provenance
 
 Formats = tuple[str, ...]
-
-
-def list_finished(listing: Listing, plans: ShardPlans, formats: Collection[str]) -> set[int]:
-    """Return the indices of the `plans` that have a manifest and their files of `formats`."""
-    return listing.complete(formats) & set(plans.indices().tolist())
 
 
 class Damage(NamedTuple):

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently, one_line, store_errors
 from hypergrit_common.tar import TarError, iter_members, reader_of
-from pipeline.output.commit import read_places
 from pipeline.output.counts import summarize
 from pipeline.output.manifest import manifest_hash, parse_manifest
 from pipeline.output.store import Store, indices
@@ -272,8 +271,3 @@ def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
         place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
         found.setdefault(row["format"], []).append(place)
     return found
-
-
-def tar_places(store: Store, name: str) -> Sequence[SamplePlace]:
-    """Return the places of the samples of a tar, from its headers. Raises TarError."""
-    return list(read_places(store, name))

@@ -11,7 +11,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted
 from pipeline.config import PipelineConfig
-from pipeline.output.finished import Damage, Formats, equal_provenances, find_finished, list_finished
+from pipeline.output.finished import Damage, Formats, equal_provenances, find_finished
 from pipeline.output.inputs import Files, History, plan_history
 from pipeline.output.listing import list_output
 from pipeline.output.manifest import plan_json, read_manifest
@@ -161,7 +161,7 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     # files, and all manifests belong to the record. Only those of shards whose files are missing are read.
     listed = set[int]()
     if old is not None and not store.is_local:
-        listed = list_finished(listing, candidates, config.write.formats)
+        listed = listing.complete(config.write.formats) & set(candidates.indices().tolist())
     doubtful = candidates.without(listed)
     finished, damages = find_finished(store, listing, doubtful, config, accepted)
     finished |= listed

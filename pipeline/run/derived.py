@@ -23,7 +23,7 @@ from pipeline.output.record import write_command, write_record
 from pipeline.output.store import Store, settle_layout
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
-from pipeline.report.summary import Report
+from pipeline.report.summary import report
 from pipeline.run.loop import Run, connected
 from pipeline.run.provenance import check_apart, check_writable
 from pipeline.run.steps import Done, Recipe
@@ -96,7 +96,7 @@ def write_output(
             run.finish(Recipe.calling(partial(commit, make_table, config, lease.token), "written"), tasks)
         lease.check()
         store.remove_drafts()
-        Report(config).write(store, [shard.plan.index for shard in shards])
+        report(config, store, [shard.plan.index for shard in shards])
     return len(run.failed)
 
 

@@ -26,7 +26,7 @@ from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
 from pipeline.read.types import ShardPlan
 from pipeline.report.stats import read_run
-from pipeline.report.summary import Report
+from pipeline.report.summary import report
 from pipeline.run.loop import Run
 from pipeline.run.provenance import (
     check_models,
@@ -199,7 +199,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
                 "command": command,
             }
             output.write(RUN_TIMINGS_FILE, json.dumps(timings))
-        stats = Report(config).write(output, [plan.index for plan in work.plans])
+        stats = report(config, output, [plan.index for plan in work.plans])
         check_rows(stats, work.plans, output)
         n_kept = stats["rows"]["kept"]
     n_damaged = len(work.damaged)

@@ -256,14 +256,9 @@ def error_number(error: BaseException) -> int:
 
     EADDRNOTAVAIL counts only alone: a machine without IPv6 reports it for one of several addresses.
     """
-    numbers = error_numbers(error)
+    numbers = list(dict.fromkeys(number for found in _walk(error, set()) for number in _numbers(found)))
     numbers = [number for number in numbers if number != errno.EADDRNOTAVAIL] or numbers
     return next((number for number in numbers if number in MACHINE_ERRORS), numbers[0] if numbers else 0)
-
-
-def error_numbers(error: BaseException) -> list[int]:
-    """Return the numbers of an exception, of its causes and, after attempts at several addresses, of each of them."""
-    return list(dict.fromkeys(number for found in _walk(error, set()) for number in _numbers(found)))
 
 
 def _walk(error: BaseException, seen: set[int]) -> Iterator[OSError]:
