@@ -6,7 +6,6 @@
 A URL is downloaded under a lock of the kernel into a folder of its own, which is renamed when it is complete.
 """
 
-import fcntl
 import hashlib
 import math
 import os
@@ -14,14 +13,14 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.json_file import read_object
@@ -59,9 +58,13 @@ def local_model(name: str) -> str:
             raise UserError(
                 f"{url} is not in {folder.parent}, and {OFFLINE} is set; run `hypergrit models fetch` first"
             )
-        with locked(folder):
-            if not path.exists():  # another process may have fetched it meanwhile
-                _download(url, fragment.removeprefix("sha256="), path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(f"{folder}/.lock"):  # processes of this machine wait for each other
+                if not path.exists():  # another process may have fetched it meanwhile
+                    _download(url, fragment.removeprefix("sha256="), path)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {one_line(error)}; set {CACHE} to another folder") from error
     return str(path)
 
 
@@ -80,24 +83,6 @@ def check_url(url: str, fragment: str) -> None:
 def cache_folder() -> Path:
     """Return the folder for the models of this machine."""
     return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "hypergrit") / "models"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of the cache; processes of this machine wait for each other. Creates the folder.
-
-    Raises UserError if it cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {one_line(error)}; set {CACHE} to another folder") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _download(url: str, expected: str, path: Path) -> None:

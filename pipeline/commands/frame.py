@@ -19,13 +19,11 @@ CODES: Final = f"""\
 """
 
 
-def derive_command(
-    usage: str, load: Callable[[], Main], options: type, settings: Sequence[str] = ()
-) -> Callable[[Sequence[str]], int]:
+def derive_command(usage: str, run: Main, options: type, settings: Sequence[str] = ()) -> Main:
     """Return the `main` of a command, which takes its arguments and returns the exit code.
 
-    `load` imports the command, which takes seconds and is not needed for `--help`. The fields of `options` are the keys
-    of the command besides those that `usage` names, and those of a job: `settings` and RUNNING.
+    The fields of `options` are the keys of the command besides those that `usage` names, and those of a job: `settings`
+    and RUNNING.
     """
 
     @command("finished shards are kept; run the same command again to resume")
@@ -37,7 +35,7 @@ def derive_command(
             Messages, read_layers([item for item in arguments if item.startswith(("quiet=", "log.", "log="))], Keys())
         )
         set_up_logging(messages.level, is_json=messages.log.format == "json")
-        return FAILED_SHARDS if load()(arguments) else 0
+        return FAILED_SHARDS if run(arguments) else 0
 
     return main
 

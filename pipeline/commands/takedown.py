@@ -19,7 +19,7 @@ from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
-from pipeline.commands.frame import Main, TakedownOptions, derive_command
+from pipeline.commands.frame import TakedownOptions, derive_command
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
 from pipeline.faults import ShardError
@@ -345,12 +345,7 @@ another command writes their rows to it again, or to outputs made from it.
 """
 
 
-def load() -> Main:
-    """Import the command."""
-    return takedown
-
-
-main = derive_command(USAGE, load, TakedownOptions)
+main = derive_command(USAGE, takedown, TakedownOptions)
 
 
 if __name__ == "__main__":

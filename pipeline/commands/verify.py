@@ -263,7 +263,8 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
         if isinstance(error, UserError) and not store.is_local:
             raise  # the store does not answer
         return Problem(name, f"damaged; {fix}")
-    if version != SUMMARY_VERSION or manifests != {str(index): stamp(store, index)}:
+    stamp = stamp_of(store.read(store.file(MANIFEST_FILE, index)) or b"")
+    if version != SUMMARY_VERSION or manifests != {str(index): stamp}:
         return None
     try:
         expected = json.loads(json.dumps(count_shard(rows, manifest).to_json()))
@@ -271,11 +272,6 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
         return Problem(name, f"it cannot be compared with the rows: {error}")
     text = difference(found, expected)
     return Problem(name, f"{text} in the rows; {fix}") if text else None
-
-
-def stamp(store: Store, index: int) -> str:
-    """Return the hash by which a summary knows the manifest of a shard."""
-    return stamp_of(store.read(store.file(MANIFEST_FILE, index)) or b"")
 
 
 def difference(found: Any, expected: Any, key: str = "") -> str:

@@ -35,16 +35,9 @@ def check_finished(store: Store, shards: Collection[object]) -> None:
         raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
 
 
-def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
-    """Return the manifests of the finished shards, or of those with an index in `only`, in order.
-
-    Raises UserError if one has another schema version.
-    """
-    found = indices(store, MANIFEST_FILE)
-    if only is not None:
-        selected = set(only)
-        found = [index for index in found if index in selected]
-    return read_manifests_of(store, found)
+def read_manifests(store: Store) -> list[Manifest]:
+    """Return the manifests of the finished shards in order. Raises UserError if one has another schema version."""
+    return read_manifests_of(store, indices(store, MANIFEST_FILE))
 
 
 def read_manifests_of(store: Store, indices: Collection[int]) -> list[Manifest]:

@@ -9,20 +9,19 @@ A holder that was cut off, whose lease another job has taken over, learns of it 
 Its workers, which may go on even if it was killed, are refused when they commit (pipeline.output.lock).
 """
 
-import fcntl
 import json
 import logging
-import os
 import secrets
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Final, TypeVar
 
+from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3
@@ -141,29 +140,6 @@ def _swap_local(store: Store, relative: str, old: bytes | None, new: bytes | Non
             else:
                 write_atomically(path, new)
             return True
-
-
-@contextmanager
-def locked(path: str) -> Iterator[None]:
-    """Hold the lock of a local lock file, which the end of the `with` block or the death of the process removes."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # The previous holder removes the file; a lock on a removed file is void.
-            with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                    break
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)
-    try:
-        yield
-    finally:
-        with suppress(FileNotFoundError):
-            os.remove(path)
-        os.close(descriptor)
 
 
 def _put(store: Store, relative: str, old: bytes | None, new: bytes) -> bool:

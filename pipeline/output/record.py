@@ -5,7 +5,7 @@ import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, NamedTuple, cast
 
-from hypergrit_common.config import split_runtime
+from hypergrit_common.config import flatten, split_runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted, one_line
 from pipeline.config import PipelineConfig
@@ -83,14 +83,6 @@ def settings_of(config: PipelineConfig) -> dict[str, Any]:
     fixed, _ = split_runtime(config)
     flat = flatten(fixed)
     return {key: value for key, value in flat.items() if key not in ("input", "output")}
-
-
-def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested settings by full key, as JSON gives them back."""
-    flat: dict[str, Any] = {}
-    for name, value in values.items():
-        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    return cast(dict[str, Any], json.loads(json.dumps(flat)))
 
 
 def recorded_plans(record: JobRecord) -> ShardPlans:

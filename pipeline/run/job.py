@@ -147,11 +147,6 @@ def plan_with_models(config: PipelineConfig, files: Files, provenance: Provenanc
     return work
 
 
-def run(config: PipelineConfig) -> int:
-    """Run a job as `run_job` does; return the number of failures."""
-    return run_job(config).n_failures
-
-
 def run_job(config: PipelineConfig, command: str = "") -> JobResult:
     """Plan the shards, compute those that are not finished, and write the report, which shows the `command`.
 

@@ -16,8 +16,7 @@ from pipeline.output.lock import hold_lease
 from pipeline.output.store import Store
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
-from pipeline.run.job import Shards
-from pipeline.run.job import run as run_job
+from pipeline.run.job import Shards, run_job
 from pipeline.run.local import compute_local
 from pipeline.run.loop import Run
 from pipeline.run.provenance import make_provenance
@@ -199,5 +198,5 @@ def test_half_written_files_of_killed_workers_are_gone_at_the_end(
 
     finish = Shards.finish
     monkeypatch.setattr(Shards, "finish", finish_and_leave)
-    assert run_job(config) == 0
+    assert run_job(config).n_failures == 0
     assert sorted(path.name for path in left.parent.iterdir()) == ["00000.arrow", "00001.arrow", "00002.arrow"]
