@@ -34,13 +34,14 @@ from numpy.typing import NDArray
 
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
+from hypergrit_common.lease import describe
 from hypergrit_common.remote import open_store
 from hypergrit_common.text import counted, duration_text, message
 from pipeline.config import PipelineConfig
 from pipeline.explore.quality.curve import wilson
 from pipeline.output.finished import find_damaged
 from pipeline.output.listing import list_output
-from pipeline.output.lock import describe, fenced
+from pipeline.output.lock import fenced
 from pipeline.output.record import check_secrets
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.grit import grit_columns, similarity_column, write_arrow, write_grit_parquet
