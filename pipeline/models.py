@@ -180,9 +180,6 @@ blob_hash = cache(file_hash)
 """SHA-256 of a file of the hub's cache, which gives large files, such as weights, theirs as name."""
 
 
-WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
-
-
 def check_available(key: str, name: str) -> None:
     """Raise UserError if a model of a job is neither on this machine nor in a repository that the hub gives.
 
@@ -199,7 +196,7 @@ def check_available(key: str, name: str) -> None:
     from huggingface_hub import HfApi, constants, utils
 
     cached = Path(constants.HF_HUB_CACHE, f"models--{match['repository'].replace('/', '--')}", "snapshots")
-    if any(path.suffix in WEIGHTS for path in cached.glob("*/**/*")):
+    if any(path.suffix in WEIGHT_SUFFIXES for path in cached.glob("*/**/*")):
         return
     fetch_text = f"`hypergrit models fetch {key}={name}` fetches it where the hub can be reached"
     if is_offline():

@@ -134,9 +134,9 @@ class CountedDownload(Download):
         if client is not self._watched:  # after an exception, there is a new one
             self._watched = client
             tracing = aiohttp.TraceConfig()
-            tracing.on_request_start.append(begin_request)
+            tracing.on_request_start.append(note)
             for event in (tracing.on_response_chunk_received, tracing.on_request_end, tracing.on_request_exception):
-                event.append(continue_request)
+                event.append(note)
             tracing.freeze()
             client.session.trace_configs.append(tracing)
         return await super()._prepare_all(rows, client)
@@ -152,16 +152,10 @@ class CountedDownload(Download):
             effort.seconds += time.monotonic() - start
 
 
-async def begin_request(_: aiohttp.ClientSession, __: SimpleNamespace, ___: aiohttp.TraceRequestStartParams) -> None:
-    """Count a request for the row of this task."""
+async def note(_: aiohttp.ClientSession, __: SimpleNamespace, event: object) -> None:
+    """Note that a request of the row of this task begins, is still under way, or has ended."""
     if (effort := ROW.get()) is not None:
-        effort.begin_request()
-
-
-async def continue_request(_: aiohttp.ClientSession, __: SimpleNamespace, ___: object) -> None:
-    """Note that a request of the row of this task is still under way, or has ended."""
-    if (effort := ROW.get()) is not None:
-        effort.go_on()
+        (effort.begin_request if isinstance(event, aiohttp.TraceRequestStartParams) else effort.go_on)()
 
 
 # Requests of a job to the object stores of its input and output.

@@ -7,8 +7,9 @@ from typing import Final
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
 from hypergrit_common.config import Keys, merge, read_layers
 from hypergrit_common.config_help import Key, describe, help_topic, list_keys, print_text
+from hypergrit_common.errors import UserError
 from pipeline.config import KEYS, Messages, PipelineConfig
-from pipeline.output.source import RUNNING
+from pipeline.output.source import RUNNING, Options, take_options, take_output
 
 Main = Callable[[Sequence[str]], int]
 """Runs a command with its `key=value` arguments; returns the number of shards that failed."""
@@ -36,6 +37,29 @@ def derive_command(usage: str, run: Main, options: type, settings: Sequence[str]
         )
         set_up_logging(messages.level, is_json=messages.log.format == "json")
         return FAILED_SHARDS if run(arguments) else 0
+
+    return main
+
+
+def output_command(
+    usage: str, example: str, options: type[Options], run: Callable[[str, Options], int], kept: str = ""
+) -> Main:
+    """Return the `main` of a command like `example`, about one output, which has no keys but the fields of `options`.
+
+    `run` takes the output and the options, and returns the exit code; `kept` as in `command`.
+    """
+
+    @command(kept)
+    def main(arguments: Sequence[str]) -> int:
+        if (topic := help_topic(arguments or ["--help"])) is not None:
+            print_text(describe(usage, options, topic=topic))
+            return 0 if arguments else 2
+        set_up_logging()
+        output, rest = take_output(arguments, example)
+        found, others = take_options(rest, options)
+        if others:
+            raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+        return run(output, found)
 
     return main
 

@@ -75,17 +75,12 @@ class RetryOptions:
     reasons: tuple[str, ...] = PASSING
 
     def __post_init__(self) -> None:
-        wrong = [reason for reason in self.reasons if not is_reason(reason)]
+        wrong = [reason for reason in self.reasons if not (reason in ALLOWED or STATUS.fullmatch(reason))]
         if wrong or not self.reasons:
             raise UserError(
                 f"reasons is {list(self.reasons)}; give HTTP statuses (429, 5xx) and drop reasons of the download: "
                 f"{', '.join(sorted(ALLOWED))}"
             )
-
-
-def is_reason(value: object) -> bool:
-    """Return True for a drop reason of the download that may pass, or an HTTP status."""
-    return isinstance(value, str) and (value in ALLOWED or STATUS.fullmatch(value) is not None)
 
 
 def is_retried(reasons: tuple[str, ...], stage: str | None, reason: str | None, detail: str | None) -> bool:
@@ -179,12 +174,8 @@ def decide_duplicates(table: pa.Table, old: OldShard) -> pa.Table:
     columns = {name: table[name].to_pylist() for name in DROP}
     for i, reason in enumerate(columns["reason"]):
         if reason == "duplicate":
-            columns["status"][i], columns["stage"][i], columns["reason"][i], columns["detail"][i] = (
-                KEPT,
-                None,
-                None,
-                None,
-            )
+            for name in DROP:
+                columns[name][i] = KEPT if name == "status" else None
     for name, values in columns.items():
         table = set_column(table, name, pa.array(values, pa.string()))
     table = drop_duplicates(table)

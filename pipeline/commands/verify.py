@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,14 +16,14 @@ import cv2
 import pyarrow as pa
 from tqdm import tqdm
 
-from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.cli import EXIT_CODES
 from hypergrit_common.config import check_range
-from hypergrit_common.config_help import describe as describe_options
-from hypergrit_common.config_help import help_topic, print_text
+from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from hypergrit_common.tar import TarError
 from hypergrit_common.text import counted, message, one_line
+from pipeline.commands.frame import output_command
 from pipeline.config import PipelineConfig, RayConfig, WriteConfig
 from pipeline.output.commit import open_output, read_places
 from pipeline.output.contents import Finding, Problem, Repeats, Sums, file_problem, list_contents, requeue
@@ -39,7 +39,6 @@ from pipeline.output.ledger import (
 )
 from pipeline.output.manifest import checked_counts, parse_manifest
 from pipeline.output.record import again, describe_left_out
-from pipeline.output.source import take_options, take_output
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column
@@ -601,29 +600,15 @@ class VerifyOptions:
         check_range(self, "processes", least=1)
 
 
-@command("nothing has been changed")
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
-    if (topic := help_topic(arguments or ["--help"])) is not None:
-        print_text(describe_options(USAGE, VerifyOptions, topic=topic))
-        return 0 if arguments else 2
-    set_up_logging()
-    output, rest = take_output(arguments, "hypergrit verify OUT")
-    options, others = take_options(rest, VerifyOptions)
-    if others:
-        raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
-    return verify(output, options.processes or len(os.sched_getaffinity(0)), options.requeue)
-
-
-def verify(output: str, n_processes: int, is_requeued: bool) -> int:
-    """Check an output, print what is broken, and requeue it if `is_requeued`; return the exit code.
+def verify(output: str, options: VerifyOptions) -> int:
+    """Check an output, print what is broken, and requeue it if asked for; return the exit code.
 
     Raises UserError if there is no finished shard, the store does not answer, or a job that runs holds the output.
     """
     store, broken, sums, n_bytes, n_images = Store(output), list[Finding](), Sums(), 0, 0
-    repeats = Repeats()
+    repeats, n_processes = Repeats(), options.processes or len(os.sched_getaffinity(0))
     list_contents(store)  # raises before the lease creates the folder of a mistyped path
-    with open_output(store) if is_requeued else nullcontext() as lease:
+    with open_output(store) if options.requeue else nullcontext() as lease:
         contents = list_contents(store)
         for finding in check_shards(store, contents.plans, n_processes):
             sums.add(finding)
@@ -649,7 +634,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
     )
     for left in contents.left_out:
         print_text(message(f"{describe_left_out(left)} are left out, since they were not finished (incomplete=true)"))
-    print_text(message(verdict(broken, len(others), is_requeued, contents.command)))
+    print_text(message(verdict(broken, len(others), options.requeue, contents.command)))
     return BROKEN if broken or others else 0
 
 
@@ -694,3 +679,6 @@ def verdict(broken: list[Finding], n_others: int, is_requeued: bool, command: st
     formats = {",".join(finding.formats) for finding in broken if finding.formats}
     hint = f" (formats=[{formats.pop()}])" if len(formats) == 1 else ""
     return f"{text}; they are in the queue: run {again('')}{hint}"
+
+
+main = output_command(USAGE, "hypergrit verify OUT", VerifyOptions, verify, "nothing has been changed")
