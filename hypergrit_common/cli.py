@@ -1,6 +1,5 @@
 """The frame of every command: exit codes, signals, and messages that are safe to print."""
 
-import argparse
 import functools
 import json
 import logging
@@ -84,13 +83,6 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
         return run
 
     return decorate
-
-
-def argument_parser(prog: str, description: str | None, epilog: str = EXIT_CODES) -> argparse.ArgumentParser:
-    """Return a parser whose `--help` prints these texts as they are."""
-    return argparse.ArgumentParser(
-        prog=prog, description=description, epilog=epilog, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
 
 
 def _fail(text: str, code: int) -> int:

@@ -317,6 +317,15 @@ def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str
     return found
 
 
+def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested settings by full key, as JSON gives them back."""
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    plain: dict[str, Any] = json.loads(json.dumps(flat))
+    return plain
+
+
 def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the values of a configuration into nested dictionaries: (all but `runtime` fields, `runtime` fields).
 

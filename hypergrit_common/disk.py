@@ -1,8 +1,9 @@
 """Write files so that they survive a killed process and a power failure."""
 
+import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from hypergrit_common.errors import UserError
@@ -42,3 +43,26 @@ def write_text(path: Path, text: str) -> None:
             draft.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path} cannot be written: {one_line(error)}; give another file") from error
+
+
+@contextmanager
+def locked(path: str) -> Iterator[None]:
+    """Hold the lock of a local lock file, which the end of the `with` block or the death of the process removes."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # The previous holder removes the file; a lock on a removed file is void.
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                    break
+        except BaseException:
+            os.close(descriptor)
+            raise
+        os.close(descriptor)
+    try:
+        yield
+    finally:
+        with suppress(FileNotFoundError):
+            os.remove(path)
+        os.close(descriptor)

@@ -27,6 +27,7 @@ from hypergrit_common.errors import is_machine_error
 from hypergrit_common.image_codec import Decoded, Image, ImageLimits, ImageRejected, Reason
 from hypergrit_common.image_header import cost_of
 from hypergrit_common.image_server import read_from_start, shared_file, write_at_start
+from hypergrit_common.processes import status_text
 
 WALL_FACTOR: Final = 20
 """Wall time that a child may take, as a multiple of its limit on CPU time; other processes may use the CPU."""
@@ -126,8 +127,10 @@ class DecoderProcess:
             if is_late or status == -signal.SIGPROF:
                 raise DecoderDiedError(f"decoding took more than {request['max_s']:.1f} s", is_limit=True) from error
             if -status in FROM_OUTSIDE:
-                raise DecoderDiedError(f"the decoder was killed ({name_of(status)})", False, is_outside=True) from error
-            raise DecoderDiedError(f"the decoder crashed ({name_of(status)})", is_limit=False) from error
+                raise DecoderDiedError(
+                    f"the decoder was killed ({status_text(status)})", False, is_outside=True
+                ) from error
+            raise DecoderDiedError(f"the decoder crashed ({status_text(status)})", is_limit=False) from error
 
     def _running_child(self) -> "subprocess.Popen[bytes]":
         """Return the child, started if needed. Raises OSError if the machine cannot start it."""
@@ -138,7 +141,7 @@ class DecoderProcess:
             except (OSError, EOFError) as error:  # includes TimeoutError
                 reason = str(error) or type(error).__name__
                 if self._child is not None:
-                    reason = name_of(self._stop(kill=isinstance(error, TimeoutError)))
+                    reason = status_text(self._stop(kill=isinstance(error, TimeoutError)))
                 raise OSError(errno.EAGAIN, f"the decoder of images does not start ({reason})") from error
             assert self._child is not None
         return self._child
@@ -192,14 +195,6 @@ def start_child(descriptor: int) -> "subprocess.Popen[bytes]":
         stderr=subprocess.DEVNULL,  # libtiff prints warnings about what it reads
         env=environment | {"OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"},
     )
-
-
-def name_of(status: int) -> str:
-    """Return the signal or the exit code of an exit status."""
-    try:
-        return signal.Signals(-status).name if status < 0 else f"exit code {status}"
-    except ValueError:  # a real-time signal
-        return f"signal {-status}"
 
 
 @cache

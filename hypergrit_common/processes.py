@@ -81,6 +81,18 @@ def kill(processes: Mapping[int, str]) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
+def status_text(status: int) -> str:
+    """Return the signal or the exit code of an exit status.
+
+    >>> status_text(-11), status_text(1)
+    ('SIGSEGV', 'exit code 1')
+    """
+    try:
+        return signal.Signals(-status).name if status < 0 else f"exit code {status}"
+    except ValueError:  # a real-time signal
+        return f"signal {-status}"
+
+
 def end_with_parent(parent: int, number: int = signal.SIGKILL) -> None:
     """Let Linux send a signal to this process when `parent`, which started it, ends; at once if it has ended already.
 

@@ -23,7 +23,7 @@ import pyarrow as pa
 from hypergrit_common.cli import set_up_logging
 from hypergrit_common.errors import UserError, is_machine_error
 from hypergrit_common.paths import repository_root
-from hypergrit_common.processes import end_with_parent
+from hypergrit_common.processes import end_with_parent, status_text
 from schemas.status import INTERNAL_ERROR
 from schemas.table import Drop, drop_rows, kept_indices
 
@@ -290,7 +290,7 @@ class Child:
             is_done, value = self._connection.recv()
         except (EOFError, OSError):
             code = self._wait()
-            raise ProcessDiedError(exit_message(code)) from None
+            raise ProcessDiedError(f"{'killed by' if code < 0 else 'ended with'} {status_text(code)}") from None
         except BaseException:  # an interrupt: the answer of the child would be taken for that of the next call
             self.kill()
             raise
@@ -307,18 +307,6 @@ class Child:
             code = 0
         self.kill()
         return code
-
-
-def exit_message(code: int) -> str:
-    """Describe the exit code of a process.
-
-    >>> exit_message(-11), exit_message(1)
-    ('killed by SIGSEGV', 'ended with exit code 1')
-    """
-    try:
-        return f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-    except ValueError:
-        return f"killed by signal {-code}"
 
 
 # The process at the other end: create an object, and call its methods as requested.

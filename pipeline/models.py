@@ -6,7 +6,6 @@
 A URL is downloaded under a lock of the kernel into a folder of its own, which is renamed when it is complete.
 """
 
-import fcntl
 import hashlib
 import math
 import os
@@ -14,14 +13,14 @@ import re
 import shutil
 import socket
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.json_file import read_object
@@ -59,9 +58,13 @@ def local_model(name: str) -> str:
             raise UserError(
                 f"{url} is not in {folder.parent}, and {OFFLINE} is set; run `hypergrit models fetch` first"
             )
-        with locked(folder):
-            if not path.exists():  # another process may have fetched it meanwhile
-                _download(url, fragment.removeprefix("sha256="), path)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with locked(f"{folder}/.lock"):  # processes of this machine wait for each other
+                if not path.exists():  # another process may have fetched it meanwhile
+                    _download(url, fragment.removeprefix("sha256="), path)
+        except OSError as error:
+            raise UserError(f"{folder} cannot be written: {one_line(error)}; set {CACHE} to another folder") from error
     return str(path)
 
 
@@ -80,24 +83,6 @@ def check_url(url: str, fragment: str) -> None:
 def cache_folder() -> Path:
     """Return the folder for the models of this machine."""
     return Path(os.environ.get(CACHE) or Path.home() / ".cache" / "hypergrit") / "models"
-
-
-@contextmanager
-def locked(folder: Path) -> Iterator[None]:
-    """Hold the lock of a folder of the cache; processes of this machine wait for each other. Creates the folder.
-
-    Raises UserError if it cannot be written.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise UserError(f"{folder} cannot be written: {one_line(error)}; set {CACHE} to another folder") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(descriptor)
 
 
 def _download(url: str, expected: str, path: Path) -> None:
@@ -195,9 +180,6 @@ blob_hash = cache(file_hash)
 """SHA-256 of a file of the hub's cache, which gives large files, such as weights, theirs as name."""
 
 
-WEIGHTS: Final = (".safetensors", ".bin", ".pt", ".pth")
-
-
 def check_available(key: str, name: str) -> None:
     """Raise UserError if a model of a job is neither on this machine nor in a repository that the hub gives.
 
@@ -214,7 +196,7 @@ def check_available(key: str, name: str) -> None:
     from huggingface_hub import HfApi, constants, utils
 
     cached = Path(constants.HF_HUB_CACHE, f"models--{match['repository'].replace('/', '--')}", "snapshots")
-    if any(path.suffix in WEIGHTS for path in cached.glob("*/**/*")):
+    if any(path.suffix in WEIGHT_SUFFIXES for path in cached.glob("*/**/*")):
         return
     fetch_text = f"`hypergrit models fetch {key}={name}` fetches it where the hub can be reached"
     if is_offline():

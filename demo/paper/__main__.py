@@ -1,5 +1,6 @@
 """Rebuild the papers' tables in miniature: `python -m demo.paper --size small`, or `make paper SIZE=small`."""
 
+import argparse
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 from demo.paper.sizes import SIZES
 from demo.paper.variants import VARIANTS
 from demo.train_demo_data import ROOT
-from hypergrit_common.cli import BUG, EXIT_CODES, argument_parser, command
+from hypergrit_common.cli import BUG, EXIT_CODES, command
 from hypergrit_common.config_help import print_text
 from hypergrit_common.text import message_lines
 
@@ -37,11 +38,12 @@ results/ to one folder, and run the command there.
 @command("run the same command again to resume")
 def main() -> int:
     """Run the command line. Returns the exit code."""
-    parser = argument_parser(
+    parser = argparse.ArgumentParser(
         "python -m demo.paper",
-        "Write shards from scenes of the demo's world, train the papers' models on them with several "
+        description="Write shards from scenes of the demo's world, train the papers' models on them with several "
         "seeds, evaluate them, and write one page with the papers' tables in miniature.",
-        EPILOG,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--size", choices=tuple(SIZES), default="small", help="size of the study; default: small")
     parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")

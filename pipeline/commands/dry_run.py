@@ -34,13 +34,15 @@ from numpy.typing import NDArray
 
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
+from hypergrit_common.lease import describe
 from hypergrit_common.remote import open_store
 from hypergrit_common.text import counted, duration_text, message
 from pipeline.config import PipelineConfig
 from pipeline.explore.quality.curve import wilson
+from pipeline.output.finished import find_damaged
 from pipeline.output.listing import list_output
-from pipeline.output.lock import describe, fenced
-from pipeline.output.resume import check_secrets, find_damaged
+from pipeline.output.lock import fenced
+from pipeline.output.record import check_secrets
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.grit import grit_columns, similarity_column, write_arrow, write_grit_parquet
 from pipeline.output.write.samples import remove_url_secrets
@@ -51,9 +53,9 @@ from pipeline.read.plan import list_files
 from pipeline.read.source import PART_BYTES, planned_rows, read_parts
 from pipeline.read.types import ShardPlan
 from pipeline.report.advice import HINTS
-from pipeline.report.stats import build_stats
+from pipeline.report.stats import build_stats, bytes_text
 from pipeline.run.job import plan_with_models
-from pipeline.run.loop import limited
+from pipeline.run.loop import Run
 from pipeline.run.progress import DOWNLOAD_CPU, WAITING, Capacity, local_capacity
 from pipeline.run.provenance import (
     check_no_query,
@@ -132,9 +134,9 @@ class CountedDownload(Download):
         if client is not self._watched:  # after an exception, there is a new one
             self._watched = client
             tracing = aiohttp.TraceConfig()
-            tracing.on_request_start.append(begin_request)
+            tracing.on_request_start.append(note)
             for event in (tracing.on_response_chunk_received, tracing.on_request_end, tracing.on_request_exception):
-                event.append(continue_request)
+                event.append(note)
             tracing.freeze()
             client.session.trace_configs.append(tracing)
         return await super()._prepare_all(rows, client)
@@ -150,16 +152,10 @@ class CountedDownload(Download):
             effort.seconds += time.monotonic() - start
 
 
-async def begin_request(_: aiohttp.ClientSession, __: SimpleNamespace, ___: aiohttp.TraceRequestStartParams) -> None:
-    """Count a request for the row of this task."""
+async def note(_: aiohttp.ClientSession, __: SimpleNamespace, event: object) -> None:
+    """Note that a request of the row of this task begins, is still under way, or has ended."""
     if (effort := ROW.get()) is not None:
-        effort.begin_request()
-
-
-async def continue_request(_: aiohttp.ClientSession, __: SimpleNamespace, ___: object) -> None:
-    """Note that a request of the row of this task is still under way, or has ended."""
-    if (effort := ROW.get()) is not None:
-        effort.go_on()
+        (effort.begin_request if isinstance(event, aiohttp.TraceRequestStartParams) else effort.go_on)()
 
 
 # Requests of a job to the object stores of its input and output.
@@ -292,11 +288,6 @@ def choose_rows(plans: Sequence[ShardPlan], n_rows: int, rows_per_shard: int, se
             by_plan.setdefault(number, []).append(row - (ends[number] - plans[number].n_rows))
         samples[shard] = [(plans[number], tuple(rows)) for number, rows in by_plan.items()]
     return samples
-
-
-def sample_plans(samples: Samples) -> list[ShardPlan]:
-    """Return a plan for each sample shard; it has no pieces of files, since `SampleSteps` knows where its rows are."""
-    return [ShardPlan(index, 0, sum(len(rows) for _, rows in found), ()) for index, found in samples.items()]
 
 
 # The steps of the job on a sample: they read chosen rows of many shards, and write to a folder that is removed.
@@ -677,7 +668,6 @@ def columns(rows: pa.Table, stages: Sequence[str]) -> Columns:
 
 # The predictions of a dry run as lines of text.
 
-BYTE_UNITS = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 METHOD = (
     "Brackets hold 95 % of a bootstrap over the rows of the sample, for times also over its shards; for rows kept, "
     "Wilson's interval. The prediction holds if the rest of the input, the network and the cluster are like the sample."
@@ -715,14 +705,14 @@ def prediction_lines(found: Prediction, job: Job, n_planned: int, store_requests
     for name, files in FILES.items():
         parts = [found.n_bytes[str(kind)] for kind in files if str(kind) in found.n_bytes]
         if parts:
-            yield line(f"bytes of {name}/", added(parts), human_bytes)
+            yield line(f"bytes of {name}/", added(parts), bytes_text)
     rest = [estimate for kind, estimate in found.n_bytes.items() if kind.startswith("_")]
-    yield line("bytes of index and manifests", added(rest), human_bytes)
+    yield line("bytes of index and manifests", added(rest), bytes_text)
     yield ""
-    yield line("duration", found.hours, hours_text)
+    yield line("duration", found.hours * 3600, duration_text)
     yield f"  on {job.capacity.description}, after {duration_text(found.start_seconds)} for the start of its workers"
     unit = "GPU time (ground, score)" if job.capacity.gpus_per_model else "model time (ground, score)"
-    yield line(unit, found.model_hours * (job.capacity.gpus_per_model or 1.0), hours_text)
+    yield line(unit, found.model_hours * (job.capacity.gpus_per_model or 1.0) * 3600, duration_text)
     stages = [(stage, seconds) for stage, seconds in found.stage_seconds.items() if seconds and stage != DOWNLOAD_CPU]
     total = sum(seconds for _, seconds in stages)
     yield "  time by stage: " + ", ".join(f"{stage} {seconds / total:.0%}" for stage, seconds in stages)
@@ -730,11 +720,6 @@ def prediction_lines(found: Prediction, job: Job, n_planned: int, store_requests
     yield f"{'requests to object stores':32}{store_requests:>14,.0f}  (counted for a shard without rows, and by file sizes)"
     yield ""
     yield METHOD
-
-
-def hours_text(hours: float) -> str:
-    """Format a number of hours as a duration."""
-    return duration_text(3600 * hours)
 
 
 def line(name: str, estimate: Estimate, show: Callable[[float], str]) -> str:
@@ -745,12 +730,6 @@ def line(name: str, estimate: Estimate, show: Callable[[float], str]) -> str:
 def added(parts: list[Estimate]) -> Estimate:
     """Add estimates that depend on the same rows: the sums of their bounds are bounds."""
     return Estimate(*(sum(bounds) for bounds in zip(*parts, strict=True))) if parts else Estimate(0.0, 0.0, 0.0)
-
-
-def human_bytes(n: float) -> str:
-    """Format a number of bytes: `1.25 GB`."""
-    size, unit = next(((size, unit) for size, unit in BYTE_UNITS if n >= size), (1, "B"))
-    return f"{n / size:,.3g} {unit}"
 
 
 logger = logging.getLogger("hypergrit")
@@ -822,8 +801,8 @@ def run_sample(
     """
     n_rows = N_ROWS if config.dry_run is True else int(config.dry_run)
     samples = choose_rows(plans, n_rows, config.rows_per_shard, SEED)
-    shards = sample_plans(samples)
-    run = limited(config, sum(shard.n_rows for shard in shards), len(shards))
+    shards = [ShardPlan(index, 0, sum(len(rows) for _, rows in found), ()) for index, found in samples.items()]
+    run = Run(config, limited=shards)
     recipe = Recipe(partial(SampleSteps, run.config, provenance, samples), run.config)
     measured, start, start_seconds = list[Measured](), time.monotonic(), 0.0
     try:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, help_topic, print_text
+from hypergrit_common.cli import EXIT_CODES
+from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import new_folder
 from hypergrit_common.text import one_line
 from pipeline.commands.export_card import PICTURES_FILE, Card, check_license, write_croissant
 from pipeline.commands.export_formats import FORMATS, SCHEMA, Record, write_line
+from pipeline.commands.frame import output_command
 from pipeline.output.ledger import check_finished, read_batches, read_images, read_manifests
-from pipeline.output.source import take_options, take_output
 from pipeline.output.store import Store
 from pipeline.output.write.samples import kept_boxes, shorten_floats, shortest_float
 from schemas.manifest import Manifest
@@ -81,17 +81,8 @@ class ExportOptions:
         check_license(self.license)
 
 
-@command()
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
-    if (topic := help_topic(arguments or ["--help"])) is not None:
-        print_text(describe(USAGE, ExportOptions, topic=topic))
-        return 0 if arguments else 2
-    set_up_logging()
-    source, rest = take_output(arguments, "hypergrit export OUT output=FOLDER format=coco")
-    options, others = take_options(rest, ExportOptions)
-    if others:
-        raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+def export_output(source: str, options: ExportOptions) -> int:
+    """Export an output, or upload it; return the exit code."""
     store = Store(source)
     check_finished(store, manifests := read_manifests(store))
     if options.output is not None:
@@ -197,3 +188,6 @@ def upload(store: Store, manifests: Sequence[Manifest], options: ExportOptions) 
             f"the hub does not take {options.repo}: {reason}; check the name and `hf auth login`"
         ) from error
     print_text(f"https://huggingface.co/datasets/{options.repo}")
+
+
+main = output_command(USAGE, "hypergrit export OUT output=FOLDER format=coco", ExportOptions, export_output)

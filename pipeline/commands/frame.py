@@ -7,8 +7,9 @@ from typing import Final
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
 from hypergrit_common.config import Keys, merge, read_layers
 from hypergrit_common.config_help import Key, describe, help_topic, list_keys, print_text
+from hypergrit_common.errors import UserError
 from pipeline.config import KEYS, Messages, PipelineConfig
-from pipeline.output.source import RUNNING
+from pipeline.output.source import RUNNING, Options, take_options, take_output
 
 Main = Callable[[Sequence[str]], int]
 """Runs a command with its `key=value` arguments; returns the number of shards that failed."""
@@ -19,18 +20,11 @@ CODES: Final = f"""\
 """
 
 
-def is_about_messages(argument: str) -> bool:
-    """Return True for an argument that sets one of `Messages`."""
-    return argument.startswith(("quiet=", "log.", "log="))
-
-
-def derive_command(
-    usage: str, load: Callable[[], Main], options: type, settings: Sequence[str] = ()
-) -> Callable[[Sequence[str]], int]:
+def derive_command(usage: str, run: Main, options: type, settings: Sequence[str] = ()) -> Main:
     """Return the `main` of a command, which takes its arguments and returns the exit code.
 
-    `load` imports the command, which takes seconds and is not needed for `--help`. The fields of `options` are the keys
-    of the command besides those that `usage` names, and those of a job: `settings` and RUNNING.
+    The fields of `options` are the keys of the command besides those that `usage` names, and those of a job: `settings`
+    and RUNNING.
     """
 
     @command("finished shards are kept; run the same command again to resume")
@@ -38,9 +32,34 @@ def derive_command(
         if (topic := help_topic(arguments)) is not None:
             print_text(describe(usage, options, KEYS.short, topic=topic, more=keys_of_job((*settings, *RUNNING))))
             return 0
-        messages = merge(Messages, read_layers([item for item in arguments if is_about_messages(item)], Keys()))
+        messages = merge(
+            Messages, read_layers([item for item in arguments if item.startswith(("quiet=", "log.", "log="))], Keys())
+        )
         set_up_logging(messages.level, is_json=messages.log.format == "json")
-        return FAILED_SHARDS if load()(arguments) else 0
+        return FAILED_SHARDS if run(arguments) else 0
+
+    return main
+
+
+def output_command(
+    usage: str, example: str, options: type[Options], run: Callable[[str, Options], int], kept: str = ""
+) -> Main:
+    """Return the `main` of a command like `example`, about one output, which has no keys but the fields of `options`.
+
+    `run` takes the output and the options, and returns the exit code; `kept` as in `command`.
+    """
+
+    @command(kept)
+    def main(arguments: Sequence[str]) -> int:
+        if (topic := help_topic(arguments or ["--help"])) is not None:
+            print_text(describe(usage, options, topic=topic))
+            return 0 if arguments else 2
+        set_up_logging()
+        output, rest = take_output(arguments, example)
+        found, others = take_options(rest, options)
+        if others:
+            raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+        return run(output, found)
 
     return main
 

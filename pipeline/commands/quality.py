@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, help_topic, print_text
+from hypergrit_common.cli import EXIT_CODES
+from hypergrit_common.config_help import print_text
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted, one_line
+from pipeline.commands.frame import output_command
 from pipeline.explore.quality.boxes import Covered, Sample, common_sample, covered, read_rows
 from pipeline.explore.quality.curve import Judged, Point, judge, n_expected, recommended, score_points, wilson
 from pipeline.explore.quality.known import read_known, read_synonyms
@@ -29,7 +30,6 @@ from pipeline.explore.quality.marks import (
     table,
     write_form,
 )
-from pipeline.output.source import take_options, take_output
 from pipeline.output.store import check_outside_outputs
 
 USAGE: Final = f"""\
@@ -99,17 +99,8 @@ class QualityOptions:
             raise UserError(f"page and form are both {self.form}; give two files")
 
 
-@command()
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
-    if (topic := help_topic(arguments or ["--help"])) is not None:
-        print_text(describe(USAGE, QualityOptions, topic=topic))
-        return 0 if arguments else 2
-    set_up_logging()
-    output, rest = take_output(arguments, "hypergrit quality OUT")
-    options, others = take_options(rest, QualityOptions)
-    if others:
-        raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+def quality(output: str, options: QualityOptions) -> int:
+    """Draw a sample, or measure the boxes; return the exit code."""
     if options.known is None and options.marks is None:
         draw_sample(output, options)
     else:
@@ -269,3 +260,6 @@ def line(title: str, boxes: Sequence[Judged]) -> str:
     low, high = wilson(n_right, len(boxes))
     share = f"{n_right / len(boxes):.3f}" if boxes else "  -  "
     return f"{title:16} precision {share} [{low:.3f}, {high:.3f}], {n_right} of {len(boxes)} right"
+
+
+main = output_command(USAGE, "hypergrit quality OUT", QualityOptions, quality)

@@ -10,7 +10,6 @@ import dataclasses
 import logging
 import re
 import socket
-from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,19 +19,21 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
-from hypergrit_common.config import last_value, read_layers, runtime_keys
+from hypergrit_common.config import flatten, last_value, read_layers, runtime_keys
 from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import counted
 from hypergrit_common.urls import check_no_user
 from pipeline.commands.frame import keys_of_job
-from pipeline.config import KEYS, PipelineConfig, runtime_settings
+from pipeline.config import KEYS, PipelineConfig
 from pipeline.faults import ShardError
 from pipeline.output.commit import finish_replacements, open_output
+from pipeline.output.finished import formats_by_hash, formats_of
 from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
-from pipeline.output.resume import Work, check_secrets, flatten, formats_by_hash, formats_of, plan_work, read_record
+from pipeline.output.record import check_secrets, read_record
+from pipeline.output.resume import Work, plan_work
 from pipeline.output.source import (
     check_formats,
     check_hashes,
@@ -42,17 +43,16 @@ from pipeline.output.source import (
     take_options,
 )
 from pipeline.output.store import Store
-from pipeline.output.write.stage import write_shard
 from pipeline.read.listing import list_files
 from pipeline.read.source import planned_rows
 from pipeline.read.takedown import TAKEN_DOWN, read_takedown, refuse
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.cards import DroppedPicture, read_dropped
-from pipeline.report.summary import Report
+from pipeline.report.summary import report
 from pipeline.run.job import Shards
-from pipeline.run.loop import Run, connected, limited, tasks_of
+from pipeline.run.loop import Run, connected, tasks_of
 from pipeline.run.provenance import check_no_query, check_writable, make_provenance, with_absolute_paths
-from pipeline.run.steps import Done, Notes, Part, Steps
+from pipeline.run.steps import Done, Notes, Part, Recipe, Steps
 from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.download.stage import drop_duplicates
 from schemas.files import JOB_FILE
@@ -75,17 +75,12 @@ class RetryOptions:
     reasons: tuple[str, ...] = PASSING
 
     def __post_init__(self) -> None:
-        wrong = [reason for reason in self.reasons if not is_reason(reason)]
+        wrong = [reason for reason in self.reasons if not (reason in ALLOWED or STATUS.fullmatch(reason))]
         if wrong or not self.reasons:
             raise UserError(
                 f"reasons is {list(self.reasons)}; give HTTP statuses (429, 5xx) and drop reasons of the download: "
                 f"{', '.join(sorted(ALLOWED))}"
             )
-
-
-def is_reason(value: object) -> bool:
-    """Return True for a drop reason of the download that may pass, or an HTTP status."""
-    return isinstance(value, str) and (value in ALLOWED or STATUS.fullmatch(value) is not None)
 
 
 def is_retried(reasons: tuple[str, ...], stage: str | None, reason: str | None, detail: str | None) -> bool:
@@ -179,12 +174,8 @@ def decide_duplicates(table: pa.Table, old: OldShard) -> pa.Table:
     columns = {name: table[name].to_pylist() for name in DROP}
     for i, reason in enumerate(columns["reason"]):
         if reason == "duplicate":
-            columns["status"][i], columns["stage"][i], columns["reason"][i], columns["detail"][i] = (
-                KEPT,
-                None,
-                None,
-                None,
-            )
+            for name in DROP:
+                columns[name][i] = KEPT if name == "status" else None
     for name, values in columns.items():
         table = set_column(table, name, pa.array(values, pa.string()))
     table = drop_duplicates(table)
@@ -202,6 +193,8 @@ class RetrySteps(Steps):
     Rows that no stage has to see again are marked as dropped by `write`, which comes last, and get their columns back
     there. Raises ShardError, besides the exceptions of `Steps`, if the finished shard cannot be read.
     """
+
+    replaces = True
 
     def __init__(
         self,
@@ -274,14 +267,6 @@ class RetrySteps(Steps):
             notes = dataclasses.replace(notes, dropped=tuple(DroppedPicture(key, "", "", shown[key]) for key in shown))
         return super().write(plan, table, notes)
 
-    def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
-        """Replace the files of the shard."""
-        config = self.config
-        runtime = runtime_settings(config)
-        return write_shard(
-            table, plan, config.write, self.store, self.provenance, runtime, lease=self.lease, replaces=True
-        )
-
 
 def without_images(table: pa.Table) -> pa.Table:
     """Return a READ table without the images of the input."""
@@ -334,22 +319,21 @@ def retry(arguments: Sequence[str]) -> int:
         ]  # fmt: skip
         with connected(config.ray):
             search, count = Run(config, lease), partial(count_rows, config.output, options.reasons)
-            results = search.values(count, tasks_of(chosen), "rows to try again")
-            counts = {result.index: result.n_rows for result in results if isinstance(result, Task)}
-            plans, n_rows = [plan for plan in work.plans if counts.get(plan.index)], sum(counts.values())
-            logger.info("trying %s of %s again", counted(n_rows, "row"), counted(len(plans), "shard"))
+            results = search.results(Recipe.calling(count, "rows to try again"), tasks_of(chosen))
+            tried = {result.index: result for result in results if isinstance(result, Task) and result.n_rows}
+            n_rows = sum(task.n_rows for task in tried.values())
+            logger.info("trying %s of %s again", counted(n_rows, "row"), counted(len(tried), "shard"))
             lease.check()
             store.remove_drafts()
             written = formats_by_hash(old)
             formats = {manifest["shard"]: formats_of(manifest, written) for manifest in manifests}
-            run = limited(config, n_rows, len(plans), lease)
+            run = Run(config, lease, limited=[*tried.values()])
             shards = Shards(run, provenance, formats, partial(RetrySteps, reasons=options.reasons))
-            for recipe, group in shards.recipes(plans):
-                deque(run.results(recipe, group), maxlen=0)
+            shards.finish(plan for plan in work.plans if plan.index in tried)
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         store.remove_drafts()
-        Report(config).write(store, [plan.index for plan in work.plans])
+        report(config, store, [plan.index for plan in work.plans])
     return len(search.failed | run.failed)
 
 

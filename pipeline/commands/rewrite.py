@@ -12,7 +12,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from hypergrit_common.config import check_positive, check_range, split_runtime
+from hypergrit_common.config import check_positive, check_range, flatten, split_runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
@@ -22,10 +22,11 @@ from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
 from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey, scorer_identity
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import NO_MODEL
+from pipeline.output.finished import formats_by_hash
 from pipeline.output.ledger import read_batches
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import plan_from_json, read_manifest
-from pipeline.output.resume import flatten, formats_by_hash, read_record, settings_of
+from pipeline.output.record import read_record, settings_of
 from pipeline.output.source import (
     Source,
     check_hashes,
@@ -454,7 +455,7 @@ def differing(prefix: str, values: Iterable[dict[str, Any]]) -> list[str]:
     return [f"{key}: {', '.join(found)}" for key, found in by_key.items() if len(found) > 1]
 
 
-main = derive_command(USAGE, lambda: rewrite, RewriteOptions, (*FILTERS, "write", "overwrite"))
+main = derive_command(USAGE, rewrite, RewriteOptions, (*FILTERS, "write", "overwrite"))
 
 
 if __name__ == "__main__":

@@ -43,6 +43,7 @@ from pipeline.output.store import Store, remove_abandoned_folders, temporary_fol
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
 from pipeline.run.provenance import model_identity
+from pipeline.run.steps import Recipe
 from pipeline.stages.score.filters import ScoreConfig, scorer_path
 from schemas.files import DROPS_FILE, FACTS_FILE
 from schemas.manifest import ModelIdentity
@@ -140,7 +141,7 @@ class Survey:
     def each(self, work: Callable[[Part], object], parts: Sequence[Part], text: str, lease: Lease) -> None:
         """Call a function for each part in the workers. Raises UserError for the first part that fails."""
         tasks = [Task(part.number, part.plan.n_rows, part) for part in parts]
-        for result in Run(self.config, lease).values(work, tasks, text):
+        for result in Run(self.config, lease).results(Recipe.calling(work, text), tasks):
             if isinstance(result, dict):
                 raise UserError(f"shard {result['shard']} of the sources cannot be read: {result['error']}")
 

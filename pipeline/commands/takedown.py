@@ -19,7 +19,7 @@ from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
-from pipeline.commands.frame import Main, TakedownOptions, derive_command
+from pipeline.commands.frame import TakedownOptions, derive_command
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
 from pipeline.faults import ShardError
@@ -57,9 +57,10 @@ from pipeline.output.write.grit import write_arrow, write_grit_parquet
 from pipeline.output.write.samples import count_removed, kept_boxes
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
 from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, read_takedown, taken_down
-from pipeline.report.summary import Report
+from pipeline.report.summary import report
 from pipeline.run.loop import Run, tasks_of
 from pipeline.run.provenance import check_writable
+from pipeline.run.steps import Recipe
 from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, REPORT_FILE, STATS_FILE, SUMMARY_FILE, grit_schema
 from schemas.manifest import Counts, Manifest
 from schemas.rows import SCORED
@@ -289,7 +290,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         if run.failed or not manifests:
             store.remove([STATS_FILE, REPORT_FILE])
         else:
-            Report(config).write(store, [manifest["shard"] for manifest in manifests])
+            report(config, store, [manifest["shard"] for manifest in manifests])
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
     others = list(listed_strangers(store))
@@ -300,7 +301,8 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
 
 def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Manifest]) -> Iterator[Found]:
     """Yield the rows found in each shard that does not fail."""
-    return (result for result in run.values(step, tasks_of(manifests), "searched") if isinstance(result, Found))
+    results = run.results(Recipe.calling(step, "searched"), tasks_of(manifests))
+    return (result for result in results if isinstance(result, Found))
 
 
 def find_in(output: str, entries: TakedownList, lease: str | None, manifest: Manifest) -> Found:
@@ -343,12 +345,7 @@ another command writes their rows to it again, or to outputs made from it.
 """
 
 
-def load() -> Main:
-    """Import the command."""
-    return takedown
-
-
-main = derive_command(USAGE, load, TakedownOptions)
+main = derive_command(USAGE, takedown, TakedownOptions)
 
 
 if __name__ == "__main__":

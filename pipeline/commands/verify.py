@@ -5,7 +5,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -16,16 +16,16 @@ import cv2
 import pyarrow as pa
 from tqdm import tqdm
 
-from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.cli import EXIT_CODES
 from hypergrit_common.config import check_range
-from hypergrit_common.config_help import describe as describe_options
-from hypergrit_common.config_help import help_topic, print_text
+from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from hypergrit_common.tar import TarError
 from hypergrit_common.text import counted, message, one_line
+from pipeline.commands.frame import output_command
 from pipeline.config import PipelineConfig, RayConfig, WriteConfig
-from pipeline.output.commit import open_output
+from pipeline.output.commit import open_output, read_places
 from pipeline.output.contents import Finding, Problem, Repeats, Sums, file_problem, list_contents, requeue
 from pipeline.output.ledger import (
     Row,
@@ -36,11 +36,9 @@ from pipeline.output.ledger import (
     parquet_rows,
     read_samples,
     stamp_of,
-    tar_places,
 )
 from pipeline.output.manifest import checked_counts, parse_manifest
-from pipeline.output.resume import again, describe_left_out
-from pipeline.output.source import take_options, take_output
+from pipeline.output.record import again, describe_left_out
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column
@@ -54,7 +52,7 @@ from pipeline.run.loop import Run
 from pipeline.run.steps import Recipe
 from pipeline.summary.totals import DAMAGE as SUMMARY_DAMAGE
 from pipeline.summary.totals import VERSION as SUMMARY_VERSION
-from pipeline.summary.totals import Summary, decompressed
+from pipeline.summary.totals import decompressed
 from schemas.files import (
     FILES,
     GRIT_CAPTION,
@@ -265,24 +263,15 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
         if isinstance(error, UserError) and not store.is_local:
             raise  # the store does not answer
         return Problem(name, f"damaged; {fix}")
-    if version != SUMMARY_VERSION or manifests != {str(index): stamp(store, index)}:
+    stamp = stamp_of(store.read(store.file(MANIFEST_FILE, index)) or b"")
+    if version != SUMMARY_VERSION or manifests != {str(index): stamp}:
         return None
     try:
-        expected = stored_form(count_shard(rows, manifest))
+        expected = json.loads(json.dumps(count_shard(rows, manifest).to_json()))
     except UserError as error:
         return Problem(name, f"it cannot be compared with the rows: {error}")
     text = difference(found, expected)
     return Problem(name, f"{text} in the rows; {fix}") if text else None
-
-
-def stamp(store: Store, index: int) -> str:
-    """Return the hash by which a summary knows the manifest of a shard."""
-    return stamp_of(store.read(store.file(MANIFEST_FILE, index)) or b"")
-
-
-def stored_form(summary: Summary) -> Any:
-    """Return a summary as it is read back from its file."""
-    return json.loads(json.dumps(summary.to_json()))
 
 
 def difference(found: Any, expected: Any, key: str = "") -> str:
@@ -439,7 +428,7 @@ class Content:
         for kind, file in TARS.items():
             if file in self.intact:
                 self.file = self.names[file]
-                self.places[kind] = list(tar_places(self.store, self.file))
+                self.places[kind] = list(read_places(self.store, self.file))
         if not self.has_index:
             return
         self.file = self.index
@@ -538,7 +527,7 @@ class Content:
     def _ledger(self, file: ShardFile, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
         if file not in self.intact:
             return None
-        return self._named(self.names[file], read(self._path(file), schema))
+        return self._named(self.names[file], read(os.path.abspath(self.store.path(self.names[file])), schema))
 
     def _named(self, name: str, items: Iterator[Any]) -> Iterator[Any]:
         """Pass on items; an exception while they are read names the file."""
@@ -554,9 +543,6 @@ class Content:
         """Yield the samples of a tar."""
         name = self.names[TARS[kind]]
         return self._named(name, as_by_webdataset(self.store, name, read_samples(self.store, name, self.places[kind])))
-
-    def _path(self, file: ShardFile) -> str:
-        return os.path.abspath(self.store.path(self.names[file]))
 
 
 def as_by_webdataset(store: Store, name: str, samples: Iterator[Sample]) -> Iterator[Sample]:
@@ -615,29 +601,15 @@ class VerifyOptions:
         check_range(self, "processes", least=1)
 
 
-@command("nothing has been changed")
-def main(arguments: Sequence[str]) -> int:
-    """Run the command and return its exit code."""
-    if (topic := help_topic(arguments or ["--help"])) is not None:
-        print_text(describe_options(USAGE, VerifyOptions, topic=topic))
-        return 0 if arguments else 2
-    set_up_logging()
-    output, rest = take_output(arguments, "hypergrit verify OUT")
-    options, others = take_options(rest, VerifyOptions)
-    if others:
-        raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
-    return verify(output, options.processes or len(os.sched_getaffinity(0)), options.requeue)
-
-
-def verify(output: str, n_processes: int, is_requeued: bool) -> int:
-    """Check an output, print what is broken, and requeue it if `is_requeued`; return the exit code.
+def verify(output: str, options: VerifyOptions) -> int:
+    """Check an output, print what is broken, and requeue it if asked for; return the exit code.
 
     Raises UserError if there is no finished shard, the store does not answer, or a job that runs holds the output.
     """
     store, broken, sums, n_bytes, n_images = Store(output), list[Finding](), Sums(), 0, 0
-    repeats = Repeats()
+    repeats, n_processes = Repeats(), options.processes or len(os.sched_getaffinity(0))
     list_contents(store)  # raises before the lease creates the folder of a mistyped path
-    with open_output(store) if is_requeued else nullcontext() as lease:
+    with open_output(store) if options.requeue else nullcontext() as lease:
         contents = list_contents(store)
         for finding in check_shards(store, contents.plans, n_processes):
             sums.add(finding)
@@ -663,7 +635,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
     )
     for left in contents.left_out:
         print_text(message(f"{describe_left_out(left)} are left out, since they were not finished (incomplete=true)"))
-    print_text(message(verdict(broken, len(others), is_requeued, contents.command)))
+    print_text(message(verdict(broken, len(others), options.requeue, contents.command)))
     return BROKEN if broken or others else 0
 
 
@@ -708,3 +680,6 @@ def verdict(broken: list[Finding], n_others: int, is_requeued: bool, command: st
     formats = {",".join(finding.formats) for finding in broken if finding.formats}
     hint = f" (formats=[{formats.pop()}])" if len(formats) == 1 else ""
     return f"{text}; they are in the queue: run {again('')}{hint}"
+
+
+main = output_command(USAGE, "hypergrit verify OUT", VerifyOptions, verify, "nothing has been changed")

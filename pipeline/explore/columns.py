@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.summary.totals import host_of
+from pipeline.summary.totals import first_items, host_of
 from schemas.manifest import ThresholdValues
 from schemas.status import BOX_REMOVALS
 
@@ -96,7 +96,7 @@ def box_columns(
     numbers, batch = np.flatnonzero(is_scored.to_numpy(zero_copy_only=False)), batch.filter(is_scored)
     place = pc.list_parent_indices(batch["boxes"]).to_numpy(zero_copy_only=False)
     row, box, measured = numbers[place], fields(batch["boxes"].flatten()), fields(batch["box_scores"].flatten())
-    chunks = list_starts(batch["noun_chunks"])[place] + box["phrase"].to_numpy()
+    chunks = first_items(batch["noun_chunks"])[place] + box["phrase"].to_numpy()
     chunk = {name: values.take(pa.array(chunks)) for name, values in fields(batch["noun_chunks"].flatten()).items()}
     spans = zip(row.tolist(), chunk["start"].to_pylist(), chunk["end"].to_pylist(), strict=True)
     phrases = pa.array([captions[i][start:end] for i, start, end in spans], pa.string())
@@ -148,7 +148,7 @@ def floor_root(values: Floats) -> Floats:
 def labels(tokens: pa.ListArray, row: npt.NDArray[np.int64], root: npt.NDArray[np.int64]) -> pa.Array:
     """Return the lemma of token `root` of each row of `tokens` in lower case; null for -1 and without a parse."""
     has_none = (root < 0) | (pc.fill_null(pc.list_value_length(tokens), 0).to_numpy()[row] <= root)
-    places = pa.array(list_starts(tokens)[row] + root, mask=has_none)
+    places = pa.array(first_items(tokens)[row] + root, mask=has_none)
     return pc.utf8_lower(fields(tokens.flatten())["lemma"].take(places))
 
 
@@ -160,12 +160,6 @@ def removals(reasons: pa.Array) -> npt.NDArray[np.uint8]:
 def fields(structs: pa.StructArray) -> Mapping[str, pa.Array]:
     """Return the fields of an array of structs by name."""
     return dict(zip([item.name for item in structs.type], structs.flatten(), strict=True))
-
-
-def list_starts(lists: pa.ListArray) -> npt.NDArray[np.int64]:
-    """Return the position of the first item of each list in the flattened lists."""
-    lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy().astype(np.int64)
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
 
 
 def as_array(values: pa.Array | npt.NDArray[np.generic]) -> pa.Array:

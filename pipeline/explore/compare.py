@@ -11,12 +11,12 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from hypergrit_common.config import flatten
 from hypergrit_common.config_help import format_default, print_text
 from hypergrit_common.disk import write_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
 from hypergrit_common.text import message, printable
-from pipeline.output.resume import flatten as flatten_settings
 from pipeline.output.store import Store
 from pipeline.report import html
 from pipeline.report.charts import (
@@ -36,7 +36,6 @@ from pipeline.report.charts import (
     trim,
     x_ticks,
 )
-from pipeline.report.html import flatten
 from pipeline.report.stats import collect, count_unfinished, make_stats
 from pipeline.summary.totals import Totals
 from schemas.stats import HistogramJson, Statistics
@@ -277,8 +276,8 @@ def differences(both: Both) -> tuple[list[Difference], list[Difference]]:
 
     The hash of the settings and the path of the output tell nothing more.
     """
-    settings = [flatten_settings(dict(stats["config"])) for stats in both]
-    versions = [dict(flatten(stats["provenance"], "")) for stats in both]
+    settings = [flatten(dict(stats["config"])) for stats in both]
+    versions = [flatten(dict(stats["provenance"])) for stats in both]
     return different(settings, "output"), different(versions, "config_hash")
 
 

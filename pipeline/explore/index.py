@@ -24,12 +24,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from tqdm import tqdm
 
+from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 from pipeline.config import PipelineConfig
 from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
 from pipeline.output.ledger import check_finished, read_batches, read_manifests
-from pipeline.output.lock import locked
 from pipeline.output.manifest import manifest_hash
 from pipeline.output.source import read_config
 from pipeline.output.store import Store

@@ -11,14 +11,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypergrit_common.disk import write_text
+from hypergrit_common.disk import locked, write_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
 from pipeline.explore.index import read_parts, read_words
 from pipeline.explore.quality.boxes import MODEL_STAGES, Sample, found_row
 from pipeline.explore.quality.marks import COLUMNS, Candidate, form_row, safe
-from pipeline.output.lock import locked
 from pipeline.output.source import Row
 
 CHOICES: Final = ("right", "wrong", "unsure", "")

@@ -42,11 +42,6 @@ HEADERS: Final = {
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def new_token() -> str:
-    """Return a random token."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
-
-
 def is_loopback(address: str) -> bool:
     """Return True if only this machine can reach an address."""
     try:
@@ -218,7 +213,7 @@ def json_bytes(value: Any) -> bytes:
 
 async def serve(outputs: Sequence[Output], options: ExploreOptions) -> None:
     """Serve the page until the process is interrupted. Raises UserError if the server cannot listen."""
-    token = new_token()
+    token = secrets.token_urlsafe(TOKEN_BYTES)
     runner = web.AppRunner(Explorer(outputs, options, token).app(token, options.address), access_log=None)
     await runner.setup()
     try:

@@ -14,6 +14,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import new_folder
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
 from pipeline.explore.config import ExploreOptions
@@ -93,18 +94,17 @@ def pair_outputs(outputs: Sequence[Output], column: str) -> bytes:
 
 def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
     """Write the page and its files into the new folder `options.static`. Raises UserError."""
-    folder, disks = Path(str(options.static)), [*map(read_disk, options.disk)]
-    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise UserError(f"static={folder} exists and is not empty; give a new folder")
+    disks = [*map(read_disk, options.disk)]
     try:
-        samples = [write_output(output, folder, options) for output in outputs]
-        for name, path in code_files().items():
-            copy(path, folder / name)
-        if len(outputs) == 2:
-            (folder / PAIRS_FILE).write_bytes(pair_outputs(outputs, options.match))
-        write_json(folder / SITE_FILE, site(outputs, samples, None, None, disks))
+        with new_folder(str(options.static)) as folder:
+            samples = [write_output(output, folder, options) for output in outputs]
+            for name, path in code_files().items():
+                copy(path, folder / name)
+            if len(outputs) == 2:
+                (folder / PAIRS_FILE).write_bytes(pair_outputs(outputs, options.match))
+            write_json(folder / SITE_FILE, site(outputs, samples, None, None, disks))
     except OSError as error:
-        raise UserError(f"static={folder} cannot be written: {one_line(error)}; give another folder") from error
+        raise UserError(f"static={options.static} cannot be written: {one_line(error)}; give another folder") from error
 
 
 def write_output(output: Output, folder: Path, options: ExploreOptions) -> list[int]:

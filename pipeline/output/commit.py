@@ -20,13 +20,13 @@ from itertools import groupby
 from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
-from hypergrit_common.disk import sync
+from hypergrit_common.disk import locked, sync
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, file_hash
 from hypergrit_common.remote import store_errors
 from hypergrit_common.tar import Member, TarError, iter_members, reader_of, round_up_to_block
 from pipeline.faults import ShardError
-from pipeline.output.lock import Lease, check_lease, hold_lease, locked
+from pipeline.output.lock import Lease, check_lease, hold_lease
 from pipeline.output.manifest import manifest_bytes, parse_manifest
 from pipeline.output.store import (
     DISK_FIXES,
@@ -359,11 +359,11 @@ def move(store: Store, draft: str, final: str, facts: FileFacts) -> None:
 
 
 def is_intact(store: Store, other: Manifest, ours: Manifest) -> bool:
-    """Return True if a committed shard has the formats, the origin and the attempt of `ours`, and all its files.
+    """Return True if a committed shard has the formats and the origin of `ours`, and all its files.
 
     Their sizes are compared with the manifest, and on S3 their hashes.
     """
-    if any(other.get(name) != ours.get(name) for name in ("formats", "origin", "retry")):
+    if any(other.get(name) != ours.get(name) for name in ("formats", "origin")):
         return False
     files = other["files"].items()
     if store.is_local:

@@ -14,7 +14,7 @@ from pipeline.output.ledger import AllKeys, ShardKeys, check_finished
 from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import plan_json
-from pipeline.output.resume import again, lacked_by_sources, missing_shards, read_command, read_record, recorded_plans
+from pipeline.output.record import again, lacked_by_sources, missing_shards, read_command, read_record, recorded_plans
 from pipeline.output.store import Store, indices
 from schemas.files import (
     COMMAND_FILE,

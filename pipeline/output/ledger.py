@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently, one_line, store_errors
 from hypergrit_common.tar import TarError, iter_members, reader_of
-from pipeline.output.commit import read_places
 from pipeline.output.counts import summarize
 from pipeline.output.manifest import manifest_hash, parse_manifest
 from pipeline.output.store import Store, indices
@@ -36,16 +35,9 @@ def check_finished(store: Store, shards: Collection[object]) -> None:
         raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
 
 
-def read_manifests(store: Store, only: Collection[int] | None = None) -> list[Manifest]:
-    """Return the manifests of the finished shards, or of those with an index in `only`, in order.
-
-    Raises UserError if one has another schema version.
-    """
-    found = indices(store, MANIFEST_FILE)
-    if only is not None:
-        selected = set(only)
-        found = [index for index in found if index in selected]
-    return read_manifests_of(store, found)
+def read_manifests(store: Store) -> list[Manifest]:
+    """Return the manifests of the finished shards in order. Raises UserError if one has another schema version."""
+    return read_manifests_of(store, indices(store, MANIFEST_FILE))
 
 
 def read_manifests_of(store: Store, indices: Collection[int]) -> list[Manifest]:
@@ -272,8 +264,3 @@ def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
         place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
         found.setdefault(row["format"], []).append(place)
     return found
-
-
-def tar_places(store: Store, name: str) -> Sequence[SamplePlace]:
-    """Return the places of the samples of a tar, from its headers. Raises TarError."""
-    return list(read_places(store, name))

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig, OmegaConf
 
-from hypergrit_common.config import RESOLVED_FILE, Keys, check_yaml, merge, read_layers
+from hypergrit_common.config import RESOLVED_FILE, Keys, check_yaml, flatten, merge, read_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute, check_output_is_absolute
 from hypergrit_common.remote import map_concurrently
@@ -28,7 +28,7 @@ from pipeline.faults import ShardError
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_batches, read_images, read_manifests, stamp_of
 from pipeline.output.manifest import manifest_hash, read_manifest
-from pipeline.output.resume import check_complete, flatten
+from pipeline.output.record import check_complete
 from pipeline.output.store import Store, temporary_folder_prefix
 from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE
 from schemas.manifest import Manifest, SourceShard
@@ -383,29 +383,23 @@ class Shard:
     def image(self, number: int) -> bytes | None:
         """Return the stored image of a row, or None without one. Raises UserError if the shard has changed."""
         with self.unchanged():
-            return self._image(number)
-
-    def _image(self, number: int) -> bytes | None:
-        batch, place = self._place(number)
-        if at := self.places.get(self.keys[batch][place]):
-            path = self.store.readable(self.store.file(FILES["grit"][0], self.manifest["shard"]))
-            return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
-        image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
-        return image
+            batch, place = self._place(number)
+            if at := self.places.get(self.keys[batch][place]):
+                path = self.store.readable(self.store.file(FILES["grit"][0], self.manifest["shard"]))
+                return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
+            image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
+            return image
 
     def details(self, chunk: int) -> list[Row]:
         """Return the rows of a chunk, CHUNK_ROWS consecutive ones, with DETAILS. Raises UserError like `image`."""
-        with self.unchanged():
-            return self._details(chunk)
-
-    def _details(self, chunk: int) -> list[Row]:
         first, end = chunk * CHUNK_ROWS, min((chunk + 1) * CHUNK_ROWS, self.n_rows)
         rows = list[Row]()
-        while first < end:
-            number, place = self._place(first)
-            batch = read_batch(self.store, self.manifest, DETAILS, number).slice(place, end - first)
-            rows += batch.to_pylist()
-            first += batch.num_rows
+        with self.unchanged():
+            while first < end:
+                number, place = self._place(first)
+                batch = read_batch(self.store, self.manifest, DETAILS, number).slice(place, end - first)
+                rows += batch.to_pylist()
+                first += batch.num_rows
         return rows
 
     def row(self, number: int) -> Row:

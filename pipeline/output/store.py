@@ -10,7 +10,7 @@ import secrets
 import shutil
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -368,6 +368,11 @@ class Store:
         """Delete files concurrently, in any order, if they exist."""
         for _ in map_concurrently(lambda relative: self.remove([relative]), relatives):
             pass
+
+    def discard(self, shards: Collection[int], planned: Collection[int]) -> None:
+        """Remove the manifests of these shards, then the files of those that are not `planned`."""
+        self.remove_many(self.file(MANIFEST_FILE, index) for index in shards)
+        self.remove_many(name for index in shards if index not in planned for name in self.shard_files(index))
 
     def remove_drafts(self) -> None:
         """Remove the files that killed workers have left half-written; an object store has none."""

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal, NamedTuple
 
 from hypergrit_common.config import runtime
 from hypergrit_common.errors import UserError
-from pipeline.read.where import Where, parse_where
+from pipeline.read.where import Where
 
 Captions = Literal["first", "longest", "join", "random", "all"]
 
@@ -142,4 +142,4 @@ class ReadConfig:
     @cached_property
     def selection(self) -> Where | None:
         """The compiled condition `where`. Raises UserError if it is not valid."""
-        return None if self.where is None else parse_where(self.where)
+        return None if self.where is None else Where(self.where)

@@ -92,7 +92,9 @@ class Stream:
         self.starts = np.cumsum([0, *sizes])
         self.names = self._columns()
         self.waiting: tuple[int, pa.RecordBatch] | None = None
-        self.group = self._group(piece.first_row)
+        self.group = max(
+            0, min(int(np.searchsorted(self.starts, piece.first_row, side="right")), len(self.starts) - 1) - 1
+        )
         self.batches = self._read(self.group)
         self.next_row = int(self.starts[self.group])
 
@@ -142,10 +144,6 @@ class Stream:
             for batch in self.parquet.iter_batches(batch_size=size, row_groups=[group], columns=self.names):
                 row, self.next_row = self.next_row, self.next_row + batch.num_rows
                 yield row, batch
-
-    def _group(self, row: int) -> int:
-        """Return the row group of a row; the last one for a row that the file does not have."""
-        return max(0, min(int(np.searchsorted(self.starts, row, side="right")), len(self.starts) - 1) - 1)
 
     def _columns(self) -> list[str]:
         schema, config = self.parquet.schema_arrow, self.config

@@ -184,8 +184,7 @@ def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: Read
     [(0, 2), (2, 2), (4, 1)]
     """
     use_format(config.format)
-    cut = cut_files(list_files(input), rows_per_shard, limit, config)
-    plans = make_plans(cut, rows_per_shard)
+    plans = ShardPlans([Batch(cut_files(list_files(input), rows_per_shard, limit, config), rows_per_shard)])
     if not plans:
         raise UserError(f"input {input!r} holds no rows; give files with at least one row")
     return list(plans)
@@ -237,17 +236,6 @@ def cut_files(
             cut.append(CutFile(path, size, tuple(cuts), damage=damage))
             total += cut[-1].n_rows
     return cut
-
-
-def make_plans(
-    files: Iterable[CutFile],
-    rows_per_shard: int,
-    first_shard: int = 0,
-    first_row: int = 0,
-    appends: tuple[int, ...] = (),
-) -> ShardPlans:
-    """Divide the rows of `files` into shards, the first of which has the index `first_shard` and starts at `first_row`."""
-    return ShardPlans([Batch(files, rows_per_shard, first_shard, first_row, appends)])
 
 
 def _count_rows(path: str, config: ReadConfig) -> tuple[int, str]:

@@ -16,6 +16,7 @@ from hypergrit_common.remote import open_store
 from hypergrit_common.urls import check_no_user
 
 SCHEME: Final = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/")
+"""The scheme and a slash of a URL."""
 ALIASES: Final = {"s3a": "s3", "gcs": "gs", "az": "abfs", "abfss": "abfs"}
 CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 SPECIAL: Final = re.compile(r"[?#\\]|::")
@@ -59,11 +60,6 @@ class Location:
 def is_web(text: str) -> bool:
     """Return True for http and https URLs, which the download stage fetches."""
     return text[:8].lower().startswith(("http://", "https://"))
-
-
-def has_scheme(text: str) -> bool:
-    """Return True for a URL with a scheme and a slash."""
-    return SCHEME.match(text) is not None
 
 
 class Roots:

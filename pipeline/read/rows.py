@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
-from pipeline.read.roots import Location, RefusedError, Roots, has_scheme, is_web
+from pipeline.read.roots import SCHEME, Location, RefusedError, Roots, is_web
 from pipeline.read.types import IMAGE, BadRecord, BadRowError, Format, Record
 from pipeline.read.where import WhereError
 from schemas.rows import GIVEN_BOX
@@ -100,11 +100,6 @@ class Columns(NamedTuple):
     id: str | None
     image: str | None
     path: str | None
-
-    def used(self) -> set[str]:
-        """Return the columns that are not part of `extra`."""
-        found = (self.url, *self.captions, self.id, self.image)
-        return {name for name in found if name is not None}
 
 
 def find_column(names: Iterable[str], configured: str | None, known: Sequence[str]) -> str | None:
@@ -249,7 +244,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
         return row | dropped("not_selected", "")
     if url and is_web(url) and not context.roots:  # without a place where it may be read, the path is no use
         path = None
-    if image is None and (place := path or (url if url and has_scheme(url) and not is_web(url) else None)):
+    if image is None and (place := path or (url if url and SCHEME.match(url) and not is_web(url) else None)):
         if is_web(place):
             return row | {"url": url or place}
         if context.roots or path:
@@ -330,7 +325,7 @@ def _all_captions(record: Record, columns: Columns, config: ReadConfig) -> list[
 
 def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
     """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
-    used = {*columns.used(), *GRIT_COLUMNS}
+    used = {columns.url, *columns.captions, columns.id, columns.image, *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
     if config.levels is not None:
         others["levels"] = read_levels(record, config)

@@ -204,11 +204,6 @@ COMPRESSIONS: Final[dict[str, Callable[[IO[bytes]], Readable]]] = {
 """Suffix of a file -> its decompression."""
 
 
-def is_utf8(encoding: str) -> bool:
-    """Return True for UTF-8 and its subset ASCII."""
-    return codecs.lookup(encoding).name in UTF8
-
-
 def is_stream(file: IO[bytes]) -> bool:
     """Return True for a buffered Stream, which cannot seek backwards at once."""
     return isinstance(getattr(file, "raw", None), Stream)
@@ -232,7 +227,7 @@ def open_stream(path: str, encoding: str = "utf-8", headers: bool = False) -> It
     with open_file(path, headers=headers and not compression) as file:
         if compression:
             file = io.BufferedReader(Stream(file, COMPRESSIONS[compression]), BUFFER)
-        if not is_utf8(encoding):
+        if codecs.lookup(encoding).name not in UTF8:
             file = io.BufferedReader(Stream(file, partial(TranscodedSource, encoding=encoding)), BUFFER)
         yield file
 

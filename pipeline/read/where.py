@@ -171,16 +171,6 @@ class Where:
         raise UserError(f"where={self.text!r}: {ast.unparse(node)!r} is not allowed; use {ALLOWED}")
 
 
-def parse_where(text: str) -> Where:
-    """Compile a condition. Raises UserError, beginning with `where`, if it is not valid.
-
-    >>> where = parse_where("pwatermark < 0.5 and license in ['cc0', 'cc-by']")
-    >>> where({"pwatermark": "0.25", "license": "cc0"}), where({"pwatermark": None, "license": "cc0"})
-    (True, False)
-    """
-    return Where(text)
-
-
 def _parse(text: str) -> ast.expr:
     try:
         if len(text) > MAX_CHARACTERS:

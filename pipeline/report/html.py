@@ -12,6 +12,7 @@ from typing import Any, Final
 from markupsafe import Markup, escape
 from omegaconf import OmegaConf
 
+from hypergrit_common.config import flatten
 from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
 from hypergrit_common.text import duration_text
@@ -174,7 +175,7 @@ def render(
         truth_columns=TRUTH_COLUMNS,
         meanings={**PHRASE_REMOVALS, **BOX_REMOVALS},
         config_text=OmegaConf.to_yaml(OmegaConf.create(stats["config"])),
-        versions=list(flatten(stats["provenance"], "")),
+        versions=list(flatten(dict(stats["provenance"])).items()),
     )
 
 
@@ -212,15 +213,6 @@ def truth_rows(truth: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
     for name, part in truth.items():
         if isinstance(part, Mapping):
             yield from truth_rows(part, f"{path} · {name}" if path else name)
-
-
-def flatten(tree: Mapping[str, Any], path: str) -> Iterator[tuple[str, str]]:
-    """Yield the leaves of a tree with their dotted names."""
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{path}{name}.")
-        else:
-            yield f"{path}{name}", str(value)
 
 
 def shortened(text: str | None) -> str:

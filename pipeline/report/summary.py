@@ -100,25 +100,19 @@ def share(part: int, total: int) -> str:
     return f"  {part / total:6.1%}" if total else ""
 
 
-class Report:
-    """Writes the report of a run with its settings."""
+def report(config: PipelineConfig, store: Store, shards: Collection[int]) -> Statistics:
+    """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics.
 
-    def __init__(self, config: PipelineConfig) -> None:
-        self.config = config
-
-    def write(self, store: Store, shards: Collection[int]) -> Statistics:
-        """Write stats.json and report.html of these shards, print summary and warnings, and return the statistics.
-
-        The caller holds the lease of the output.
-        """
-        stats = build_stats(store, shards=shards, holds_lease=True)
-        advice = make_report(store, stats, self.config.report)
-        if self.config.report.summary and not self.config.quiet and not logs_json():
-            print_text(summary_table(stats))
-        for warning in advice:
-            notify(f"warning: {warning.text}; {warning.action}")
-        if logs_json():
-            logging.getLogger("hypergrit").info("report: %s/%s", self.config.output, REPORT_FILE)
-        elif not self.config.quiet:
-            print_text(f"report: {self.config.output}/{REPORT_FILE}")
-        return stats
+    The caller holds the lease of the output.
+    """
+    stats = build_stats(store, shards=shards, holds_lease=True)
+    advice = make_report(store, stats, config.report)
+    if config.report.summary and not config.quiet and not logs_json():
+        print_text(summary_table(stats))
+    for warning in advice:
+        notify(f"warning: {warning.text}; {warning.action}")
+    if logs_json():
+        logging.getLogger("hypergrit").info("report: %s/%s", config.output, REPORT_FILE)
+    elif not config.quiet:
+        print_text(f"report: {config.output}/{REPORT_FILE}")
+    return stats

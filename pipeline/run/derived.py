@@ -19,14 +19,14 @@ from pipeline.output.commit import open_output
 from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import is_same, read_manifest
-from pipeline.output.resume import write_command, write_record
+from pipeline.output.record import write_command, write_record
 from pipeline.output.store import Store, settle_layout
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
-from pipeline.report.summary import Report
-from pipeline.run.loop import connected, limited
+from pipeline.report.summary import report
+from pipeline.run.loop import Run, connected
 from pipeline.run.provenance import check_apart, check_writable
-from pipeline.run.steps import Compute, Done, Recipe
+from pipeline.run.steps import Done, Recipe
 from schemas.files import JOB_FILE, MANIFEST_FILE
 from schemas.job import JobRecord, LeftOut
 from schemas.manifest import Manifest, Origin, Provenance
@@ -80,8 +80,7 @@ def write_output(
         logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
         planned = {shard.plan.index for shard in shards}
         settle_layout(store, len(planned))
-        store.remove_many(store.file(MANIFEST_FILE, index) for index in others)
-        store.remove_many(name for index in others if index not in planned for name in store.shard_files(index))
+        store.discard(others, planned)
         store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False, dry_run=False)))
         if record is not None:
             write_record(store, record)
@@ -92,12 +91,12 @@ def write_output(
         with connected(config.ray) if left else nullcontext():
             if left and prepare is not None:
                 prepare(store, lease)
-            run = limited(config, sum(shard.plan.n_rows for shard in left), len(left), lease, records=True)
-            recipe = Recipe(partial(Compute, partial(commit, make_table, config, lease.token)), text="written")
-            run.finish(recipe, [Task(shard.plan.index, shard.plan.n_rows, shard) for shard in left])
+            tasks = [Task(shard.plan.index, shard.plan.n_rows, shard) for shard in left]
+            run = Run(config, lease, records=True, limited=tasks)
+            run.finish(Recipe.calling(partial(commit, make_table, config, lease.token), "written"), tasks)
         lease.check()
         store.remove_drafts()
-        Report(config).write(store, [shard.plan.index for shard in shards])
+        report(config, store, [shard.plan.index for shard in shards])
     return len(run.failed)
 
 

@@ -16,15 +16,18 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.output.commit import open_output, restore_index
+from pipeline.output.finished import Damage, Formats, find_damaged, find_missing
+from pipeline.output.inputs import Files
 from pipeline.output.manifest import failed_indices, failed_shard, read_manifest
-from pipeline.output.resume import Damage, Files, Formats, Work, check_secrets, find_damaged, find_missing, plan_work
+from pipeline.output.record import check_secrets
+from pipeline.output.resume import Work, plan_work
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
 from pipeline.read.types import ShardPlan
 from pipeline.report.stats import read_run
-from pipeline.report.summary import Report
-from pipeline.run.loop import Run, limited
+from pipeline.report.summary import report
+from pipeline.run.loop import Run
 from pipeline.run.provenance import (
     check_models,
     check_no_query,
@@ -143,11 +146,6 @@ def plan_with_models(config: PipelineConfig, files: Files, provenance: Provenanc
     return work
 
 
-def run(config: PipelineConfig) -> int:
-    """Run a job as `run_job` does; return the number of failures."""
-    return run_job(config).n_failures
-
-
 def run_job(config: PipelineConfig, command: str = "") -> JobResult:
     """Plan the shards, compute those that are not finished, and write the report, which shows the `command`.
 
@@ -172,7 +170,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         output.remove_drafts()
         work.begin(output)
         start, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
-        run = limited(config, sum(plan.n_rows for plan in work.plans), n_shards, lease, records=True)
+        run = Run(config, lease, records=True, limited=work.plans)
         shards = Shards(run, provenance, work.formats)
         if work.unfinished:
             output.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False)))
@@ -195,7 +193,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
                 "command": command,
             }
             output.write(RUN_TIMINGS_FILE, json.dumps(timings))
-        stats = Report(config).write(output, [plan.index for plan in work.plans])
+        stats = report(config, output, [plan.index for plan in work.plans])
         check_rows(stats, work.plans, output)
         n_kept = stats["rows"]["kept"]
     n_damaged = len(work.damaged)

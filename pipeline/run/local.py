@@ -36,7 +36,7 @@ from pipeline.output.manifest import failed_shard
 from pipeline.output.store import temporary_folder_prefix
 from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan, Task
-from pipeline.run import progress as watch
+from pipeline.run.progress import Follower, tell
 from pipeline.run.steps import Done, Notes, Part, Recipe, Steps
 from pipeline.stages.order import STEPS, Step
 from schemas.manifest import FailedShard, Manifest, Provenance
@@ -304,9 +304,9 @@ def compute_in(child: Child, plan: ShardPlan | Task, config: RayConfig, recipe: 
         step = recipe.steps[0]
         try:
             for step in recipe.steps:
-                watch.begun(plan.index, step, plan.n_rows)
+                tell(Follower.begun, plan.index, step, plan.n_rows)
                 result = child.call("run", step, plan, step == recipe.steps[0], timeout_s=config.step_timeout_s)
-                watch.ended(plan.index, step)
+                tell(Follower.ended, plan.index, step)
             return result
         except (ProcessDiedError, StepTimeoutError) as death:
             if child.is_closed:

@@ -3,9 +3,9 @@
 import dataclasses
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
+from contextlib import contextmanager, nullcontext
 from typing import Any, cast
 
 from hypergrit_common.errors import UserError
@@ -19,7 +19,7 @@ from pipeline.read.types import ShardPlan, Task
 from pipeline.report.stats import Rollups
 from pipeline.run.local import compute_local
 from pipeline.run.progress import progress
-from pipeline.run.steps import Compute, Done, Recipe
+from pipeline.run.steps import Done, Recipe
 from schemas.files import MANIFEST_FILE
 from schemas.manifest import FailedShard, Manifest
 
@@ -33,9 +33,10 @@ Runner = Callable[[Plans, RayConfig, Recipe], Iterator[Any]]
 class Run:
     """Computes shards, in one call of `results` or in several, with common limits for all of them.
 
-    More than `max_failed` failed shards stop it; `config` has the limit of faulty rows, if there is one. Nothing is
-    computed any more once `lease` is lost. If it `records`, its output gets a record of each failed shard in place of
-    the manifest; else failed shards stay as they are.
+    It stops if more than 1 % of the `limited` shards fail, and more than 10, or more rows than `max_internal_errors`,
+    by default 1 % of theirs and at least 100; without any it has no limits. Nothing is computed any more once `lease` is
+    lost. If it `records`, its output gets the rollups, and a record of each failed shard in place of the manifest; else
+    failed shards stay as they are.
     """
 
     def __init__(
@@ -43,9 +44,13 @@ class Run:
         config: PipelineConfig,
         lease: Lease | None = None,
         records: bool = False,
-        max_failed: float = math.inf,
+        limited: Plans = (),
     ) -> None:
-        self.config, self.lease, self.max_failed = config, lease, max_failed
+        if limited and config.max_internal_errors is None:
+            most = max(sum(plan.n_rows for plan in limited) // 100, 100)
+            config = dataclasses.replace(config, max_internal_errors=most)
+        self.config, self.lease = config, lease
+        self.max_failed = max(len(limited) // 100, 10) if limited else math.inf
         self.output = lease.store if lease is not None and records else None
         self.faults: list[Fault] = []
         self.failed: set[int] = set()
@@ -62,24 +67,20 @@ class Run:
         results = pick_runner(self.config.ray)(plans, self.config.ray, recipe)
         if self.lease is not None:
             results = self.lease.guard(results)
-        for result in self._shown(results, recipe, plans):
-            if isinstance(result, Done):
-                self.hosts[result.manifest["shard"]] = result.host
-                self._record_faults(result.faults)
-            elif isinstance(result, dict):
-                self.fail(cast(FailedShard, result))
-            yield result
-
-    def values(self, function: Callable[[Any], Any], tasks: Sequence[Task], text: str) -> Iterator[Any]:
-        """Yield what a picklable function returns for the subject of each task, or its FailedShard; see `Recipe`."""
-        return self.results(Recipe(partial(Compute, function), text=text), tasks)
+        with nullcontext() if self.output is None else Rollups(self.output, (plan.index for plan in plans)) as rollups:
+            for result in self._shown(results, recipe, plans):
+                if isinstance(result, Done):
+                    self.hosts[result.manifest["shard"]] = result.host
+                    self._record_faults(result.faults)
+                elif isinstance(result, dict):
+                    self.fail(cast(FailedShard, result))
+                yield result
+                if rollups is not None:
+                    rollups.add(result.manifest["shard"] if isinstance(result, Done) else result["shard"])
 
     def finish(self, recipe: Recipe, plans: Plans) -> None:
-        """Compute shards of the output, and write its rollups as soon as their shards are there. Raises like `results`."""
-        assert self.output is not None
-        with Rollups(self.output, (plan.index for plan in plans)) as rollups:
-            for result in self.results(recipe, plans):
-                rollups.add(result.manifest["shard"] if isinstance(result, Done) else result["shard"])
+        """Compute shards whose result is that they are committed. Raises like `results`."""
+        deque(self.results(recipe, plans), maxlen=0)
 
     def fail(self, failed: FailedShard) -> None:
         """Count a failed shard, record it, and log it in one line. Raises UserError above the limit."""
@@ -120,15 +121,6 @@ class Run:
 def tasks_of(manifests: Iterable[Manifest]) -> list[Task]:
     """Return a task for each finished shard, whose subject is its manifest."""
     return [Task(manifest["shard"], manifest["counts"]["read"], manifest) for manifest in manifests]
-
-
-def limited(
-    config: PipelineConfig, n_rows: int, n_shards: int, lease: Lease | None = None, records: bool = False
-) -> Run:
-    """Return a run that stops if more than 1 % of the shards fail, and more than 10, or too many rows."""
-    if config.max_internal_errors is None:
-        config = dataclasses.replace(config, max_internal_errors=max(n_rows // 100, 100))
-    return Run(config, lease, records, max(n_shards // 100, 10))
 
 
 def pick_runner(config: RayConfig) -> Runner:

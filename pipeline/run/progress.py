@@ -4,10 +4,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Concatenate, Final, ParamSpec
 
 from tqdm import tqdm
 
@@ -26,7 +26,7 @@ class Follower:
     def begun(self, index: int, step: str, n_rows: int) -> None:
         """Note that a worker has begun a step of a shard; steps after it count as not done."""
 
-    def ended(self, index: int, step: str, seconds: float | None) -> None:
+    def ended(self, index: int, step: str, seconds: float | None = None) -> None:
         """Note the end of a step, which took `seconds` without the loading of models; None: not measured by the worker."""
 
     def lost(self, index: int) -> None:
@@ -39,6 +39,7 @@ class Follower:
         """Note the number of model workers that are ready, and of those that compute; called every few seconds."""
 
 
+Facts = ParamSpec("Facts")
 _FOLLOWERS: Final[list[Follower]] = []
 
 
@@ -52,34 +53,10 @@ def followed_by(follower: Follower) -> Iterator[None]:
         _FOLLOWERS.remove(follower)
 
 
-def begun(index: int, step: str, n_rows: int) -> None:
-    """Report the beginning of a step."""
+def tell(event: Callable[Concatenate[Follower, Facts], None], *facts: Facts.args, **more: Facts.kwargs) -> None:
+    """Report an event, which is a method of `Follower`, to all followers."""
     for follower in tuple(_FOLLOWERS):
-        follower.begun(index, step, n_rows)
-
-
-def ended(index: int, step: str, seconds: float | None = None) -> None:
-    """Report the end of a step."""
-    for follower in tuple(_FOLLOWERS):
-        follower.ended(index, step, seconds)
-
-
-def lost(index: int) -> None:
-    """Report the failure of a step."""
-    for follower in tuple(_FOLLOWERS):
-        follower.lost(index)
-
-
-def finished(result: Any) -> None:
-    """Report the end of a shard."""
-    for follower in tuple(_FOLLOWERS):
-        follower.finished(result)
-
-
-def models(n: int, n_busy: int) -> None:
-    """Report the number of model workers, and of those that compute."""
-    for follower in tuple(_FOLLOWERS):
-        follower.models(n, n_busy)
+        getattr(follower, event.__name__)(*facts, **more)
 
 
 # Estimate the progress and the remaining time of a job from the steps of its shards.
@@ -231,7 +208,7 @@ class Progress(Follower):
         with self._lock:
             self.estimate.begun(time.monotonic(), index, step, n_rows)
 
-    def ended(self, index: int, step: str, seconds: float | None) -> None:
+    def ended(self, index: int, step: str, seconds: float | None = None) -> None:
         """Note the end of a step."""
         with self._lock:
             self.estimate.ended(time.monotonic(), index, step, seconds)
@@ -306,7 +283,7 @@ def progress(results: Iterable[Result], n_rows: int, config: PipelineConfig) -> 
     try:
         with followed_by(shown):
             for result in results:
-                finished(result)
+                tell(Follower.finished, result)
                 yield result
     finally:
         shown.close()

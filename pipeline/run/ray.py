@@ -53,7 +53,7 @@ class Metrics(Follower):
         """Note the size of a shard."""
         self._sizes[index] = n_rows
 
-    def ended(self, index: int, step: str, seconds: float | None) -> None:
+    def ended(self, index: int, step: str, seconds: float | None = None) -> None:
         """Count the rows of a step."""
         n_rows = self._sizes.get(index, 0)
         self._add(self.prepared, n_rows, step=step)

@@ -15,7 +15,7 @@ from pipeline.config import PipelineConfig, RayConfig
 from pipeline.faults import StepTimeoutError
 from pipeline.output.manifest import failed_shard
 from pipeline.read.types import ShardPlan, Task
-from pipeline.run import progress as watch
+from pipeline.run.progress import Follower, tell
 from pipeline.run.ray_workers import (
     CALLS_PER_MODEL,
     POLL_S,
@@ -82,7 +82,7 @@ class Call:
         if not self.node:
             self.node = ray.get(ref)
             self.deadline = time.monotonic() + self.timeout_s
-            watch.begun(self.shard.plan.index, self.shard.step, self.shard.plan.n_rows)
+            tell(Follower.begun, self.shard.plan.index, self.shard.step, self.shard.plan.n_rows)
         elif self.table is None:
             self.table = ref  # it stays where it is
         else:
@@ -246,7 +246,7 @@ class Failures:
         Raises the errors of the job.
         """
         kind = kind_of(error)
-        watch.lost(call.shard.plan.index)
+        tell(Follower.lost, call.shard.plan.index)
         if kind == "job":
             raise root(error) from None
         if call.model is not None and isinstance(root(error), RayActorError):
@@ -272,7 +272,7 @@ class Failures:
         """Kill the worker of a call that exceeded its time limit, which counts as a crash of the shard."""
         call.stop()
         self.work.end(call)
-        watch.lost(call.shard.plan.index)
+        tell(Follower.lost, call.shard.plan.index)
         if call.model is not None:
             self.models.discard(call.model)
         self.count(call, StepTimeoutError(f"no result within {call.timeout_s:g} s"), is_crash=True)
@@ -343,7 +343,7 @@ class Upkeep:
         if not self.cluster.poll():
             return
         busy = {id(call.model) for call in self.work.running.values() if call.model is not None and call.node}
-        watch.models(len(self.models.ready), len(busy))
+        tell(Follower.models, len(self.models.ready), len(busy))
         self.models.settle(self.cluster)
         for model in self.models.idle_unusable(self.cluster):
             self.models.discard(model)
@@ -385,7 +385,8 @@ class Upkeep:
         )
         for call in pending:
             self._withdraw(call)
-        self.models.withdraw()
+        while self.models.starting:
+            self.models.starting.popitem()[1].kill()
         self.note_progress()
 
     def _withdraw(self, call: Call) -> None:
@@ -518,7 +519,7 @@ class Driver:
         shard = call.shard
         self.health.succeed(call.node, shard.step)
         seconds = result.notes.seconds(self.stages_of[shard.step]) if isinstance(result, Result) else None
-        watch.ended(shard.plan.index, shard.step, seconds)
+        tell(Follower.ended, shard.plan.index, shard.step, seconds)
         if isinstance(result, Result):
             self.work.advance(shard, result)
             return None

@@ -262,10 +262,6 @@ class Health:
                 return refused
         return []
 
-    def selector(self, step: Step, failed: Collection[str], request: Resources, cluster: Cluster) -> dict[str, str]:
-        """Return the label selector of a call that leaves out the `refused` nodes."""
-        return selector_of(self.refused(step, failed, request, cluster))
-
 
 def selector_of(refused: Collection[str]) -> dict[str, str]:
     """Return the label selector of all nodes but these."""
@@ -584,11 +580,6 @@ class Models:
             logger.warning("a model worker died while it started: %s", message_of(error))
             if is_alive:
                 self.health.avoid(model.node, "load", "a model worker died there while it started")
-
-    def withdraw(self) -> None:
-        """End the workers that have not started."""
-        while self.starting:
-            self.starting.popitem()[1].kill()
 
     def withdraw_refused(self, cluster: Cluster) -> None:
         """Take back requests whose allowed nodes have gone; they are made again with those that the cluster has now."""

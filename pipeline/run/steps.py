@@ -113,6 +113,11 @@ class Recipe:
         stages = steps_of(self.job)
         return tuple(step for step in STEPS if stages[step])
 
+    @classmethod
+    def calling(cls, function: Callable[[Any], Any], text: str) -> "Recipe":
+        """Return the recipe whose result is that of a picklable function of the subject of a task."""
+        return cls(partial(Compute, function), text=text)
+
 
 class Compute:
     """Calls a function with the subjects of tasks."""
@@ -136,6 +141,8 @@ class Steps:
 
     stores: ClassVar[bool] = True
     """False: stages store nothing in the output."""
+    replaces: ClassVar[bool] = False
+    """True: the shards are finished, and are replaced."""
 
     def __init__(
         self,
@@ -283,9 +290,8 @@ class Steps:
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
         """Write the files of a shard to the output."""
-        config = self.config
-        runtime = runtime_settings(config)
-        return write_shard(table, plan, config.write, self.store, self.provenance, runtime, lease=self.lease)
+        write, runtime = self.config.write, runtime_settings(self.config)
+        return write_shard(table, plan, write, self.store, self.provenance, runtime, None, self.lease, self.replaces)
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""

@@ -236,18 +236,9 @@ def why_dropped(caption: str, config: CaptionsConfig) -> Drop | None:
         return Drop("empty_caption")
     if len(caption) > config.max_characters:
         return Drop("caption_too_long", f"{len(caption)} characters")
-    if config.max_tokens is not None and (n := count_tokens(caption)) > config.max_tokens:
+    if config.max_tokens is not None and (n := sum(1 for _ in TOKEN.finditer(caption))) > config.max_tokens:
         return Drop("caption_too_long", f"{n} tokens")
     return None
-
-
-def count_tokens(caption: str) -> int:
-    """Return the number of tokens of a caption (`CaptionsConfig.max_tokens`).
-
-    >>> count_tokens("it's 10 o'clock, again ...")
-    10
-    """
-    return sum(1 for _ in TOKEN.finditer(caption))
 
 
 class Captions(Stage):

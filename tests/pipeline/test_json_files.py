@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, g
 
 import pytest
 
-from pipeline.output.lock import new_lease
+from hypergrit_common.lease import new_lease
 from schemas.files import (
     JOB_FILE,
     MANIFEST_FILE,

@@ -12,9 +12,9 @@ from s3fs import S3FileSystem
 
 from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.output.resume import find_damaged
+from pipeline.output.finished import find_damaged
 from pipeline.output.store import Store
-from pipeline.run.job import run as run_job
+from pipeline.run.job import run_job
 from schemas.files import FILES, INDEX_FOLDER
 from tests.pipeline.output.resume.jobs import compute, compute_all, configure, overwriting, plan, provenance_of, run
 
@@ -99,18 +99,18 @@ def test_only_files_of_the_formats_that_are_asked_for_are_judged_and_all_formats
     monkeypatch.setattr("pipeline.run.loop.pick_runner", lambda _: compute_all)
     everything = configure(config.input, config.output, "formats=[train,grit,arrow]", "rows_per_shard=30")
     train = configure(config.input, config.output, "formats=[train]", "rows_per_shard=30", "report.summary=false")
-    assert run_job(everything) == 0
+    assert run_job(everything).n_failures == 0
     store = Store(config.output)
     names = bucket.find("resume/out")
     before = {name: bucket.info(name)["ETag"] for name in names if name.rsplit("/", 2)[1] in (*FILES, INDEX_FOLDER)}
     assert len(before) == 2 * 5
     store.remove(["grit/00000.tar"])
-    assert run_job(train) == 0
+    assert run_job(train).n_failures == 0
     bucket.invalidate_cache()
     left = set(bucket.find("resume/out"))
     assert before.keys() - left == {"resume/out/grit/00000.tar"}
     store.fs.pipe_file(store.path("train/00000.tar"), b"short")
     store.remove(["train/00001.tar", "_index/00001.arrow"])
-    assert run_job(train) == 0
+    assert run_job(train).n_failures == 0
     bucket.invalidate_cache()
     assert {name: bucket.info(name)["ETag"] for name in before} == before

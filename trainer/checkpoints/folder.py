@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import tempfile
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -20,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.lease import SETTLE_S, LeaseFile
 from hypergrit_common.processes import ProcessId, machine, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
 from trainer.distributed.gather import all_ranks, on_rank_0
@@ -40,10 +40,6 @@ EXPIRY_S: Final = 120.0
 """Longest wait for the lock of a process that cannot be seen: NFS releases that of a lost machine after 90 s."""
 LEASE: Final = ".lease"
 """Object of a URL that names the run which writes there, and when it has renewed it."""
-RENEW_S: Final = 20.0
-"""Seconds between two renewals of a lease."""
-SETTLE_S: Final = 1.0
-"""Pause before a new lease is read back: of two runs that start at once, the one that wrote last has it."""
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
@@ -202,94 +198,37 @@ def writes_explained(url: str) -> Iterator[None]:
 
 
 def signature() -> str:
-    """The words for this process in a lock or a lease: its identity, then what a message shows."""
+    """The words for this process in a lock: its identity, then what a message shows."""
     return f"{this_process()} process {os.getpid()} on host {socket.gethostname()}"
 
 
-def in_use(output: object, shown: str) -> UserError:
-    """The error about an output to which another run writes."""
-    return UserError(
-        f"another run writes to {output}: {shown or 'an unknown process'}; stop it, wait for its end, or give another "
-        "output="
-    )
-
-
-class Lease:
-    """An object at a URL that names the process of the run which writes there, and the time. A thread renews it."""
+class Lease(LeaseFile):
+    """An object at a URL that names the process of the run which writes there."""
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        super().__init__(url, "its checkpoints are kept", SETTLE_S)
         self.fs, self.root = open_store(url)
-        self.is_done = threading.Event()
-        self.thread = threading.Thread(target=self._renew, name="lease", daemon=True)
 
-    def take(self) -> None:
-        """Take the lease. Raises UserError, naming the process, if another run holds it, and `store_errors`.
-
-        One of a process that cannot be seen is watched until it is renewed, or expires.
-        """
-        found, start = self.read(), time.monotonic()
-        holder, _, shown = found.partition(" ")
-        process = ProcessId.parse(holder)
-        is_alive = process.is_alive() if process else False  # None: on another machine
-        age = abs(time.time() - float(shown.split()[-1])) if process else 0.0  # its clock may be ahead
-        wait = max(EXPIRY_S - age, 2 * RENEW_S)
-        while is_alive is None and self.read() == found and time.monotonic() - start < wait:
-            logger.warning("%s is leased by %s, which cannot be seen from here: waiting for its end", self.url, shown)
-            time.sleep(RENEW_S / 2)
-        now = self.read()
-        if is_alive or (now and now != found):
-            raise in_use(self.url, (now or found).partition(" ")[2])
-        self.write()
-        time.sleep(SETTLE_S)
-        self.check()
-        self.thread.start()
-
-    def read(self) -> str:
-        """The text of the lease; empty if there is none."""
-        try:
-            return str(self.fs.cat_file(f"{self.root}/{LEASE}"), "utf-8", "replace")
-        except FileNotFoundError:
-            return ""
-
-    def write(self) -> None:
-        """Write the lease of this process with the present time."""
-        if not is_s3(self.fs):
-            self.fs.makedirs(self.root, exist_ok=True)
-        self.fs.pipe_file(f"{self.root}/{LEASE}", f"{signature()}, renewed at {time.time():.0f}".encode())
-
-    def check(self) -> None:
-        """Raise UserError if the lease is that of another process, and `store_errors`."""
-        if (found := self.read()) and not found.startswith(signature()):
-            raise in_use(self.url, found.partition(" ")[2])
-
-    def release(self) -> None:
-        """Remove the lease, unless another process holds it."""
-        self.is_done.set()
-        self.thread.join(EXPIRY_S)
-        with suppress(*store_errors(UserError)):
-            self.check()
-            self.fs.rm_file(f"{self.root}/{LEASE}")
-
-    def _renew(self) -> None:
-        while not self.is_done.wait(RENEW_S):
+    def read(self) -> bytes | None:
+        """The content of the object; None if there is none. Raises UserError."""
+        with writes_explained(self.output):
             try:
-                self.check()
-                self.write()
-            except store_errors(UserError) as error:  # the next upload raises it
-                logger.warning("the lease of %s is not renewed: %s", self.url, error)
+                return bytes(self.fs.cat_file(f"{self.root}/{LEASE}"))
+            except FileNotFoundError:
+                return None
 
-
-@contextmanager
-def leased(url: str) -> Iterator[Lease]:
-    """Hold the lease of the URL of a run. Raises UserError if another run holds it, or if it cannot be written."""
-    lease = Lease(url)
-    with writes_explained(url):
-        lease.take()
-    try:
-        yield lease
-    finally:
-        lease.release()
+    def swap(self, old: bytes | None, new: bytes | None) -> bool:
+        """Replace the object, unless its content has changed. Raises UserError."""
+        if self.read() != old:
+            return False
+        with writes_explained(self.output):
+            if new is None:
+                self.fs.rm_file(f"{self.root}/{LEASE}")
+            else:
+                if not is_s3(self.fs):
+                    self.fs.makedirs(self.root, exist_ok=True)
+                self.fs.pipe_file(f"{self.root}/{LEASE}", new)
+        return True
 
 
 @contextmanager
@@ -308,7 +247,10 @@ def locked(folder: Path) -> Iterator[None]:
                 holder, _, shown = path.read_text(encoding="utf-8").partition(" ")
                 process = ProcessId.parse(holder)
                 if time.monotonic() > end or (process and process.is_alive()):
-                    raise in_use(folder, shown) from error
+                    raise UserError(
+                        f"another run writes to {folder}: {shown or 'an unknown process'}; stop it, wait for its end, or "
+                        "give another output="
+                    ) from error
                 logger.warning("%s is locked by %s, which cannot be seen from here: waiting for its end", folder, shown)
                 time.sleep(EXPIRY_S / 12)
             except OSError as error:
@@ -332,7 +274,7 @@ def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
         return
     url = url.rstrip("/")
     with ExitStack() as stack:
-        lease = on_rank_0(lambda: stack.enter_context(leased(url)))
+        lease = on_rank_0(lambda: stack.enter_context(Lease(url).held()))
         remove_abandoned_copies(Path(tempfile.gettempdir()))
         mine = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{this_process()}."))
         stack.callback(shutil.rmtree, mine, ignore_errors=True)

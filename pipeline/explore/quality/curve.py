@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from pipeline.explore.quality.boxes import Corners, FoundBox, FoundRow, area, iou, overlap
+from pipeline.explore.quality.boxes import FoundBox, FoundRow, area, iou, overlap
 from pipeline.explore.quality.known import KnownObject, refers
 
 MIN_IOU: Final = 0.5
@@ -78,14 +78,10 @@ def judge(row: FoundRow, known: Sequence[KnownObject], min_clip_score: float = 0
         is_right = best is not None and best_iou >= MIN_IOU
         if is_right and best is not None:
             left.remove(best)
-        elif any(in_crowd(box.corners, crowd) for crowd in crowds):
+        elif any((overlap(box.corners, crowd) >= MIN_IOU * area(box.corners) > 0) for crowd in crowds):
             continue
         found.append(Judged(score=box.score, clip_score=box.clip_score, is_right=is_right))
     return found
-
-
-def in_crowd(box: Corners, crowd: Corners) -> bool:
-    return overlap(box, crowd) >= MIN_IOU * area(box) > 0
 
 
 def n_expected(row: FoundRow, known: Sequence[KnownObject]) -> int:

@@ -26,7 +26,7 @@ from pipeline.stages.download.addresses import (
     proxy_hosts,
 )
 from pipeline.stages.download.config import DownloadConfig
-from pipeline.stages.download.fetch import Deadline, Request, attempt_fetch, new_session
+from pipeline.stages.download.fetch import Contact, Deadline, Request, attempt_fetch, new_session
 from pipeline.stages.download.hosts import (
     MAX_REPEATS,
     BudgetError,
@@ -56,20 +56,6 @@ class PauseError(Exception):
     def __init__(self, failure: FetchError) -> None:
         super().__init__(str(failure))
         self.failure = failure
-
-
-class Contact:
-    """Notes a connection for its host, and a new one for the network of this machine."""
-
-    def __init__(self, host: Host, reach: Outage) -> None:
-        self._host, self._reach = host, reach
-
-    def connected(self) -> None:
-        self._reach.worked()
-        self._host.connected()
-
-    def reused(self) -> None:
-        self._host.reused()
 
 
 class Client:

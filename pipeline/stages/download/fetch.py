@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from types import SimpleNamespace
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
@@ -22,7 +22,7 @@ from hypergrit_common.errors import MACHINE_ERRORS
 from hypergrit_common.version import hypergrit_version
 from pipeline.stages.download.addresses import FetchError, PrivateAddressError, Verdict, check_url, parse_url
 from pipeline.stages.download.config import DownloadConfig
-from pipeline.stages.download.hosts import Lease, error_number
+from pipeline.stages.download.hosts import Host, Lease, Outage, error_number
 from pipeline.stages.download.resolver import NameLookupError, Resolver
 from pipeline.stages.download.robots import Rules
 
@@ -92,18 +92,6 @@ IDLE_S: Final = 5.0
 
 MAX_INTERIM: Final = 16
 """Number of interim responses (100 Continue, 103 Early Hints) before the final one."""
-
-
-class Watcher(Protocol):
-    """Whoever wants to know that a request has got a connection; passed as `trace_request_ctx`."""
-
-    def connected(self) -> None:
-        """Note a new connection."""
-        ...
-
-    def reused(self) -> None:
-        """Note an idle connection, on which the host has answered before."""
-        ...
 
 
 class InterimFloodError(Exception):
@@ -236,35 +224,37 @@ class Request:
         return self.url.port or 0
 
 
-class Attempt:
-    """A connection for an attempt; `is_connected` once it is there."""
+class Contact:
+    """The connection of an attempt, as `trace_request_ctx`: noted for its host, and a new one for this machine's network."""
 
-    def __init__(self, watcher: Watcher) -> None:
+    def __init__(self, host: Host, reach: Outage) -> None:
+        self._host, self._reach = host, reach
         self.is_connected = False
-        self._watcher = watcher
 
     def connected(self) -> None:
+        """Note a new connection."""
         self.is_connected = True
-        self._watcher.connected()
+        self._reach.worked()
+        self._host.connected()
 
     def reused(self) -> None:
+        """Note an idle connection, on which the host has answered before."""
         self.is_connected = True
-        self._watcher.reused()
+        self._host.reused()
 
 
 async def attempt_fetch(
-    session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, watcher: Watcher
+    session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, contact: Contact
 ) -> bytes | Request:
     """Make one attempt, within `timeout_s` and the remaining time of the row.
 
     Return the body, or the Request for the host to which the server redirects. Raises FetchError, also for the
     exceptions of aiohttp and the operating system, and BudgetError.
     """
-    attempt = Attempt(watcher)
     limit_s = min(config.timeout_s, request.deadline.left_s)
     try:
         async with asyncio.timeout(limit_s):
-            return await follow(session, request, config, lease, attempt)
+            return await follow(session, request, config, lease, contact)
     except PrivateAddressError as error:
         raise FetchError("private_address", str(error)) from error
     except NameLookupError as error:
@@ -284,7 +274,7 @@ async def attempt_fetch(
     except TimeoutError as error:
         # The time of the row, which other hosts may have used up, says nothing about this one.
         full_s = min(config.timeout_s, config.deadline_s)
-        if attempt.is_connected:
+        if contact.is_connected:
             detail = f"{config.timeout_s:g} s" if limit_s == config.timeout_s else f"{config.deadline_s:g} s in all"
             verdict = Verdict.SILENT if limit_s >= full_s else Verdict.NOTHING
             raise FetchError("timeout", detail, is_transient=True, verdict=verdict) from error
@@ -307,7 +297,7 @@ async def attempt_fetch(
 
 
 async def follow(
-    session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, attempt: Attempt
+    session: aiohttp.ClientSession, request: Request, config: DownloadConfig, lease: Lease, contact: Contact
 ) -> bytes | Request:
     """Send a request and follow its redirects on the same host and port.
 
@@ -322,7 +312,7 @@ async def follow(
         if request.rules is not None and not request.rules.allows(url):
             raise FetchError("robots_txt", url.raw_path)
         headers = config.headers_for(url)
-        async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=attempt) as response:
+        async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=contact) as response:
             is_redirect = response.status in REDIRECTS and "Location" in response.headers
             refused = refusal(response, config) if request.is_image else None
             if refused is not None and (is_redirect or response.status == 200):

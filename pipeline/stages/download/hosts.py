@@ -17,12 +17,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 import aiohttp
 
 from hypergrit_common.errors import MACHINE_ERRORS, is_machine_error
 from pipeline.stages.download.config import DownloadConfig
+from pipeline.stages.download.permits import grant, wait_for
 
 TRIALS: Final = 4
 """Attempts in flight, less those that failed, at a host that has not yet accepted a connection."""
@@ -71,12 +73,7 @@ class Host:
                 break
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self._wake(1)
-                raise
+            await wait_for(turn, partial(self._wake, 1))
         self._n_trying += 1
 
     def start(self) -> None:
@@ -129,10 +126,7 @@ class Host:
 
     def _wake(self, n: int) -> None:
         while n and self._waiting:
-            turn = self._waiting.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                n -= 1
+            n -= grant(self._waiting.popleft())
 
 
 class Hosts:
@@ -182,12 +176,7 @@ class ByteBudget:
         if self._waiting or not self._fits(n_bytes):
             turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             self._waiting.append((n_bytes, turn))
-            try:
-                await turn
-            except asyncio.CancelledError:
-                if turn.done() and not turn.cancelled():
-                    self.give(n_bytes)
-                raise
+            await wait_for(turn, partial(self.give, n_bytes))
         else:
             self._take(n_bytes)
         return Lease(self, n_bytes)
@@ -256,14 +245,9 @@ def error_number(error: BaseException) -> int:
 
     EADDRNOTAVAIL counts only alone: a machine without IPv6 reports it for one of several addresses.
     """
-    numbers = error_numbers(error)
+    numbers = list(dict.fromkeys(number for found in _walk(error, set()) for number in _numbers(found)))
     numbers = [number for number in numbers if number != errno.EADDRNOTAVAIL] or numbers
     return next((number for number in numbers if number in MACHINE_ERRORS), numbers[0] if numbers else 0)
-
-
-def error_numbers(error: BaseException) -> list[int]:
-    """Return the numbers of an exception, of its causes and, after attempts at several addresses, of each of them."""
-    return list(dict.fromkeys(number for found in _walk(error, set()) for number in _numbers(found)))
 
 
 def _walk(error: BaseException, seen: set[int]) -> Iterator[OSError]:

@@ -107,10 +107,21 @@ class LocalPermits:
 
 
 def grant(future: asyncio.Future[None]) -> bool:
+    """Let whoever waits for a turn go on; return False if nobody does any more."""
     if future.done():
         return False
     future.set_result(None)
     return True
+
+
+async def wait_for(turn: asyncio.Future[None], give: Callable[[], object]) -> None:
+    """Wait for a turn; call `give` if it comes to a task that is cancelled at the same time."""
+    try:
+        await turn
+    except asyncio.CancelledError:
+        if turn.done() and not turn.cancelled():
+            give()
+        raise
 
 
 # Permits of a whole job, as a worker sees them: the client of the job's server (permit_server.py).
@@ -478,18 +489,11 @@ class Turns:
             return
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._queues[0 if is_urgent else 1].append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self.give()
-            raise
+        await wait_for(turn, self.give)
 
     def give(self) -> None:
         for queue in self._queues:
             while queue:
-                turn = queue.popleft()
-                if not turn.done():
-                    turn.set_result(None)
+                if grant(queue.popleft()):
                     return
         self._free += 1

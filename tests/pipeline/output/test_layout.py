@@ -11,7 +11,7 @@ from hypergrit_common.shards import list_shards
 from pipeline.commands import rewrite, takedown
 from pipeline.commands.verify import verify
 from pipeline.explore.index import cached_index, open_output
-from pipeline.output.ledger import read_manifests
+from pipeline.output.ledger import read_manifests, read_manifests_of
 from pipeline.output.listing import list_output
 from pipeline.output.store import Store, indices, settle_layout
 from schemas import layout
@@ -108,7 +108,7 @@ def test_commands_read_folders_like_flat_outputs(flat: Path, tmp_path: Path) -> 
     assert results[0] == results[1]
     store, manifests = open_output(str(folders))
     assert (cached_index(store, manifests, str(tmp_path / "cache")).folder / "meta.json").exists()
-    assert len(read_manifests(store, only=[0, 2])) == 2
+    assert len(read_manifests_of(store, [0, 2])) == 2
 
 
 def test_commands_choose_folders_by_the_number_of_their_shards(flat: Path, tmp_path: Path, few: None) -> None:

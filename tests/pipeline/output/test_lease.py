@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.lease import new_lease
 from hypergrit_common.processes import ProcessId, this_process
 from pipeline.output import lock as leases
-from pipeline.output.lock import acquire, fence, hold_lease, new_lease, swap
+from pipeline.output.lock import Lease, fence, hold_lease, swap
 from pipeline.output.store import Store
 from schemas.files import LEASE_FILE
 
@@ -29,7 +30,7 @@ def store(tmp_path: Path) -> Store:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {"HEARTBEAT_S": 0.05, "EXPIRY_S": 0.4, "WATCH_S": 0.4, "POLL_S": 0.02}.items():
-        monkeypatch.setattr(leases, name, value)
+        monkeypatch.setattr(f"hypergrit_common.lease.{name}", value)
 
 
 def dead_process() -> ProcessId:
@@ -102,7 +103,7 @@ def test_a_holder_on_another_machine_that_renews_its_lease_is_not_disturbed(
 ) -> None:
     with hold_lease(store) as lease:
         monkeypatch.setattr("hypergrit_common.processes.machine", lambda: "00000000")
-        monkeypatch.setattr(leases, "this_process", lambda: ProcessId("00000000", 1, 1))
+        monkeypatch.setattr("hypergrit_common.lease.this_process", lambda: ProcessId("00000000", 1, 1))
         now = time.time
         monkeypatch.setattr(time, "time", lambda: now() - clock)
         with pytest.raises(UserError, match="in use by a job on host"), hold_lease(store):
@@ -171,7 +172,7 @@ def test_of_jobs_that_start_at_once_one_gets_the_lease(tmp_path: Path) -> None:
 
     def compete(store: Store) -> bool:
         try:
-            acquire(store)
+            Lease(store).acquire()
         except UserError:
             return False
         return True

@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import list_files
-from pipeline.read.plan import cut_files, make_plans
+from pipeline.read.plan import Batch, ShardPlans, cut_files
 from pipeline.read.source import read_shard
 
 HEADER = "url,caption\n"
@@ -32,7 +32,7 @@ def test_an_open_quote_before_a_damage_costs_one_row(
     path.write_bytes(truncated(lines, 600))
     (cut,) = cut_files(list_files(str(path)), rows_per_shard, None, ReadConfig())
     assert "a.csv.gz" in cut.damage
-    plans = make_plans([cut], rows_per_shard)
+    plans = ShardPlans([Batch([cut], rows_per_shard)])
     rows = [row for shard in plans for row in read_shard(shard, ReadConfig()).to_pylist()]
     assert 150 < len(rows) < 200
     assert [i for i, row in enumerate(rows) if row["status"] != "kept"] == list(quotes)
@@ -46,7 +46,7 @@ def test_blank_lines_before_the_header_are_skipped_and_counted(tmp_path: Path, b
     path = tmp_path / "a.csv"
     path.write_bytes(f"{blanks}{HEADER}http://a/0,x\nhttp://a/1\nhttp://a/2,z\n".encode())
     (cut,) = cut_files(list_files(str(path)), 2, None, ReadConfig())
-    rows = [row for shard in make_plans([cut], 2) for row in read_shard(shard, ReadConfig()).to_pylist()]
+    rows = [row for shard in ShardPlans([Batch([cut], 2)]) for row in read_shard(shard, ReadConfig()).to_pylist()]
     assert [row["caption_original"] for row in rows] == ["x", None, "z"]
     n_blank = blanks.count("\n")
     assert rows[1]["detail"].startswith(f"{path}, line {n_blank + 3}: 1 fields where the header has 2")

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.output import resume as scan
+from pipeline.output import inputs as scan
 from pipeline.output.write.tar import TarWriter
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import list_files
-from pipeline.read.plan import Batch, CutFile, ShardPlans, cut_files, make_plans
+from pipeline.read.plan import Batch, CutFile, ShardPlans, cut_files
 from pipeline.read.samples import indexed_starts, scan_tars
 from pipeline.read.source import read_shard
 from pipeline.read.streams import DamagedFileError
@@ -50,7 +50,7 @@ def test_plans_are_those_of_the_cuts() -> None:
             files.append(CutFile(f"{number}{suffix}", 99, cuts, "v"))
             total += n
         first_shard, first_row = rng.randint(0, 9), rng.randint(0, 9)
-        plans = make_plans(files, rows_per_shard, first_shard, first_row)
+        plans = ShardPlans([Batch(files, rows_per_shard, first_shard, first_row)])
         expected = one_by_one(files, rows_per_shard, first_shard, first_row)
         assert list(plans) == plans == expected
         assert plans.indices().tolist() == [plan.index for plan in expected]
@@ -78,7 +78,7 @@ def test_damaged_cuts_are_no_plan() -> None:
     with pytest.raises(ValueError, match=r"a\.csv"):
         Batch([CutFile("a.csv", 9, [[0, 0], [5, 0]])], 2)
     with pytest.raises(ValueError, match="start of row 2 is not known"):
-        list(make_plans([CutFile("a.csv", 9, [[0, 0, 1], [5, 0, 1]])], 2))
+        list(ShardPlans([Batch([CutFile("a.csv", 9, [[0, 0, 1], [5, 0, 1]])], 2)]))
 
 
 def write_tars(folder: Path, n_tars: int) -> None:
@@ -122,7 +122,7 @@ def test_tars_of_an_output_are_planned_from_their_index(
     shutil.copytree(output / "grit", bare)
     expected = cut_files(list_files(str(bare)), 3, None, ReadConfig())
     assert [file.cuts for file in found] == [file.cuts for file in expected]
-    shards = list(make_plans(found, 3))
+    shards = list(ShardPlans([Batch(found, 3)]))
     assert sum(plan.n_rows for plan in shards) == sum(file.n_rows for file in expected)
     assert all(row["caption_original"] for plan in shards for row in read_shard(plan, ReadConfig()).to_pylist())
 

@@ -12,7 +12,7 @@ import pytest
 from hypergrit_common.errors import UserError
 from pipeline.read import parquet
 from pipeline.read.config import ReadConfig
-from pipeline.read.plan import CutFile, make_plans
+from pipeline.read.plan import Batch, CutFile, ShardPlans
 from pipeline.read.source import read_shard
 from pipeline.read.types import ShardPlan
 from tests.pipeline.settings import with_constants
@@ -39,7 +39,7 @@ def no_stream() -> None:
 def plans_of(path: Path, rows_per_shard: int = 500, version: str | None = None) -> list[ShardPlan]:
     version = str(path.stat().st_mtime_ns) if version is None else version
     file = CutFile(str(path), path.stat().st_size, [[0, 0, 1], [N_ROWS, 0, 1]], version)
-    return list(make_plans([file], rows_per_shard))
+    return list(ShardPlans([Batch([file], rows_per_shard)]))
 
 
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
@@ -113,7 +113,7 @@ def test_columns_that_are_not_read_do_not_count_as_kept_bytes(tmp_path: Path, mo
         pq.write_table(pa.table(rows | {"embedding": [os.urandom(500)] * 200 + [os.urandom(400)] * 200}), file)
     monkeypatch.setattr(parquet, "KEPT_BYTES", 20_000)
     size = store.size("/kept/a.parquet")
-    plans = list(make_plans([CutFile("memory://kept/a.parquet", size, [[0, 0, 1], [400, 0, 1]], "1")], 100))
+    plans = list(ShardPlans([Batch([CutFile("memory://kept/a.parquet", size, [[0, 0, 1], [400, 0, 1]], "1")], 100)]))
     streams = opened(monkeypatch)
     for plan in plans:
         for piece in plan.pieces:

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from pipeline.config import WriteConfig
-from pipeline.output.ledger import read_batches, read_manifests, write_summary
+from pipeline.output.ledger import read_batches, read_manifests, read_manifests_of, write_summary
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.report.stats import Rollups, build_stats, collect, fold_part, roll_up
@@ -142,7 +142,7 @@ def test_a_summary_that_does_not_fit_is_counted_again(copy: Path, change: str, m
     elif change == "old version":
         with monkeypatch.context() as patch:
             patch.setattr("pipeline.summary.totals.VERSION", 0)
-            write_summary(Store(str(copy)), read_manifests(Store(str(copy)), [3])[0])
+            write_summary(Store(str(copy)), read_manifests_of(Store(str(copy)), [3])[0])
     else:
         file.write_bytes(right[: len(right) // 2] if change == "damaged" else b"")
     assert file.read_bytes() != right
@@ -193,7 +193,7 @@ def test_only_the_chosen_shards_are_counted(copy: Path) -> None:
     part = collect(Store(str(copy)), only=[5, 1001, 4000])
     assert part.shards == [5, 1001]
     assert part.summary.rows.to_counts()["read"] == 4
-    assert list(read_batches(Store(str(copy)), read_manifests(Store(str(copy)), [5])[0], ["key"]))
+    assert list(read_batches(Store(str(copy)), read_manifests_of(Store(str(copy)), [5])[0], ["key"]))
 
 
 def test_a_running_job_writes_the_rollup_of_a_thousand_shards_when_the_last_is_reported(copy: Path) -> None:

@@ -16,10 +16,9 @@ from pipeline.output.lock import hold_lease
 from pipeline.output.store import Store
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
-from pipeline.run.job import Shards
-from pipeline.run.job import run as run_job
+from pipeline.run.job import Shards, run_job
 from pipeline.run.local import compute_local
-from pipeline.run.loop import Run, limited
+from pipeline.run.loop import Run
 from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Done, Recipe
 from tests.pipeline.poison import LightSteps, Poison, light_steps
@@ -102,7 +101,7 @@ def run(tars: Path, output: Path, *poisons: Poison, **limits: int) -> int:
     ray = RayConfig(runner="local", retries=1)
     config = dataclasses.replace(config, ray=ray, max_internal_errors=limits.get("faults"))
     with hold_lease(Store(config.output)) as lease:
-        found = limited(config, 12, len(plans), lease, records=True)
+        found = Run(config, lease, records=True, limited=plans)
         found.max_failed = limits.get("failed", found.max_failed)
         Shards(found, make_provenance(config), {}, partial(LightSteps, poisons=poisons)).finish(plans)
     return len(found.failed)
@@ -199,5 +198,5 @@ def test_half_written_files_of_killed_workers_are_gone_at_the_end(
 
     finish = Shards.finish
     monkeypatch.setattr(Shards, "finish", finish_and_leave)
-    assert run_job(config) == 0
+    assert run_job(config).n_failures == 0
     assert sorted(path.name for path in left.parent.iterdir()) == ["00000.arrow", "00001.arrow", "00002.arrow"]

@@ -14,8 +14,7 @@ import pytest
 
 from pipeline.config import LogConfig, load_config
 from pipeline.output.manifest import failed_shard
-from pipeline.run import progress as watch
-from pipeline.run.progress import Result, progress
+from pipeline.run.progress import Follower, Result, progress, tell
 from pipeline.run.steps import Done
 from tests.pipeline.output.write.shards import plan
 from tests.pipeline.settings import with_constants
@@ -33,9 +32,9 @@ def results(pause: float) -> Iterator[Result]:
     """A job with three shards, the last of which fails."""
     for index in range(3):
         for step in ("prepare", "infer", "write"):
-            watch.begun(index, step, ROWS)
+            tell(Follower.begun, index, step, ROWS)
             time.sleep(pause)
-            watch.ended(index, step)
+            tell(Follower.ended, index, step)
         yield failed_shard(plan(index, ROWS), "write", "x", "", 1) if index == 2 else done(index)
 
 

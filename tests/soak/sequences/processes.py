@@ -18,6 +18,7 @@ from typing import Any
 import duckdb  # noqa: F401  # what the steps import is imported before they are forked, since importing takes time
 import pandas  # noqa: F401
 
+import hypergrit_common.lease as lease
 import pipeline.commands.dry_run
 import pipeline.commands.explore
 import pipeline.commands.retry
@@ -27,7 +28,6 @@ import pipeline.commands.verify
 import pipeline.explore.compare
 import pipeline.explore.life
 import pipeline.explore.site
-import pipeline.output.lock as lock
 import pipeline.run.job
 import pipeline.run.loop as loop
 import pipeline.stages.download.stage
@@ -194,7 +194,7 @@ def start(
         os.environ |= {"TMPDIR": str(folder / "tmp" / str(machine)), "XDG_CACHE_HOME": str(folder / "cache")}
         tempfile.tempdir = None
         processes.machine = lambda: MACHINES[machine]  # type: ignore[assignment]
-        lock.WATCH_S, lock.EXPIRY_S, lock.POLL_S = 0.05, 0.1, 0.02  # type: ignore[misc]
+        lease.WATCH_S, lease.EXPIRY_S, lease.POLL_S = 0.05, 0.1, 0.02  # type: ignore[misc]
         loop.compute_local = compute_here
         if folders:
             layout.MAX_FLAT = 2  # type: ignore[misc]

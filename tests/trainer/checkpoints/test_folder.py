@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from hypergrit_common import lease
 from hypergrit_common.errors import UserError
 from tests.trainer.small_run import run
 from trainer.checkpoints import folder
@@ -79,9 +80,10 @@ def test_a_second_run_on_a_url_is_refused_and_a_lease_of_a_killed_run_is_taken_o
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"file://{tmp_path}/store"
-    with held(lambda: folder.leased(url)) as pid:
+    with held(lambda: folder.Lease(url).held()) as pid:
         assert run(tmp_path / "run", f"output={url}") == 2
-        assert f"another run writes to {url}: process {pid} on host {socket.gethostname()}, " in capsys.readouterr().err
+        message = capsys.readouterr().err
+        assert f"the output {url} is in use by a job on host {socket.gethostname()} (process {pid}, " in message
         assert not (tmp_path / "store" / "metrics.jsonl").exists()
     assert run(tmp_path / "run", f"output={url}") == 0
     assert not (tmp_path / "store" / folder.LEASE).exists()
@@ -90,24 +92,26 @@ def test_a_second_run_on_a_url_is_refused_and_a_lease_of_a_killed_run_is_taken_o
 def test_the_lease_of_another_machine_is_respected_while_it_is_renewed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(folder, "RENEW_S", 0.02)
-    monkeypatch.setattr(folder, "SETTLE_S", 0.0)
+    for name, value in {"WATCH_S": 0.1, "POLL_S": 0.02}.items():
+        monkeypatch.setattr(lease, name, value)
+    monkeypatch.setattr(folder, "SETTLE_S", 0.01)
     path = tmp_path / folder.LEASE
-    path.write_text("01234567-1-1 process 1 on host far, renewed at 100")
+    far = {**json.loads(lease.new_lease()), "host": "far", "process": "01234567-1-1", "pid": 1, "token": "far"}
+    path.write_text(json.dumps({**far, "heartbeat": 100}))
 
     def renew(_: float) -> None:
-        path.write_text("01234567-1-1 process 1 on host far, renewed at 120")
+        path.write_text(json.dumps({**far, "heartbeat": 120}))
 
     with monkeypatch.context() as patched:
         patched.setattr(time, "sleep", renew)
-        with pytest.raises(UserError, match="process 1 on host far"):
-            folder.Lease(f"file://{tmp_path}").take()
-    with folder.leased(f"file://{tmp_path}") as lease:  # nobody renews it any more
-        assert lease.read().startswith(folder.signature())
-        path.write_text("01234567-1-1 process 1 on host far, renewed at 140")  # as after this machine was cut off
+        with pytest.raises(UserError, match=r"host far \(process 1"):
+            folder.Lease(f"file://{tmp_path}").acquire()
+    with folder.Lease(f"file://{tmp_path}").held() as ours:  # nobody renews it any more
+        assert lease.token_of(ours.read()) == ours.token
+        path.write_text(json.dumps({**far, "heartbeat": 140}))  # as after this machine was cut off
         (tmp_path / "copy").mkdir()
-        with pytest.raises(UserError, match="another run writes to"):
-            folder.RunFolder(lease.url, tmp_path / "copy", lease=lease).upload_files()
+        with pytest.raises(UserError, match=r"has lost the output .* to a job on host far"):
+            folder.RunFolder(ours.output, tmp_path / "copy", lease=ours).upload_files()
     assert path.exists()
 
 

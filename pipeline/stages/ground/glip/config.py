@@ -204,11 +204,6 @@ CONFIGS = MappingProxyType(
 )
 
 
-def to_dict(config: GlipConfig) -> dict[str, Any]:
-    """Convert a configuration to plain values for JSON."""
-    return dataclasses.asdict(config)
-
-
 def from_dict(values: dict[str, Any]) -> GlipConfig:
     """Build a configuration from the values of `to_dict`.
 

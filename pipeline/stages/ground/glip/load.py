@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -12,7 +13,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.weights import read_tensors, save_tensors
 from pipeline.models import fetch, list_files, local_model, parse_hub_name, weight_file
-from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig, from_dict, to_dict
+from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig, from_dict
 from pipeline.stages.ground.glip.model import Glip
 
 WEIGHTS, CONFIG, VOCAB = "model.safetensors", "config.json", "vocab.txt"
@@ -168,7 +169,7 @@ def save_glip(
     """Write a folder that `load_glip` reads, each file atomically. Floating-point weights are stored as `dtype`."""
     folder.mkdir(parents=True, exist_ok=True)
     stored = {key: value.to(dtype).contiguous() if value.is_floating_point() else value for key, value in state.items()}
-    write_object(to_dict(config), folder / CONFIG)
+    write_object(asdict(config), folder / CONFIG)
     if vocab.resolve() != (folder / VOCAB).resolve():
         with atomic_write(folder / VOCAB) as draft:
             draft.write_bytes(vocab.read_bytes())

@@ -58,11 +58,6 @@ class LanguageBackbone(nn.Module):
 # The image tower: Swin for the released models, a small residual network of timm for the miniature.
 
 
-def build_backbone(config: SwinConfig | ConvConfig) -> nn.Module:
-    """Build the image tower, which turns [b, 3, h, w] into feature maps at strides 8, 16 and 32."""
-    return Swin(config) if isinstance(config, SwinConfig) else ConvBackbone(config)
-
-
 class ConvBackbone(nn.Module):
     """A residual network of timm with feature maps at strides 8, 16 and 32. Its keys have the prefix `model.`."""
 
@@ -96,7 +91,7 @@ class ImageBackbone(nn.Module):
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
-        self.body = build_backbone(config.backbone)
+        self.body = Swin(config.backbone) if isinstance(config.backbone, SwinConfig) else ConvBackbone(config.backbone)
         self.fpn = Fpn(config.backbone.channels, config.head.channels, config.drop_block)
 
     def forward(self, images: Tensor) -> list[Tensor]:

@@ -17,7 +17,7 @@ from pipeline.commands.rewrite import Pass, RewriteOptions, plan_parts
 from pipeline.config import PipelineConfig
 from pipeline.images import encode_jpeg
 from pipeline.output.ledger import read_images, read_manifests
-from pipeline.output.resume import make_record, write_record
+from pipeline.output.record import make_record, write_record
 from pipeline.output.source import Source, new_config
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard

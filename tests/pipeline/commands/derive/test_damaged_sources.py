@@ -11,8 +11,8 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.commands import explore, quality, rewrite, takedown
+from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.commands.verify import main as verify_main
-from pipeline.commands.verify import verify
 from pipeline.output.store import Store
 from pipeline.report.stats import build_stats
 from pipeline.summary import totals
@@ -88,7 +88,7 @@ def test_a_takedown_restores_a_damaged_index(source: Path, tmp_path: Path, damag
     for folder in (source, clean):
         assert takedown.main([str(folder), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
     assert hash_output(source) == hash_output(clean)
-    assert verify(str(source), 1, is_requeued=False) == 0
+    assert verify(str(source), VerifyOptions(processes=1)) == 0
 
 
 @pytest.mark.parametrize("name", ["_timings/run.json", "_timings/00001.json", "_summaries/00001.json.zst"])

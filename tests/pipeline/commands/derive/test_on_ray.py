@@ -15,6 +15,7 @@ from pipeline.commands import rewrite, takedown
 from pipeline.config import PipelineConfig
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
+from pipeline.run.steps import Recipe
 from tests.pipeline.commands.derive.outputs import kept, lost, make_output, picture, random_shards
 from tests.pipeline.jobs import hash_output
 from tests.pipeline.run.on_ray.jobs import cluster_of
@@ -86,7 +87,7 @@ def test_a_call_whose_worker_is_killed_is_repeated_and_an_exception_is_that_of_i
     killer = threading.Thread(target=kill_a_worker)
     killer.start()
     run = Run(PipelineConfig(input="in", output="out"))
-    results = list(run.values(slow_square, [Task(i, 1, i) for i in range(12)], "squared"))
+    results = list(run.results(Recipe.calling(slow_square, "squared"), [Task(i, 1, i) for i in range(12)]))
     killer.join()
     (failed,) = [result for result in results if isinstance(result, dict)]
     assert (failed["shard"], failed["error"], failed["attempts"]) == (5, "ValueError: five", 3)

@@ -19,7 +19,7 @@ import pytest
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import descendants, started_at
 from pipeline.commands import rewrite
-from pipeline.commands.frame import Main, derive_command
+from pipeline.commands.frame import derive_command
 from pipeline.commands.rewrite import RewriteOptions, make_table
 from pipeline.commands.rewrite_rows import PartReader
 from pipeline.commands.takedown import remove_rows
@@ -38,10 +38,12 @@ import sys
 from pipeline.config import PipelineConfig, RayConfig
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
+from pipeline.run.steps import Recipe
 from tests.pipeline.commands.derive.endless import work
 
 config = PipelineConfig(input="in", output="out", ray=RayConfig(runner="local", cpu_workers=2))
-list(Run(config).values(work, [Task(i, 1, path) for i, path in enumerate(sys.argv[1:])], "worked on"))
+tasks = [Task(i, 1, path) for i, path in enumerate(sys.argv[1:])]
+list(Run(config).results(Recipe.calling(work, "worked on"), tasks))
 """
 
 
@@ -173,11 +175,11 @@ def test_lines_show_the_progress_where_there_is_no_terminal(
 def test_the_log_has_the_level_and_the_form_of_the_arguments(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, options: list[str], expected: str
 ) -> None:
-    def load() -> Main:
+    def work(_: Sequence[str]) -> int:
         logging.getLogger("hypergrit").info("working")
-        return lambda _: 0
+        return 0
 
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     monkeypatch.setattr(logging.getLogger(), "level", logging.WARNING)
-    derive_command("usage", load, NoOptions)(options)
+    derive_command("usage", work, NoOptions)(options)
     assert re.fullmatch(expected, capsys.readouterr().err)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands import explore, quality, takedown
-from pipeline.commands.verify import verify
+from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.explore.index import cached_index, open_output, place_of
 from pipeline.output.store import Store
 from tests.pipeline.commands.derive.outputs import kept, make_output, picture
@@ -32,7 +32,7 @@ def after(before: Path) -> Path:
     """The output without the row."""
     output = Path(shutil.copytree(before, before.parent / "after"))
     assert run_takedown(output) == 0
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
     return output
 
 

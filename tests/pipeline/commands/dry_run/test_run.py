@@ -13,7 +13,7 @@ import pytest
 from pipeline.commands.dry_run import SampleSteps
 from pipeline.config import content_hash, load_config, runtime_settings
 from pipeline.faults import ShardError
-from pipeline.output.resume import settings_of
+from pipeline.output.record import settings_of
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
 from pipeline.run.local import record_of

@@ -8,7 +8,7 @@ from typing import Any
 
 from pipeline.config import PipelineConfig, RayConfig
 from pipeline.grit import main
-from pipeline.run.job import run
+from pipeline.run import job as main_job
 from pipeline.run.steps import Recipe, Steps
 from pipeline.stages.order import SCHEMAS
 from pipeline.stages.stage import TableFunction
@@ -90,7 +90,7 @@ def job(web: TinyWeb, folder: Path, output: Path | str, *settings: str) -> Pipel
 
 def run_job(web: TinyWeb, folder: Path, output: Path | str, *settings: str) -> int:
     """Run the job; return the number of failures."""
-    return run(job(web, folder, output, *settings))
+    return main_job.run_job(job(web, folder, output, *settings)).n_failures
 
 
 def retry(output: Path | str, *arguments: str) -> int:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.lease import new_lease
 from pipeline.config import RayConfig
 from pipeline.faults import ShardError
-from pipeline.output.lock import new_lease
 from pipeline.run.loop import Runner
 from pipeline.run.steps import Recipe
 from tests.pipeline.commands.derive.rows import stats_of

@@ -9,7 +9,7 @@ from pipeline.commands.verify import check_shards, main
 from pipeline.config import PipelineConfig
 from pipeline.output.lock import hold_lease
 from pipeline.output.store import Store
-from pipeline.run.job import run
+from pipeline.run.job import run_job
 from tests.pipeline.commands.verify.damage import edit_manifest, flip, write_two
 from tests.pipeline.commands.verify.dying import Dying
 from tests.pipeline.output.resume.jobs import digests
@@ -50,7 +50,7 @@ def test_requeued_shards_are_computed_again_and_the_output_is_as_before(
     assert sorted(path.name for path in output.glob("_manifests/*.json")) == ["00000.json", "00002.json"]
     assert not (output / "_index/00002.arrow").exists()
     assert not (output / "_lease.json").exists()
-    assert run(config) == 0
+    assert run_job(config).n_failures == 0
     assert computed == [1, 3]  # the index is restored from the headers of the tars
     assert digests(output) == before
     assert verify(output) == 0

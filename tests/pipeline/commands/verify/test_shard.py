@@ -14,7 +14,8 @@ import pytest
 
 from pipeline.commands.verify import as_by_webdataset, manifest_problems
 from pipeline.config import WriteConfig
-from pipeline.output.ledger import read_samples, tar_places
+from pipeline.output.commit import read_places
+from pipeline.output.ledger import read_samples
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.tar import TarWriter
@@ -173,7 +174,7 @@ def test_a_tar_that_agrees_with_its_hash_but_not_with_the_rows_is_found(
 def rewritten(tar: Path, keys: list[str]) -> bytes:
     """The tar with these samples only, in this order."""
     store = Store(str(tar.parent))
-    found = dict(read_samples(store, tar.name, tar_places(store, tar.name)))
+    found = dict(read_samples(store, tar.name, read_places(store, tar.name)))
     found["000000000014"] = found["000000000013"]
     file = io.BytesIO()
     with TarWriter(file) as writer:
@@ -297,7 +298,7 @@ def test_a_shard_with_many_problems_is_not_read_to_its_end(output: Path) -> None
 )
 def test_samples_that_webdataset_reads_otherwise_are_found(output: Path, change: Callable[..., Any]) -> None:
     store, name = Store(str(output)), "train/00001.tar"
-    samples = list(read_samples(store, name, tar_places(store, name)))
+    samples = list(read_samples(store, name, read_places(store, name)))
     assert list(as_by_webdataset(store, name, iter(samples))) == samples
     with pytest.raises(ValueError, match=r"webdataset reads sample \d+ otherwise"):
         list(as_by_webdataset(store, name, iter(change(samples))))

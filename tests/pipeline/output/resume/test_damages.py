@@ -11,7 +11,7 @@ from pipeline.output.commit import find_content
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan
-from pipeline.run.job import run
+from pipeline.run.job import run_job
 from pipeline.run.steps import Done, Recipe
 from schemas.files import INDEX_SUBREDDITS
 from tests.pipeline.output.resume.jobs import compute_all, configure, digests, plan, provenance_of, write_rows
@@ -37,7 +37,7 @@ def config(tmp_path: Path, computed: list[int]) -> PipelineConfig:
     """A finished job with four shards in all formats."""
     write_rows(tmp_path / "in" / "a.jsonl", "a", 11)
     config = configure(tmp_path / "in", tmp_path / "out", "formats=[grit,train,arrow]", "report.summary=false")
-    assert run(config) == 0
+    assert run_job(config).n_failures == 0
     assert computed == [0, 1, 2, 3]
     computed.clear()
     return config
@@ -54,7 +54,7 @@ def test_a_lost_index_is_restored_and_nothing_is_computed(
     before = digests(Path(config.output))
     path = Path(config.output, "_index/00001.arrow")
     path.unlink() if content is None else path.write_bytes(content)
-    assert run(narrowed(config, "train")) == 0
+    assert run_job(narrowed(config, "train")).n_failures == 0
     assert computed == []
     assert digests(Path(config.output)) == before
 
@@ -66,7 +66,7 @@ def test_a_shard_whose_index_cannot_be_restored_is_computed_again_with_all_its_f
     Path(config.output, "_index/00001.arrow").unlink()
     tar = Path(config.output, "grit/00001.tar")
     tar.write_bytes(b"x" * tar.stat().st_size)
-    assert run(narrowed(config, "train")) == 0
+    assert run_job(narrowed(config, "train")).n_failures == 0
     assert computed == [1]
     assert digests(Path(config.output)) == before
 
@@ -78,11 +78,11 @@ def test_a_damaged_shard_keeps_the_formats_that_are_not_asked_for(
     Path(config.output, "train/00001.tar").unlink()
     Path(config.output, "train/00002.tar").write_bytes(b"short")
     Path(config.output, "grit/00003.tar").unlink()  # not asked for
-    assert run(narrowed(config, "train")) == 0
+    assert run_job(narrowed(config, "train")).n_failures == 0
     assert "2 finished shards with missing or truncated files" in caplog.text
     assert computed == [1, 2]
     computed.clear()
-    assert run(config) == 0
+    assert run_job(config).n_failures == 0
     assert computed == [3]
     assert digests(Path(config.output)) == before
 

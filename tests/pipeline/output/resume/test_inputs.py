@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.output import resume as inputs
-from pipeline.output.resume import identify_files
+from pipeline.output import inputs
+from pipeline.output.inputs import identify_files
 from pipeline.read.roots import object_version
 
 
@@ -21,7 +21,7 @@ def identify(path: Path, known: dict[str, inputs.InputFile] | None = None) -> in
 
 @pytest.fixture
 def large(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {"WHOLE_BYTES": 1000, "BLOCK_BYTES": 10, "N_BLOCKS": 4}.items():
+    for name, value in {"WHOLE_BYTES": 1000, "HASHED_BLOCKS": {"blocks": (4, 10)}}.items():
         monkeypatch.setattr(inputs, name, value)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.output.resume import find_damaged
+from pipeline.output.finished import find_damaged
 from pipeline.output.store import Store
 from pipeline.read import plan as read_plan
 from pipeline.report.stats import build_stats

@@ -8,10 +8,11 @@ from typing import Any
 import pytest
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.lease import new_lease
 from pipeline.config import WriteConfig
 from pipeline.faults import ShardError
 from pipeline.output.commit import Staging
-from pipeline.output.lock import check_lease, hold_lease, new_lease
+from pipeline.output.lock import check_lease, hold_lease
 from pipeline.output.manifest import read_manifest
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard

@@ -19,7 +19,7 @@ from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
 from pipeline.run.provenance import make_provenance
 from pipeline.run.ray_driver import Driver, Upkeep, Work
-from pipeline.run.ray_workers import MAX_FAILED_STARTS, NODE_LABEL, Cluster, Health, Model, Models
+from pipeline.run.ray_workers import MAX_FAILED_STARTS, NODE_LABEL, Cluster, Health, Model, Models, selector_of
 from pipeline.run.steps import Done, Notes, Recipe
 from tests.pipeline.poison import LightSteps
 from tests.pipeline.run.on_ray.jobs import cluster_of, make_job, make_tar
@@ -113,12 +113,12 @@ def test_a_request_for_a_model_worker_whose_allowed_nodes_have_gone_is_withdrawn
 
 def test_a_call_is_placed_on_other_nodes_unless_none_can_run_it(cluster: Cluster) -> None:
     health = Health()
-    assert health.selector("write", (), CPU, cluster) == {}
-    assert health.selector("write", {"b", "gone"}, CPU, cluster) == {NODE_LABEL: "!in(b)"}
+    assert selector_of(health.refused("write", (), CPU, cluster)) == {}
+    assert selector_of(health.refused("write", {"b", "gone"}, CPU, cluster)) == {NODE_LABEL: "!in(b)"}
     health.avoid("a", "write", "broken")
-    assert health.selector("write", {"b"}, CPU, cluster) == {NODE_LABEL: "!in(a,b)"}
-    assert health.selector("write", {"b", "c"}, CPU, cluster) == {NODE_LABEL: "!in(b,c)"}
-    assert health.selector("write", {"a", "b", "c"}, CPU, cluster) == {}
+    assert selector_of(health.refused("write", {"b"}, CPU, cluster)) == {NODE_LABEL: "!in(a,b)"}
+    assert selector_of(health.refused("write", {"b", "c"}, CPU, cluster)) == {NODE_LABEL: "!in(b,c)"}
+    assert selector_of(health.refused("write", {"a", "b", "c"}, CPU, cluster)) == {}
 
 
 def refuse(models: Models, node: str) -> None:

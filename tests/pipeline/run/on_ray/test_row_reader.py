@@ -15,8 +15,8 @@ import pytest
 import ray
 
 from pipeline.config import PipelineConfig
-from pipeline.output.resume import plan_history
-from pipeline.output.resume import plans_of as record_plans
+from pipeline.output.inputs import plan_history
+from pipeline.output.record import plans_of as record_plans
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import list_files
 from pipeline.read.plan import plan_shards

@@ -14,10 +14,10 @@ import pytest
 from hypergrit_common.config import RESOLVED_FILE, split_runtime, to_yaml
 from hypergrit_common.errors import UserError
 from pipeline.config import load_config
-from pipeline.output.resume import make_record, write_record
+from pipeline.output.record import make_record, write_record
 from pipeline.output.store import Store
 from pipeline.read.plan import plan_shards
-from pipeline.report.summary import Report
+from pipeline.report.summary import report
 from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Steps
 from pipeline.stages.download.config import DownloadConfig
@@ -217,7 +217,7 @@ def test_no_file_and_no_line_of_a_job_has_a_secret(
     steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
     store.write(RESOLVED_FILE, to_yaml(config))
     write_record(store, make_record(config, provenance, []))
-    Report(config).write(Store(config.output), [plan.index])
+    report(config, Store(config.output), [plan.index])
     web.close()
     server.close()
     assert server.received

@@ -1,15 +1,14 @@
 """Run a complete training, from the configuration to a grounder."""
 
-import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 import yaml
 
-from hypergrit_common.config import split_runtime, to_yaml
+from hypergrit_common.config import flatten, split_runtime, to_yaml
 from hypergrit_common.devices import pick_device
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
@@ -88,14 +87,11 @@ def check_settings(path: Path, config: GlipTrainConfig, *, resumes: bool) -> Non
     Settings marked with `runtime` may differ. Raises UserError naming the first other setting that differs.
     """
     if resumes and path.exists():
-        fixed, _ = split_runtime(config)
-        current = json.loads(json.dumps(fixed))  # lists for tuples, as in YAML
-        difference = next(_differences(_read_settings(path), current), None)
-        if difference:
-            key, old, new = difference
+        saved, current = flatten(_read_settings(path)), flatten(split_runtime(config)[0])
+        if key := next((key for key, value in current.items() if saved.get(key) != value), ""):
             raise UserError(
-                f"{path.parent} holds a run with other settings: {key} was {old!r} and is now {new!r}; "
-                "give another output, or delete this one"
+                f"{path.parent} holds a run with other settings: {key} was {saved.get(key)!r} and is now "
+                f"{current[key]!r}; give another output, or delete this one"
             )
     with atomic_write(path) as draft:
         draft.write_text(to_yaml(config), encoding="utf-8")
@@ -110,15 +106,3 @@ def _read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(saved, dict):
         raise UserError(f"{path} is damaged: it holds no settings; give another output, or delete this one")
     return saved
-
-
-def _differences(
-    saved: Mapping[str, Any], current: Mapping[str, Any], prefix: str = ""
-) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (key, saved value, current value) for each setting of `current` that differs."""
-    for name, value in current.items():
-        old = saved.get(name)
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            yield from _differences(old, value, f"{prefix}{name}.")
-        elif old != value:
-            yield f"{prefix}{name}", old, value

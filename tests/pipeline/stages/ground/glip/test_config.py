@@ -1,15 +1,16 @@
 """Configurations of GLIP in JSON files."""
 
 import json
+from dataclasses import asdict
 
 import pytest
 
-from pipeline.stages.ground.glip.config import CONFIGS, from_dict, to_dict
+from pipeline.stages.ground.glip.config import CONFIGS, from_dict
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_configuration_is_unchanged_after_writing_and_reading_json(name: str) -> None:
-    assert from_dict(json.loads(json.dumps(to_dict(CONFIGS[name])))) == CONFIGS[name]
+    assert from_dict(json.loads(json.dumps(asdict(CONFIGS[name])))) == CONFIGS[name]
 
 
 @pytest.mark.parametrize(

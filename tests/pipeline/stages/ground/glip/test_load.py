@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from pipeline.commands.models import main
-from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig, TextConfig, from_dict, to_dict
+from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig, TextConfig, from_dict
 from pipeline.stages.ground.glip.load import find_weights, guess_config, load_glip, save_glip
 from pipeline.stages.ground.glip.model import Glip
 from tests.pipeline.stages.ground.glip.tiny import TINY, tiny_model, write_vocab
@@ -130,7 +130,7 @@ def test_a_wrong_configuration_is_refused(tmp_path: Path, content: str) -> None:
 
 
 def test_a_configuration_of_excessive_depth_is_refused_before_a_network_is_built() -> None:
-    values = to_dict(TINY)
+    values = asdict(TINY)
     values["head"]["rounds"] = 10**9
     with pytest.raises(ValueError, match="deeper than"):
         from_dict(values)
