@@ -106,7 +106,8 @@ after the download dropped for each reason. It is written after the manifest, wh
 SUMMARY_NOTE: Final = f"""\
 Statistics for the report that can be added up, as JSON compressed with zstd: of a shard, and of
 {SHARDS_PER_ROLLUP:,} shards. `manifests` names the manifests that were counted by index: in a summary by
-their SHA-256, in a rollup by their sizes in bytes; `version` is that of this format. The rest mirrors
+their SHA-256, in a rollup by their sizes in bytes; `version` is that of this format, `sha256` that of the
+JSON without it. The rest mirrors
 `stats.json`: counts, histograms with bins for percentiles, sketches of texts with an `error`, and hashes
 of images. Summaries that are missing or do not fit are computed again from `arrow/`; none of these files
 is needed. The time of the stages of {SHARDS_PER_ROLLUP:,} shards is in

@@ -259,6 +259,7 @@ def summary_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | 
             return None
         found = json.loads(decompressed(content))
         version, manifests = found.pop("version"), found.pop("manifests")
+        found.pop("sha256", None)
     except (*SUMMARY_DAMAGE, pa.ArrowException, OSError, UserError) as error:
         if isinstance(error, UserError) and not store.is_local:
             raise  # the store does not answer

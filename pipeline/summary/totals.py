@@ -393,7 +393,7 @@ class Summary:
 class SummaryFile(Generic[Stamp]):
     """A summary with the manifests of its shards by index: the SHA-256 of each, or, in a rollup, its bytes.
 
-    The file is JSON, compressed with zstd; the same shards give the same bytes.
+    The file is JSON with the SHA-256 of its other entries, compressed with zstd; the same shards give the same bytes.
     """
 
     manifests: Mapping[int, Stamp]
@@ -403,7 +403,7 @@ class SummaryFile(Generic[Stamp]):
         """Return the content of the file."""
         manifests = {str(index): self.manifests[index] for index in sorted(self.manifests)}
         value = {"version": VERSION, "manifests": manifests, **self.summary.to_json()}
-        return compressed(json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode())
+        return compressed(encode_json({**value, "sha256": hashlib.sha256(encode_json(value)).hexdigest()}))
 
 
 def parse_summary(content: bytes | None, manifests: Mapping[int, Stamp]) -> Summary | None:
@@ -412,11 +412,19 @@ def parse_summary(content: bytes | None, manifests: Mapping[int, Stamp]) -> Summ
         return None
     try:
         value = json.loads(decompressed(content))
+        digest = value.pop("sha256")
         if value["version"] != VERSION or value["manifests"] != {str(i): stamp for i, stamp in manifests.items()}:
+            return None
+        if hashlib.sha256(encode_json(value)).hexdigest() != digest:  # a flipped bit can be JSON still
             return None
         return Summary.from_json(value)
     except (*DAMAGE, pa.ArrowException, OSError):
         return None
+
+
+def encode_json(value: Mapping[str, Any]) -> bytes:
+    """Return compact JSON, whose hash the file holds."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 def compressed(content: bytes) -> bytes:

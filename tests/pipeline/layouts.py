@@ -43,7 +43,7 @@ def contents(output: Path) -> dict[str, bytes]:
                 manifest["files"] = {renamed(name, layout, FLAT): facts for name, facts in manifest["files"].items()}
                 data = json.dumps(manifest, sort_keys=True).encode()
             elif shard[0].folder == SUMMARY_FOLDER:  # it holds the hash of the manifest, which names the files
-                data = json.dumps(json.loads(decompressed(data)) | {"manifests": {}}).encode()
+                data = json.dumps(json.loads(decompressed(data)) | {"manifests": {}, "sha256": ""}).encode()
             found[FLAT.path(*shard)] = data
     return found
 

@@ -52,6 +52,14 @@ def test_a_summary_that_differs_from_the_rows_is_named_with_the_fix(
     assert problems(tmp_path, 2) == []
 
 
+def test_the_report_counts_the_rows_again_if_a_flipped_bit_left_json(tmp_path: Path) -> None:
+    expected = build_stats(Store(str(write_two(tmp_path))))
+    for path in (tmp_path / "_rollup").glob("*"):
+        path.unlink()
+    edit(tmp_path, lambda value: value["rows"].update(kept=2, read=3))
+    assert build_stats(Store(str(tmp_path))) == expected
+
+
 def test_a_flipped_byte_of_a_summary_is_named_whether_it_can_be_decompressed_or_not(tmp_path: Path) -> None:
     flip(write_two(tmp_path) / SUMMARY)
     (found,) = problems(tmp_path)
