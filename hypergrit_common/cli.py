@@ -66,7 +66,7 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
                     sys.stdout.flush()
                     return code
             except UserError as error:
-                return _fail(text_without_queries(f"error: {error}"), USER_ERROR)
+                return _fail(f"error: {error}", USER_ERROR)
             except ModuleNotFoundError as error:
                 if (error.name or "").partition(".")[0] not in MODEL_PACKAGES:
                     raise
@@ -154,7 +154,7 @@ class MessageFormatter(logging.Formatter):
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         """Format a traceback; as in `formatMessage`."""
-        return message_lines(super().formatException(ei))
+        return message_lines(text_without_queries(super().formatException(ei)))
 
 
 class JsonFormatter(logging.Formatter):
@@ -195,7 +195,7 @@ def notify(text: str, level: int = logging.WARNING) -> None:
     if logs_json():
         logging.getLogger("hypergrit").log(level, "%s", text)
     else:
-        print(message(text), file=sys.stderr)
+        print(message(text_without_queries(text)), file=sys.stderr)
 
 
 def quiet_libraries() -> None:
@@ -218,4 +218,5 @@ def print_exception(kind: type[BaseException], error: BaseException, trace: Trac
     if logs_json():
         logging.getLogger("hypergrit").critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
         return
-    print(message_lines("".join(traceback.format_exception(kind, error, trace)).rstrip()), file=sys.stderr)
+    text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
+    print(message_lines(text_without_queries(text)), file=sys.stderr)

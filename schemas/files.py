@@ -42,7 +42,8 @@ SHARDS_PER_ROLLUP: Final = 1000
 """Shards whose summaries are in a rollup."""
 JOURNAL_FOLDER: Final = "_replace"
 JOURNAL_FILE: Final = ShardFile(JOURNAL_FOLDER, ".json")
-ANSWERS_FILE: Final = "_recaptions/{}.json"
+ANSWERS_FOLDER: Final = "_recaptions"
+ANSWERS_FILE: Final = f"{ANSWERS_FOLDER}/{{}}.json"
 """Answers of the captioner about the rows of a shard, by the key of its first row, until the shard is written."""
 TAKEDOWNS_FILE: Final = "_takedowns.json"
 LAYOUT_FILE: Final = "_layout.json"

@@ -16,9 +16,14 @@ from hypergrit_common.text import one_line
 from pipeline.commands.export_card import PICTURES_FILE, Card, check_license, write_croissant
 from pipeline.commands.export_formats import FORMATS, SCHEMA, Record, write_line
 from pipeline.commands.frame import output_command
+from pipeline.faults import ShardError
 from pipeline.output.ledger import check_finished, read_batches, read_images, read_manifests
-from pipeline.output.store import Store
+from pipeline.output.source import READ, check_hashes
+from pipeline.output.store import Store, check_outside_outputs
+from pipeline.output.takedowns import find_rows, leftovers, strangers
 from pipeline.output.write.samples import kept_boxes, shorten_floats, shortest_float
+from schemas.files import FILES, INDEX_FILE
+from schemas.layout import ShardFile
 from schemas.manifest import Manifest
 from schemas.status import KEPT
 
@@ -48,6 +53,7 @@ COLUMNS: Final = (
 )
 SHARDS: Final = ["grit/**", "train/**", "_index/**"]
 """Files of an output that are uploaded as they are."""
+ALL: Final = (*(kind for kinds in FILES.values() for kind in kinds), INDEX_FILE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +89,7 @@ class ExportOptions:
 
 def export_output(source: str, options: ExportOptions) -> int:
     """Export an output, or upload it; return the exit code."""
+    check_outside_outputs(output=options.output)
     store = Store(source)
     check_finished(store, manifests := read_manifests(store))
     if options.output is not None:
@@ -120,6 +127,7 @@ def write_folder(store: Store, manifests: Sequence[Manifest], options: ExportOpt
 def read_records(store: Store, manifests: Sequence[Manifest], options: ExportOptions) -> Iterator[tuple[Record, bytes]]:
     """Yield the kept rows that have an image, in their order."""
     for manifest in manifests:
+        check_shard(store, manifest)
         batches = read_batches(store, manifest, COLUMNS)
         rows = [row for batch in batches for row in batch.to_pylist() if row["status"] == KEPT]
         images = read_images(store, manifest, {row["key"] for row in rows})
@@ -127,6 +135,16 @@ def read_records(store: Store, manifests: Sequence[Manifest], options: ExportOpt
             if row["key"] in images:
                 split = split_of(row["sha256"] or row["key"], options.seed, options.validation)
                 yield record_of(row, split, has_file=options.format != "lance"), images[row["key"]]
+
+
+def check_shard(store: Store, manifest: Manifest, kinds: Sequence[ShardFile] = READ) -> None:
+    """Raise UserError for a shard of which one of these files is damaged, or that has a row that was taken down."""
+    try:
+        check_hashes(store, manifest, kinds)
+    except ShardError as error:
+        raise UserError(str(error)) from error
+    if (key := next(iter(find_rows(store, manifest, store.takedowns)), None)) is not None:
+        raise UserError(f"row {key} was taken down from {store.root}, but is there; run hypergrit takedown again")
 
 
 def split_of(identity: str, seed: int, validation: float) -> str:
@@ -171,6 +189,8 @@ def upload(store: Store, manifests: Sequence[Manifest], options: ExportOptions) 
 
     if options.output is None and not store.is_local:
         raise UserError(f"{store.root} is no folder of this machine; copy it, or give output= and format=")
+    for manifest in manifests if options.output is None else ():
+        check_shard(store, manifest, ALL)
     api = HfApi()
     place: dict[str, Any] = {"repo_id": options.repo, "repo_type": "dataset"}
     try:
@@ -181,7 +201,8 @@ def upload(store: Store, manifests: Sequence[Manifest], options: ExportOptions) 
             with tempfile.TemporaryDirectory() as folder:
                 Card(Path(folder), manifests, "webdataset", options.license).write()
                 api.upload_folder(folder_path=folder, **place)
-            api.upload_folder(folder_path=store.root, allow_patterns=SHARDS, **place)
+            others = [*strangers(store), *(name for names in leftovers(store, manifests).values() for name in names)]
+            api.upload_folder(folder_path=store.root, allow_patterns=SHARDS, ignore_patterns=others, **place)
     except (HFValidationError, OSError) as error:  # HfHubHTTPError is an OSError
         reason = one_line(error)[:300]
         raise UserError(

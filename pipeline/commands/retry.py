@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import re
 import socket
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
-from hypergrit_common.config import flatten, last_value, read_layers, runtime_keys
+from hypergrit_common.config import command_line, flatten, last_value, read_layers, runtime_keys
 from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
@@ -49,7 +50,7 @@ from pipeline.read.takedown import TAKEN_DOWN, read_takedown, refuse
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.cards import DroppedPicture, read_dropped
 from pipeline.report.summary import report
-from pipeline.run.job import Shards
+from pipeline.run.job import Shards, write_run
 from pipeline.run.loop import Run, connected, tasks_of
 from pipeline.run.provenance import check_no_query, check_writable, make_provenance, with_absolute_paths
 from pipeline.run.steps import Done, Notes, Part, Recipe, Steps
@@ -309,6 +310,7 @@ def retry(arguments: Sequence[str]) -> int:
     if config.read.takedown is not None:
         read_takedown(config.read.takedown)
     check_writable(store)
+    start = time.perf_counter()
     with open_output(store) as lease:
         work, provenance = plan_job(store, old)
         check_secrets(work.old_record, config)
@@ -333,6 +335,8 @@ def retry(arguments: Sequence[str]) -> int:
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         store.remove_drafts()
+        if plans:
+            write_run(store, start, plans, len(run.failed), command_line("hypergrit run", arguments, KEYS))
         report(config, store, [plan.index for plan in work.plans])
     return len(search.failed | run.failed)
 

@@ -291,6 +291,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
             store.remove([STATS_FILE, REPORT_FILE])
         else:
             report(config, store, [manifest["shard"] for manifest in manifests])
+        remove_cached(store)  # which an explorer has built meanwhile
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
     others = list(listed_strangers(store))

@@ -113,9 +113,10 @@ def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None)
 
 
 def place_of(store: Store, cache: str | None = None) -> Path:
-    """Return the folder with the indexes of an output."""
+    """Return the folder with the indexes of an output, which is the same behind symbolic links."""
+    output = os.path.join(os.path.realpath(store.root), "") if store.is_local else store.url("")
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")  # as in the XDG specification
-    return (Path(cache) if cache else home / "hypergrit" / "explore") / digest(store.url(""))
+    return (Path(cache) if cache else home / "hypergrit" / "explore") / digest(output)
 
 
 def remove_cached(store: Store) -> None:

@@ -31,6 +31,7 @@ from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.record import check_complete
 from pipeline.output.store import Store, temporary_folder_prefix
 from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE
+from schemas.layout import ShardFile
 from schemas.manifest import Manifest, SourceShard
 from schemas.rows import SCORED
 from schemas.status import KEPT
@@ -202,9 +203,12 @@ def check_formats(store: Store, manifest: Manifest) -> None:
         )
 
 
-def check_hashes(store: Store, manifest: Manifest) -> None:
-    """Raise ShardError if a file that `read_table` reads is not that of the manifest, whose damage a copy would hide."""
-    kinds = (FILES["arrow"][0], FILES["grit"][0])
+READ: Final = (FILES["arrow"][0], FILES["grit"][0])
+"""The files that `read_table` reads."""
+
+
+def check_hashes(store: Store, manifest: Manifest, kinds: Sequence[ShardFile] = READ) -> None:
+    """Raise ShardError if one of these files is not that of the manifest, whose damage a copy would hide."""
     with tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
         for name in (store.file(kind, manifest["shard"]) for kind in kinds):
             if name in manifest["files"] and (problem := file_problem(store, name, manifest["files"][name], folder)):

@@ -29,6 +29,7 @@ from hypergrit_common.urls import text_without_secrets
 from pipeline.faults import ShardError
 from pipeline.read.takedown import TakedownList
 from schemas.files import (
+    ANSWERS_FOLDER,
     COMMAND_FILE,
     JOB_FILE,
     LAYOUT_FILE,
@@ -377,7 +378,7 @@ class Store:
     def remove_drafts(self) -> None:
         """Remove the files that killed workers have left half-written; an object store has none."""
         if self.is_local:
-            folders = (self.path(folder) for folder in ("", ROLLUP_FOLDER, *OUTPUT_FOLDERS))
+            folders = (self.path(folder) for folder in ("", ROLLUP_FOLDER, ANSWERS_FOLDER, *OUTPUT_FOLDERS))
             remove_abandoned(folders, in_subfolders=bool(self.layout.per_folder))
 
     def url(self, relative: str) -> str:

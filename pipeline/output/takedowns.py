@@ -21,6 +21,7 @@ from pipeline.output.ledger import read_batches, read_manifests, stamp_of
 from pipeline.output.store import LOCK_SUFFIX, SUFFIX, Store, indices, shard_sizes
 from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList
 from schemas.files import (
+    ANSWERS_FOLDER,
     COMMAND_FILE,
     DROPPED_FILE,
     DROPS_FILE,
@@ -35,7 +36,7 @@ from schemas.files import (
     MANIFEST_FILE,
     OUTPUT_FOLDERS,
     REPORT_FILE,
-    ROLLUP_FILE,
+    ROLLUP_FOLDER,
     ROLLUP_TIMINGS_FILE,
     RUN_TIMINGS_FILE,
     STATS_FILE,
@@ -181,10 +182,19 @@ def listed_leftovers(store: Store) -> Iterator[tuple[str, str]]:
                 yield names[0], f"row {key} was taken down, but is here; run hypergrit takedown again"
 
 
+REMADE: Final = (ROLLUP_FOLDER, ANSWERS_FOLDER)
+"""Folders with texts of rows that the report or the job makes again: sums of many shards, and answers of a captioner."""
+
+
+def remade(store: Store) -> list[str]:
+    """Return the files in REMADE."""
+    return [f"{folder}/{name}" for folder in REMADE for name in store.names(folder)]
+
+
 def drafts(store: Store) -> list[str]:
     """Return the files that were being written, of any process; nobody but the holder of the lease publishes one."""
     folders = [(folder, shard_sizes(store, folder)) for folder in OUTPUT_FOLDERS]
-    names = [f"{folder}/{name}" for folder, found in folders for name, _ in found] + store.names("")
+    names = [f"{folder}/{name}" for folder, found in folders for name, _ in found] + store.names("") + remade(store)
     return [name for name in names if name.endswith(SUFFIX) and not name.endswith(LOCK_SUFFIX)]
 
 
@@ -193,10 +203,11 @@ KINDS: Final = {
     FAILED_FILE, TIMINGS_FILE, JOURNAL_FILE, FACTS_FILE, DROPS_FILE,
 }  # fmt: skip
 OTHERS: Final = {
-    JOB_FILE, COMMAND_FILE, LAYOUT_FILE, LEASE_FILE, TAKEDOWNS_FILE, RESOLVED_FILE, STATS_FILE, REPORT_FILE,
-    RUN_TIMINGS_FILE,
+    JOB_FILE, COMMAND_FILE, LAYOUT_FILE, LEASE_FILE, f"{LEASE_FILE}.lock", TAKEDOWNS_FILE, RESOLVED_FILE, STATS_FILE,
+    REPORT_FILE, RUN_TIMINGS_FILE,
 }  # fmt: skip
-ROLLUPS: Final = tuple(name.partition("{")[0] for name in (ROLLUP_FILE, ROLLUP_TIMINGS_FILE))
+SUMS: Final = (*(f"{folder}/" for folder in REMADE), ROLLUP_TIMINGS_FILE.partition("{")[0])
+"""How the names of files begin that belong to no single shard."""
 SHOWN: Final = 5
 
 
@@ -205,7 +216,7 @@ def strangers(store: Store) -> list[str]:
 
     def is_own(name: str) -> bool:
         kind, _ = store.layout.shard(name) or (None, 0)
-        return kind in KINDS or name in OTHERS or (name.startswith(ROLLUPS) and not name.endswith(SUFFIX))
+        return kind in KINDS or name in OTHERS or (name.startswith(SUMS) and not name.endswith(SUFFIX))
 
     return sorted(name for name in store.walk() if not is_own(name) and not name.endswith(LOCK_SUFFIX))
 
@@ -238,7 +249,7 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     # The shard of a takedown that was killed may have been made again since, without its rows; not so its thumbnails.
     thumbnails = [store.file(DROPPED_FILE, manifest["shard"]) for manifest in manifests if has_taken_down(manifest)]
     files = [name for names in left.values() for name in names]
-    store.remove_many([*damaged, *working, *thumbnails, *files, *drafts(store)])
+    store.remove_many({*damaged, *working, *thumbnails, *files, *remade(store), *drafts(store)})
 
 
 def has_taken_down(manifest: Manifest) -> bool:

@@ -20,6 +20,7 @@ from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_file
 from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
 from hypergrit_common.text import counted
@@ -261,7 +262,10 @@ def indexed_starts(path: str, size: int) -> NDArray[np.int64] | None:
     name = f"{INDEX_FILE.folder}/{place.stem}{INDEX_FILE.suffix}"
     try:
         fs, root = open_store(place.root)
-        files = json.loads(fs.cat_file(f"{root}/{MANIFEST_FILE.folder}/{place.stem}{MANIFEST_FILE.suffix}"))["files"]
+        manifest = f"{root}/{MANIFEST_FILE.folder}/{place.stem}{MANIFEST_FILE.suffix}"
+        for part in (manifest, f"{root}/{name}") if isinstance(fs, LocalFileSystem) else ():
+            check_file(part)
+        files = json.loads(fs.cat_file(manifest))["files"]
         if files[f"{place.folder}/{place.name}"]["bytes"] != size:
             return None
         content = fs.cat_file(f"{root}/{name}")

@@ -184,7 +184,8 @@ def about_drops(stats: Statistics) -> Iterator[Advice]:
         n = sum(n for reason, n in found.items() if reason in (share.reasons or found.keys() - CHOSEN))
         if n >= MIN_ROWS and n > share.limit * n_rows:
             name = " and ".join(filter(found.get, share.reasons)) or "all reasons together"
-            than = f"more than {share.limit:.0%}" if share.usual is None else f"usually about {share.usual:.0%}"
+            usual = "in the drawings of the demo" if share.source == DEMO else "usually"
+            than = f"more than {share.limit:.0%}" if share.usual is None else f"{usual} about {share.usual:.0%}"
             yield Advice(
                 f"{share.stage}: {name}: {n / n_rows:.0%} of {counted(n_rows, 'row')}, {than}",
                 "look at the examples of this reason, and at its hint",

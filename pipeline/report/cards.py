@@ -31,10 +31,10 @@ Row = dict[str, Any]
 MAX_SHARDS: Final = 8
 """Maximum number of shards to take images from, since a tar has to be read up to the chosen image."""
 PICTURE_COLUMNS: Final = (
-    *("key", "caption", "tokens", "noun_chunks", "ref_exps"),
+    *("key", "url", "sha256", "caption", "tokens", "noun_chunks", "ref_exps"),
     *("boxes", "box_scores", "clip_similarity"),
 )
-EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "url", "caption_original", "stage", "reason", "detail")
+EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "caption_original", "stage", "reason", "detail")
 THUMBNAIL_QUALITY: Final = 82
 
 
@@ -69,9 +69,14 @@ def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportCon
             images = read_images(store, manifest, keys)
             stored = pa.array(sorted(keys & images.keys()), pa.string())
             for batch in read_batches(store, manifest, PICTURE_COLUMNS):
-                for row in batch.filter(pc.is_in(batch["key"], stored)).to_pylist():
+                for row in unlisted(store, batch.filter(pc.is_in(batch["key"], stored))):
                     found[row["key"]] = Picture(row, *thumbnail(images[row["key"]], config.thumbnail_px))
     return [found[key] for _, key, _ in chosen if key in found]
+
+
+def unlisted(store: Store, rows: pa.RecordBatch) -> list[Row]:
+    """Return the rows without those that a takedown that did not end has left."""
+    return [row for row in rows.to_pylist() if store.takedowns.match(row["url"], row["sha256"]) is None]
 
 
 class Thumbnail(NamedTuple):
@@ -102,7 +107,7 @@ def pick_examples(store: Store, manifests: Sequence[Manifest], n: int) -> dict[t
         if all(len(examples.get(cause, ())) >= n for cause in in_shard):
             continue
         for batch in read_batches(store, manifest, EXAMPLE_COLUMNS):
-            for row in batch.filter(pc.is_valid(batch["reason"])).to_pylist():
+            for row in unlisted(store, batch.filter(pc.is_valid(batch["reason"]))):
                 rows = examples.setdefault((row["stage"], row["reason"]), [])
                 if len(rows) < n:
                     rows.append(row)

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import NamedTuple
 
@@ -169,7 +169,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         lease.check()
         output.remove_drafts()
         work.begin(output)
-        start, started = time.perf_counter(), datetime.now(UTC).isoformat(timespec="seconds")
+        start = time.perf_counter()
         run = Run(config, lease, records=True, limited=work.plans)
         shards = Shards(run, provenance, work.formats)
         if work.unfinished:
@@ -181,18 +181,12 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         damages = work.unindexed if output.is_local else find_damaged(output, work.plans, config, provenance)
         damages = [damage for damage in damages if not restored(damage, output)]
         if damages:
+            check_secrets(work.old_record, config)
             shards.mend(damages)
         shards.settle(work.plans)
         n_failed, computed = len(run.failed), [*work.unfinished, *(damage.plan for damage in damages)]
         if computed:
-            timings: RunTimings = {
-                "wall_seconds": time.perf_counter() - start,
-                "shards": len(computed) - n_failed,
-                "rows": sum(plan.n_rows for plan in computed),
-                "started": started,
-                "command": command,
-            }
-            output.write(RUN_TIMINGS_FILE, json.dumps(timings))
+            write_run(output, start, computed, n_failed, command)
         stats = report(config, output, [plan.index for plan in work.plans])
         check_rows(stats, work.plans, output)
         n_kept = stats["rows"]["kept"]
@@ -205,6 +199,19 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         text = f"{n_failed} of {counted(n_shards, 'shard')} failed, see {config.output}/{FAILED_FOLDER}/"
         notify(f"{text}; run the same command again to try them again")
     return JobResult(n_failed + n_damaged, n_kept)
+
+
+def write_run(output: Store, start: float, plans: Sequence[ShardPlan], n_failed: int, command: str) -> None:
+    """Write the facts about a run for these shards, which began at `start` of time.perf_counter."""
+    seconds = time.perf_counter() - start
+    timings: RunTimings = {
+        "wall_seconds": seconds,
+        "shards": len(plans) - n_failed,
+        "rows": sum(plan.n_rows for plan in plans),
+        "started": (datetime.now(UTC) - timedelta(seconds=seconds)).isoformat(timespec="seconds"),
+        "command": command,
+    }
+    output.write(RUN_TIMINGS_FILE, json.dumps(timings))
 
 
 def describe_work(work: Work, output: Store) -> str:

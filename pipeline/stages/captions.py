@@ -196,6 +196,7 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     if config.redact:
         originals = [text and redacted(text, config.redact) for text in originals]
         table = set_column(table, "caption_original", pa.array(originals, pa.string()))
+        lists = [found and [{**c, "text": redacted(c["text"], config.redact)} for c in found] for found in lists]
     values: dict[int, dict[str, str]] = {}
     drops: dict[int, Drop] = {}
     for i in kept_indices(table):

@@ -54,7 +54,8 @@ def test_a_reason_far_above_its_usual_share_is_named(stats: Any, stage: str, rea
     assert texts(stats) == []
     stats["rows"] |= {"kept": 1000 - n, "dropped": {stage: {reason: n}}}
     (text,) = texts(stats)
-    assert text.startswith(f"{stage}: {reason}: {n / 10:.0f}% of 1,000 rows, usually about ")
+    usual = "in the drawings of the demo" if stage == "ground" else "usually"
+    assert text.startswith(f"{stage}: {reason}: {n / 10:.0f}% of 1,000 rows, {usual} about ")
 
 
 @pytest.mark.parametrize(("stage", "reason"), [(stage, reason) for stage in REASONS for reason in REASONS[stage]])
@@ -71,7 +72,7 @@ def test_every_reason_that_nobody_chose_is_named_if_it_drops_half_of_the_rows(
 def test_shares_are_those_of_the_rows_that_reach_the_stage(stats: Any) -> None:
     reasons = {"http_error": 400, "timeout": 200}
     stats["rows"] |= {"kept": 250, "dropped": {"download": reasons, "ground": {"no_box": 150}}}
-    assert texts(stats) == ["ground: no_box: 38% of 400 rows, usually about 0%"]
+    assert texts(stats) == ["ground: no_box: 38% of 400 rows, in the drawings of the demo about 0%"]
 
 
 def test_a_host_whose_rows_fail_is_named_only_if_those_of_other_hosts_do_not(stats: Any) -> None:
