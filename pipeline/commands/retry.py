@@ -335,8 +335,8 @@ def retry(arguments: Sequence[str]) -> int:
         lease.check()
         finish_replacements(store, lease)  # of workers that failed or died
         store.remove_drafts()
-        if plans:
-            write_run(store, start, plans, len(run.failed), command_line("hypergrit run", arguments, KEYS))
+        if tried:
+            write_run(store, start, [*tried.values()], len(run.failed), command_line("hypergrit run", arguments, KEYS))
         report(config, store, [plan.index for plan in work.plans])
     return len(search.failed | run.failed)
 

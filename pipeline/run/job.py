@@ -24,7 +24,7 @@ from pipeline.output.resume import Work, plan_work
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.takedown import read_takedown
-from pipeline.read.types import ShardPlan
+from pipeline.read.types import ShardPlan, Task
 from pipeline.report.stats import read_run
 from pipeline.report.summary import report
 from pipeline.run.loop import Run
@@ -201,7 +201,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
     return JobResult(n_failed + n_damaged, n_kept)
 
 
-def write_run(output: Store, start: float, plans: Sequence[ShardPlan], n_failed: int, command: str) -> None:
+def write_run(output: Store, start: float, plans: Sequence[ShardPlan | Task], n_failed: int, command: str) -> None:
     """Write the facts about a run for these shards, which began at `start` of time.perf_counter."""
     seconds = time.perf_counter() - start
     timings: RunTimings = {

@@ -14,6 +14,7 @@ from hypergrit_common.cli import (
     MessageFormatter,
     TerminatedError,
     command,
+    notify,
     print_exception,
     sigterm_handler_kept,
 )
@@ -60,6 +61,14 @@ def test_no_message_has_the_query_of_a_url(capsys: pytest.CaptureFixture[str]) -
     record = logging.LogRecord("x", logging.INFO, "", 0, "reading %s", (url,), None)
     printed = capsys.readouterr().err + MessageFormatter("%(message)s").format(record) + JsonFormatter().format(record)
     assert printed.count("h.test/") == 6
+    try:
+        raise ValueError(url)
+    except ValueError as error:
+        record.exc_info = (ValueError, error, error.__traceback__)
+        print_exception(ValueError, error, error.__traceback__)
+    notify(f"input {url} is damaged")
+    printed += capsys.readouterr().err + MessageFormatter("%(message)s").format(record)
+    assert printed.count("h.test/") == 10
     assert "SECRET" not in printed
 
 

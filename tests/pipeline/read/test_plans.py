@@ -1,5 +1,6 @@
 """Plans that are computed when they are asked for, and tars that are planned from their index or in processes."""
 
+import os
 import random
 import shutil
 from collections.abc import Sequence
@@ -139,4 +140,7 @@ def test_an_index_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
     assert indexed_starts(path, size) is None
     (tmp_path / "_manifests/00001.json").write_text("{}")
     assert indexed_starts(other, size) is None
+    (tmp_path / "_manifests/00001.json").unlink()
+    os.mkfifo(tmp_path / "_manifests/00001.json")
+    assert indexed_starts(other, size) is None  # and does not wait for a writer
     assert sum(len(found.starts) for found in scan_tars([(path, size)], ReadConfig(), None)) > 0

@@ -8,8 +8,11 @@ import pytest
 
 from pipeline.commands import explore, quality, takedown
 from pipeline.commands.verify import VerifyOptions, verify
+from pipeline.config import ReportConfig
 from pipeline.explore.index import cached_index, open_output, place_of
 from pipeline.output.store import Store
+from pipeline.read.takedown import read_takedown
+from pipeline.report.cards import pick_pictures
 from tests.pipeline.commands.derive.outputs import kept, make_output, picture
 
 Printed = pytest.CaptureFixture[str]
@@ -67,6 +70,31 @@ def test_verify_names_what_may_have_the_row_and_takedown_removes_it_or_says_so(
     assert verify(str(after), VerifyOptions(processes=1)) == (1 if code else 0)
 
 
+def test_a_takedown_removes_sums_and_answers_with_texts_of_rows(before: Path) -> None:
+    names = ["_rollup/00000.json.zst", "_recaptions/000000000000.json"]
+    names += [f"{name}.other-1-1.abcd.tmp" for name in names]
+    for path in map(before.joinpath, names):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("http://x/0")
+    (before / "_manifests/00000.json").unlink()  # so that no report replaces them
+    assert run_takedown(before) == 0
+    assert not any((before / name).exists() for name in names)
+
+
+def test_locks_and_answers_of_a_job_are_files_of_the_output(after: Path) -> None:
+    (after / "_recaptions").mkdir()
+    for name in ("_recaptions/000000000000.json", "_lease.json.lock"):
+        (after / name).touch()
+    assert verify(str(after), VerifyOptions(processes=1)) == 0
+
+
+def test_a_report_beside_an_interrupted_takedown_shows_none_of_its_rows(before: Path) -> None:
+    store, manifests = open_output(str(before))
+    assert len(pick_pictures(store, manifests, ReportConfig())) == 2
+    store.record_takedowns(read_takedown(str(before.parent / "list.txt")))
+    assert [picture.row["url"] for picture in pick_pictures(store, manifests, ReportConfig())] == ["http://x/1"]
+
+
 def test_other_files_of_an_output_without_takedowns_are_nobodys_business(before: Path) -> None:
     (before / "README.md").write_text("ours")
     assert verify(str(before), VerifyOptions(processes=1)) == 0
@@ -88,10 +116,18 @@ def test_no_verb_writes_rows_into_an_output(before: Path, capsys: Printed, key: 
     assert not path.exists()
 
 
-def test_a_takedown_leaves_no_index_of_the_explorer(before: Path) -> None:
-    store, manifests = open_output(str(before))
-    index = cached_index(store, manifests, None)
-    assert index.folder.is_relative_to(place_of(store))
+@pytest.mark.parametrize("moment", ["before", "meanwhile"])
+def test_a_takedown_leaves_no_index_of_the_explorer(before: Path, monkeypatch: pytest.MonkeyPatch, moment: str) -> None:
+    (before.parent / "alias").symlink_to(before)
+    store, manifests = open_output(str(before.parent / "alias"))
+
+    def explore_it(*_: object) -> None:
+        assert cached_index(store, manifests, None).folder.is_relative_to(place_of(store))
+
+    if moment == "before":
+        explore_it()
+    else:
+        monkeypatch.setattr(takedown, "remove_abandoned_folders", explore_it)
     assert run_takedown(before) == 0
     assert not place_of(store).exists()
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,7 +20,10 @@ from huggingface_hub.errors import HfHubHTTPError
 from hypergrit import __main__ as hypergrit
 from pipeline.commands.export_card import Card, public_name, text
 from pipeline.commands.export_formats import FORMATS
+from pipeline.output.store import Store
 from pipeline.output.write.samples import kept_boxes
+from pipeline.read.takedown import parse_takedown
+from tests.pipeline.commands.derive.rows import rows_of
 
 Row = dict[str, Any]
 
@@ -309,6 +313,53 @@ def test_shards_are_uploaded_as_they_are_with_a_card(finished: Path, monkeypatch
     assert hub.files[0] == "README.md"
     assert "names no licences" not in hub.card  # the JSON of the samples may name them
     assert "other columns of the source" in hub.card
+
+
+def damage(output: Path) -> str:
+    path = output / "grit/00000.tar"
+    data = path.read_bytes()
+    place = data.index(b"\xff\xd8\xff") + 300
+    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    return "is damaged (grit/00000.tar: other content"
+
+
+def list_row(output: Path) -> str:
+    digest = next(row["sha256"] for row in rows_of(output) if row["status"] == "kept")
+    Store(str(output)).record_takedowns(parse_takedown([digest], "list"))
+    return "was taken down from"
+
+
+@pytest.mark.parametrize("inject", [damage, list_row])
+def test_neither_damage_nor_a_row_that_was_taken_down_is_exported(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, inject: Callable[[Path], str]
+) -> None:
+    hub = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    output = Path(shutil.copytree(finished, tmp_path / "out"))
+    text = inject(output)
+    for arguments in ([f"output={tmp_path / 'x'}", "format=odvg"], ["to=hub", "repo=me/shards"]):
+        assert hypergrit.main(["export", str(output), *arguments]) == 2
+        assert text in capsys.readouterr().err
+    assert not hub.calls
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+    assert hypergrit.main(["export", str(output), f"output={output / 'x'}", "format=odvg"]) == 2
+    assert "is within the output" in capsys.readouterr().err
+
+
+def test_files_without_a_manifest_are_not_uploaded(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hub = Hub()
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    output = Path(shutil.copytree(finished, tmp_path / "out"))
+    (output / "_manifests/00001.json").unlink()
+    (output / "grit/00000.tar.other-1-1.abcd.tmp").write_bytes(b"x")
+    assert hypergrit.main(["export", str(output), "to=hub", "repo=me/shards"]) == 0
+    ignored = hub.calls[-1][1]["ignore_patterns"]
+    assert {"grit/00001.tar", "train/00001.tar", "_index/00001.arrow", "grit/00000.tar.other-1-1.abcd.tmp"} <= {
+        *ignored
+    }
+    assert not any("00000.tar" in name for name in ignored if not name.endswith(".tmp"))
 
 
 def test_refusal_of_the_hub_is_said(finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

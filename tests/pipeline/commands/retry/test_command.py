@@ -56,6 +56,8 @@ def test_rows_that_failed_for_passing_reasons_are_tried_again_and_no_kept_row_is
     }  # fmt: skip
     repeated = ledger(output)["000000000010"]
     assert (repeated["reason"], repeated["detail"]) == ("duplicate", "000000000009")
+    last = stats_of(output)["run"]
+    assert ("retry=true" in last["command"], last["rows"]) == (True, sum(tried.values()))
     assert verify(str(output), VerifyOptions(processes=1)) == 0
 
 
@@ -370,3 +372,16 @@ def test_the_proxy_and_the_headers_of_the_job_are_demanded_again(
     assert run_job(web, finished_job.folder, output, headers % (origin, "SECRET"), "download.proxy=none") == 0
     assert json.loads((output / "_job.json").read_text())["secrets"] == [origin]
     assert run_job(web, finished_job.folder, output) == 0  # nothing to download
+
+
+def test_a_shard_whose_damage_is_found_late_is_not_downloaded_without_them(
+    web: TinyWeb, finished_job: Finished, output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = json.loads((output / "_job.json").read_text())
+    (output / "_job.json").write_text(json.dumps({**record, "secrets": ["proxy"]}))
+    (output / "_index/00000.arrow").unlink()
+    monkeypatch.setattr("pipeline.run.job.restored", lambda *_: False)
+    hits = web.hits.copy()
+    with pytest.raises(UserError, match=r"download.proxy=none"):
+        run_job(web, finished_job.folder, output)
+    assert web.hits == hits

@@ -45,6 +45,14 @@ def test_personal_data_leave_both_captions(original: str, expected: str) -> None
     assert kept["caption"] == kept["caption_original"] == original
 
 
+def test_personal_data_leave_the_captions_of_dropped_rows_too() -> None:
+    captions = [{"kind": "alt", "text": "a dog, ann@example.org"}, {"kind": "title", "text": "a dog"}]
+    row = {"key": "0", "source": "a", "source_row": 0, "status": "dropped", "stage": "download", "reason": "http_error"}
+    table = pa.Table.from_pylist([{**row, "captions": captions}], schema=DOWNLOADED)
+    (found,) = clean_captions(table, CaptionsConfig(redact=("email",))).to_pylist()
+    assert [caption["text"] for caption in found["captions"]] == ["a dog,", "a dog"]
+
+
 def test_redaction_takes_linear_time_and_can_empty_a_caption() -> None:
     start = time.process_time()
     for piece in ("+1", "0 1 ", "(0)1", "a.", "a@b-", "415 555 ", "1.1.11", "+(((("):
