@@ -313,6 +313,7 @@ def content_hash(config: PipelineConfig) -> str:
 def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
     """The `runtime` settings of the stages, which manifests record, without those of NOT_RECORDED."""
     _, settings = split_runtime(config)
+    del settings["read"]["takedown"]  # a path of one machine, or a signed URL
     return {group: values for group, values in settings.items() if group not in NOT_RECORDED}
 
 

@@ -18,6 +18,7 @@ from hypergrit_common.remote import store_errors
 from hypergrit_common.tar import TarError, reader_of
 from pipeline.output.commit import read_places
 from pipeline.output.ledger import read_batches, read_manifests, stamp_of
+from pipeline.output.manifest import read_failed, write_failed
 from pipeline.output.store import LOCK_SUFFIX, SUFFIX, Store, indices, shard_sizes
 from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList
 from schemas.files import (
@@ -249,6 +250,8 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     # The shard of a takedown that was killed may have been made again since, without its rows; not so its thumbnails.
     thumbnails = [store.file(DROPPED_FILE, manifest["shard"]) for manifest in manifests if has_taken_down(manifest)]
     files = [name for names in left.values() for name in names]
+    for failed in read_failed(store):  # a message may quote a row
+        write_failed(store, {**failed, "error": "removed by a takedown; run the job again", "traceback": ""})
     store.remove_many({*damaged, *working, *thumbnails, *files, *remade(store), *drafts(store)})
 
 

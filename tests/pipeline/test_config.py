@@ -102,7 +102,6 @@ def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:
 
 RUNTIME = {
     "read.skip_damaged": "true",
-    "read.takedown": "list.txt",
     "download.concurrency": "8",
     "download.concurrency_per_host": "2",
     "download.timeout_s": "9",
@@ -120,8 +119,8 @@ RUNTIME = {
     "recaption.price": "0.5",
 }
 """Runtime settings of the stages, each with a value other than its default."""
-SECRET = {"download.headers", "download.proxy", "recaption.api_key"}
-"""Runtime settings that are not recorded (tests/pipeline/stages/download/test_extra.py)."""
+SECRET = {"download.headers", "download.proxy", "recaption.api_key", "read.takedown"}
+"""Runtime settings that are not recorded, all but the last secret (tests/pipeline/stages/download/test_extra.py)."""
 NEEDS = {"download.proxy_resolves": "download.proxy=http://proxy:1", "read.caption_column": "read.captions=first"}
 """Settings that need another one."""
 CONTENT = {
@@ -201,6 +200,12 @@ def test_a_runtime_setting_keeps_the_hash_and_is_recorded(key: str) -> None:
     group, name = key.split(".")
     assert runtime_settings(changed)[group][name] == getattr(getattr(changed, group), name)
     assert runtime_settings(changed) != runtime_settings(config)
+
+
+def test_the_place_of_a_takedown_list_is_in_no_manifest() -> None:
+    plain, listed = (load_config([*PATHS, *more]) for more in ([], ["read.takedown=list.txt"]))
+    assert content_hash(plain) == content_hash(listed)
+    assert runtime_settings(plain) == runtime_settings(listed)
 
 
 @pytest.mark.parametrize("key", CONTENT)

@@ -10,8 +10,10 @@ from pipeline.commands import explore, quality, takedown
 from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.config import ReportConfig
 from pipeline.explore.index import cached_index, open_output, place_of
+from pipeline.output.manifest import failed_shard, read_failed, write_failed
 from pipeline.output.store import Store
 from pipeline.read.takedown import read_takedown
+from pipeline.read.types import Task
 from pipeline.report.cards import pick_pictures
 from tests.pipeline.commands.derive.outputs import kept, make_output, picture
 
@@ -79,6 +81,14 @@ def test_a_takedown_removes_sums_and_answers_with_texts_of_rows(before: Path) ->
     (before / "_manifests/00000.json").unlink()  # so that no report replaces them
     assert run_takedown(before) == 0
     assert not any((before / name).exists() for name in names)
+
+
+def test_a_takedown_removes_the_messages_of_failed_shards_which_may_quote_rows(before: Path) -> None:
+    store, text = Store(str(before)), "row 0, http://x/0: no"
+    write_failed(store, failed_shard(Task(1, 8, None), "prepare", text, f"Traceback\n{text}", attempts=1))
+    assert run_takedown(before) == 0
+    (failed,) = read_failed(store)
+    assert (failed["rows"], failed["step"], "http://x/0" in str(failed)) == (8, "prepare", False)
 
 
 def test_locks_and_answers_of_a_job_are_files_of_the_output(after: Path) -> None:

@@ -56,6 +56,7 @@ def test_rows_that_failed_for_passing_reasons_are_tried_again_and_no_kept_row_is
     }  # fmt: skip
     repeated = ledger(output)["000000000010"]
     assert (repeated["reason"], repeated["detail"]) == ("duplicate", "000000000009")
+    assert 0 in stats_of(output)["places"]["kept"]  # the report shows the recovered row
     last = stats_of(output)["run"]
     assert ("retry=true" in last["command"], last["rows"]) == (True, sum(tried.values()))
     assert verify(str(output), VerifyOptions(processes=1)) == 0
