@@ -28,7 +28,7 @@ from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import check_file
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import one_line, redact
-from hypergrit_common.urls import clean
+from hypergrit_common.urls import clean, text_without_queries
 
 # Checks of YAML from the user that OmegaConf does not make: its size, its depth and interpolations.
 #
@@ -185,8 +185,12 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
 
 
 def command_line(command: str, arguments: Sequence[str], keys: Keys) -> str:
-    """Return a command with its arguments as a line for a shell, without the values of secret keys."""
-    shown = (f"{key}=***" if keys.is_secret(key := item.partition("=")[0].strip()) else item for item in arguments)
+    """Return a command as a line for a shell, without the values of secret keys and the queries of URLs.
+
+    In a path of a store, a question mark is a wildcard, and stays.
+    """
+    known = (text_without_queries(item) if "http" in item.lower() else item for item in arguments)
+    shown = (f"{key}=***" if keys.is_secret(key := item.partition("=")[0].strip()) else item for item in known)
     return redact(shlex.join([*shlex.split(command), *shown]))
 
 

@@ -15,6 +15,7 @@ from hypergrit_common.config import (
     Keys,
     check_positive,
     check_range,
+    command_line,
     merge,
     read_layers,
     runtime,
@@ -62,6 +63,12 @@ def town(*arguments: str, kinds: dict[str, type] | None = None) -> Town:
     merged = merge(Town, read_layers(arguments, KEYS), kinds)
     assert isinstance(merged, Town)
     return merged
+
+
+def test_a_command_is_shown_without_secrets() -> None:
+    arguments = ["input=s3://bucket/?.csv", "list=https://h/a?sig=SECRET", "log.key=SECRET", "name=a b"]
+    shown = "hypergrit run 'input=s3://bucket/?.csv' list=https://h/a 'log.key=***' 'name=a b'"
+    assert command_line("hypergrit run", arguments, Keys(secret=("log.key",))) == shown
 
 
 def test_kinds_replaces_the_type_of_a_group_by_a_subclass_with_more_keys() -> None:
