@@ -17,7 +17,7 @@ from pipeline.commands.export_card import PICTURES_FILE, Card, check_license, wr
 from pipeline.commands.export_formats import FORMATS, SCHEMA, Record, write_line
 from pipeline.commands.frame import output_command
 from pipeline.faults import ShardError
-from pipeline.output.ledger import check_finished, read_batches, read_images, read_manifests
+from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_images, read_manifests
 from pipeline.output.source import READ, check_hashes
 from pipeline.output.store import Store, check_outside_outputs
 from pipeline.output.takedowns import find_rows, leftovers, strangers
@@ -92,6 +92,7 @@ def export_output(source: str, options: ExportOptions) -> int:
     check_outside_outputs(output=options.output)
     store = Store(source)
     check_finished(store, manifests := read_manifests(store))
+    check_provenance(store, manifests)
     if options.output is not None:
         export(store, manifests, options, Path(options.output))
         print_text(f"{options.output} is written")

@@ -29,7 +29,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 from pipeline.config import PipelineConfig
 from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
-from pipeline.output.ledger import check_finished, read_batches, read_manifests
+from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash
 from pipeline.output.source import read_config
 from pipeline.output.store import Store
@@ -68,6 +68,7 @@ def open_output(output: str) -> tuple[Store, list[Manifest]]:
     store = Store(output)
     manifests = read_manifests(store)
     check_finished(store, manifests)
+    check_provenance(store, manifests)
     lacking = next((manifest["shard"] for manifest in manifests if "arrow" not in manifest["formats"]), None)
     if lacking is not None:
         raise UserError(

@@ -35,6 +35,14 @@ def check_finished(store: Store, shards: Collection[object]) -> None:
         raise UserError(f"no finished shard in {store.root}; check the path, or run the job with this output first")
 
 
+def check_provenance(store: Store, manifests: Iterable[Manifest]) -> None:
+    """Raise UserError for a manifest, such as one of strangers, that does not tell how its shard was made."""
+    for manifest in manifests:
+        if not manifest["provenance"].keys() >= {"hypergrit", "models", "thresholds"}:
+            name = store.url(store.file(MANIFEST_FILE, manifest["shard"]))
+            raise UserError(f"{name} lacks the version, models or thresholds of its shard; see hypergrit verify")
+
+
 def read_manifests(store: Store) -> list[Manifest]:
     """Return the manifests of the finished shards in order. Raises UserError if one has another schema version."""
     return read_manifests_of(store, indices(store, MANIFEST_FILE))

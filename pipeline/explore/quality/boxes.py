@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.errors import UserError
-from pipeline.output.ledger import check_finished, read_batches, read_manifests
+from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_manifests
 from pipeline.output.store import Store
 from pipeline.stages.score.filters import clip_score
 from schemas.manifest import Manifest
@@ -162,7 +162,9 @@ class Covered:
 
 def covered(output: str, sample: Sample | None = None) -> Covered:
     """Return the thresholds that an output covers, or a sample of its boxes; of several shards, the highest ones."""
-    thresholds = [manifest["provenance"]["thresholds"] for manifest in read_manifests(Store(output))]
+    manifests = read_manifests(store := Store(output))
+    check_provenance(store, manifests)
+    thresholds = [manifest["provenance"]["thresholds"] for manifest in manifests]
     score = max(float(values["min_score"]) for values in thresholds)
     clip_score = max(float(values["min_clip_score"]) for values in thresholds)
     lowest = 0.0 if sample is None else sample.min_score

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.commands import explore, quality, rewrite, takedown
+from pipeline.commands import explore, export, quality, rewrite, takedown
 from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.commands.verify import main as verify_main
 from pipeline.output.store import Store
@@ -121,9 +121,13 @@ VERBS: dict[str, Callable[[str, Path], int]] = {
     "row": lambda out, new: explore.main([out, "row=http://x/4"]),
     "compare": lambda out, new: explore.main([out, out, f"compare={new}.html"]),
     "static": lambda out, new: explore.main([out, f"static={new}", f"cache={new.parent / 'cache'}"]),
+    "export": lambda out, new: export.main([out, f"output={new}", "format=odvg"]),
     "quality": lambda out, new: quality.main([out, f"page={new}.html", f"form={new}.csv"]),
 }
-NEEDED = {"_takedowns.json": {"rewrite", "takedown", "verify", "report"}, "_summaries/00001.json.zst": {"verify"}}
+NEEDED = {
+    "_takedowns.json": {"rewrite", "takedown", "verify", "report", "export"},
+    "_summaries/00001.json.zst": {"verify"},
+}
 """Verbs that end with an error if a file cannot be read; all others do for other files, in most cases."""
 
 
@@ -158,13 +162,19 @@ def test_a_takedown_opens_no_pipe_in_the_only_format(tmp_path: Path, name: str) 
     assert ends("takedown", output, tmp_path / "new") == [3]
 
 
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize(
-    "change", [{"provenance": {}}, {"provenance": {"config_hash": "0", "models": []}}, {"files": 5}], ids=str
+    "change",
+    [{"provenance": {}}, {"provenance": {"config_hash": "0", "models": []}}, {"files": 5}, {"boxes": 10**400}],
+    ids=lambda change: str(change)[:40],
 )
-def test_a_manifest_of_strangers_is_one_line(source: Path, tmp_path: Path, capsys: Printed, change: object) -> None:
+def test_a_manifest_of_strangers_is_one_line(
+    source: Path, tmp_path: Path, capsys: Printed, change: dict[str, object], verb: str
+) -> None:
+    (tmp_path / "list.txt").write_text("http://x/4\n")
     path = source / "_manifests/00001.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | change))  # type: ignore[operator]
-    assert rewrite.main([f"source={source}", f"output={tmp_path / 'new'}", *LOCAL]) in (0, 2)
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    assert VERBS[verb](str(source), tmp_path / "new") in (0, 1, 2, 3)
     assert "Traceback" not in capsys.readouterr().err
 
 
