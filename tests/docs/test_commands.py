@@ -10,7 +10,7 @@ from hypergrit.__main__ import VERBS, main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-COMMAND = re.compile(r"(?:^(?: {4})?|`|&& )(?:[A-Z_]+=\S+ )?hypergrit ([^`\n]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^ *|`|&& )(?:[A-Z_]+=\S+ )?hypergrit ([^`\n]*)", re.MULTILINE)
 KEY = re.compile(r"[a-z][\w.]*(?==)")
 ELSEWHERE = {("run", "reasons"), ("run", "few_colours.min")}
 """Keys in the help of `run retry=true`, and of the plug-in in docs/extending.md."""
