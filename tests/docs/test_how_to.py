@@ -1,13 +1,16 @@
 """The commands of the how-to pages run in order, with tars of drawn scenes and the miniature models."""
 
+import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from hypergrit.__main__ import main
 from tests.docs.test_commands import COMMAND
+from trainer import Model
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = {"run", "rewrite", "takedown"}
@@ -49,3 +52,15 @@ def test_the_commands_of_a_page_run(page: str, tars: Path, finished: Path, tmp_p
             continue
         extra = ["ray.runner=local"] if verb in LOCAL else QUICK if verb == "train" else []
         assert main([verb, *(adapted(word, tars, tmp_path) for word in words), *extra]) == 0, (verb, words)
+
+
+def test_a_model_is_published_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = (ROOT / "docs" / "publish.md").read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    pushed: dict[str, Any] = {}
+    monkeypatch.setattr(Model, "push_to_hub", lambda self, name, **options: pushed.update({name: options}) or name)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(ROOT / "tests" / "trainer" / "finished_run", tmp_path / "out" / "hycoclip")
+    exec(code, {})
+    assert pushed == {"OWNER/NAME": {"private": True, "license": "apache-2.0"}}
+    assert "apache-2.0" in (tmp_path / "out" / "published" / "README.md").read_text(encoding="utf-8")
