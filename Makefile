@@ -7,7 +7,7 @@ LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models train-demo hierarchy notebook paper test test-rest test-all figures soak lint lock clean
+.PHONY: install demo demo-models train-demo hierarchy notebook paper test test-rest test-all figures site soak lint lock clean
 
 install: .venv/.installed
 
@@ -58,6 +58,16 @@ paper: install
 figures: install
 	$(BIN)/python -m docs.figures $(NAMES)
 
+# Builds the site of docs/ to out/site, with the packages of docs/requirements.lock in .venv-site. Serve it with
+# python -m http.server -d out/site: its search needs a server.
+site: .venv-site/.installed
+	NO_MKDOCS_2_WARNING=1 .venv-site/bin/python -m mkdocs build --strict
+
+.venv-site/.installed: docs/requirements.lock
+	@test -x .venv-site/bin/python || $(PYTHON) -m venv .venv-site
+	@.venv-site/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r $<
+	@touch $@
+
 lint: install
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -78,10 +88,12 @@ soak: install
 	$(BIN)/python -m pytest --soak $(ARGS)
 
 # Writes requirements.lock, with the versions and hashes of all dependencies, and the part of it that the Docker image has.
-COMPILE := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet pyproject.toml
+COMPILE_ANY := $(BIN)/uv pip compile --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-header --quiet
+COMPILE := $(COMPILE_ANY) pyproject.toml
 lock: install
 	$(COMPILE) --all-extras -o requirements.lock
 	$(COMPILE) --extra demo --extra language --extra models --extra robots --extra s3 --extra train --constraint requirements.lock -o docker/requirements.lock
+	$(COMPILE_ANY) --group docs -o docs/requirements.lock
 
 clean:
-	rm -rf .venv out
+	rm -rf .venv .venv-site out

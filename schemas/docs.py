@@ -136,8 +136,8 @@ def type_name(type_: pa.DataType) -> str:
 
 
 def link(name: str) -> str:
-    """Return a link to the section with this title."""
-    return f"[{name}](#{name.lower()})"
+    """Return a link to the section with this title; that of the manifest also names its file."""
+    return f"[{name}](#{'manifest-_manifests00000json' if name == 'Manifest' else name.lower()})"
 
 
 def field_table(fields: Iterable[pa.Field]) -> str:

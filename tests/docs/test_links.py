@@ -64,3 +64,20 @@ def test_layout_names_every_folder_of_the_tree_and_of_the_trainer() -> None:
     packages = [path.parent for path in (ROOT / "trainer").glob("*/__init__.py")]
     folders = {"schemas", "hypergrit", "hypergrit_common", "pipeline", "trainer", "demo", "jobs", "benchmarks", "tests"}
     assert not {name for name in folders | {path.name for path in packages} if f"{name}/" not in layout}
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that GitHub gives to the headings of a document."""
+    text = re.sub(r"^```.*?^```", "", document.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", re.sub(LINK, "", title).lower()).strip().replace(" ", "-") for title in titles}
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_every_section_that_a_link_names_exists(document: Path) -> None:
+    links = re.findall(r"\]\(([^):#\s]*\.md|)#([^)\s]+)\)", document.read_text(encoding="utf-8"))
+    assert not [
+        (name, section)
+        for name, section in links
+        if section not in anchors(document.parent / name if name else document)
+    ]
