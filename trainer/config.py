@@ -50,6 +50,9 @@ class SaveConfig:
     keep: int = 3
     # checkpoints of steps divisible by this number are kept for good; null: none
     keep_every: int | None = None
+    # with parallel.strategy=fsdp, each process writes its own shards: no process holds all of them. Any number of
+    # processes resumes, with or without this option. The output is a folder that all machines share, not a URL
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         check_range(self, "every", "keep", "keep_every", least=1)
@@ -158,6 +161,13 @@ class TrainConfig:
             raise UserError(
                 "compile_strategy=towers cannot be combined with checkpoint_activations or parallel.strategy=fsdp, which "
                 "work on blocks; use compile_strategy=blocks"
+            )
+        if self.save.sharded and self.parallel.strategy == "ddp":
+            raise UserError("save.sharded=true needs parallel.strategy=fsdp: with ddp, each process holds all weights")
+        if self.save.sharded and "://" in self.output:
+            raise UserError(
+                f"save.sharded=true cannot write to the URL output={self.output}, to which one process uploads; give a "
+                "folder that all machines share, or save.sharded=false"
             )
         if self.optim.name != ADAMW and self.parallel.strategy == "fsdp":
             raise UserError(f"optim.name={self.optim.name} cannot be combined with parallel.strategy=fsdp; use ddp")
