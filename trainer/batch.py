@@ -52,6 +52,7 @@ class Batch:
     box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
     box_equal: Tensor | None = None  # [m] True for a phrase with the tokens of its caption
     counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # `owned` of every rank; empty: not known yet
+    announced: Tensor | None = None  # [s ranks] the s numbers `owned` of this rank in the batch after the next
     keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
     syntax: Syntax | None = None  # parses of the b captions
     more: Mapping[str, Stream] = field(default_factory=dict)  # images or token ids of further streams, by name

@@ -106,9 +106,10 @@ class TrainConfig:
     # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: on a GPU bf16 if it computes in it,
     # else fp16 (with fsdp fp32); on a CPU fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
-    # also keep the residual streams of the towers, and the activations that the backward pass needs, in bf16: less memory
-    # and a faster GPU, small changes of the loss (docs/training.md); weights and optimizer stay in fp32; needs bf16
-    bf16_residuals: bool = runtime(False)
+    # also keep the weights of the towers' blocks, the residual streams, and the activations that the backward pass needs in
+    # bf16: less memory and a faster GPU, small changes of the loss (docs/training.md). The optimizer updates fp32 weights,
+    # of which each step takes copies; checkpoints and model/ hold those. Needs precision=bf16
+    bf16_parameters: bool = runtime(False)
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # random seed of the initial weights and of random numbers in the model, such as dropout; see also data.seed

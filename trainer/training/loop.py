@@ -296,6 +296,7 @@ def report(session: Session, step: PendingStep) -> bool:
     Raises UserError if they are not finite, or if the last checkpoint could not be written. Collective.
     """
     run, values = session.run, step.read(session.writer.close)
+    session.copies.note(step.announced())
     is_stopping = values.pop("stop") > 0
     if values.pop("failed") > 0:
         session.writer.wait()

@@ -225,7 +225,10 @@ def needs(
     saved = sum(p.nbytes for p in model.parameters()) + (3 if config.optim.ema else 2) * trained
     copies = SHARD_COPIES * saved / process.world_size if config.save.sharded else saved / ranks
     host = {
-        "loader processes": data.n_workers * (LOADER_BYTES + batch) + 3 * batch + queued,
+        # Of several processes, each holds two more batches, whose numbers of rows it announces.
+        "loader processes": data.n_workers * (LOADER_BYTES + batch)
+        + (5 if process.world_size > 1 else 3) * batch
+        + queued,
         "checkpoint": copies if process.is_main or config.save.sharded else 0.0,
     }
     host_free = shm_free = None
