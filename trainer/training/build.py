@@ -88,6 +88,7 @@ def build(config: TrainConfig, process: Process) -> Run:
     add_lora(model, config.lora)
     check_patterns(model, config.optim)
     freeze_for_good(model, config.optim)
+    check_packing(config, model, process.device, precision)
     dtype = torch_dtype(precision)
     if config.bf16_parameters:
         if precision != "bf16":
@@ -283,6 +284,22 @@ def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
             f"{config.model.image.name} has batch norms, which must process each full batch exactly once; remove this "
             "setting, or set model.image.kwargs={norm_groups: 8} or model.image.frozen=true"
         )
+
+
+def check_packing(config: TrainConfig, model: DualEncoder, device: torch.device, precision: str) -> None:
+    """Raise UserError if texts are to be packed, and the run cannot do so."""
+    text = config.model.text
+    needs = {
+        "a GPU, as varlen attention does": device.type == "cuda",
+        "precision=bf16 or fp16": precision != "fp32",
+        "shards, not data.features": not config.data.features,
+        "the papers' text transformer, without noise": text.name is None and not text.embedding_noise,
+        "micro_batch_size=null": config.micro_batch_size is None,
+        "a model that reads no words of captions": "parse" not in model.needs,
+    }
+    missing = next((need for need, holds in needs.items() if not holds), None)
+    if config.data.pack_texts and missing:
+        raise UserError(f"data.pack_texts=true needs {missing}; set data.pack_texts=false")
 
 
 def build_tokenizer(config: TrainConfig) -> TextTokenizer:
