@@ -59,6 +59,7 @@ def four_steps(rank: int, config: TrainConfig, folder: str) -> None:
                     setattr(dist, name, recorded(name))
             batch = copies.take()
             assert bool(batch.owned) == (config.model_name == "uncha")
+            assert torch._dynamo.config.optimize_ddp == (config.parallel.strategy == "fsdp")  # DDP leaves graphs whole
             if batch.owned:
                 own = {name: counts[rank] for name, counts in batch.counts.items()}
                 assert own == batch.owned
