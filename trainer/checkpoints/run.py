@@ -177,10 +177,10 @@ def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in a single process
             checkpoint.load(dict(targets), storage_reader=reader)
-    except checkpoint.CheckpointException as error:
-        raise UserError(f"the tensors of {shown} cannot be read ({first_cause(error)}); {removal(shown)}") from None
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"the tensors of {shown} cannot be read ({error}); {removal(shown)}") from None
+    except (checkpoint.CheckpointException, SafetensorError, OSError) as error:
+        cause = first_cause(error) if isinstance(error, checkpoint.CheckpointException) else error
+        name = TENSORS if (path / TENSORS).exists() else "shard-*.safetensors"
+        raise UserError(f"{shown}/{name} cannot be read ({cause}); {removal(shown)}") from None
     for parameter, state in optimizer.state.items():  # numbers that are no tensors
         optimizer.state[parameter] = {
             key: value.item() if value.dtype == torch.int64 else value for key, value in state.items()
