@@ -69,7 +69,7 @@ class CheckpointWriter:
     ) -> None:
         self.folder, self.keep, self.process, self.keep_every = folder, keep, process, keep_every
         # The threads of the ranks exchange messages of their own while the steps do.
-        self.group = dist.new_group(backend="gloo") if sharded and process.world_size > 1 else None
+        self.group: Any = dist.new_group(backend="gloo") if sharded and process.world_size > 1 else None
         self.thread: threading.Thread | None = None
         self.step = -1  # of the last checkpoint
         self.buffer = torch.empty(0, dtype=torch.uint8)  # of the host, used again: pinned memory takes seconds
