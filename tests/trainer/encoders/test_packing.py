@@ -11,6 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from hypergrit_common.errors import UserError
+from tests.devices import GPU
 from tests.trainer.small_run import run, small_config, small_run
 from tests.trainer.training.test_loop import read_metrics
 from trainer.data.batch_builder import places_of
@@ -65,6 +66,20 @@ def test_the_kernel_takes_the_arguments_of_a_tower_on_a_gpu() -> None:
     finally:
         torch.set_default_dtype(torch.float32)
     assert (tuple(found.shape), found.dtype, found.device.type) == ((4, 32), torch.bfloat16, "cuda")
+
+
+@pytest.mark.parametrize("device", [GPU])
+def test_packed_texts_have_the_features_of_padded_ones_on_a_gpu(device: str) -> None:
+    tower, ids = encoder().to(device), pad(TEXTS).to(device)
+    packed = places_of(TEXTS, ids.shape[1]).to(device)
+    with torch.autocast(device, torch.bfloat16):
+        padded, found = tower(ids), tower(ids, None, packed)
+    torch.testing.assert_close(found, padded, rtol=0, atol=0.1)
+    assert torch.cosine_similarity(found, padded).min() > 0.999
+    weights = torch.randn_like(padded)
+    gradients = [torch.autograd.grad((out * weights).sum(), list(tower.parameters())) for out in (padded, found)]
+    expected, gradient = (torch.cat([part.flatten() for part in parts]) for parts in gradients)
+    assert torch.cosine_similarity(gradient, expected, dim=0) > 0.999
 
 
 @pytest.mark.parametrize("boxes", ["random", "all"])
