@@ -49,9 +49,12 @@ class Batch:
     token_ids: Tensor  # [b l]
     box_images: Tensor | None = None  # [m 3 h w]
     box_token_ids: Tensor | None = None  # [m l']
+    packed: Tensor | None = None  # [t] places in the flat `token_ids` of the tokens, without padding; None: not packed
+    box_packed: Tensor | None = None  # [t'] the same of `box_token_ids`
     box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
     box_equal: Tensor | None = None  # [m] True for a phrase with the tokens of its caption
     counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # `owned` of every rank; empty: not known yet
+    announced: Tensor | None = None  # [s ranks] the s numbers `owned` of this rank in the batch after the next
     keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
     syntax: Syntax | None = None  # parses of the b captions
     more: Mapping[str, Stream] = field(default_factory=dict)  # images or token ids of further streams, by name

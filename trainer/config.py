@@ -50,6 +50,9 @@ class SaveConfig:
     keep: int = 3
     # checkpoints of steps divisible by this number are kept for good; null: none
     keep_every: int | None = None
+    # with parallel.strategy=fsdp, each process writes its own shards: no process holds all of them. Any number of
+    # processes resumes, with or without this option. The output is a folder that all machines share, not a URL
+    sharded: bool = False
 
     def __post_init__(self) -> None:
         check_range(self, "every", "keep", "keep_every", least=1)
@@ -103,9 +106,10 @@ class TrainConfig:
     # number format of the towers: auto, fp32, bf16, or fp16 as in the papers; auto: on a GPU bf16 if it computes in it,
     # else fp16 (with fsdp fp32); on a CPU fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
-    # also keep the residual streams of the towers, and the activations that the backward pass needs, in bf16: less memory
-    # and a faster GPU, small changes of the loss (docs/training.md); weights and optimizer stay in fp32; needs bf16
-    bf16_residuals: bool = runtime(False)
+    # also keep the weights of the towers' blocks, the residual streams, and the activations that the backward pass needs in
+    # bf16: less memory and a faster GPU, small changes of the loss (docs/training.md). The optimizer updates fp32 weights,
+    # of which each step takes copies; checkpoints and model/ hold those. Needs precision=bf16
+    bf16_parameters: bool = runtime(False)
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # random seed of the initial weights and of random numbers in the model, such as dropout; see also data.seed
@@ -158,6 +162,13 @@ class TrainConfig:
             raise UserError(
                 "compile_strategy=towers cannot be combined with checkpoint_activations or parallel.strategy=fsdp, which "
                 "work on blocks; use compile_strategy=blocks"
+            )
+        if self.save.sharded and self.parallel.strategy == "ddp":
+            raise UserError("save.sharded=true needs parallel.strategy=fsdp: with ddp, each process holds all weights")
+        if self.save.sharded and "://" in self.output:
+            raise UserError(
+                f"save.sharded=true cannot write to the URL output={self.output}, to which one process uploads; give a "
+                "folder that all machines share, or save.sharded=false"
             )
         if self.optim.name != ADAMW and self.parallel.strategy == "fsdp":
             raise UserError(f"optim.name={self.optim.name} cannot be combined with parallel.strategy=fsdp; use ddp")

@@ -50,11 +50,11 @@ def no_waiting(device: str) -> Iterator[None]:
 
 
 @ON_DEVICES
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16 bf16_parameters=true"])
 @pytest.mark.parametrize("name", ["hycoclip", "phyclip"])
 def test_steps_are_queued_without_waiting_and_learn(tmp_path: Path, name: str, precision: str, device: str) -> None:
     factors = ["model.factor_dim=8"] if name == "phyclip" else []
-    others = (f"model_name={name}", f"precision={precision}", *factors, "lr=0.003")
+    others = (f"model_name={name}", *f"precision={precision}".split(), *factors, "lr=0.003")
     trained = small_run(tmp_path / "run", *others, process=Process(device=torch.device(device)))
     batch = next(iter(trained.loader)).to(device)
     update(trained, batch)  # loads the kernels

@@ -2,8 +2,9 @@
 
     checkpoints/step_00001000/
         state.safetensors   model/NAME, average/NAME for the moving average of parameter NAME if the run has one, and
-                            optimizer/KEY/NAME for the optimizer's state of parameter NAME
-        state.json          step, configuration, state of the gradient scaler, number of ranks
+                            optimizer/KEY/NAME for the optimizer's state of parameter NAME; with save.sharded, instead,
+                            a file shard-*.safetensors of each rank, whose header has the places of its shards
+        state.json          step, configuration, state of the gradient scaler, number of ranks, names of these files
         rank_00000.json     for each rank: state of the random number generators and of the data loader
 
 `trainer.checkpoints.writer` writes a draft folder, which is renamed once all files are on the disk. A folder named
@@ -13,22 +14,24 @@ step_* therefore never holds a partly written checkpoint.
 import base64
 import logging
 import random
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch import Tensor
+from torch.distributed import checkpoint
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.optim import AdamW
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
 from trainer.checkpoints.folder import MARK
-from trainer.distributed.process import Process, copy_sharded
+from trainer.distributed.process import Process
 from trainer.models.dual_encoder import DualEncoder
 from trainer.optim.optimizer import Average
 
@@ -126,6 +129,8 @@ def restore_checkpoint(
     same_ranks = state["ranks"] == process.world_size
     # The loader has the same position on all ranks, so any file serves if the number of ranks has changed.
     rank_state = read_json(rank_file(path, process.rank if same_ranks else 0), shown)
+    if missing := [name for name in state.get("files", ()) if not (path / name).is_file()]:
+        raise UserError(f"{shown} lacks its file {missing[0]}; {removal(shown)}")
     load_tensors(path, training, shown)
     training.scaler.load_state_dict(state["scaler"])
     if same_ranks:
@@ -153,48 +158,59 @@ def check_unchanged(shown: str, differences: list[str]) -> None:
 
 
 def load_tensors(path: Path, training: TrainingState, shown: str) -> None:
-    """Copy the tensors of a checkpoint into model and optimizer. Raises UserError if one is missing or does not fit."""
+    """Copy the tensors of a checkpoint into model and optimizer, of a sharded model only the shards of this rank.
+
+    Raises UserError if one is missing or does not fit. Collective.
+    """
     targets = {f"model/{name}": value for name, value in training.model.state_dict().items()}
     targets |= {f"average/{name}": value for name, value in training.average.values.items()}
-    parameters = dict(training.model.named_parameters())
+    parameters, optimizer = dict(training.model.named_parameters()), training.optimizer
     try:
-        with safe_open(path / TENSORS, framework="pt") as file:
-            names = set(file.keys())
-            for name in sorted(names):
-                if name.startswith("optimizer/"):
-                    _, key, owner = name.split("/", 2)
-                    if owner in parameters and (key in ADAM_KEYS or not isinstance(training.optimizer, AdamW)):
-                        read = partial(file.get_tensor, name)
-                        targets[name] = new_state(training.optimizer, parameters[owner], key, read)
-            if unmatched := sorted(names ^ targets.keys()):
-                side = "the checkpoint" if unmatched[0] in names else "the model"
-                raise UserError(
-                    f"{shown} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}; restore the "
-                    "settings of the checkpoint, or give another output="
-                )
-            for name, target in targets.items():
-                value = file.get_tensor(name)
-                if value.shape != target.shape:
-                    raise UserError(
-                        f"{shown} does not fit this model: {name} is {list(value.shape)}, not {list(target.shape)}; "
-                        "restore the settings of the checkpoint, or give another output="
-                    )
-                copy_sharded(target, value)
-    except (SafetensorError, OSError) as error:
-        raise UserError(f"{shown}/{TENSORS} cannot be read ({error}); {removal(shown)}") from None
+        reader = HuggingFaceStorageReader(str(path))
+        saved: dict[str, Any] = reader.read_metadata().state_dict_metadata
+        for name in sorted(saved):
+            if name.startswith("optimizer/"):
+                _, key, owner = name.split("/", 2)
+                if owner in parameters and (key in ADAM_KEYS or not isinstance(optimizer, AdamW)):
+                    targets[name] = new_state(optimizer, parameters[owner], key, saved[name])
+        check_fit(saved, targets, shown)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")  # in a single process
+            checkpoint.load(dict(targets), storage_reader=reader)
+    except (checkpoint.CheckpointException, SafetensorError, OSError) as error:
+        cause = first_cause(error) if isinstance(error, checkpoint.CheckpointException) else error
+        name = TENSORS if (path / TENSORS).exists() else "shard-*.safetensors"
+        raise UserError(f"{shown}/{name} cannot be read ({cause}); {removal(shown)}") from None
+    for parameter, state in optimizer.state.items():  # numbers that are no tensors
+        optimizer.state[parameter] = {
+            key: value.item() if value.dtype == torch.int64 else value for key, value in state.items()
+        }
 
 
-def new_state(
-    optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, read: Callable[[], Tensor]
-) -> Tensor:
-    """Allocate the entry `key` of the state of a parameter. `read` returns the saved value."""
+def check_fit(saved: dict[str, Any], targets: dict[str, Tensor], shown: str) -> None:
+    """Raise UserError unless a checkpoint has the tensors of `targets` in their shapes. `saved` are its descriptions."""
+    fix = "restore the settings of the checkpoint, or give another output="
+    if unmatched := sorted(saved.keys() ^ targets.keys()):
+        side = "the checkpoint" if unmatched[0] in saved else "the model"
+        raise UserError(f"{shown} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}; {fix}")
+    for name, target in targets.items():
+        if (size := saved[name].size) != target.shape:
+            raise UserError(f"{shown} does not fit this model: {name} is {list(size)}, not {list(target.shape)}; {fix}")
+
+
+def first_cause(error: checkpoint.CheckpointException) -> BaseException:
+    """The error of the first rank that failed to read or write its part of a checkpoint."""
+    return error.failures[min(error.failures)][0]
+
+
+def new_state(optimizer: torch.optim.Optimizer, parameter: torch.nn.Parameter, key: str, saved: Any) -> Tensor:
+    """Allocate the entry `key` of the state of a parameter. `saved` describes the saved value."""
     if isinstance(optimizer, AdamW):  # the fused one keeps its step counter on the device of the parameter
         value = torch.zeros((), device=parameter.device) if key == "step" else torch.zeros_like(parameter)
-        optimizer.state[parameter][key] = value
     else:  # others keep it on the host, and numbers that are no tensors as int64
-        saved = read()
-        value = torch.zeros_like(saved, device="cpu" if key == "step" else parameter.device)
-        optimizer.state[parameter][key] = saved.item() if saved.dtype == torch.int64 else value
+        device = "cpu" if key == "step" else parameter.device
+        value = torch.zeros(saved.size, dtype=saved.properties.dtype, device=device)
+    optimizer.state[parameter][key] = value
     return value
 
 

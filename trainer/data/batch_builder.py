@@ -127,7 +127,8 @@ class BatchBuilder:
         report.counts["samples"] += len(samples)
         report.counts["equal_phrases"] += sum(rows.box_equal)
         fields = self.collate(rows)
-        padded = [ids for name, ids in fields.items() if name.endswith("token_ids")]
+        ends = "packed" if self.config.pack_texts else "token_ids"
+        padded = [ids for name, ids in fields.items() if name.endswith(ends)]
         padded += [stream.rows for stream in fields.get("more", {}).values()]
         report.counts["token_places"] += sum(map(Tensor.numel, padded))
         report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids, *rows.level_ids, *rows.query_ids)))
@@ -262,6 +263,12 @@ class BatchBuilder:
             batch["box_equal"] = torch.tensor(rows.box_equal)
             if self.config.boxes == "all":
                 batch["box_owner"] = torch.tensor(rows.box_owner)
+        if self.config.pack_texts:
+            batch |= {
+                name.replace("token_ids", "packed"): places_of(ids, batch[name].shape[1])
+                for name, ids in (("token_ids", rows.ids), ("box_token_ids", rows.box_ids))
+                if name in batch
+            }
         if "parse" in self.needs:
             batch["syntax"] = collate_trees(rows.trees, batch["token_ids"].shape[1])
         if "levels" in self.needs:
@@ -279,6 +286,12 @@ class BatchBuilder:
         owner, parent, weight = torch.tensor(rows.queries, dtype=torch.float64).view(-1, 3).unbind(1)
         most = max(Counter(row for row, *_ in rows.queries).values(), default=0)
         return Stream(ids, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())
+
+
+def places_of(ids: Sequence[Sequence[int]], length: int) -> Tensor:
+    """The places [t] of the tokens of texts in their padded rows of `length` tokens, one row after the other."""
+    ends = torch.tensor([len(row) for row in ids], dtype=torch.int64)
+    return (torch.arange(length) < ends[:, None]).flatten().nonzero()[:, 0]
 
 
 def label_number(depth: int, label: str) -> int:

@@ -76,6 +76,9 @@ class DataConfig:
     prefetch: int = runtime(2)
     # texts are padded to a multiple of so many tokens, so that their lengths take few values; null: 16 on a GPU, else 1
     text_multiple: int | None = runtime(None)
+    # compute captions and phrases without padding, as one sequence (varlen attention): the papers' text transformer, on a
+    # GPU in bf16 or fp16
+    pack_texts: bool = runtime(False)
     # smallest and largest area of a random crop, as fractions of the image's area
     crop_scale: tuple[float, float] = (0.5, 1.0)
     # smallest and largest width of a random crop, as multiples of its height

@@ -87,25 +87,15 @@ def gather(features: Tensor, counts: list[int]) -> Tensor:
     return features if world_size() == 1 else gather_streams([features], [counts])[0]
 
 
-def counts_of_ranks(n: int) -> list[int]:
-    """Return the `n` of every rank, in rank order. Collective, on the host: it does not wait for a GPU."""
-    return list(ask_counts([n])()[0])
-
-
 @torch.compiler.disable
-def ask_counts(numbers: Sequence[int]) -> Callable[[], list[tuple[int, ...]]]:
-    """Begin `counts_of_ranks` for several numbers, and return a function that waits for the results. Collective."""
+def counts_of_ranks(numbers: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return each of the numbers on every rank, in rank order. Collective, on the host: it does not wait for a GPU."""
     if world_size() == 1 or not numbers:
-        return lambda: [(n,) for n in numbers]
+        return [(n,) for n in numbers]
     counts = torch.zeros(len(numbers), world_size(), dtype=torch.int64)
     counts[:, rank()] = torch.tensor(numbers)
-    work = dist.all_reduce(counts, async_op=True)
-
-    def wait() -> list[tuple[int, ...]]:
-        work.wait()
-        return [tuple(map(int, row)) for row in counts.tolist()]
-
-    return wait
+    dist.all_reduce(counts)
+    return [tuple(map(int, row)) for row in counts.tolist()]
 
 
 def all_ranks(value: T) -> list[T]:

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
@@ -240,14 +240,6 @@ def clip_gradients(parameters: Iterable[nn.Parameter], norm: Tensor, max_norm: f
 def full_tensor(value: Tensor) -> Tensor:
     """Gather a sharded parameter or optimizer state; other tensors are returned unchanged. Collective."""
     return value.full_tensor() if isinstance(value, DTensor) else value
-
-
-@torch.no_grad()
-def copy_sharded(target: Tensor, value: Tensor) -> None:
-    """Copy the full tensor `value` into `target`, of which this rank may hold a shard."""
-    if isinstance(target, DTensor):
-        value = distribute_tensor(value.to(target.device), target.device_mesh, target.placements, src_data_rank=None)
-    target.copy_(value)
 
 
 # Signals that ask the processes of a run to stop.

@@ -6,11 +6,12 @@ Shapes: b texts, l tokens, w width. Parameter names are those of the released ch
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 
 from trainer.encoders.config import TextConfig
 
@@ -56,9 +57,14 @@ class Attention(nn.Module):
         self.out_proj = nn.Linear(width, width)
         nn.init.zeros_(self.out_proj.bias)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, starts: Tensor | None = None, longest: int = 0) -> Tensor:
+        """Mix tokens [b l w], or those of texts that follow each other [1 t w]; text i is starts[i] to starts[i + 1]."""
         b, length, w = x.shape
         qkv = F.linear(x, self.in_proj_weight, self.in_proj_bias)
+        if starts is not None:
+            q, k, v = qkv.view(length, 3, self.heads, w // self.heads).unbind(1)
+            packed = varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0))
+            return self.out_proj(cast(Tensor, packed).view(b, length, w))
         q, k, v = qkv.view(b, length, 3, self.heads, w // self.heads).permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return self.out_proj(mixed.transpose(1, 2).reshape(b, length, w))
@@ -76,10 +82,15 @@ class Block(nn.Module):
         )
         self.ln_2 = nn.LayerNorm(width)
 
-    def forward(self, x: Tensor, return_attention: bool = False) -> Tensor | tuple[Tensor, Tensor, Tensor]:
-        """Return the output [b l w]; with `return_attention`, also the input and the output of the attention."""
+    def forward(
+        self, x: Tensor, return_attention: bool = False, starts: Tensor | None = None, longest: int = 0
+    ) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+        """Return the output [b l w]; with `return_attention`, also the input and the output of the attention.
+
+        `starts` and `longest` as in `Attention`.
+        """
         normed = self.ln_1(x)
-        mixed = self.attn(normed)
+        mixed = self.attn(normed, starts, longest)
         x = x + mixed
         x = x + self.mlp(self.ln_2(x))
         return (x, normed, mixed) if return_attention else x
@@ -180,6 +191,20 @@ class TextEncoder(TextTower):
             if parameter.ndim > 1:
                 kind = next((kind for kind in stds if name.endswith(kind)), None)
                 nn.init.normal_(parameter, std=stds[kind] if kind else residual_std)
+
+    def forward(
+        self, token_ids: Tensor, source: StateSource | None = None, packed: Tensor | None = None
+    ) -> Tensor | TokenStates:
+        """As in `TextTower`; with the places `packed` [t] of the tokens, the features are computed without padding."""
+        if packed is None:
+            return super().forward(token_ids, source)
+        b, length = token_ids.shape
+        rows = torch.arange(b + 1, device=packed.device)
+        starts = torch.searchsorted(packed // length, rows, out_int32=True)
+        x = (self.token_embed(token_ids.flatten()[packed]) + self.posit_embed[packed % length])[None]
+        for block in self.resblocks:
+            x = block(x, False, starts, length)
+        return self.ln_final(x)[0, starts[1:] - 1]
 
     def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
         return final[torch.arange(final.shape[0], device=final.device), token_ids.argmax(dim=1)]

@@ -229,9 +229,10 @@ class DualEncoder(nn.Module, ABC):
         pixels = images if images.is_floating_point() else to_pixels(images)
         return to_autocast((pixels - self.pixel_mean) / self.pixel_std)
 
-    def text_features(self, token_ids: Tensor) -> Tensor:
-        """Projected features [b d] of token ids [b l], before the lift."""
-        features: Tensor = self.textual_proj(self.textual(token_ids))
+    def text_features(self, token_ids: Tensor, packed: Tensor | None = None) -> Tensor:
+        """Projected features [b d] of token ids [b l], before the lift. `packed` as in `Batch`."""
+        arguments = () if packed is None or not len(packed) else (None, packed)
+        features: Tensor = self.textual_proj(self.textual(token_ids, *arguments))
         return features
 
     def encode_image(self, images: Tensor) -> Tensor:
@@ -270,7 +271,7 @@ class DualEncoder(nn.Module, ABC):
         if batch.images.dtype == torch.float16:  # features, which autocast to bf16 refuses to join
             pixels = [part.float() for part in pixels]
         images = self.image_features(torch.cat(pixels))
-        box_text = self.text_features(batch.box_token_ids)
+        box_text = self.text_features(batch.box_token_ids, batch.box_packed)
         if self.config.boxes_as_pairs:
             if len(batch.box_images) != len(batch.images):  # `gather` needs the same number of rows on each rank
                 raise ValueError(
@@ -296,7 +297,7 @@ class DualEncoder(nn.Module, ABC):
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
         """Features of the captions, by field of `Pairs`."""
-        return {"text": self.text_features(batch.token_ids)}
+        return {"text": self.text_features(batch.token_ids, batch.packed)}
 
     def scale(self, temperature: str) -> Tensor:
         """The inverse [] of a temperature, named by its parameter."""

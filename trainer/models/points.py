@@ -96,7 +96,7 @@ class Points:
             return [len(rows)] * world_size()
         key = next(key for key, stream in self.streams.items() if stream.owner is owner)
         known = self.pairs.counts.get(key)
-        return list(known) if known else self.once(("counts", key), lambda: counts_of_ranks(len(rows)))
+        return list(known) if known else self.once(("counts", key), lambda: list(counts_of_ranks([len(rows)])[0]))
 
     def share(self, name: str) -> float:
         """Weight of this rank's mean over the rows of a stream: with it, gradients averaged over the ranks are those of

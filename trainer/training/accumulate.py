@@ -36,7 +36,7 @@ def checkpoint_chunks(
     """
     if not torch.is_grad_enabled():
         return function(rows, *arguments)
-    n_rows = max(counts_of_ranks(len(rows))) if same_on_all_ranks else len(rows)
+    n_rows = max(counts_of_ranks([len(rows)])[0]) if same_on_all_ranks else len(rows)
     n_chunks = -(-n_rows // chunk_size)
     if n_chunks <= 1:
         return function(rows, *arguments)

@@ -5,6 +5,8 @@ import logging
 import os
 import shutil
 import sysconfig
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -12,6 +14,7 @@ from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hypergrit_common.devices import resolve_precision, torch_dtype
@@ -85,10 +88,11 @@ def build(config: TrainConfig, process: Process) -> Run:
     add_lora(model, config.lora)
     check_patterns(model, config.optim)
     freeze_for_good(model, config.optim)
+    check_packing(config, model, process.device, precision)
     dtype = torch_dtype(precision)
-    if config.bf16_residuals:
+    if config.bf16_parameters:
         if precision != "bf16":
-            raise UserError(f"bf16_residuals=true needs precision=bf16, but the precision of this run is {precision}")
+            raise UserError(f"bf16_parameters=true needs precision=bf16, but the precision of this run is {precision}")
         keep_residuals_in_bf16(model)
     check_memory(config, model, process, torch.autocast(process.device.type, dtype, enabled=precision != "fp32"))
     multiple = config.data.text_multiple or (TEXT_MULTIPLE if process.device.type == "cuda" else 1)
@@ -172,6 +176,28 @@ def keep_residuals_in_bf16(model: DualEncoder) -> None:
     """
     for block in tower_blocks(model):
         block.register_forward_pre_hook(lambda _, inputs: (inputs[0].to(torch.bfloat16), *inputs[1:]))
+
+
+@contextmanager
+def bf16_weights(model: DualEncoder) -> Iterator[None]:
+    """Give the blocks of the towers bf16 copies of their weights; gradients reach the fp32 ones, and DDP sums them in fp32.
+
+    The backward pass belongs inside, because it may compute a block again. FSDP makes such copies itself.
+    """
+    owned = [
+        (module, name, value)
+        for block in tower_blocks(model)
+        for module in block.modules()
+        for name, value in module.named_parameters(recurse=False)
+        if not isinstance(value, DTensor)
+    ]
+    for module, name, value in owned:
+        module._parameters[name] = value.to(torch.bfloat16)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for module, name, value in owned:
+            module._parameters[name] = value
 
 
 def missing_for_compilation(device: torch.device) -> str:
@@ -258,6 +284,22 @@ def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
             f"{config.model.image.name} has batch norms, which must process each full batch exactly once; remove this "
             "setting, or set model.image.kwargs={norm_groups: 8} or model.image.frozen=true"
         )
+
+
+def check_packing(config: TrainConfig, model: DualEncoder, device: torch.device, precision: str) -> None:
+    """Raise UserError if texts are to be packed, and the run cannot do so."""
+    text = config.model.text
+    needs = {
+        "a GPU, as varlen attention does": device.type == "cuda",
+        "precision=bf16 or fp16": precision != "fp32",
+        "shards, not data.features": not config.data.features,
+        "the papers' text transformer, without noise": text.name is None and not text.embedding_noise,
+        "micro_batch_size=null": config.micro_batch_size is None,
+        "a model that reads no words of captions": "parse" not in model.needs,
+    }
+    missing = next((need for need, holds in needs.items() if not holds), None)
+    if config.data.pack_texts and missing:
+        raise UserError(f"data.pack_texts=true needs {missing}; set data.pack_texts=false")
 
 
 def build_tokenizer(config: TrainConfig) -> TextTokenizer:

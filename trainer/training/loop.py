@@ -170,7 +170,8 @@ def run_loop(run: Run) -> None:
     config, is_main = run.config, run.process.is_main
     steps, plain = config.optim.steps, as_dict(config)
     metrics = Metrics(run.folder.path, config.log, plain, step=run.step, steps=steps) if is_main else None
-    writer = CheckpointWriter(run.folder, config.save.keep, run.process, config.save.keep_every)
+    save = config.save
+    writer = CheckpointWriter(run.folder, save.keep, run.process, save.keep_every, sharded=save.sharded)
     try:
         with stop_signals() as request, Progress(run.step, steps, is_main) as progress:
             session = Session(
@@ -295,6 +296,7 @@ def report(session: Session, step: PendingStep) -> bool:
     Raises UserError if they are not finite, or if the last checkpoint could not be written. Collective.
     """
     run, values = session.run, step.read(session.writer.close)
+    session.copies.note(step.announced())
     is_stopping = values.pop("stop") > 0
     if values.pop("failed") > 0:
         session.writer.wait()

@@ -40,6 +40,8 @@ LOADER_BYTES: Final = 120e6
 """Memory of a loader process of its own, beside its batches."""
 PHRASE_SHARE: Final = 0.25
 """Tokens of the longest phrase of a batch, as a share of those of a caption: few phrases are longer."""
+SHARD_COPIES: Final = 3
+"""Copies of its shards that a rank holds while it writes them: that of the step, one without gaps, and the file."""
 BOXES: Final = 3
 """Boxes of a pair, if all are used and their number has no limit."""
 SHM: Final = "/dev/shm"
@@ -226,9 +228,14 @@ def needs(
         "optimizer": state + average,
     }
     queued = data.n_workers * data.prefetch * batch
+    saved = sum(p.nbytes for p in model.parameters()) + (3 if config.optim.ema else 2) * trained
+    copies = SHARD_COPIES * saved / process.world_size if config.save.sharded else saved / ranks
     host = {
-        "loader processes": data.n_workers * (LOADER_BYTES + batch) + 3 * batch + queued,
-        "checkpoint": sum(p.nbytes for p in model.parameters()) + state + average if process.is_main else 0.0,
+        # Of several processes, each holds two more batches, whose numbers of rows it announces.
+        "loader processes": data.n_workers * (LOADER_BYTES + batch)
+        + (5 if process.world_size > 1 else 3) * batch
+        + queued,
+        "checkpoint": copies if process.is_main or config.save.sharded else 0.0,
     }
     host_free = shm_free = None
     with suppress(OSError, KeyError):

@@ -72,15 +72,18 @@ class Profile:
             self.tracer = None
 
     def _count(self, batch: Batch) -> None:
-        texts = [batch.token_ids, *([] if batch.box_token_ids is None else [batch.box_token_ids])]
+        texts = [(batch.token_ids, batch.packed)]
+        if batch.box_token_ids is not None:
+            texts.append((batch.box_token_ids, batch.box_packed))
         images = len(batch.images) + (0 if batch.box_images is None else len(batch.box_images))
         tower_flops = self._flops_of_row()
         self.pairs += len(batch.images)
         self.flops += images * tower_flops(0)
-        for ids in texts:
-            self.tokens += ids.numel()
-            self.padding += int((ids == self.run.tokenizer.pad_id).sum())
-            self.flops += len(ids) * tower_flops(ids.shape[1])
+        for ids, packed in texts:
+            places = ids.numel() if packed is None else len(packed)
+            self.tokens += places
+            self.padding += 0 if packed is not None else int((ids == self.run.tokenizer.pad_id).sum())
+            self.flops += len(ids) * tower_flops(round(places / max(len(ids), 1)))
 
     def _flops_of_row(self) -> Any:
         if not hasattr(self, "_flops"):

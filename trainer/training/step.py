@@ -5,11 +5,11 @@ that are not finite is therefore done on the device: AdamW leaves the weights un
 after it, until the host reads the values and ends the run. Other optimizers wait for the check.
 """
 
-import dataclasses
 import math
+from collections import deque
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -20,22 +20,28 @@ from hypergrit_common.errors import UserError
 from trainer.batch import Batch, Losses, Pairs
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
-from trainer.distributed.gather import all_ranks, ask_counts
+from trainer.distributed.gather import all_ranks, counts_of_ranks, rank, world_size
 from trainer.distributed.process import average, average_unsharded_gradients, clip_gradients, gradient_norm, mark_queued
 from trainer.metrics.writers import named_values
 from trainer.models.dual_encoder import DualEncoder
 from trainer.optim.config import ADAMW
 from trainer.optim.optimizer import learning_rate
-from trainer.training.build import Run
+from trainer.training.build import Run, bf16_weights
 
 # Copies of batches to the device, on a CUDA stream of their own.
+
+AHEAD: Final = 2
+"""Steps before that of a batch in which its `owned` travel: the host has then read their values, and waits for nothing."""
 
 
 class BatchCopies:
     """The batches of a loader, on the device of this process.
 
-    Call `start` once a step has been queued: the next batch is then read and copied while the device computes.
-    `state` is the loader's state after the batch that `take` has returned; the loader itself is one batch ahead.
+    Call `start` once a step has been queued: the next batch is then copied while the device computes. `state` is the
+    loader's state after the batch that `take` has returned; the loader itself is ahead of it.
+
+    Ranks need the numbers of rows of each other in streams with owners. Those of a batch travel with the values of the step
+    two before it, so that no exchange of their own is needed: pass them to `note`. So two more batches wait on the host.
     """
 
     def __init__(self, loader: Loader, device: torch.device) -> None:
@@ -43,16 +49,28 @@ class BatchCopies:
         self.batches = iter(loader)
         self.state = loader.state_dict()
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.read: deque[tuple[Batch, dict[str, Any]]] = deque()
         self.next: tuple[Batch, dict[str, Any]] | None = None
-        self.counts = ask_counts([])  # the rows of each rank in the streams of the next batch that have owners
+        self.counts: deque[list[tuple[int, ...]]] = deque([[]] * AHEAD)  # of the next batches; empty: not known
 
     def start(self) -> None:
-        """Read the next batch, and queue its copy to the device."""
-        batch = next(self.batches)
-        # Numbers of boxes differ; the ranks exchange them while the device computes.
-        self.counts = ask_counts(list(batch.owned.values()))
+        """Read a batch, and queue the copy of the next one to the device."""
+        self._read()
+        while world_size() > 1 and self.read[0][0].owned and len(self.read) <= AHEAD:
+            self._read()
+        (batch, state), announced = self.read.popleft(), None
+        if self.read:
+            announced = torch.zeros(len(batch.owned), world_size(), pin_memory=self.stream is not None)
+            announced[:, rank()] = torch.tensor(list(self.read[-1][0].owned.values()), dtype=torch.float32)
         with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-            self.next = batch.to(self.device, non_blocking=True), self.loader.state_dict()
+            self.next = replace(batch, announced=announced).to(self.device, non_blocking=True), state
+
+    def _read(self) -> None:
+        self.read.append((next(self.batches), self.loader.state_dict()))
+
+    def note(self, counts: list[tuple[int, ...]]) -> None:
+        """Take the `PendingStep.announced` of a step."""
+        self.counts.append(counts)
 
     def take(self) -> Batch:
         """Return the next batch. Operations that are queued after this call wait for its copy on the device."""
@@ -64,7 +82,10 @@ class BatchCopies:
             stream = torch.cuda.current_stream(self.device)
             stream.wait_stream(self.stream)
             batch.record_stream(stream)  # the next copy does not reuse its memory before the step has ended
-        return dataclasses.replace(batch, counts=dict(zip(batch.owned, self.counts(), strict=True)))
+        known = self.counts.popleft() if self.counts else []
+        return replace(
+            batch, counts=dict(zip(batch.owned, known or counts_of_ranks([*batch.owned.values()]), strict=True))
+        )
 
 
 # Error message for a loss or gradient that is not finite.
@@ -168,7 +189,7 @@ class PendingStep:
         """
         if self.ready is not None:
             self.ready.synchronize()
-        values = dict(zip(self.names, self.values.tolist(), strict=True)) | {"lr": self.rate}
+        values = dict(zip(self.names, self.values.tolist(), strict=False)) | {"lr": self.rate}
         run = self.run
         run.skipped = run.skipped + 1 if values.get("fp16/skipped", 0) > 0 else 0
         is_stuck = run.skipped >= min(MAX_SKIPPED, run.config.optim.steps)
@@ -180,6 +201,10 @@ class PendingStep:
             message = describe_nonfinite(run.model, self.batch, values, self.number, last)
             raise UserError(f"fp16 has skipped {run.skipped} steps in a row; {message}" if is_stuck else message)
         return values
+
+    def announced(self) -> list[tuple[int, ...]]:
+        """The numbers `Batch.announced` of each rank, once the values have been read; empty if there are none."""
+        return [tuple(map(round, row)) for row in self.values[len(self.names) :].view(-1, world_size()).tolist()]
 
 
 def update(run: Run, batch: Batch) -> dict[str, float]:
@@ -197,7 +222,7 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
         group["lr"] = rate * group["lr_ratio"]
     losses = compute_gradients(run, batch)
     run.scaler.unscale_(run.optimizer)
-    names, values = mean_values(run, losses, stopping, failed)
+    names, values, announced = mean_values(run, losses, stopping, failed, batch.announced)
     if run.config.optim.max_gradient_norm is not None:
         clip_gradients(run.model.parameters(), values[names.index("grad_norm")], run.config.optim.max_gradient_norm)
     is_bad = ~torch.isfinite(values)
@@ -219,7 +244,7 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     if run.scaler.is_enabled():
         more |= {"fp16/scale": run.scaler.scale(torch.ones_like(is_fatal, dtype=torch.float32))}
         more |= {"fp16/skipped": norm_is_bad.float()}
-    host, ready = to_host(torch.cat([values, torch.stack(list(more.values()))]))
+    host, ready = to_host(torch.cat([values, torch.stack(list(more.values())), announced]))
     return PendingStep(
         run=run, batch=batch, number=run.step, rate=rate, names=(*names, *more), values=host, ready=ready
     )
@@ -228,7 +253,7 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
 def compute_gradients(run: Run, batch: Batch) -> Losses:
     """Compute the losses of a batch and their gradients, averaged over the ranks. Collective."""
     run.freezing.set_modes(run.step)
-    with tf32(run.precision == "fp32"):
+    with tf32(run.precision == "fp32"), bf16_weights(run.model) if run.config.bf16_parameters else nullcontext():
         with autocast(run):
             losses: Losses = run.wrapped(batch)
         run.scaler.scale(losses.loss).backward()
@@ -243,18 +268,22 @@ def autocast(run: Run) -> torch.autocast:
     return torch.autocast(run.process.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
-def mean_values(run: Run, losses: Losses, stopping: bool, failed: bool) -> tuple[tuple[str, ...], Tensor]:
+def mean_values(
+    run: Run, losses: Losses, stopping: bool, failed: bool, announced: Tensor | None
+) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Names and averages over the ranks of the loss, the terms, the gradient norm, `stopping` and `failed`: [v].
 
     They are stacked into one tensor, which takes one all-reduce per step. The loss comes first; the terms are left out
-    in steps that are not logged.
+    in steps that are not logged. The third item is the sum over the ranks of `announced`, in one row.
     """
     values = named_values(losses) if is_logged(run.config, run.step + 1) else {"loss/total": losses.loss.detach()}
     norm = gradient_norm(run.model.parameters())
     # Not torch.tensor, which copies from the host and waits for it.
     flags = [torch.full_like(norm, float(flag), dtype=torch.float32) for flag in (stopping, failed)]
     stacked = torch.stack([value.float() for value in (*values.values(), norm, *flags)])
-    return (*values, "grad_norm", "stop", "failed"), average(stacked, run.process)
+    sent = stacked.new_empty(0) if announced is None else announced.flatten() * run.process.world_size
+    means, counts = average(torch.cat([stacked, sent]), run.process).split([len(stacked), len(sent)])
+    return (*values, "grad_norm", "stop", "failed"), means, counts
 
 
 def is_logged(config: TrainConfig, number: int) -> bool:

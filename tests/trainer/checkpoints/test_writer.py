@@ -86,8 +86,8 @@ def test_only_rank_0_copies_the_state_and_writes_the_files_of_all_ranks(
 ) -> None:
     real_copy = module.copy_tensors
 
-    def copy(training: module.TrainingState, buffer: torch.Tensor | None) -> dict[str, torch.Tensor]:
-        found = real_copy(training, buffer)
+    def copy(tensors: dict[str, torch.Tensor], buffer: torch.Tensor | None) -> dict[str, torch.Tensor]:
+        found = real_copy(tensors, buffer)
         with (tmp_path / f"copied_{os.environ['RANK']}").open("a") as file:
             file.write(f"{len(found)}\n")
         return found

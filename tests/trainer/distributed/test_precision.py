@@ -2,6 +2,7 @@
 
 import json
 import os
+from collections import deque
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,12 @@ from trainer.distributed.config import ParallelConfig
 from trainer.distributed.gather import counts_of_ranks
 from trainer.distributed.process import block_policy, process_group, wrap
 from trainer.training.build import build
-from trainer.training.step import BatchCopies, update
+from trainer.training.step import BatchCopies, PendingStep, start_step
 
-RECORDED = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce")
+RECORDED = (
+    *("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce"),
+    *("all_gather", "all_gather_object", "gather_object", "broadcast", "barrier"),
+)
 
 
 def start(function: Any, *arguments: Any) -> None:
@@ -32,33 +36,43 @@ def join_group(rank: int) -> Any:
     return process_group("cpu", 60)
 
 
-def one_step(rank: int, config: TrainConfig, folder: str) -> None:
-    """Do a step, and write the collectives of tensors of more than one rank's numbers: name -> dtype of each call."""
-    sent: dict[str, list[str]] = {name: [] for name in RECORDED}
+def four_steps(rank: int, config: TrainConfig, folder: str) -> None:
+    """Do four steps, as the loop does on a GPU, and write the collectives of the last two: name -> dtype of each call."""
     with join_group(rank) as process:
         run = build(config, process)
-        copies = BatchCopies(run.loader, run.process.device)
-        update(run, copies.take())
-        copies.start()
+        copies, queue = BatchCopies(run.loader, run.process.device), deque[PendingStep]()
+        sent: dict[str, list[str]] = {name: [] for name in RECORDED}
 
         def recorded(name: str) -> Any:
             real = getattr(dist, name)
 
             def call(*values: Any, **named: Any) -> Any:
                 tensors = [value for value in (*values, *named.values()) if isinstance(value, torch.Tensor)]
-                sent[name].append(str(tensors[-1].dtype).removeprefix("torch."))
+                sent[name].append(str(tensors[-1].dtype).removeprefix("torch.") if tensors else "object")
                 return real(*values, **named)
 
             return call
 
-        for name in RECORDED:
-            setattr(dist, name, recorded(name))
-        update(run, copies.take())
+        for number in range(4):
+            if number == 2:
+                for name in RECORDED:
+                    setattr(dist, name, recorded(name))
+            batch = copies.take()
+            assert bool(batch.owned) == (config.model_name == "uncha")
+            assert torch._dynamo.config.optimize_ddp == (config.parallel.strategy == "fsdp")  # DDP leaves graphs whole
+            if batch.owned:
+                own = {name: counts[rank] for name, counts in batch.counts.items()}
+                assert own == batch.owned
+            queue.append(start_step(run, batch))
+            copies.start()
+            if number:  # the values of a step are read once the next one is queued
+                queue[0].read()
+                copies.note(queue.popleft().announced())
     Path(folder, f"{rank}.json").write_text(json.dumps(sent))
 
 
 @pytest.mark.parametrize(("name", "strategy"), [("hycoclip", "ddp"), ("hycoclip", "fsdp"), ("uncha", "ddp")])
-def test_features_are_gathered_in_float32_in_one_message(
+def test_a_step_gathers_features_in_float32_in_one_message_and_its_host_exchanges_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, name: str, strategy: str
 ) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
@@ -72,11 +86,13 @@ def test_features_are_gathered_in_float32_in_one_message(
         *boxes,
     ]
     config = small_config(tmp_path / "run", *overrides)
-    start(one_step, config, str(tmp_path))
+    start(four_steps, config, str(tmp_path))
     sent = json.loads((tmp_path / "0.json").read_text())
-    assert sent["all_gather_into_tensor"] == ["float32"]  # features of all streams; FSDP has functions of its own
-    assert sent["reduce_scatter_tensor"] == ["float32"]  # their gradients
-    assert set(sent["all_reduce"]) == {"float32"}  # the numbers of boxes are exchanged with the copies of the batch
+    assert sent["all_gather_into_tensor"] == ["float32"] * 2  # features of all streams; FSDP has functions of its own
+    assert sent["reduce_scatter_tensor"] == ["float32"] * 2  # their gradients
+    # The values of the step and the numbers of boxes of the batch after the next; FSDP's scalars, whose gradients it leaves.
+    assert sent["all_reduce"] == ["float32"] * (2 if strategy == "ddp" else 4)
+    assert not any(sent[name] for name in RECORDED[3:])  # the host exchanges nothing
 
 
 def test_fsdp_gathers_weights_in_half_precision_on_a_gpu_and_sums_gradients_in_float32() -> None:
@@ -90,7 +106,7 @@ def wrap_networks(rank: int, folder: str) -> None:
     with join_group(rank) as process:
         plain = wrap(nn.Linear(2, 2), [], ParallelConfig(), process)
         normed = wrap(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), [], ParallelConfig(), process)
-        counts = counts_of_ranks(rank + 3)
+        counts = counts_of_ranks([rank + 3])[0]
         Path(folder, f"{rank}.json").write_text(json.dumps([plain.broadcast_buffers, normed.broadcast_buffers, counts]))
 
 

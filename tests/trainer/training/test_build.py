@@ -11,14 +11,12 @@ import torch
 from torch._dynamo.utils import counters
 
 from hypergrit_common.errors import UserError
-from tests.trainer.small_run import run, small_config, small_run
+from tests.trainer.small_run import run, small_config
 from trainer.checkpoints.model import save_model
 from trainer.checkpoints.released import write_released
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import ImageConfig
-from trainer.training.accumulate import tower_blocks
 from trainer.training.build import build_tokenizer, check_batch_norms, compiles, new_model, precision_of
-from trainer.training.step import update
 
 TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
 RESNET = ImageConfig(name="resnet10t", size_px=32, kwargs={"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]})
@@ -203,17 +201,3 @@ def test_the_segments_of_a_gpu_expand_unless_the_user_says_otherwise(
         monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     assert run(tmp_path / "run", "steps=3") == 0
     assert os.environ["PYTORCH_ALLOC_CONF"] == (given or "expandable_segments:True")
-
-
-def test_residual_streams_are_kept_in_bf16_while_weights_and_gradients_stay_in_fp32(tmp_path: Path) -> None:
-    found = small_run(tmp_path / "run", "precision=bf16", "bf16_residuals=true", "data.text_multiple=8")
-    streams: set[torch.dtype] = set()
-    for block in tower_blocks(found.model):
-        block.register_forward_hook(lambda _, inputs, output: streams.add(output.dtype))
-    update(found, next(iter(found.loader)))
-    assert streams == {torch.bfloat16}
-    assert {parameter.dtype for parameter in found.model.parameters()} == {torch.float32}
-    with pytest.raises(
-        UserError, match=r"bf16_residuals=true needs precision=bf16, but the precision of this run is fp32"
-    ):
-        small_run(tmp_path / "other", "bf16_residuals=true")
