@@ -34,14 +34,7 @@ from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.record import check_secrets, read_record
 from pipeline.output.resume import Work, plan_work
-from pipeline.output.source import (
-    check_formats,
-    check_hashes,
-    check_keys,
-    read_config,
-    read_table,
-    take_options,
-)
+from pipeline.output.source import check_formats, check_hashes, check_keys, read_config, read_table, take_options
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.source import planned_rows

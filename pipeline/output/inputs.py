@@ -225,10 +225,7 @@ def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputB
 
 
 def plan_batches(
-    groups: Sequence[Files],
-    identified: Mapping[str, InputFile],
-    known: Known,
-    config: PipelineConfig,
+    groups: Sequence[Files], identified: Mapping[str, InputFile], known: Known, config: PipelineConfig
 ) -> list[InputBatch]:
     """Divide groups of files into shards; each group begins a new shard.
 
