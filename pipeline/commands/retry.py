@@ -76,14 +76,6 @@ class RetryOptions:
             )
 
 
-def is_retried(reasons: tuple[str, ...], stage: str | None, reason: str | None, detail: str | None) -> bool:
-    """Return True if `reasons` name the drop of a row."""
-    if stage != "download":
-        return False
-    status = detail or ""
-    return reason in reasons or (reason == "http_error" and (status in reasons or f"{status[:1]}xx" in reasons))
-
-
 def may_be_retried(reasons: tuple[str, ...], reason: str) -> bool:
     """Return True if `reasons` may name rows that the download dropped for this reason."""
     return reason in reasons or (reason == "http_error" and any(map(STATUS.fullmatch, reasons)))
@@ -126,9 +118,14 @@ def read_old(store: Store, output: str, index: int, reasons: tuple[str, ...]) ->
 
 def failed_keys(parts: Iterable[pa.Table | pa.RecordBatch], reasons: tuple[str, ...]) -> list[str]:
     """Return the keys of the rows to try again."""
-    columns = ("key", "stage", "reason", "detail")
-    rows = (row for part in parts for row in zip(*(part[name].to_pylist() for name in columns), strict=True))
-    return [key for key, *drop in rows if is_retried(reasons, *drop)]
+    columns = ("key", "reason", "detail")
+    dropped = (part.filter(pc.equal(part["stage"], "download")).select(columns) for part in parts)
+    rows = (row.values() for part in dropped for row in part.to_pylist())
+    return [
+        key
+        for key, reason, detail in rows
+        if reason in reasons or (reason == "http_error" and {detail, f"{(detail or '')[:1]}xx"} & {*reasons})
+    ]
 
 
 def count_rows(output: str, reasons: tuple[str, ...], manifest: Manifest) -> Task:
