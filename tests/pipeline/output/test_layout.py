@@ -9,7 +9,7 @@ import pytest
 from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from pipeline.commands import rewrite, takedown
-from pipeline.commands.verify import verify
+from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.explore.index import cached_index, open_output
 from pipeline.output.ledger import read_manifests, read_manifests_of
 from pipeline.output.listing import list_output
@@ -57,7 +57,7 @@ def test_a_job_in_folders_writes_the_bytes_of_a_flat_one(tars: Path, finished: P
     assert run_job(tars, output) == 0
     assert has_folders(output)
     assert contents(output) == contents(finished)
-    assert verify(str(output), 1, False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
     index, expected = (build_index(list_shards(str(folder))) for folder in (output, finished))
     assert [index.shard(i).starts.tolist() for i in range(3)] == [expected.shard(i).starts.tolist() for i in range(3)]
 
@@ -123,7 +123,7 @@ def test_commands_choose_folders_by_the_number_of_their_shards(flat: Path, tmp_p
     assert has_folders(tmp_path / "both")
     stats = json.loads((tmp_path / "both/stats.json").read_text())
     assert sum(n.get("taken_down", 0) for n in stats["rows"]["dropped"].values()) == 2
-    assert verify(str(tmp_path / "both"), 1, False) == 0
+    assert verify(str(tmp_path / "both"), VerifyOptions(processes=1)) == 0
 
 
 def test_a_lost_or_damaged_record_is_an_error_that_names_the_fix(flat: Path, tmp_path: Path) -> None:

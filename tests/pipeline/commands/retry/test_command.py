@@ -10,7 +10,7 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.commands import rewrite, takedown
-from pipeline.commands.verify import verify
+from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.config import RayConfig
 from pipeline.faults import ShardError
 from pipeline.output import commit
@@ -55,7 +55,7 @@ def test_rows_that_failed_for_passing_reasons_are_tried_again_and_no_kept_row_is
     }  # fmt: skip
     repeated = ledger(output)["000000000010"]
     assert (repeated["reason"], repeated["detail"]) == ("duplicate", "000000000009")
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
 
 
 def test_retried_shards_are_those_of_a_job_in_which_the_rows_succeeded_at_once(
@@ -106,7 +106,7 @@ def test_a_new_reason_of_a_row_that_fails_again_is_recorded_and_other_rows_keep_
     assert {key for key in after if after[key] != before[key]} == {"000000000001", "000000000008", "000000000011"}
     assert {after[key]["reason"] for key in ("000000000001", "000000000011")} <= {"timeout", "connection_error"}
     assert (output / "_dropped/00000.arrow").read_bytes() == pictures
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
 
 
 def test_a_row_that_a_model_dropped_keeps_its_result_if_its_image_is_another_now(
@@ -180,7 +180,7 @@ def test_a_kill_while_a_shard_is_replaced_is_finished_by_the_job(
     assert run_job(web, finished_job.folder, output) == 0
     assert web.hits == hits  # nothing is computed again
     assert len(ledger(output)) == 12
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
     assert retry(output) == 0
     web.hits = Counter(RECOVERED)
     assert run_job(web, finished_job.folder, tmp_path / "job") == 0
@@ -306,7 +306,7 @@ def test_rows_that_were_taken_down_do_not_return(output: Path, web: TinyWeb, tmp
     assert {key for key, row in after.items() if row["reason"] == "taken_down"} == gone
     assert not any(after[key]["url"] or after[key]["caption_original"] for key in gone)
     assert web.hits["/flaky/a"] == RECOVERED["/flaky/a"]
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
 
 
 def test_a_job_whose_proxy_looks_names_up_leaves_an_output_for_all_commands(
@@ -331,7 +331,7 @@ def test_a_retry_copies_no_damaged_picture(output: Path, web: TinyWeb) -> None:
     ):  # the runner goes on with the others
         retry(output)
     assert (output / "_manifests/00002.json").read_bytes() == manifest
-    assert verify(str(output), 1, is_requeued=False) == 1
+    assert verify(str(output), VerifyOptions(processes=1)) == 1
 
 
 def test_the_proxy_and_the_headers_of_the_job_are_demanded_again(
