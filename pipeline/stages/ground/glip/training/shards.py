@@ -263,6 +263,16 @@ def make_target(example: Example, prompt: Prompt, boxes: Tensor, length: int) ->
     return Target(boxes=to_inclusive(boxes)[is_named], tokens=tokens[is_named])
 
 
+def batches(examples: Iterable[Example], prompter: Prompter, config: GlipConfig, size: int) -> Iterator[Batch]:
+    """Yield batches of `size` consecutive examples; an incomplete last batch is dropped."""
+    waiting: list[Example] = []
+    for example in examples:
+        waiting.append(example)
+        if len(waiting) == size:
+            yield collate(waiting, prompter, config)
+            waiting = []
+
+
 # List the examples of shards that training can use.
 
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import count
+from itertools import cycle
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ from pipeline.stages.ground.glip.text import Prompter
 from pipeline.stages.ground.glip.training.checkpoint import STATE, next_step
 from pipeline.stages.ground.glip.training.config import GlipTrainConfig, LogConfig, OptimConfig, SaveConfig
 from pipeline.stages.ground.glip.training.loop import lr_factor, train
-from pipeline.stages.ground.glip.training.shards import Batch, Example, LabelledPhrase, collate
+from pipeline.stages.ground.glip.training.shards import Batch, Example, LabelledPhrase, batches, collate
 from tests.pipeline.stages.ground.glip.tiny import TINY, tiny_model, write_vocab
 
 OPTIM = OptimConfig(steps=30, lr=3e-3, language_lr_ratio=1.0, warmup_steps=3, max_gradient_norm=5.0)
@@ -37,9 +37,11 @@ def example(seed: int) -> Example:
 
 
 def data(prompter: Prompter, start: int = 0) -> Iterator[Batch]:
-    examples = [example(seed) for seed in range(6)]
-    for first in count(start * CONFIG.batch_size, CONFIG.batch_size):
-        yield collate([examples[i % 6] for i in range(first, first + CONFIG.batch_size)], prompter, MODEL)
+    examples = cycle([example(seed) for seed in range(6)])
+    stream = batches(examples, prompter, MODEL, CONFIG.batch_size)
+    for _ in range(start):
+        next(stream)
+    return stream
 
 
 @pytest.fixture
