@@ -68,8 +68,9 @@ class RetryOptions:
     reasons: tuple[str, ...] = PASSING
 
     def __post_init__(self) -> None:
-        wrong = [reason for reason in self.reasons if not (reason in ALLOWED or STATUS.fullmatch(reason))]
-        if wrong or not self.reasons:
+        if not self.reasons or not all(
+            isinstance(reason, str) and (reason in ALLOWED or STATUS.fullmatch(reason)) for reason in self.reasons
+        ):
             raise UserError(
                 f"reasons is {list(self.reasons)}; give HTTP statuses (429, 5xx) and drop reasons of the download: "
                 f"{', '.join(sorted(ALLOWED))}"
