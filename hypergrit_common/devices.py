@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from hypergrit_common.errors import UserError
 
@@ -14,11 +14,10 @@ Precision = Literal["auto", "fp32", "bf16", "fp16"]
 DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
-def check_device(config: object, name: str = "device") -> None:
-    """Raise UserError unless the field is `auto`, `cpu`, `cuda` or `cuda:N`; for `__post_init__`."""
-    value = getattr(config, name)
-    if not DEVICE.fullmatch(value):
-        raise UserError(f"{name} is {value!r}; give auto, cpu, cuda or cuda:N")
+def check_device(config: Any) -> None:
+    """Raise UserError unless the field `device` is `auto`, `cpu`, `cuda` or `cuda:N`; for `__post_init__`."""
+    if not DEVICE.fullmatch(config.device):
+        raise UserError(f"device is {config.device!r}; give auto, cpu, cuda or cuda:N")
 
 
 def pick_device(device: str, *, index: int = 0, key: str = "device") -> "torch.device":

@@ -9,23 +9,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 
-def warmup_cosine(
-    step: int,
-    *,
-    steps: int,
-    warmup_steps: int,
-    final_ratio: float = 0.0,
-    first_step: int = 0,
-    decay_start: int | None = None,
-) -> float:
+def warmup_cosine(step: int, *, steps: int, warmup_steps: int, final_ratio: float, first_step: int = 0) -> float:
     """Return the learning rate at `step` (from 0) as a fraction of its peak: linear warm-up, then cosine decay.
 
     The warm-up starts at 0 if `first_step` is 0, as in MERU's released code, and at 1 / warmup_steps if it is 1. The
-    cosine spans the steps from `decay_start` (default: the end of the warm-up) to `steps` and ends at `final_ratio`.
+    cosine spans the steps from the end of the warm-up to `steps` and ends at `final_ratio`.
     """
-    start = warmup_steps if decay_start is None else decay_start
     warmup = (step + first_step) / warmup_steps if step < warmup_steps else 1.0
-    progress = min(max((step - start) / max(steps - start, 1), 0.0), 1.0)
+    progress = min(max((step - warmup_steps) / max(steps - warmup_steps, 1), 0.0), 1.0)
     return min(warmup, final_ratio + (1 - final_ratio) * math.cos(math.pi / 2 * progress) ** 2)
 
 

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from types import TracebackType
 from typing import Any, Final, TypeVar
 
 import pyarrow as pa
@@ -241,9 +240,7 @@ class Child:
     def __enter__(self) -> "Child":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.is_closed = True
         self.kill()
 

@@ -58,17 +58,13 @@ def resize(image: Image, height: int, width: int) -> Image:
 
 def resize_as(image: Image, config: ResizeConfig) -> Image:
     """Resize an image for storage, as `config` specifies."""
-    match config.mode:
-        case "none":
-            return image
-        case "border":
-            return border_square(image, config.size)
-        case "keep_ratio":
-            if keeps_size(image.shape[1], image.shape[0], config):
-                return image
-            short = min(image.shape[:2])
-            height, width = (max(1, round(side * config.size / short)) for side in image.shape[:2])
-            return (resize if config.kernel == "bicubic" else shrink)(image, height, width)
+    if keeps_size(image.shape[1], image.shape[0], config):
+        return image
+    if config.mode == "border":
+        return border_square(image, config.size)
+    short = min(image.shape[:2])
+    height, width = (max(1, round(side * config.size / short)) for side in image.shape[:2])
+    return (resize if config.kernel == "bicubic" else shrink)(image, height, width)
 
 
 def keeps_size(width: int, height: int, config: ResizeConfig) -> bool:

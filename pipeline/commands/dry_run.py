@@ -57,12 +57,7 @@ from pipeline.report.stats import build_stats, bytes_text
 from pipeline.run.job import plan_with_models
 from pipeline.run.loop import Run
 from pipeline.run.progress import DOWNLOAD_CPU, WAITING, Capacity, local_capacity
-from pipeline.run.provenance import (
-    check_no_query,
-    check_output_outside_input,
-    make_provenance,
-    with_absolute_paths,
-)
+from pipeline.run.provenance import check_no_query, check_output_outside_input, make_provenance, with_absolute_paths
 from pipeline.run.steps import Done, Notes, Part, Recipe, Steps, join
 from pipeline.stages.download.addresses import FetchError
 from pipeline.stages.download.client import Client
@@ -388,9 +383,14 @@ def with_efforts(rows: pa.Table, timings: Timings) -> pa.Table:
     nothing: StageTiming = {"seconds": 0.0, "rows": 0.0}
     keys = rows["key"].to_pylist()
     whole, busy = ([timings.get(f"{prefix}{key}", nothing) for key in keys] for prefix in (ROW_TIME, BUSY_TIME))
-    rows = rows.append_column("requests", pa.array([timing["rows"] for timing in whole], pa.float64()))
-    rows = rows.append_column("seconds", pa.array([timing["seconds"] for timing in whole], pa.float64()))
-    return rows.append_column("busy", pa.array([timing["seconds"] for timing in busy], pa.float64()))
+    rows = with_numbers(rows, "requests", [timing["rows"] for timing in whole])
+    rows = with_numbers(rows, "seconds", [timing["seconds"] for timing in whole])
+    return with_numbers(rows, "busy", [timing["seconds"] for timing in busy])
+
+
+def with_numbers(rows: pa.Table, name: str, values: Iterable[float]) -> pa.Table:
+    """Add a column of numbers."""
+    return rows.append_column(name, pa.array(values, pa.float64()))
 
 
 def kinds(index: int) -> dict[str, str]:
@@ -419,15 +419,14 @@ def measure_rows(table: pa.Table, folder: str, index: int, sizes: dict[str, int]
         for sample in pa.ipc.open_file(path).read_all().to_pylist():
             in_tars.setdefault(str(FILES[sample["format"]][0]), {})[sample["key"]] = float(sample["size"])
     rows = table.select(list(COLUMNS)).replace_schema_metadata()
-    rows = rows.append_column("weight", pa.array(weights, pa.float64()))
-    images = [float(len(image.as_py())) if image.is_valid else 0.0 for image in table["image"]]
-    rows = rows.append_column("image", pa.array(images, pa.float64()))
+    rows = with_numbers(rows, "weight", weights)
+    rows = with_numbers(rows, "image", [len(image.as_py()) if image.is_valid else 0.0 for image in table["image"]])
     for kind, n_bytes in sizes.items():
         if kind in COLUMNAR:
             continue
         values = [in_tars[kind].get(key, 0.0) for key in keys] if kind in in_tars else []
         rest = max(n_bytes - fixed.get(kind, 0), 0)
-        rows = rows.append_column(f"bytes {kind}", pa.array(values or shared(rest, weights), pa.float64()))
+        rows = with_numbers(rows, f"bytes {kind}", values or shared(rest, weights))
     return rows
 
 
@@ -457,7 +456,7 @@ def pooled(samples: Sequence[Measured], config: PipelineConfig, provenance: Prov
             values = shared(max(n_bytes - sample.fixed[kind], 0), weights)[first:last]
             if kind == COLUMNAR[0]:
                 values = [value + n for value, n in zip(values, stored_images(rows, config), strict=True)]
-            rows = rows.append_column(f"bytes {kind}", pa.array(values, pa.float64()))
+            rows = with_numbers(rows, f"bytes {kind}", values)
         found.append(dataclasses.replace(sample, rows=rows))
         first = last
     return found
@@ -570,7 +569,8 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
     def n_bytes(name: str) -> Estimate:
         if n == job.n_rows:  # the shards of the job themselves
             return Estimate(*[float(sum(sample.sizes.get(name, 0) for sample in samples))] * 3)
-        return shifted(total(rows[f"bytes {name}"]), fixed, name, job.n_shards)
+        more = samples[0].fixed.get(name, 0) * job.n_shards  # the bytes that each file has besides its rows
+        return Estimate(*(bound + more for bound in total(rows[f"bytes {name}"])))
 
     def total(values: Floats) -> Estimate:
         sums = [float(values[draw].sum()) for draw in draws]
@@ -578,7 +578,6 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
 
     n_kept = int(np.sum(rows["status"] == KEPT))
     low, high = (n_kept / n + correction * (bound - n_kept / n) for bound in wilson(n_kept, n))
-    fixed: Mapping[str, int] = samples[0].fixed
     clocks = [times(samples, rows, job, draw, shards) for draw, shards in zip(draws, of_shards, strict=True)]
     found = times(samples, rows, job, np.arange(n), np.arange(len(samples)))
 
@@ -592,7 +591,7 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
         n_sampled=n,
         kept=Estimate(n_kept / n, low, high) * job.n_rows,
         n_bytes={
-            name: n_bytes(name) for name in (name.removeprefix("bytes ") for name in rows if name.startswith("bytes "))
+            kind: n_bytes(kind) for name in rows for mark, _, kind in [name.partition("bytes ")] if kind and not mark
         },
         hours=spent(hours),
         model_hours=spent(lambda clock: sum(clock.stages.get(name, 0.0) for name in job.steps["infer"]) / 3600),
@@ -608,13 +607,15 @@ def times(samples: Sequence[Measured], rows: Columns, job: Job, draw: Any, shard
     The rate of a stage is its time in the drawn shards by the rows that entered it there; the number of rows that enter
     it is that of the drawn rows.
     """
-    n, entering = len(draw), rows_entering(rows, draw, job.stages)
+    n = len(draw)
+    dropped = np.bincount(rows["stage code"][draw], minlength=len(job.stages) + 1)
+    entering = dict(zip(job.stages, n - np.cumsum(dropped) + dropped, strict=False))
     seconds = {"read": float(np.mean([job.read_rates[i % len(job.read_rates)] for i in shards])) * job.n_rows}
     for stage in (*job.stages[1:], DOWNLOAD_CPU):
         timings = [samples[i].timings[stage] for i in shards if stage in samples[i].timings]
         n_rows = sum(timing["rows"] for timing in timings)
         rate = sum(timing["seconds"] for timing in timings) / n_rows if n_rows else 0.0
-        seconds[stage] = rate * entering.get(stage, n) * job.n_rows / n
+        seconds[stage] = rate * int(entering.get(stage, n)) * job.n_rows / n
     if not rows["requests"].any():
         return Clock(seconds, 0.0)
     busy = rows["busy"][draw] * job.n_rows / n
@@ -624,25 +625,12 @@ def times(samples: Sequence[Measured], rows: Columns, job: Job, draw: Any, shard
     return Clock(seconds | {WAITING: max(waiting, busiest) if job.capacity.is_sequential else waiting}, busiest)
 
 
-def rows_entering(rows: Columns, draw: Any, stages: Sequence[str]) -> dict[str, int]:
-    """Return the number of drawn rows that enter each stage."""
-    dropped = np.bincount(rows["stage code"][draw], minlength=len(stages) + 1)
-    left = len(draw) - np.cumsum(dropped)
-    return {stage: int(left[i] + dropped[i]) for i, stage in enumerate(stages)}
-
-
 def interval(value: float, draws: Sequence[float], correction: float = 1.0) -> Estimate:
     """Return an estimate with the quantiles of its draws, moved towards it by `correction`."""
     low, high = (float(bound) for bound in np.quantile(draws, QUANTILES))
     return Estimate(
         value, value + correction * (min(low, value) - value), value + correction * (max(high, value) - value)
     )
-
-
-def shifted(estimate: Estimate, fixed: Mapping[str, int], name: str, n_shards: int) -> Estimate:
-    """Add the bytes that each file has besides its rows."""
-    more = fixed.get(name.removeprefix("bytes "), 0) * n_shards
-    return Estimate(*(bound + more for bound in estimate))
 
 
 def count_drops(rows: Columns, stages: Sequence[str]) -> dict[tuple[str, str], int]:

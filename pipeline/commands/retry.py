@@ -35,14 +35,7 @@ from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.record import check_secrets, read_record
 from pipeline.output.resume import Work, plan_work
-from pipeline.output.source import (
-    check_formats,
-    check_hashes,
-    check_keys,
-    read_config,
-    read_table,
-    take_options,
-)
+from pipeline.output.source import check_formats, check_hashes, check_keys, read_config, read_table, take_options
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.source import planned_rows
@@ -76,20 +69,13 @@ class RetryOptions:
     reasons: tuple[str, ...] = PASSING
 
     def __post_init__(self) -> None:
-        wrong = [reason for reason in self.reasons if not (reason in ALLOWED or STATUS.fullmatch(reason))]
-        if wrong or not self.reasons:
+        if not self.reasons or not all(
+            isinstance(reason, str) and (reason in ALLOWED or STATUS.fullmatch(reason)) for reason in self.reasons
+        ):
             raise UserError(
                 f"reasons is {list(self.reasons)}; give HTTP statuses (429, 5xx) and drop reasons of the download: "
                 f"{', '.join(sorted(ALLOWED))}"
             )
-
-
-def is_retried(reasons: tuple[str, ...], stage: str | None, reason: str | None, detail: str | None) -> bool:
-    """Return True if `reasons` name the drop of a row."""
-    if stage != "download":
-        return False
-    status = detail or ""
-    return reason in reasons or (reason == "http_error" and (status in reasons or f"{status[:1]}xx" in reasons))
 
 
 def may_be_retried(reasons: tuple[str, ...], reason: str) -> bool:
@@ -134,9 +120,14 @@ def read_old(store: Store, output: str, index: int, reasons: tuple[str, ...]) ->
 
 def failed_keys(parts: Iterable[pa.Table | pa.RecordBatch], reasons: tuple[str, ...]) -> list[str]:
     """Return the keys of the rows to try again."""
-    columns = ("key", "stage", "reason", "detail")
-    rows = (row for part in parts for row in zip(*(part[name].to_pylist() for name in columns), strict=True))
-    return [key for key, *drop in rows if is_retried(reasons, *drop)]
+    columns = ("key", "reason", "detail")
+    dropped = (part.filter(pc.equal(part["stage"], "download")).select(columns) for part in parts)
+    rows = (row.values() for part in dropped for row in part.to_pylist())
+    return [
+        key
+        for key, reason, detail in rows
+        if reason in reasons or (reason == "http_error" and {detail, f"{(detail or '')[:1]}xx"} & {*reasons})
+    ]
 
 
 def count_rows(output: str, reasons: tuple[str, ...], manifest: Manifest) -> Task:

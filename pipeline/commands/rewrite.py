@@ -170,7 +170,7 @@ def rewrite(arguments: Sequence[str]) -> int:
     if twice := next((folders[i] for i, place in enumerate(places) if place in places[:i]), None):
         raise UserError(f"source={twice} is given twice; every row would be in the output twice")
     given = given_keys(changes)
-    new = new_config(sources[0].store, changes, output, "rewrite", (*FILTERS, "write"))
+    new = new_config(sources[0].store, changes, output, (*FILTERS, "write"))
     olds = [source.config for source in sources]
     new = joint_config(olds, new, given)
     owns = [own_config(old, new, given) for old in olds]
@@ -436,8 +436,8 @@ def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts
     texts = dict.fromkeys(json.dumps({**part.provenance, "config_hash": ""}, sort_keys=True) for part in parts)
     mixed = [source for source in sources if source.is_mixed]
     return [
-        *differing("", [json.loads(text) for text in texts]),
-        *differing("", [row_settings(own) for own in owns]),
+        *differing([json.loads(text) for text in texts]),
+        *differing([row_settings(own) for own in owns]),
         *(f"{source.output} itself holds shards with {source.n_settings} different settings" for source in mixed),
     ]
 
@@ -448,9 +448,9 @@ def row_settings(config: PipelineConfig) -> dict[str, Any]:
     return {name: value for name, value in fixed.items() if name not in (*ROW_KEYS, "write")}
 
 
-def differing(prefix: str, values: Iterable[dict[str, Any]]) -> list[str]:
+def differing(values: Iterable[dict[str, Any]]) -> list[str]:
     """Return `key: value, value` for each key of nested values that has more than one."""
-    flat = [flatten(value, prefix) for value in values]
+    flat = [flatten(value) for value in values]
     by_key = {key: list(dict.fromkeys(json.dumps(item.get(key)) for item in flat)) for item in flat for key in item}
     return [f"{key}: {', '.join(found)}" for key, found in by_key.items() if len(found) > 1]
 

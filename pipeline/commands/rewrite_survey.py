@@ -6,11 +6,12 @@ import json
 import logging
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, get_args
 
 import numpy as np
@@ -278,7 +279,7 @@ def database(memory_gb: float, threads: int | None) -> Iterator["Duplicates"]:
     try:
         with (
             tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder,
-            Duplicates(folder, memory_gb, threads) as duplicates,
+            closing(Duplicates(folder, memory_gb, threads)) as duplicates,
         ):
             yield duplicates
     except (duckdb.OperationalError, duckdb.FatalException) as error:
@@ -431,27 +432,19 @@ class Duplicates:
         reader: Any = self._db.sql(
             "select part, key, reason, stays as detail from gone join facts using (key) order by part, key"
         ).to_arrow_reader()
-        number, tables = -1, list[pa.Table]()
-        for batch in reader:
-            for found in batch["part"].unique().to_pylist():
-                if found != number and tables:
-                    yield number, pa.concat_tables(tables)
-                    tables = []
-                number = found
-                tables.append(as_drops(pa.Table.from_batches([batch.filter(pc.equal(batch["part"], found))])))
-        if tables:
-            yield number, pa.concat_tables(tables)
+        pieces = ((part, batch) for batch in reader for part in batch["part"].unique().to_pylist())
+        for number, found in groupby(pieces, key=itemgetter(0)):
+            yield (
+                number,
+                pa.concat_tables(as_drops(batch.filter(pc.equal(batch["part"], number))) for _, batch in found),
+            )
 
-    def __enter__(self) -> "Duplicates":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
+        """Close the database."""
         self._db.close()
 
 
-def as_drops(table: pa.Table) -> pa.Table:
+def as_drops(table: pa.RecordBatch) -> pa.Table:
     """Convert rows that go, with numbers as keys, to rows of DROPS."""
     keys, stays = ([format_key(number) for number in table[name].to_pylist()] for name in ("key", "detail"))
     return pa.table({"key": keys, "reason": table["reason"].cast(pa.string()), "detail": stays}, schema=DROPS)

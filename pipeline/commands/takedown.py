@@ -36,23 +36,9 @@ from pipeline.output.commit import (
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_batches, read_manifests, write_summary
 from pipeline.output.lock import fenced
-from pipeline.output.source import (
-    RUNNING,
-    check_keys,
-    read_config,
-    take_options,
-    take_output,
-    take_path,
-)
+from pipeline.output.source import RUNNING, check_keys, read_config, take_options, take_output, take_path
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
-from pipeline.output.takedowns import (
-    FoundRows,
-    find_rows,
-    listed_strangers,
-    read_errors,
-    remove_leftovers,
-    unreadable,
-)
+from pipeline.output.takedowns import FoundRows, find_rows, listed_strangers, read_errors, remove_leftovers, unreadable
 from pipeline.output.write.grit import write_arrow, write_grit_parquet
 from pipeline.output.write.samples import count_removed, kept_boxes
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
@@ -181,11 +167,7 @@ def text_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
 def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[SamplePlace]:
     """Write a tar without the samples of these rows; return the places of the others."""
     samples = [sample for sample in read_places(store, name) if sample.key not in kinds]
-    with (
-        store.open(name) as source,
-        staging.open(name, rows=len(samples)) as file,
-        TarWriter(file) as tar,
-    ):
+    with store.open(name) as source, staging.open(name, rows=len(samples)) as file, TarWriter(file) as tar:
         read_at = reader_of(source)
         for sample in samples:
             tar.add_sample(sample.key, ((part.name, read_at(part.offset, part.size)) for part in sample.members))

@@ -444,14 +444,15 @@ class Content:
     def check_rows(self) -> None:
         """Walk through all formats side by side, row by row."""
         tally, last = Tally(further_reasons(self.manifest["provenance"])), None
-        rows, columns = self.rows(), self.columns()
+        rows = self.ledger(FILES["arrow"][0], arrow_rows, SCORED)
+        columns = self.ledger(FILES["grit"][1], parquet_rows, grit_schema(self.similarity))
         samples = {kind: self.samples(kind) for kind in self.places}
         for row, values in zip_longest(rows or (), columns or ()):
             ledger, last = (values if rows is None else row), row or values
             if rows is not None and columns is not None and (row is None or values is None):
                 self.finding.add(self.names[FILES["grit"][1]], "it has not the number of rows of arrow/")
                 return
-            self.add_key(ledger["key"])
+            self.finding.keys.add(ledger["key"])
             if row is not None:
                 self.check_row(row, values, tally)
             is_kept = ledger["status"] in (KEPT, "success")
@@ -466,10 +467,6 @@ class Content:
         if rows is not None:
             for text in tally.problems(self.manifest):
                 self.finding.add(self.finding.layout.path(MANIFEST_FILE, self.manifest["shard"]), text)
-
-    def add_key(self, key: str) -> None:
-        """Keep a key, to compare it with those of other shards."""
-        self.finding.keys.add(key)
 
     def check_row(self, row: Row, columns: Row | None, tally: Tally) -> None:
         """Check a row of arrow/, and compare it with the parquet."""
@@ -504,7 +501,7 @@ class Content:
     def check_alone(self, samples: dict[str, Iterator[Sample]]) -> None:
         """Check the samples of train/ without rows to compare them with."""
         for key, members in samples.get("train", ()):
-            self.add_key(key)
+            self.finding.keys.add(key)
             self.check_samples(key, None, None, {"train": (key, members)})
             if self.finding.is_full:
                 return
@@ -517,15 +514,8 @@ class Content:
         except DAMAGE as error:
             self.finding.add(file, f"sample {key}: damaged ({type(error).__name__}: {one_line(error)[:200]})")
 
-    def rows(self) -> Iterator[Row] | None:
-        """Return the rows of arrow/, None without an intact file."""
-        return self._ledger(FILES["arrow"][0], arrow_rows, SCORED)
-
-    def columns(self) -> Iterator[Row] | None:
-        """Return the rows of the parquet, None without an intact file."""
-        return self._ledger(FILES["grit"][1], parquet_rows, grit_schema(self.similarity))
-
-    def _ledger(self, file: ShardFile, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
+    def ledger(self, file: ShardFile, read: Any, schema: pa.Schema) -> Iterator[Row] | None:
+        """Return the rows of arrow/ or the parquet, None without an intact file."""
         if file not in self.intact:
             return None
         return self._named(self.names[file], read(os.path.abspath(self.store.path(self.names[file])), schema))

@@ -20,20 +20,17 @@ from hypergrit_common.text import message, printable
 from pipeline.output.store import Store
 from pipeline.report import html
 from pipeline.report.charts import (
-    BOTTOM,
-    HEIGHT,
-    LEFT,
-    RIGHT,
+    BASE,
     STYLES,
     TOP,
-    WIDTH,
+    Axes,
     Style,
     ToX,
-    axis_position,
     number,
     on_axis,
     round_step,
     trim,
+    x_scale,
     x_ticks,
 )
 from pipeline.report.stats import collect, count_unfinished, make_stats
@@ -295,27 +292,13 @@ def shown(values: Mapping[str, Any], name: str) -> str:
 
 # The histograms of two outputs, laid over each other as shares, so that outputs of different sizes can be compared.
 
-BASE = HEIGHT - BOTTOM
 
+@dataclass(frozen=True, kw_only=True)
+class Overlay(Axes):
+    """Two outlines, and for each bin (x, width, tooltip)."""
 
-@dataclass(frozen=True)
-class Overlay:
-    """A chart in units of its SVG: two outlines, and for each bin (x, width, tooltip)."""
-
-    name: str
-    title: str
-    axis: str
-    summary: str
     outlines: tuple[str, str]
     bins: list[tuple[float, float, str]]
-    x_ticks: list[tuple[float, str]]
-    y_ticks: list[tuple[float, str]]
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
-    top: float = TOP
-    bottom: float = BASE
 
 
 def overlays(a: Statistics, b: Statistics) -> Iterator[Overlay]:
@@ -333,11 +316,7 @@ def overlay(name: str, series: str, style: Style, a: HistogramJson, b: Histogram
     """Return the chart of one series, which has values in both."""
     edges, counts = trim(a["edges"], [a["counts"][series], b["counts"][series]], style)
     shares = [[n / sum(values) for n in values] for values in counts]
-    low, high = axis_position(edges[0], style), axis_position(edges[-1], style)
-    ticks = share_ticks(max(max(values) for values in shares))
-
-    def to_x(value: float) -> float:
-        return round(LEFT + (axis_position(value, style) - low) / (high - low) * (WIDTH - LEFT - RIGHT), 2)
+    to_x, ticks = x_scale(edges, style), share_ticks(max(max(values) for values in shares))
 
     def to_y(value: float) -> float:
         return round(BASE - value / ticks[-1] * (BASE - TOP), 2)

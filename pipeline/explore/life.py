@@ -44,7 +44,9 @@ def find_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> Itera
 
 def describe_row(store: Store, manifest: Manifest, row: Row) -> str:
     """Return the life of a row, a line for each step of its way."""
-    files = [store.file(kind, manifest["shard"]) for kind in (FILES["arrow"][0], *kept_files(manifest, row))]
+    kinds = [name for name in ("train", "grit") if row["status"] == KEPT and name in manifest["formats"]]
+    files = [store.file(FILES[name][0], manifest["shard"]) for name in ("arrow", *kinds)]
+    detail = f" ({row['detail']})" if row["detail"] else ""
     lines = [
         ("row", f"{row['key']}, shard {manifest['shard']}: {', '.join(files)}"),
         ("read", f"row {row['source_row']} of {row['source']}" + (f", id {row['id']}" if row["id"] else "")),
@@ -55,15 +57,9 @@ def describe_row(store: Store, manifest: Manifest, row: Row) -> str:
         ("caption", row["caption"]),
         *(("phrase", text) for text in describe_phrases(row)),
         ("similarity", None if row["clip_similarity"] is None else f"{row['clip_similarity']:.3f} (image and caption)"),
-        ("result", KEPT if row["status"] == KEPT else describe_drop(row)),
+        ("result", KEPT if row["status"] == KEPT else f"dropped by {row['stage']}: {row['reason']}{detail}"),
     ]
     return "\n".join(f"{name:>16}  {text}" for name, text in lines if text)
-
-
-def kept_files(manifest: Manifest, row: Row) -> list[Any]:
-    """Return the kinds of files that hold the sample of a kept row."""
-    names = [name for name in ("train", "grit") if name in manifest["formats"]]
-    return [FILES[name][0] for name in names] if row["status"] == KEPT else []
 
 
 def describe_image(row: Row) -> str | None:
@@ -72,12 +68,6 @@ def describe_image(row: Row) -> str | None:
         return None
     size = f"{row['original_width']} x {row['original_height']} px"
     return f"{row['original_format']} of {size}, stored with {row['width']} x {row['height']} px"
-
-
-def describe_drop(row: Row) -> str:
-    """Return why a row was dropped."""
-    detail = f" ({row['detail']})" if row["detail"] else ""
-    return f"dropped by {row['stage']}: {row['reason']}{detail}"
 
 
 def describe_phrases(row: Row) -> Iterator[str]:

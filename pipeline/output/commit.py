@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from io import RawIOBase
 from itertools import groupby
-from types import TracebackType
 from typing import IO, Any, BinaryIO, cast
 
 from hypergrit_common.disk import locked, sync
@@ -114,9 +113,7 @@ class Staging:
             self._folder = self._stack.enter_context(folder)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for path in () if self._kept else self._staged.values():
             with suppress(OSError):  # of a broken disk; the first error counts, and a later job removes the file
                 os.remove(path)

@@ -1,6 +1,6 @@
 """Find the finished shards of an output, and those that are damaged."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import permutations
 from typing import NamedTuple
 
@@ -37,11 +37,8 @@ def find_finished(
     and damaged.
     """
     written = formats_by_hash(config)
-    committed = set(listing.committed())
-    candidates = [plan for plan in plans if plan.index in committed]
-    manifests = map_concurrently(lambda plan: read_manifest(store, plan.index), candidates)
     finished, damages = set[int](), list[Damage]()
-    for plan, manifest in zip(candidates, manifests, strict=True):
+    for plan, manifest in with_manifests(store, listing, plans):
         if manifest is None or not is_same(manifest, plan, provenances):
             continue
         if not set(config.write.formats) <= set(manifest["formats"]):
@@ -72,16 +69,22 @@ def find_damaged(
     accepted = equal_provenances(config, provenance)
     written = formats_by_hash(config)
     listing = list_output(store)
-    committed = set(listing.committed())
-    finished = [plan for plan in plans if plan.index in committed]
-    manifests = map_concurrently(lambda plan: read_manifest(store, plan.index), finished)
     damages = (
         Damage(plan, config.write.formats)
         if manifest is None or not is_same(manifest, plan, accepted)
         else find_damage(store, listing, plan, manifest, config, written)
-        for plan, manifest in zip(finished, manifests, strict=True)
+        for plan, manifest in with_manifests(store, listing, plans)
     )
     return [damage for damage in damages if damage is not None]
+
+
+def with_manifests(
+    store: Store, listing: Listing, plans: Iterable[ShardPlan]
+) -> Iterator[tuple[ShardPlan, Manifest | None]]:
+    """Yield the committed ones of `plans` with their manifests, None for a damaged one."""
+    committed = set(listing.committed())
+    found = [plan for plan in plans if plan.index in committed]
+    return zip(found, map_concurrently(lambda plan: read_manifest(store, plan.index), found), strict=True)
 
 
 def find_damage(

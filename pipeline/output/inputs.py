@@ -83,18 +83,12 @@ def _identify_local(path: str, known: InputFile | None) -> InputFile:
     with open(path, "rb") as file:
         method = known["hash"].partition(":")[0] if known and known["size"] == facts.st_size else ""
         if method not in ("sha256", *HASHED_BLOCKS):
-            method = method_for(path, facts.st_size)
+            most, blocks = (WHOLE_TAR_BYTES, "samples") if format_of(path) == "tar" else (WHOLE_BYTES, "blocks")
+            method = "sha256" if facts.st_size <= most else blocks
         found["hash"] = f"{method}:{hash_file(method, file, facts.st_size)}"
         if method == "blocks" and format_of(path) == "parquet":
             found["footer"] = hash_footer(file, facts.st_size)
     return found
-
-
-def method_for(path: str, size: int) -> str:
-    """Return the way to hash a local file of which no hash is known."""
-    if format_of(path) == "tar":
-        return "sha256" if size <= WHOLE_TAR_BYTES else "samples"
-    return "sha256" if size <= WHOLE_BYTES else "blocks"
 
 
 def _identify_object(fs: AbstractFileSystem, path: str, name: str, known: InputFile | None) -> InputFile:
@@ -231,10 +225,7 @@ def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputB
 
 
 def plan_batches(
-    groups: Sequence[Files],
-    identified: Mapping[str, InputFile],
-    known: Known,
-    config: PipelineConfig,
+    groups: Sequence[Files], identified: Mapping[str, InputFile], known: Known, config: PipelineConfig
 ) -> list[InputBatch]:
     """Divide groups of files into shards; each group begins a new shard.
 

@@ -81,10 +81,9 @@ def list_folder(store: Store, folder: str) -> dict[ShardFile, Sizes]:
             indices, sizes = found.setdefault(dot + suffix, (array("q"), array("q")))
             indices.append(index)
             sizes.append(size)
-    return {ShardFile(folder, suffix): in_order(*columns) for suffix, columns in found.items()}
-
-
-def in_order(indices: "array[int]", sizes: "array[int]") -> Sizes:
-    """Return files by the indices of their shards."""
-    order = np.argsort(np.frombuffer(indices, np.int64), kind="stable")
-    return Sizes(np.frombuffer(indices, np.int64)[order], np.frombuffer(sizes, np.int64)[order])
+    files: dict[ShardFile, Sizes] = {}
+    for suffix, columns in found.items():
+        numbers, n_bytes = (np.frombuffer(column, np.int64) for column in columns)
+        order = np.argsort(numbers, kind="stable")
+        files[ShardFile(folder, suffix)] = Sizes(numbers[order], n_bytes[order])
+    return files

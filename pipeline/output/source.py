@@ -140,15 +140,13 @@ def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options,
     return options, [item for item in arguments if item not in mine]
 
 
-def new_config(
-    store: Store, changes: Sequence[str], output: str, command: str, allowed: Collection[str] = ("write",)
-) -> PipelineConfig:
-    """Return the configuration of a new output: that of the source with the `key=value` arguments `changes`.
+def new_config(store: Store, changes: Sequence[str], output: str, allowed: Collection[str]) -> PipelineConfig:
+    """Return the configuration of a rewritten output: that of the source with the `key=value` arguments `changes`.
 
     Raises UserError if they set others than `allowed` and those that do not decide the content.
     """
     old, new = read_config(store), read_config(store, changes)
-    check_keys(changes, (*allowed, *RUNNING, "overwrite"), command)
+    check_keys(changes, (*allowed, *RUNNING, "overwrite"), "rewrite")
     if old.write.strip_url_queries and not new.write.strip_url_queries:
         raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
     return dataclasses.replace(new, output=output)

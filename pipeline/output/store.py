@@ -12,7 +12,7 @@ import socket
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -487,13 +487,9 @@ def shard_sizes(store: Store, folder: str) -> Iterator[tuple[str, int]]:
         yield from files.items()
         return
     parts = sorted(filter(is_shard_folder, folders))
-    for part, found in zip(parts, map_concurrently(partial(sizes_in, store, folder), parts), strict=True):
+    listings = map_concurrently(lambda part: store.sizes(f"{folder}/{part}"), parts)
+    for part, found in zip(parts, listings, strict=True):
         yield from ((f"{part}/{name}", size) for name, size in found.items())
-
-
-def sizes_in(store: Store, folder: str, part: str) -> dict[str, int]:
-    """Return the sizes of the files in a folder of 1,000 shards by name."""
-    return store.sizes(f"{folder}/{part}")
 
 
 def indices(store: Store, kind: ShardFile) -> list[int]:

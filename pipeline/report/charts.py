@@ -12,6 +12,7 @@ from schemas.stats import HistogramJson
 WIDTH: Final = 360.0
 HEIGHT: Final = 210.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 12.0, 40.0
+BASE: Final = HEIGHT - BOTTOM
 MAX_BARS: Final = 40
 
 ToX = Callable[[float], float]
@@ -30,29 +31,32 @@ class Bar:
     title: str
 
 
-@dataclass(frozen=True)
-class Chart:
-    """A histogram ready to draw, in units of the SVG. Ticks are (coordinate, label).
-
-    `threshold_x` is set only if there is a threshold within the range of the axis.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """The texts and axes of a chart, in units of the SVG. Ticks are (coordinate, label)."""
 
     name: str
     title: str
     axis: str
     summary: str
-    bars: list[Bar]
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
-    legend: list[str]
-    threshold_x: float | None
-    threshold_label: str
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
     right: float = WIDTH - RIGHT
     top: float = TOP
-    bottom: float = HEIGHT - BOTTOM
+    bottom: float = BASE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart(Axes):
+    """A histogram ready to draw. `threshold_x` is set only if there is a threshold within the range of the axis."""
+
+    bars: list[Bar]
+    legend: list[str]
+    threshold_x: float | None
+    threshold_label: str
 
 
 @dataclass(frozen=True)
@@ -72,10 +76,7 @@ class Style:
 CLIP_AXIS: Final = "CLIPScore (2.5 × cosine)"
 STYLES: Final = {
     "box_area_ratio": Style(
-        "Box area",
-        "box area / image area",
-        "Fraction of the image that each box covers",
-        is_full_range=True,
+        "Box area", "box area / image area", "Fraction of the image that each box covers", is_full_range=True
     ),
     "boxes_per_image": Style(
         "Boxes per image", "kept boxes", "Number of kept boxes of each kept image", is_integer=True
@@ -109,14 +110,9 @@ def histogram_chart(name: str, data: HistogramJson, threshold: float | None = No
     edges, counts = trim(data["edges"], [data["counts"][s] for s in series], style)
     if not edges:
         return None
-    low, high = axis_position(edges[0], style), axis_position(edges[-1], style)
     heights = [sum(c) if style.is_stacked else max(c) for c in zip(*counts, strict=True)]
     y_ticks = nice_ticks(max(heights))
-    scale = (HEIGHT - TOP - BOTTOM) / y_ticks[-1]
-
-    def to_x(value: float) -> float:
-        return round(LEFT + (axis_position(value, style) - low) / (high - low) * (WIDTH - LEFT - RIGHT), 2)
-
+    scale, to_x = (HEIGHT - TOP - BOTTOM) / y_ticks[-1], x_scale(edges, style)
     is_on_axis = threshold is not None and edges[0] <= threshold <= edges[-1]
     return Chart(
         name=name,
@@ -125,7 +121,7 @@ def histogram_chart(name: str, data: HistogramJson, threshold: float | None = No
         summary=summary(data, style),
         bars=list(draw_bars(edges, dict(zip(series, counts, strict=True)), style, to_x, scale)),
         x_ticks=x_ticks(edges, style, to_x),
-        y_ticks=[(round(HEIGHT - BOTTOM - tick * scale, 2), short(tick)) for tick in y_ticks],
+        y_ticks=[(round(BASE - tick * scale, 2), short(tick)) for tick in y_ticks],
         legend=series if len(series) > 1 else [],
         threshold_x=to_x(threshold) if is_on_axis and threshold is not None else None,
         threshold_label=f"min {number(threshold)}" if threshold is not None else "",
@@ -171,7 +167,7 @@ def draw_bars(
         x, width = to_x(low), (to_x(high) - to_x(low)) / n_columns
         gap = min(1.5, width * 0.15)
         label = number(low) if style.is_integer else f"{number(low)} to {number(high)}"
-        base = HEIGHT - BOTTOM
+        base = BASE
         for j, (name, values) in enumerate(counts.items()):
             if not values[i]:
                 continue
@@ -204,9 +200,14 @@ def trim(edges: Sequence[float], counts: Sequence[Sequence[int]], style: Style) 
     return [edges[i] for i in starts] + [edges[min(starts[-1] + step, len(edges) - 1)]], merged
 
 
-def axis_position(value: float, style: Style) -> float:
-    """Return the position of a value on its linear or logarithmic axis, before scaling to the width of the chart."""
-    return math.log2(value) if style.is_log else value
+def x_scale(edges: Sequence[float], style: Style) -> ToX:
+    """Return the function from a value to its x coordinate, on a linear or logarithmic axis."""
+
+    def position(value: float) -> float:
+        return math.log2(value) if style.is_log else value
+
+    low, high = position(edges[0]), position(edges[-1])
+    return lambda value: round(LEFT + (position(value) - low) / (high - low) * (WIDTH - LEFT - RIGHT), 2)
 
 
 def x_ticks(edges: Sequence[float], style: Style, to_x: ToX) -> list[tuple[float, str]]:

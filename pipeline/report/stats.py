@@ -8,7 +8,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from types import TracebackType
 from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 
 from omegaconf import OmegaConf
@@ -317,10 +316,8 @@ class Rollups:
     def __enter__(self) -> "Rollups":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.pool.shutdown(wait=True, cancel_futures=error is not None)
+    def __exit__(self, kind: object, *_: object) -> None:
+        self.pool.shutdown(wait=True, cancel_futures=kind is not None)
 
     def add(self, index: int) -> None:
         """Take note of a shard that has been committed or has failed."""

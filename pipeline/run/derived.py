@@ -29,7 +29,7 @@ from pipeline.run.provenance import check_apart, check_writable
 from pipeline.run.steps import Done, Recipe
 from schemas.files import JOB_FILE, MANIFEST_FILE
 from schemas.job import JobRecord, LeftOut
-from schemas.manifest import Manifest, Origin, Provenance
+from schemas.manifest import Origin, Provenance
 
 logger = logging.getLogger("hypergrit")
 
@@ -120,7 +120,9 @@ def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int],
 
     def judge(index: int) -> set[int]:
         shard, manifest = wanted.get(index), read_manifest(store, index)
-        if shard is None or manifest is None or not is_made_from(manifest, shard):
+        if shard is None or manifest is None or not is_same(manifest, shard.plan, [shard.provenance]):
+            return others
+        if manifest.get("origin") != shard.origin:
             return others
         sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
         return finished if all(listing.size(name) == size for name, size in sizes.items()) else damaged
@@ -130,11 +132,6 @@ def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int],
         found.add(index)
     store.remove_many(store.file(MANIFEST_FILE, index) for index in damaged)
     return finished, others
-
-
-def is_made_from(manifest: Manifest, shard: NewShard) -> bool:
-    """Return True if a manifest is that of this shard."""
-    return is_same(manifest, shard.plan, [shard.provenance]) and manifest.get("origin") == shard.origin
 
 
 def commit(make_table: MakeTable, config: PipelineConfig, lease: str, shard: NewShard) -> Done:

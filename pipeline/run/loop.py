@@ -40,11 +40,7 @@ class Run:
     """
 
     def __init__(
-        self,
-        config: PipelineConfig,
-        lease: Lease | None = None,
-        records: bool = False,
-        limited: Plans = (),
+        self, config: PipelineConfig, lease: Lease | None = None, records: bool = False, limited: Plans = ()
     ) -> None:
         if limited and config.max_internal_errors is None:
             most = max(sum(plan.n_rows for plan in limited) // 100, 100)

@@ -129,10 +129,7 @@ def connect(config: RayConfig) -> None:
     try:
         init_ray(
             address,
-            runtime_env={
-                "env_vars": worker_variables(),
-                "worker_process_setup_hook": chdir_hook(os.getcwd()),
-            },
+            runtime_env={"env_vars": worker_variables(), "worker_process_setup_hook": chdir_hook(os.getcwd())},
             configure_logging=True,
             logging_level=logging.WARNING,
             log_to_driver=True,

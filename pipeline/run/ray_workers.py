@@ -17,7 +17,6 @@ from typing import Any, Final, Literal
 import cv2
 import ray
 from ray.exceptions import (
-    ActorDiedError,
     ActorUnavailableError,
     GetTimeoutError,
     LocalRayletDiedError,
@@ -112,7 +111,7 @@ def text(resources: Resources) -> str:
 COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 Kind = Literal["job", "shard", "crash", "lost"]
 FOR_JOB: Final = (UserError, TooManyFaultsError)
-CRASHES: Final = (WorkerCrashedError, OutOfMemoryError, ActorDiedError, RayActorError, TaskCancelledError)
+CRASHES: Final = (WorkerCrashedError, OutOfMemoryError, RayActorError, TaskCancelledError)
 LOSSES: Final = (ObjectLostError, NodeDiedError, LocalRayletDiedError, ActorUnavailableError)
 """Losses of a machine or of what it held. `ObjectLostError` includes objects that cannot be reconstructed."""
 

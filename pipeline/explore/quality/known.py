@@ -14,8 +14,6 @@ from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
 from pipeline.explore.quality.boxes import Corners, FoundRow, image_names
 
-Words = frozenset[str]
-
 
 @dataclass(frozen=True, kw_only=True)
 class KnownObject:

@@ -19,15 +19,7 @@ from pipeline.output.write.train import read_subreddit, train_sample
 from pipeline.read.takedown import refuse_row
 from pipeline.read.types import ShardPlan
 from pipeline.summary.totals import SummaryFile
-from schemas.files import (
-    DROPPED_FILE,
-    FAILED_FILE,
-    FILES,
-    INDEX_FILE,
-    INDEX_SUBREDDITS,
-    MANIFEST_FILE,
-    SUMMARY_FILE,
-)
+from schemas.files import DROPPED_FILE, FAILED_FILE, FILES, INDEX_FILE, INDEX_SUBREDDITS, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest, Origin, Provenance
 from schemas.rows import SCORED, VERSION
 from schemas.status import KEPT

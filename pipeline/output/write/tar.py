@@ -6,7 +6,6 @@ of the ustar format gets a pax header, which all common readers support.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import IO, Final, NamedTuple, Protocol
 
 import pyarrow as pa
@@ -119,9 +118,7 @@ class TarWriter:
     def __enter__(self) -> "TarWriter":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
             self.close()
 

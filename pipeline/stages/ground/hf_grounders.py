@@ -1,10 +1,10 @@
 """Grounding DINO, MM Grounding DINO (LLMDet), OWLv2 and SAM 3 of transformers as grounders."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import torch
 from torch import Tensor
@@ -54,6 +54,9 @@ class Prepared:
 class _HfGrounder:
     """Base class of the models: process images, run the network, and convert its output to detections."""
 
+    is_lower: ClassVar[bool] = False
+    """True: phrases are passed on in lower case."""
+
     def __init__(self, model: Any, processor: Any, floor: float, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.processor, self.floor, self.dtype = model, processor, floor, dtype
 
@@ -61,14 +64,30 @@ class _HfGrounder:
         """Return the image size itself, since the image processors pad each image to the largest one of its batch."""
         return height, width
 
-    def _prepare_batch(
-        self, images: Sequence[Image], passes: list[Pass], dropped: list[dict[int, PhraseDrop]]
-    ) -> Prepared:
+    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
+        """Prepare the images, and the passes of all phrases that can be grounded."""
+        texts = [[c[s:e] for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
+        if self.is_lower:
+            texts = [[text.lower() for text in row] for row in texts]
+        dropped = [
+            {n: reason for n, text in enumerate(row) if (reason := self._why_dropped(text)) is not None}
+            for row in texts
+        ]
+        kept = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
+        passes = self._passes(texts, kept)
         limited = [_limit_aspect_ratio(image) for image in images]
         processed = self.processor.image_processor(limited, return_tensors="pt", input_data_format="channels_last")
         pixels = {name: pinned(value, self.model.device) for name, value in processed.items()}
         sizes = [(image.shape[0], image.shape[1]) for image in limited]
         return Prepared(pixels=pixels, sizes=sizes, passes=passes, dropped=dropped)
+
+    def _why_dropped(self, text: str) -> PhraseDrop | None:
+        """Return why a phrase cannot be grounded, or None."""
+        raise NotImplementedError
+
+    def _passes(self, texts: Sequence[Sequence[str]], kept: list[list[int]]) -> list[Pass]:
+        """Return the passes for the phrases of each image, of which `kept` has the indices that can be grounded."""
+        raise NotImplementedError
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> tuple[Prepared, list[OnCpu]]:
@@ -114,24 +133,23 @@ class GroundingDino(_HfGrounder):
     The score of a phrase is the mean probability of its word pieces.
     """
 
+    is_lower = True
+
     @property
     def max_tokens(self) -> int:
         """The maximum number of word pieces of a prompt."""
         return int(self.model.config.max_text_len)
 
-    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
+    def _passes(self, texts: Sequence[Sequence[str]], kept: list[list[int]]) -> list[Pass]:
         """Join the phrases of each caption into a prompt. Phrases that do not fit into it go into further passes."""
-        texts = [[c[s:e].lower() for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
-        dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
-        pending = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
-        passes = []
+        passes, pending = [], list(kept)
         while any(pending):
             rows = [row for row, indices in enumerate(pending) if indices]
             prompts = [self._prompt(texts[row], pending[row]) for row in rows]
             for row, (phrase_spans, _) in zip(rows, prompts, strict=True):
                 pending[row] = pending[row][len(phrase_spans) :]
             passes.append(self._pass(rows, prompts))
-        return self._prepare_batch(images, passes, dropped)
+        return passes
 
     def _why_dropped(self, text: str) -> PhraseDrop | None:
         tokenizer = self.processor.tokenizer
@@ -175,23 +193,19 @@ class GroundingDino(_HfGrounder):
 class Owlv2(_HfGrounder):
     """OWLv2 (Minderer et al., NeurIPS 2023). Each phrase is one text query."""
 
-    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Prepare a single pass. Images with fewer phrases than others are padded with empty queries."""
-        texts = [[c[s:e] for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
-        dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
-        kept = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
+    def _passes(self, texts: Sequence[Sequence[str]], kept: list[list[int]]) -> list[Pass]:
+        """Return a single pass. Images with fewer phrases than others are padded with empty queries."""
         most = max(map(len, kept), default=0)
-        passes = []
-        if most:
-            queries = [
-                query
-                for phrases, indices in zip(texts, kept, strict=True)
-                for query in [*(phrases[n] for n in indices), *[""] * (most - len(indices))]
-            ]
-            text = self.processor.tokenizer(queries, return_tensors="pt", padding="max_length", truncation=True)
-            columns = [{n: [column] for column, n in enumerate(indices)} for indices in kept]
-            passes = [Pass(rows=list(range(len(texts))), text=text, columns=columns)]
-        return self._prepare_batch(images, passes, dropped)
+        if not most:
+            return []
+        queries = [
+            query
+            for phrases, indices in zip(texts, kept, strict=True)
+            for query in [*(phrases[n] for n in indices), *[""] * (most - len(indices))]
+        ]
+        text = self.processor.tokenizer(queries, return_tensors="pt", padding="max_length", truncation=True)
+        columns = [{n: [column] for column, n in enumerate(indices)} for indices in kept]
+        return [Pass(rows=list(range(len(texts))), text=text, columns=columns)]
 
     def _why_dropped(self, text: str) -> PhraseDrop | None:
         tokenizer = self.processor.tokenizer
@@ -223,17 +237,14 @@ class Sam3(_HfGrounder):
         """Return the same bucket for all sizes: the image processor resizes each image to one size."""
         return 0, 0
 
-    def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Prepare a pass for the first phrases of all images, one for the second ones, and so on."""
-        texts = [[c[s:e] for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
-        dropped = [_dropped(phrases, self._why_dropped) for phrases in texts]
-        kept = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
+    def _passes(self, texts: Sequence[Sequence[str]], kept: list[list[int]]) -> list[Pass]:
+        """Return a pass for the first phrases of all images, one for the second ones, and so on."""
         passes = []
         for k in range(max(map(len, kept), default=0)):
             rows = [row for row, indices in enumerate(kept) if k < len(indices)]
             text = [texts[row][kept[row][k]] for row in rows]
             passes.append(Pass(rows=rows, text=text, columns=[{kept[row][k]: []} for row in rows]))
-        return self._prepare_batch(images, passes, dropped)
+        return passes
 
     def _why_dropped(self, text: str) -> PhraseDrop | None:
         if len(text) > MAX_PHRASE_CHARS or len(self.processor.tokenizer(text).input_ids) > self._max_tokens:
@@ -286,11 +297,6 @@ class Sam3(_HfGrounder):
                 presence[row][phrase] = float(present[k].sigmoid())
         results = zip(found, prepared.dropped, presence, strict=True)
         return [Grounded(boxes=boxes, dropped=lost, presence=present) for boxes, lost, present in results]
-
-
-def _dropped(phrases: Sequence[str], why_dropped: Callable[[str], PhraseDrop | None]) -> dict[int, PhraseDrop]:
-    """Return the index of each phrase that cannot be grounded, with the reason."""
-    return {n: reason for n, text in enumerate(phrases) if (reason := why_dropped(text)) is not None}
 
 
 def _limit_aspect_ratio(image: Image) -> Image:

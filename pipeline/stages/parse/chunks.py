@@ -331,11 +331,8 @@ class NounPhrase(NamedTuple):
 
 def plain_phrases(chunks: Iterable[Span], offset: int) -> list[NounPhrase]:
     """Return noun chunks of spaCy as they are, with `offset` added to the indices of tokens."""
-    found = []
-    for chunk in chunks:
-        root = offset + chunk.root.i
-        found.append(NounPhrase(offset + chunk.start, offset + chunk.end, root, root))
-    return found
+    places = ((offset + chunk.start, offset + chunk.end, offset + chunk.root.i) for chunk in chunks)
+    return [NounPhrase(start, end, root, root) for start, end, root in places]
 
 
 def without_last_marks(words: Sequence[str], phrase: NounPhrase) -> NounPhrase:

@@ -8,7 +8,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pipeline.stages.parse.chunks import (
     ABSTRACT,
@@ -44,6 +44,8 @@ SUBJECTS: Final = frozenset({"nsubj", "nsubjpass", "nsubj:pass", "expl"})
 """Labels of a subject. A conjunct with a subject of its own begins another clause."""
 EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ"})
 """Parts of speech that are removed from the ends of an expression, except for CLOSING marks."""
+BEFORE_PICTURES: Final = frozenset({"with", "of", "on", "at", "by", "beside", "near", "to"})
+"""Prepositions before a picture that is an object: "next to a picture"."""
 CLOSING: Final = frozenset("\"')]}”’»")
 
 
@@ -83,7 +85,9 @@ class PhraseRules:
         if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
             return "pronoun"
         if not self.is_english:
-            return self._removal_by_fields(tokens[root].lemma.lower())
+            lemma = tokens[root].lemma.lower()
+            is_abstract = lemma in self.abstract or lemma.endswith(self.suffixes)
+            return "abstract" if is_abstract and lemma not in self.keep else None
         names = {tokens[root].lemma.lower(), singular(tokens[root])}
         following = tokens[end].lemma.lower() if end < len(tokens) else ""
         if names & self.keep:
@@ -100,11 +104,6 @@ class PhraseRules:
         if not (is_name and self.uses_context) and not names & CONCRETE:
             return "abstract" if any(name.endswith(self.suffixes) for name in names) else None
         return None
-
-    def _removal_by_fields(self, lemma: str) -> str | None:
-        """Return "abstract" for a head that the lists of the fields name, else None."""
-        is_abstract = lemma in self.abstract or lemma.endswith(self.suffixes)
-        return "abstract" if is_abstract and lemma not in self.keep else None
 
 
 def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, names: set[str]) -> bool:
@@ -126,16 +125,7 @@ def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
         return True
     if names & PICTURES and first > 0:
         before = words[tokens[root].head] if tokens[root].dep == "pobj" else ""
-        return tokens[root].dep in ("dobj", "conj") or before in (
-            "with",
-            "of",
-            "on",
-            "at",
-            "by",
-            "beside",
-            "near",
-            "to",
-        )
+        return tokens[root].dep in ("dobj", "conj") or before in BEFORE_PICTURES
     return False
 
 
@@ -182,6 +172,15 @@ def _is_credit(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase
     return "©" in words[first - 2 : end]
 
 
+class Sentence(NamedTuple):
+    """A parsed caption: lower-case words, tokens, the children of each token, and the lemmas of people and animals."""
+
+    words: Sequence[str]
+    tokens: Sequence[Token]
+    children: Sequence[Sequence[int]]
+    animate: frozenset[str]
+
+
 def referring_expressions(
     words: Sequence[str],
     tokens: Sequence[Token],
@@ -201,23 +200,18 @@ def referring_expressions(
     for index, token in enumerate(tokens):
         if token.head != index:
             children[token.head].append(index)
+    sentence = Sentence(words, tokens, children, animate)
     found: list[tuple[int, int, int]] = []
     for number, (chunk, phrase) in enumerate(zip(chunks, phrases, strict=True)):
         if chunk.removed is None:
-            end = _expand(words, tokens, children, phrase, inner_conjuncts, animate)
+            end = _expand(sentence, phrase, inner_conjuncts)
             found.append((number, chunk.start, chunk.end if end == phrase.end else tokens[end - 1].end))
     return mark_maximal(found)
 
 
-def _expand(
-    words: Sequence[str],
-    tokens: Sequence[Token],
-    children: Sequence[Sequence[int]],
-    phrase: NounPhrase,
-    inner_conjuncts: bool,
-    animate: frozenset[str],
-) -> int:
+def _expand(sentence: Sentence, phrase: NounPhrase, inner_conjuncts: bool) -> int:
     """Return the end of the tokens of a phrase and the adjacent descendants of its top."""
+    words, tokens, children, _ = sentence
     first, end, root, top = phrase
     inside, pending = {*range(first, end), top}, [top]
     while pending:
@@ -225,8 +219,7 @@ def _expand(
         followed = [child for child in children[node] if tokens[child].dep not in CONJUNCTS]
         if inner_conjuncts:
             describes = _describes_head if node in (root, top) else _describes
-            conjuncts = [c for c in children[node] if tokens[c].dep == "conj"]
-            conjuncts = [c for c in conjuncts if describes(words, tokens, children, c, animate)]
+            conjuncts = [c for c in children[node] if tokens[c].dep == "conj" and describes(sentence, c)]
             # A conjunction is a child of the word before it, or of the conjunct (Universal Dependencies).
             last = max(conjuncts, default=node if tokens[node].dep == "conj" else -1)
             followed += conjuncts
@@ -241,18 +234,13 @@ def _expand(
     return high
 
 
-def _describes(
-    words: Sequence[str],
-    tokens: Sequence[Token],
-    children: Sequence[Sequence[int]],
-    conjunct: int,
-    animate: frozenset[str],
-) -> bool:
+def _describes(sentence: Sentence, conjunct: int) -> bool:
     """True if a conjunct inside an expression describes its head noun.
 
     Someone after "and" rarely describes it after a thing: "a dog with a ball and a cat". A conjunct with a subject of
     its own begins another clause.
     """
+    _, tokens, children, animate = sentence
     token = tokens[conjunct]
     if any(tokens[child].dep in SUBJECTS for child in children[conjunct]):
         return False
@@ -260,17 +248,12 @@ def _describes(
     return not is_someone or tokens[token.head].lemma.lower() in animate
 
 
-def _describes_head(
-    words: Sequence[str],
-    tokens: Sequence[Token],
-    children: Sequence[Sequence[int]],
-    conjunct: int,
-    animate: frozenset[str],
-) -> bool:
+def _describes_head(sentence: Sentence, conjunct: int) -> bool:
     """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
 
     Such a thing follows a preposition that names what someone wears or has.
     """
+    words, tokens, children, animate = sentence
     head = tokens[conjunct].head
     has = any(words[i] in ("with", "in", "wearing", "holding") for i in children[head] if head < i < conjunct)
     is_thing = tokens[conjunct].pos == "NOUN" and tokens[conjunct].lemma.lower() not in animate

@@ -1,11 +1,12 @@
 """Stage `parse`: tokens with their dependency tree, noun chunks and referring expressions of each caption."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import accumulate, chain, repeat
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from pipeline.models import NO_MODEL
 from pipeline.stages.parse.config import ParseConfig, parser_path
@@ -66,7 +67,9 @@ class Parse(Stage):
 
     def __call__(self, table: pa.Table) -> pa.Table:
         captions = table["caption"].to_pylist()
-        drops = self._wrong_languages(captions, kept_indices(table))
+        details = {i: self.language.wrong_language(captions[i]) for i in kept_indices(table)} if self.language else {}
+        drops = {i: Drop("wrong_language", detail) for i, detail in details.items() if detail}
+        n_given = pc.fill_null(pc.list_value_length(table["given_noun_chunks"]), 0).to_pylist()
         kept = [i for i in kept_indices(table) if i not in drops]
         several = table["captions"].to_pylist()
         others = [caption["text"] for i in kept for caption in (several[i] or ())[1:]]
@@ -76,7 +79,7 @@ class Parse(Stage):
         rows: list[CaptionParse | None] = [None] * table.num_rows
         for i in kept:
             parse = parses[captions[i]]
-            if _has_given(table, i):
+            if n_given[i]:
                 rows[i] = _with_given(table, i, parse)
             else:
                 rows[i] = parse
@@ -103,23 +106,10 @@ class Parse(Stage):
         values = pa.array([row.given_chunks if row else None for row in rows], given_chunks.type)
         return drop_rows(conform(table.append_column(given_chunks, values), PARSED), "parse", drops)
 
-    def _wrong_languages(self, captions: Sequence[str], kept: Iterable[int]) -> dict[int, Drop]:
-        """Return the drops of the rows `kept` whose caption is in none of the languages."""
-        if self.language is None:
-            return {}
-        found = {i: self.language.wrong_language(captions[i]) for i in kept}
-        return {i: Drop("wrong_language", detail) for i, detail in found.items() if detail}
-
 
 def lacking_phrase(chunks: Sequence[Any]) -> Drop:
     """Return the reason to drop a row without a phrase to ground, whose noun chunks were all removed."""
     return Drop("no_phrase", f"{len(chunks)} noun chunks, all removed" if chunks else "no noun chunk")
-
-
-def _has_given(table: pa.Table, i: int) -> bool:
-    """True if row `i` has at least one given box."""
-    given = table["given_noun_chunks"][i]
-    return given.is_valid and len(given) > 0
 
 
 def _with_given(table: pa.Table, i: int, parse: "CaptionParse") -> "CaptionParse":

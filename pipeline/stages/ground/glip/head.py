@@ -99,7 +99,7 @@ def centers(boxes: Tensor) -> Tensor:
     return (boxes[..., :2] + boxes[..., 2:]) / 2
 
 
-# Encode boxes as offsets from anchors; compute sides and IoU of boxes with inclusive corners.
+# Decode boxes from offsets to anchors; compute sides and IoU of boxes with inclusive corners.
 #
 # A box with inclusive corners contains its corner pixels: its width is x_max - x_min + 1, its centre (x_min + x_max) / 2.
 
@@ -114,14 +114,6 @@ def decode(deltas: Tensor, anchors: Tensor) -> Tensor:
     center = deltas[..., :2] * sides + centers(anchors)
     half = (deltas[..., 2:].clamp(max=MAX_LOG_RATIO).exp() * sides - 1) / 2
     return torch.cat([center - half, center + half], dim=-1)
-
-
-def encode(boxes: Tensor, anchors: Tensor) -> Tensor:
-    """Convert boxes to deltas; the inverse of `decode`."""
-    sides = inclusive_sides(anchors)
-    shift = (centers(boxes) - centers(anchors)) / sides
-    ratio = (inclusive_sides(boxes) / sides).log()
-    return torch.cat([shift, ratio], dim=-1) * boxes.new_tensor(WEIGHTS)
 
 
 def inclusive_sides(boxes: Tensor) -> Tensor:

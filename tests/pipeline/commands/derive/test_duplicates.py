@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from itertools import combinations
 from math import comb
 from pathlib import Path
@@ -44,7 +45,7 @@ def is_same(criterion: Criterion, a: Fact, b: Fact, radius: int) -> bool:
 
 
 def find(folder: Path, facts: Sequence[Fact], by: Sequence[Criterion], radius: int) -> dict[int, tuple[int, str]]:
-    with Duplicates(str(folder), 1.0, 1) as duplicates:
+    with closing(Duplicates(str(folder), 1.0, 1)) as duplicates:
         for shard in range(3):
             rows = [dict(zip(FACTS.names, (*fact, shard), strict=True)) for fact in facts if fact[0] % 3 == shard]
             duplicates.add(pa.Table.from_pylist(rows, schema=FACTS))

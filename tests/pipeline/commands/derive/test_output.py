@@ -130,7 +130,7 @@ def test_a_shard_that_an_earlier_command_commits_meanwhile_is_replaced(
     make_output(source, random_shards(2, 3))
     old, wanted = (plan(source, new, seed)[0] for seed in (1, 2))
     assert (old.plan, old.provenance) == (wanted.plan, wanted.provenance)
-    config, exclusive = new_config(Store(str(source)), [], str(new), "rewrite"), stage.exclusive
+    config, exclusive = new_config(Store(str(source)), [], str(new), ("write",)), stage.exclusive
     with hold_lease(Store(str(new))) as lease:
 
         @contextlib.contextmanager

@@ -27,7 +27,7 @@ def web() -> Iterator[TinyWeb]:
 def test_connections_are_used_by_the_next_table(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = []
     create = Download(config())._worker
-    monkeypatch.setattr("pipeline.stages.download.fetch.Attempt.connected", lambda self: opened.append(self))
+    monkeypatch.setattr("pipeline.stages.download.fetch.Contact.connected", lambda self: opened.append(self))
     download = Download(config(concurrency=1))
     for _ in range(3):
         assert reasons(download(table(web.url("/size/60x80"), web.url("/size/60x90")))) == [None, None]

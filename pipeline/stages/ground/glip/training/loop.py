@@ -71,10 +71,7 @@ def train(model: Glip, data: Iterator[Batch], vocab: Path, config: GlipTrainConf
 def make_optimizer(model: Glip, config: OptimConfig) -> torch.optim.AdamW:
     """Build AdamW with weight decay on matrices only and a separate learning rate for the language tower."""
     groups = parameter_groups(
-        model,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        lr_ratios={"language_backbone": config.language_lr_ratio},
+        model, lr=config.lr, weight_decay=config.weight_decay, lr_ratios={"language_backbone": config.language_lr_ratio}
     )
     return torch.optim.AdamW(groups, fused=True)
 

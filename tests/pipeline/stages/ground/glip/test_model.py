@@ -8,7 +8,7 @@ from torchvision.ops import deform_conv2d
 
 from pipeline.stages.ground.glip.config import CONFIGS, MINIATURE, ConvConfig
 from pipeline.stages.ground.glip.fuse import flat_memory, flatten_levels, modulated_deform_conv, split_levels
-from pipeline.stages.ground.glip.head import decode, encode, inclusive_iou, level_anchors
+from pipeline.stages.ground.glip.head import WEIGHTS, centers, decode, inclusive_iou, inclusive_sides, level_anchors
 from pipeline.stages.ground.glip.model import Glip
 from pipeline.stages.ground.glip.text import pad_prompts
 from tests.pipeline.stages.ground.glip.tiny import TINY, tiny_model
@@ -42,7 +42,9 @@ def test_anchors_coder_and_iou_use_inclusive_pixels() -> None:
     anchors = level_anchors((1, 2), 8, 8.0, torch.device("cpu"))
     assert anchors.tolist() == [[-28, -28, 35, 35], [-20, -28, 43, 35]]
     boxes = torch.tensor([[1.0, 2.0, 30.0, 44.0], [0.0, 0.0, 0.0, 0.0]])
-    torch.testing.assert_close(decode(encode(boxes, anchors), anchors), boxes, rtol=0, atol=1e-4)
+    shift, ratio = centers(boxes) - centers(anchors), inclusive_sides(boxes) / inclusive_sides(anchors)
+    deltas = torch.cat([shift / inclusive_sides(anchors), ratio.log()], dim=-1) * torch.tensor(WEIGHTS)
+    torch.testing.assert_close(decode(deltas, anchors), boxes, rtol=0, atol=1e-4)
     assert inclusive_iou(torch.tensor([[0.0, 0, 9, 9]]), torch.tensor([[5.0, 0, 14, 9]])).item() == pytest.approx(1 / 3)
 
 
