@@ -656,7 +656,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
             print_text(message(str(problem)))
         if lease is not None and broken:
             requeue(store, broken, lease)
-    unfinished = f", {contents.n_unfinished} more are not finished" if contents.n_unfinished else ""
+    unfinished = f", {contents.n_unfinished} more not finished" if contents.n_unfinished else ""
     print_text(
         f"{counted(len(contents.plans), 'finished shard')}{unfinished}: {counted(sums.rows['read'], 'row')} read, "
         f"{sums.rows['kept']:,} kept, {bytes_text(n_bytes)} with the right hashes, {counted(n_images, 'image')} decoded"
