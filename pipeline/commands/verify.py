@@ -662,7 +662,7 @@ def verify(output: str, n_processes: int, is_requeued: bool) -> int:
         f"{sums.rows['kept']:,} kept, {bytes_text(n_bytes)} with the right hashes, {counted(n_images, 'image')} decoded"
     )
     for left in contents.left_out:
-        print_text(message(f"{describe_left_out(left)} are left out, since they were not finished (incomplete=true)"))
+        print_text(message(f"left out, since not finished (incomplete=true): {describe_left_out(left)}"))
     print_text(message(verdict(broken, len(others), is_requeued, contents.command)))
     return BROKEN if broken or others else 0
 
