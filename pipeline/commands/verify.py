@@ -619,13 +619,13 @@ def verify(output: str, options: VerifyOptions) -> int:
             print_text(message(str(problem)))
         if lease is not None and broken:
             requeue(store, broken, lease)
-    unfinished = f", {contents.n_unfinished} more are not finished" if contents.n_unfinished else ""
+    unfinished = f", {contents.n_unfinished} more not finished" if contents.n_unfinished else ""
     print_text(
         f"{counted(len(contents.plans), 'finished shard')}{unfinished}: {counted(sums.rows['read'], 'row')} read, "
         f"{sums.rows['kept']:,} kept, {bytes_text(n_bytes)} with the right hashes, {counted(n_images, 'image')} decoded"
     )
     for left in contents.left_out:
-        print_text(message(f"{describe_left_out(left)} are left out, since they were not finished (incomplete=true)"))
+        print_text(message(f"left out, since not finished (incomplete=true): {describe_left_out(left)}"))
     print_text(message(verdict(broken, len(others), options.requeue, contents.command)))
     return BROKEN if broken or others else 0
 

@@ -221,7 +221,7 @@ def check_complete(store: Store, output: str, finished: Collection[int], incompl
     """
     missing = find_unfinished(store, finished)
     for left in missing.left_out:
-        logger.warning("%s are left out of %s", describe_left_out(left), output)
+        logger.warning("left out of %s: %s", output, describe_left_out(left))
     if not missing.shards:
         return [*missing.left_out]
     rows = "" if missing.n_rows is None else f" ({counted(missing.n_rows, 'row')})"

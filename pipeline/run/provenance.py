@@ -20,6 +20,7 @@ from hypergrit_common.image_codec import heif_formats
 from hypergrit_common.lazy import is_plugin, load_plugin, plugin_hash
 from hypergrit_common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from hypergrit_common.remote import open_store
+from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
@@ -87,7 +88,7 @@ def check_plugins(config: PipelineConfig, provenance: Provenance) -> None:
 
 
 def check_models(config: PipelineConfig) -> None:
-    """Raise UserError if a model of the job does not exist: within seconds, before a row is read. No model is loaded."""
+    """Raise UserError if a model of the job does not exist: within seconds, before a row is read. No large one is loaded."""
     check_torch(config)
     for key, name, base in (("grounder", config.ground.grounder, Grounder), ("scorer", config.score.scorer, Encoder)):
         if is_plugin(name) and not name.startswith(OPEN_CLIP):
@@ -98,8 +99,10 @@ def check_models(config: PipelineConfig) -> None:
     check_parser(config.parse.model)
     if config.score.min_head_score is not None and config.score.head is None:
         raise UserError("score.min_head_score needs a head; give score.head=FILE, or leave out the threshold")
-    if config.score.head and not Path(config.score.head).is_file():
-        raise UserError(f"score.head={config.score.head} does not exist; give a safetensors file (docs/models.md)")
+    if config.score.head:
+        from pipeline.stages.score.scorers import load_head  # imports torch
+
+        load_head(config.score.head)  # a small file
     if config.ground.vocabulary and not Path(config.ground.vocabulary).exists():
         raise UserError(f"ground.vocabulary={config.ground.vocabulary} does not exist; give a vocab.txt of BERT")
 
@@ -153,7 +156,11 @@ def make_provenance(config: PipelineConfig) -> Provenance:
     if config.recaption.captioner is not None:
         provenance["models"]["captioner"] = {"name": config.recaption.captioner, "prompt": config.recaption.prompt}
     if config.score.head is not None:
-        provenance["models"]["head"] = {"name": config.score.head, "sha256": file_hash(config.score.head)}
+        try:
+            digest = file_hash(config.score.head)
+        except OSError as error:
+            raise UserError(f"score.head={config.score.head} cannot be read: {one_line(error)}") from error
+        provenance["models"]["head"] = {"name": config.score.head, "sha256": digest}
     if thresholds.min_head_score is not None:
         provenance["thresholds"]["min_head_score"] = thresholds.min_head_score
     if thresholds.min_presence is not None:

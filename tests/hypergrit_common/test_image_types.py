@@ -141,4 +141,4 @@ def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: p
         found = read_evaluation_set([str(tmp_path)], 0)
     assert len(found.pictures) == 1  # three times the same
     assert "4 files (2 .svg, 1 .txt, 1 .psd) are not read" in caplog.text
-    assert "1 of 4 images are compared by their bytes alone" in caplog.text
+    assert "1 of 4 images compared by the bytes alone" in caplog.text

@@ -78,9 +78,9 @@ class ScoreConfig:
         check_range(self, "min_presence", least=0, most=1)
         check_range(self, "min_image_similarity", least=-1, most=1)
         if self.scorer == NO_MODEL and self.min_image_similarity is not None:
-            raise UserError("score.min_image_similarity needs a scorer; give one, or leave out the threshold")
+            raise UserError("min_image_similarity needs a scorer; give one, or leave out the threshold")
         if self.scorer == NO_MODEL and self.head is not None:
-            raise UserError("score.head needs the embeddings of a scorer; give one, or leave out the head")
+            raise UserError("head needs the embeddings of a scorer; give one, or leave out the head")
         check_device(self)
 
 

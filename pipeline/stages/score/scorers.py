@@ -97,14 +97,17 @@ class Head:
 def load_head(path: str) -> Head:
     """Load a linear head. Raises UserError if the file does not hold `weight` [d] or [1 d] and at most a `bias` [1]."""
     try:
-        tensors = {name: value.float().reshape(-1) for name, value in read_tensors(Path(path)).items()}
+        tensors = {name: value.float() for name, value in read_tensors(Path(path)).items()}
     except (OSError, ValueError) as error:
         raise UserError(f"score.head={path} cannot be read: {error}") from error
-    bias = tensors.get("bias", torch.zeros(1))
-    if not {"weight"} <= tensors.keys() <= {"weight", "bias"} or len(bias) != 1 or not len(tensors["weight"]):
-        shapes = ", ".join(f"{name} [{len(value)}]" for name, value in sorted(tensors.items()))
-        raise UserError(f"score.head={path} has {shapes}; a head has weight [d], and bias [1] if it has one")
-    return Head(path, tensors["weight"], bias[0])
+    weight, bias = tensors.get("weight", torch.zeros(0)), tensors.get("bias", torch.zeros(1))
+    is_row = weight.ndim in (1, 2) and weight.numel() == weight.shape[-1] > 0
+    if not tensors.keys() <= {"weight", "bias"} or bias.numel() != 1 or not is_row:
+        shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in sorted(tensors.items()))
+        raise UserError(f"score.head={path} has {shapes}; a head has weight [d] or [1, d], and bias [1] if it has one")
+    if not (weight.isfinite().all() and bias.isfinite().all()):
+        raise UserError(f"score.head={path} has values that are not finite; train or copy it again")
+    return Head(path, weight.reshape(-1), bias.reshape(()))
 
 
 def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:

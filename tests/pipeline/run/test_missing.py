@@ -45,7 +45,7 @@ def test_a_shard_written_where_the_output_is_not_mounted_is_computed_again_and_f
     output = tmp_path / "out"
     arguments = [f"input={tars}", f"output={output}", "rows_per_shard=4", "ray.runner=local", "formats=[arrow]"]
     assert grit.main(arguments) == (3 if n_lost == 2 else 0)
-    assert "1 shards are not in the output" in caplog.text
+    assert "1 shard missing in the output" in caplog.text
     assert "node7 (1)" in caplog.text
     rows = json.loads((output / "stats.json").read_text())["rows"]
     assert (

@@ -95,7 +95,7 @@ def test_a_cache_of_the_version_that_missed_zeros_inside_a_tar_is_not_used(
     assert not caplog.records
     assert build_index([str(path)], str(tmp_path / "index")).counts == (2,)
     assert "00000.tar: " in caplog.text
-    assert "the 2 samples before the damage are used" in caplog.text
+    assert "2 samples before the damage used" in caplog.text
 
 
 def test_damaged_cache_file_is_rebuilt(tmp_path: Path) -> None:

@@ -169,4 +169,4 @@ def test_killed_worker_raises_a_user_error_at_the_next_batch(shards: Path) -> No
 def test_fewer_samples_than_a_batch_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (batch,) = take(small_loader(write_shards(tmp_path, [3]), batch=7), 1)
     assert len(batch.keys) == 7
-    assert "3 samples are fewer than a batch of 7" in caplog.text
+    assert "3 samples, fewer than a batch of 7" in caplog.text

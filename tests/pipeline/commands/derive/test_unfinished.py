@@ -57,7 +57,7 @@ def test_rows_of_unfinished_shards_are_left_out_only_when_asked_for(
     assert record["left_out"] == [{"output": str(source), "shards": [1, 3], "rows": 16}]
     capsys.readouterr()
     assert verify(str(tmp_path / "new"), VerifyOptions(processes=1)) == 0
-    text = "2 more are not finished" if not arguments else f"2 shards (16 rows) of {source} are left out"
+    text = "2 more not finished" if not arguments else f"(incomplete=true): 2 shards (16 rows) of {source}"
     assert text in capsys.readouterr().out
 
 
@@ -75,7 +75,7 @@ def test_the_output_of_an_incomplete_command_warns_the_next_one(
     assert run(source, tmp_path / "b", "incomplete=true", "dedupe=[url]") == 0
     caplog.clear()
     assert run(tmp_path / "b", tmp_path / "c", "dedupe=[url]") == 0
-    assert f"2 shards (16 rows) of {source} are left out of {tmp_path / 'b'}" in caplog.text
+    assert f"left out of {tmp_path / 'b'}: 2 shards (16 rows) of {source}" in caplog.text
 
 
 def test_an_unfinished_output_of_a_command_is_always_refused(

@@ -38,8 +38,8 @@ def test_a_lost_shard_is_missed_by_verify_and_by_other_commands(
     capsys.readouterr()
     assert verify(output) == 1
     text = capsys.readouterr().out
-    assert f"_command.json: 1 of {n_shards} shards are missing, such as shard 1; run hypergrit rewrite again" in text
-    assert f"{n_shards - 1} finished shards, 1 more are not finished" in text
+    assert f"_command.json: 1 of {n_shards} shards missing, such as shard 1; run hypergrit rewrite again" in text
+    assert f"{n_shards - 1} finished shards, 1 more not finished" in text
     assert "the shards are intact" in text
     arguments = [f"source={output}", f"output={tmp_path / 'new'}", "dedupe=[url]", *LOCAL]
     assert rewrite.main(arguments) == 2

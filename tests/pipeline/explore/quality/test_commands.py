@@ -113,7 +113,7 @@ def test_marks_give_precision_with_interval_and_feed_the_calibration(
     assert "precision 0.750 [0.409, 0.929], 6 of 8 right" in capsys.readouterr().out
     assert run(output, "marks=audit.csv", "precision=0.7") == 0
     text = capsys.readouterr().out
-    assert "8 marked boxes, 6 of them right" in text
+    assert "8 marked boxes, 6 right" in text
     assert "right boxes kept 1.000" in text
 
 

@@ -61,12 +61,35 @@ def test_a_threshold_without_a_head_is_refused(tars: Path, tmp_path: Path, capsy
 
 @pytest.mark.parametrize(
     "tensors",
-    [{"bias": torch.zeros(1)}, {"weight": torch.zeros(4), "bias": torch.zeros(2)}, {"weight": torch.zeros(4), "x": torch.zeros(1)}],
+    [
+        {"bias": torch.zeros(1)}, {"weight": torch.zeros(4), "bias": torch.zeros(2)}, {"weight": torch.zeros(3, 4)},
+        {"weight": torch.zeros(4), "x": torch.zeros(1)}, {"weight": torch.zeros(0)},
+    ],
 )  # fmt: skip
 def test_a_file_that_is_no_head_is_refused(tensors: dict[str, torch.Tensor], tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "head.safetensors")
     with pytest.raises(UserError, match="a head has weight"):
         load_head(str(tmp_path / "head.safetensors"))
+
+
+def test_a_head_is_read_before_a_row_is_read(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    head = tmp_path / "head.safetensors"
+    arguments = (*PAIRS, f"score.head={head}", "score.min_head_score=0", *LOCAL)
+    for make, text in (
+        (lambda: None, "cannot be read: [Errno 2] No such file"),
+        (lambda: head.write_text("no"), "is not a safetensors file"),
+        (lambda: save_file({"weight": torch.full((128,), torch.nan)}, head), "values that are not finite"),
+    ):
+        make()
+        assert run_job(tars, tmp_path / "out", *arguments) == 2
+        assert text in capsys.readouterr().err
+        assert not (tmp_path / "out" / "_job.json").exists()
+
+
+@pytest.mark.parametrize("key", ["head=h.safetensors", "min_image_similarity=0.2"])
+def test_scores_without_a_scorer_are_refused(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_job(tmp_path / "no.tar", tmp_path / "out", *PAIRS, "scorer=none", f"score.{key}") == 2
+    assert f"error: score.{key.partition('=')[0]} needs " in capsys.readouterr().err
 
 
 def test_a_head_for_other_embeddings_is_refused(tmp_path: Path) -> None:
