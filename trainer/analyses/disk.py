@@ -22,8 +22,9 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
 from schemas.disk import KINDS, DiskFile
 from schemas.rows import VERSION
+from trainer.analyses.command import ShardsConfig, run
 from trainer.analyses.cosne import COMPONENTS, TINY, CosneSettings, cosne, initial_coordinates, principal_components
-from trainer.analyses.root import ShardsConfig, run
+from trainer.analyses.horopca import widest_factor
 from trainer.checkpoints.model import LoadedModel
 from trainer.evaluation.embed import embed_images, embed_texts
 from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards
@@ -55,7 +56,7 @@ def ball_points(found: LoadedModel, samples: HeldOut, config: DiskConfig) -> Ten
             parts.append(model.lift_image(embed_images(model, images, config.batch_size)))
             parts.append(model.lift_text(embed_texts(model, found.tokenizer, texts, config.batch_size)))
     points = torch.cat([factor_points(model, part) for part in parts], 1).cpu()
-    return points[points.norm(dim=-1).clamp(max=1 - TINY).atanh().mean(1).argmax()]
+    return points[widest_factor(points)]
 
 
 def project(points: Tensor, projection: Literal["cosne", "norms"]) -> Tensor:

@@ -163,8 +163,8 @@ def compare(rows: dict[str, Tensor], composition: Composition) -> dict[str, Any]
 def figure_of(rows: dict[str, Tensor], composition: Composition, number: int) -> Figure:
     """The norms of two concepts and of their composition by factor."""
     peaks = {text.removeprefix("a photo of "): int(rows[text].argmax()) for text in composition[:2]}
-    draw = partial(draw_norms, {text: rows[text].numpy() for text in composition}, peaks)
-    return Figure(name=f"norms_{number + 1}", title=f"Distances by factor: {composition.both}", draw=draw)
+    norms = {text: rows[text].numpy() for text in composition}
+    return Figure(f"norms_{number + 1}", f"Distances by factor: {composition.both}", draw_norms, norms, peaks)
 
 
 @torch.no_grad()
@@ -203,7 +203,7 @@ def pictures_of(peaks: list[int], norms: Tensor, shards: ShardPoints, seed: int)
         for peak in dict.fromkeys(peaks)
     }
     title = f"Images from the top {TOP_SHARE:.1%} of the factors at the peaks"
-    return Figure(name="pictures", title=title, draw=partial(draw_pictures, rows))
+    return Figure("pictures", title, draw_pictures, rows)
 
 
 def top_images(norms: Tensor, captions: list[str]) -> dict[str, list[str]]:

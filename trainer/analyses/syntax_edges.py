@@ -8,7 +8,6 @@ Shapes: e edges, d width of the features.
 
 import dataclasses
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,7 +147,7 @@ def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
     groups = {
         name: values.double().cpu().numpy() for name, values in (("words", edges.general), ("heads", edges.specific))
     }
-    draw = partial(draw_histograms, groups, "distance to the origin, contextual words of edges")
-    distances = Figure(name="distances", title="Words and their heads", draw=draw)
+    label = "distance to the origin, contextual words of edges"
+    distances = Figure("distances", "Words and their heads", draw_histograms, groups, label)
     drawn = {NAMES[name]: pairs for name, pairs in scores.items() if len(pairs.mismatched)}
     return [roc_figure("True against mismatched edges", drawn), distances] if drawn else [distances]

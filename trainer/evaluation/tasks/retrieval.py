@@ -178,13 +178,7 @@ def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages
             "median_rank": {name: int(values[values >= 0].median()) + 1 for name, values in ranks.items()},
             "nearest captions": examples(by_image, image, text, image_ids, text_ids, paths, captions),
         },
-        figures=[
-            Figure(
-                name=f"{key}_recall",
-                title=f"Recall at K on {key}",
-                draw=partial(plots.draw_curves, curves, "K", "recall, percent"),
-            )
-        ],
+        figures=[Figure(f"{key}_recall", f"Recall at K on {key}", plots.draw_curves, curves, "K", "recall, percent")],
         items={
             f"{name}/recall@{k}": mean_items(values[values >= 0] < k, units[name][values >= 0])
             for name, values in ranks.items()
