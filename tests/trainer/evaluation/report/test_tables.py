@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer.evaluation.catalog import TASKS
+from trainer.evaluation.catalog import TASKS, set_infos
 from trainer.evaluation.report.page import write_pages
 from trainer.evaluation.report.tables import build_table, markdown, notes_of, published, unit_of
-from trainer.evaluation.sets.base import set_infos
 from trainer.evaluation.tasks.linear_probe import NAMES as PROBE_SETS
 
 PAPERS = {
