@@ -30,11 +30,11 @@ def centroid(found: LoadedModel, shards: HeldOutShards, config: ShardsConfig) ->
     n_read = min(shards.index.n_samples, config.max_samples or shards.index.n_samples)
     for start in range(0, n_read, config.batch_size):
         part = shards.read_part(range(start, min(start + config.batch_size, n_read)), size_px)
-        if part.images:
+        if part.captions:
             images = embed_images(model, part.images, config.batch_size)
             for features in (images, embed_texts(model, found.tokenizer, part.captions, config.batch_size)):
                 total += F.normalize(features.double(), dim=-1).sum(0).cpu()
-            n_samples += len(part.images)
+            n_samples += len(part.captions)
     if not n_samples:
         raise UserError(f"shards={config.shards}: no sample can be read; create the shards again")
     return total / (2 * n_samples), n_samples

@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from trainer.analyses.horopca import horopca
-from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.entailment import order_share, roc_auc
 from trainer.evaluation.metrics.spaces import factor_points, space_of
 from trainer.evaluation.plots import draw_boxes, draw_disk, draw_heat
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult, UnsuitableModelError
+from trainer.evaluation.tasks.examples import lift_texts
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name
 
@@ -103,8 +103,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     groups, families = read_words()
     sets = {**groups, **{name: family.words for name, family in families.items()}}
     words = list(dict.fromkeys(word for part in sets.values() for word in part))
-    with torch.no_grad():
-        points = model.lift_text(embedder.texts([PROMPT.format(word) for word in words]).to(device_of(model)))
+    points = lift_texts(embedder, [PROMPT.format(word) for word in words])
     radii = space_of(model).radius(points).cpu()
     norms = radii.T if radii.ndim == 2 else radii[:, None]  # [n k]
     balls = factor_points(model, points).cpu()  # [k n d]

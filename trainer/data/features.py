@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
@@ -172,17 +172,16 @@ class Rows(Sequence[str]):
                 return torch.from_numpy(found)
             out = np.empty((len(self.row), found.shape[1]), np.float16) if out is None else out
             out[places] = found
-        return torch.from_numpy(np.empty((0, self.width(name)), np.float16) if out is None else out)
+        width = getattr(self.store.shards[0], name).shape[-1]
+        return torch.from_numpy(np.empty((0, width), np.float16) if out is None else out)
 
-    def width(self, name: str) -> int:
-        """The width of the rows of an array."""
-        return int(getattr(self.store.shards[0], name).shape[-1])
-
-    def values(self, column: str) -> list[Any]:
-        """The values of a column of the samples."""
+    def values(self, column: str, of_boxes: bool = False) -> list[Any]:
+        """The values of a column of the samples, or of the boxes in a column of lists."""
         found: list[Any] = [None] * len(self.row)
         for shard, places in self.parts():
-            for place, value in zip(places, shard.table.column(column).take(pa.array(self.row[places])), strict=True):
+            array = shard.table.column(column)
+            array = (array.flatten() if of_boxes else array).take(pa.array(self.row[places]))
+            for place, value in zip(places, array, strict=True):
                 found[place] = value.as_py()
         return found
 
@@ -279,7 +278,7 @@ class FeatureBuilder:
         if self.config.texts == "features":
             found["box_token_ids"] = boxes.take("box_text")
         else:
-            found["box_token_ids"] = self.token_ids(self.phrases(boxes))
+            found["box_token_ids"] = self.token_ids(boxes.values("phrase", of_boxes=True))
         equal = np.zeros(len(owner), np.bool_)
         for number in np.unique(boxes.shard):
             places = boxes.shard == number
@@ -287,15 +286,6 @@ class FeatureBuilder:
         found["box_equal"] = torch.from_numpy(equal)
         if self.config.boxes == "all":
             found["box_owner"] = torch.from_numpy(owner)
-        return found
-
-    def phrases(self, boxes: Rows) -> list[str]:
-        """The phrases of boxes."""
-        found = [""] * len(boxes)
-        for shard, places in boxes.parts():
-            texts = shard.table.column("phrase").flatten().take(pa.array(boxes.row[places]))
-            for place, text in zip(places, texts, strict=True):
-                found[place] = text.as_py()
         return found
 
     def states(self, rows: Rows) -> Tensor:
@@ -319,7 +309,5 @@ class FeatureBuilder:
 
     def trees(self, rows: Rows) -> list[WordTree]:
         """The trees of captions."""
-        names = ("word_of_token", "head", "relation")
-        columns: Mapping[str, list[Any]] = {name: rows.values(name) for name in names}
-        parts = zip(*(columns[name] for name in names), strict=True)
+        parts = zip(*(rows.values(name) for name in ("word_of_token", "head", "relation")), strict=True)
         return [WordTree(word_of_token=tuple(w), head=tuple(h), relation=tuple(r)) for w, h, r in parts]

@@ -66,10 +66,9 @@ class SetInfo:
 def set_infos() -> dict[str, SetInfo]:
     """The 20 data sets by key, in the order of the papers' tables."""
     table: dict[str, dict[str, Any]] = json.loads((DATA / "zero_shot.json").read_text(encoding="utf-8"))
-    tuples = {
-        key: {name: tuple(v) if isinstance(v, list) else v for name, v in row.items()} for key, row in table.items()
-    }
-    return {key: SetInfo(key=key, **row) for key, row in tuples.items()}
+    for row in table.values():
+        row |= {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return {key: SetInfo(key=key, **row) for key, row in table.items()}
 
 
 def analysis(

@@ -24,7 +24,7 @@ from trainer.data.config import DataConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.loader import Loader
 from trainer.data.order import BlockOrder
-from trainer.encoders.cached import CachedImage, CachedText, packed
+from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED, ImageConfig, TextConfig
 from trainer.encoders.text import StateSource, TokenStates
 from trainer.evaluate import main as evaluate
@@ -57,7 +57,9 @@ def cached(batch: Batch, model: DualEncoder, frozen: FrozenModel) -> Batch:
 
     def text(ids: torch.Tensor, with_states: bool = False) -> torch.Tensor:
         found = frozen.text(ids, source if with_states else None)
-        return packed(found) if isinstance(found, TokenStates) else found
+        if isinstance(found, TokenStates):
+            return torch.cat([found.pooled[:, None], found.initial, found.contextual], dim=1)
+        return found
 
     return dataclasses.replace(
         batch,

@@ -81,7 +81,7 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
             "images": len(usable),
             "unreadable": [f"{data.images[keep[row]].path}: {why}" for row, why in list(found.errors.items())[:5]],
             "confusions": largest_confusions(table, names),
-            "recall": dict(zip(names, per_class_recall(table), strict=False)),
+            "recall": dict(zip(names, (table.diagonal() / table.sum(1).clamp(min=1)).tolist(), strict=False)),
         },
         figures=figures,
         items={
@@ -104,12 +104,6 @@ def class_points(embedder: Embedder, names: Sequence[str], prompts: Sequence[str
     with torch.no_grad():
         stacked = features.unflatten(0, (len(names), len(prompts))).to(device_of(embedder.model))
         return embedder.model.lift_prompts(stacked)
-
-
-def per_class_recall(table: Tensor) -> list[float]:
-    """Share of correct images of each class; 0 for a class without images."""
-    shares: list[float] = (table.diagonal() / table.sum(1).clamp(min=1)).double().tolist()
-    return shares
 
 
 def macro_items(predicted: Tensor, target: Tensor, n_classes: int) -> Tensor:
