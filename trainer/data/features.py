@@ -228,21 +228,20 @@ class FeatureBuilder:
         rows = self.index.locate(draw.samples)
         at = position + np.arange(len(rows), dtype=np.int64)
         report = BatchReport(counts=Counter(samples=len(rows)))
-        batch: dict[str, Any] = {"images": rows.take("image", self.views(at, IMAGE_VIEW)), "keys": rows}
+        batch: dict[str, Any] = {
+            "images": rows.take("image", self.draw(at, IMAGE_VIEW, self.index.views)),
+            "keys": rows,
+        }
         if "parse" in self.needs:
             batch["token_ids"], batch["syntax"] = self.states(rows), collate_trees(self.trees(rows))
+        elif self.config.texts == "features":
+            batch["token_ids"] = rows.take("text")
         else:
-            batch["token_ids"] = self.texts(rows, "text")
+            batch["token_ids"] = self.token_ids(rows.values("caption"))
         if "boxes" in self.needs:
             batch |= self.boxes(rows, at)
             report.counts["equal_phrases"] += int(batch["box_equal"].sum())
         return batch, report
-
-    def texts(self, rows: Rows, name: str) -> Tensor:
-        """Features [b g] of captions, or their token ids [b l] if a text tower is trained."""
-        if self.config.texts == "features":
-            return rows.take(name)
-        return self.token_ids(rows.values("caption"))
 
     def token_ids(self, texts: Sequence[str]) -> Tensor:
         """Token ids [b l] of texts, truncated to the context."""
@@ -254,10 +253,6 @@ class FeatureBuilder:
         seed = mix(np.array([self.config.seed], np.uint64))
         found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + seed)
         return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
-
-    def views(self, at: Numbers, choice: int) -> Numbers:
-        """The view of each position."""
-        return self.draw(at, choice, self.index.views)
 
     def boxes(self, rows: Rows, at: Numbers) -> dict[str, Any]:
         """The fields of the boxes of a batch: one of each pair, drawn by its position, or all."""
@@ -273,7 +268,7 @@ class FeatureBuilder:
             if self.config.box_order == "random":  # `most` of the boxes from a random one on
                 chosen = first[owner] + (place + self.draw(at, BOX, n)[owner]) % n[owner]
         boxes = Rows(self.index, rows.shard[owner], chosen)
-        views = self.views(MAX_BOXES * at[owner] + place, BOX_VIEW)
+        views = self.draw(MAX_BOXES * at[owner] + place, BOX_VIEW, self.index.views)
         found: dict[str, Any] = {"box_images": boxes.take("box_image", views)}
         if self.config.texts == "features":
             found["box_token_ids"] = boxes.take("box_text")

@@ -236,7 +236,7 @@ def test_a_batch_depends_on_its_position_alone_and_draws_every_view_and_box(worl
     assert torch.equal(part["images"], first["images"][3:5])
     assert torch.equal(part["box_images"], first["box_images"][3:5])
     at = np.arange(4000)
-    assert np.bincount(builder.views(at, 1)).tolist() == pytest.approx([2000, 2000], abs=150)
+    assert np.bincount(builder.draw(at, 1, 2)).tolist() == pytest.approx([2000, 2000], abs=150)
     four = builder.draw(at, 2, np.full(4000, 4))
     assert np.bincount(four).tolist() == pytest.approx([1000] * 4, abs=120)
     other = build(world, frozenset({"boxes"}), seed=5)
