@@ -4,7 +4,7 @@
 
 This project is compared with img2dataset (its shard loop is called directly: 32 threads, webdataset, sha256, otherwise
 defaults, so that its startup time is not included) and with a bare asyncio client, which checks nothing. All fetch the
-same URLs in alternating rounds; `jpeg_server.py` serves them on another core. In the cases `keep`, images are stored as
+same URLs in alternating rounds; `web.py` serves them on another core. In the cases `keep`, images are stored as
 they come: this project and img2dataset verify each by decoding it, the bare client does not.
 
 The ratios compare CPU time per image, which hardly depends on other load, and `ratio_wall` wall-clock time. `ratio` is
@@ -31,8 +31,8 @@ import numpy as np
 import PIL.Image
 
 from benchmarks.downloaders import SIZE, build_bare, build_img2dataset, build_ours
-from benchmarks.jpeg_server import N_IMAGES, make_jpeg
 from benchmarks.turns import take_turns
+from benchmarks.web import N_IMAGES, make_jpeg
 from hypergrit_common.images import decode
 
 ROUNDS: Final = 3
@@ -83,7 +83,7 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
 def served(folder: Path) -> Iterator[dict[str, int]]:
     """Serve images from a process on the last core: scheme -> port. Pins this process to the first core."""
     cores = sorted(os.sched_getaffinity(0))
-    command = [sys.executable, "-m", "benchmarks.jpeg_server", *map(str, write_certificate(folder))]
+    command = [sys.executable, "-m", "benchmarks.web", *map(str, write_certificate(folder))]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         os.sched_setaffinity(server.pid, {cores[-1]})

@@ -20,7 +20,7 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.distances import agreement, hamming, pairwise_distances
-from trainer.evaluation.metrics.multilabel import IGNORED, class_precisions, prevalence
+from trainer.evaluation.metrics.ranking import IGNORED, class_precisions, prevalence
 from trainer.evaluation.sets.annotations import checksums, field, read_lines
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import class_points, evenly
