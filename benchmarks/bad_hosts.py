@@ -4,7 +4,7 @@
 
 Eight cases of 1,000 rows on about 430 hosts whose images take 0.2 s (median). Both downloaders run in processes of
 their own, have 64 connections, in all and per host, and the same time-out, and resize and write what they get. All
-names are answered by the benchmark's name server (bad_world.py), and everything is on loopback. The rounds alternate;
+names are answered by the benchmark's name server (web.py), and everything is on loopback. The rounds alternate;
 each begins without connections, names or memory of hosts. A row on a bad host may fail; a loss of any other row by our
 downloader ends the benchmark with exit code 1.
 
@@ -98,7 +98,7 @@ SIDES: dict[str, Callable[[list[str], float, Path], list[bool]]] = {"ours": run_
 
 def serve_side(side: str, dns_port: int, web_port: int, timeout_s: float) -> None:
     """Child process: for each line with a JSON list of URLs, download them and print the seconds and the kept rows."""
-    from benchmarks.bad_world import patch_names
+    from benchmarks.web import patch_names
 
     results, sys.stdout = sys.stdout, sys.stderr  # the libraries may print
     patch_names(dns_port)
@@ -147,7 +147,7 @@ def measure(cases: list[str], n: int, rounds: int, timeout_s: float) -> tuple[di
     """Run the cases, print a line for each; return their ratios, and the innocent rows that ours lost in all."""
     ratios, lost_by_ours = {}, 0
     with ExitStack() as stack:
-        world = start(stack, "benchmarks.bad_world")
+        world = start(stack, "benchmarks.web")
         assert world.stdout is not None
         dns_port, web_port = map(int, world.stdout.readline().split())
         sides = [Side(stack, name, dns_port, web_port, timeout_s) for name in SIDES]

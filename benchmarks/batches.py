@@ -56,12 +56,8 @@ class CountingGrounder:
 
     def collect(self, batch: list[int]) -> list[Grounded]:
         """Return boxes side by side."""
-        return [Grounded(boxes=[d for d in side_by_side(n) if self.rng.random() < BOX_SHARE]) for n in batch]
-
-
-def side_by_side(n: int) -> list[Detection]:
-    """Return a box for each of n phrases."""
-    return [Detection(k, (k / n, 0.0, (k + 1) / n, 0.9), 0.9) for k in range(n)]
+        side_by_side = ([Detection(k, (k / n, 0.0, (k + 1) / n, 0.9), 0.9) for k in range(n)] for n in batch)
+        return [Grounded(boxes=[d for d in boxes if self.rng.random() < BOX_SHARE]) for boxes in side_by_side]
 
 
 def make_table(n_rows: int, seed: int) -> pa.Table:

@@ -17,7 +17,7 @@ from typing import Any, Final
 
 import torch
 
-from benchmarks.phrases import intervals
+from benchmarks.phrases import intervals, total
 from demo.eval import caption_table
 from demo.make_input import canvas_scene
 from demo.world.scenes import TEST_SEEDS, Scene
@@ -178,14 +178,6 @@ def false_cause(box: Any, phrase: int | None, truth: Truth, scene: Scene) -> str
     if (iou([box], object_boxes(scene)) >= MIN_IOU).any():
         return "another object"
     return "imprecise box" if own >= 0.2 else "background"
-
-
-def total(counts: Iterable[Counter[str]]) -> Counter[str]:
-    """Return the sum of counts."""
-    result: Counter[str] = Counter()
-    for part in counts:
-        result.update(part)
-    return result
 
 
 def precision(counts: Counter[str]) -> float:

@@ -4,7 +4,7 @@
 
 This project is compared with img2dataset (its shard loop is called directly: 32 threads, webdataset, sha256, otherwise
 defaults, so that its startup time is not included) and with a bare asyncio client, which checks nothing. All fetch the
-same URLs in alternating rounds; `jpeg_server.py` serves them on another core. In the cases `keep`, images are stored as
+same URLs in alternating rounds; `web.py` serves them on another core. In the cases `keep`, images are stored as
 they come: this project and img2dataset verify each by decoding it, the bare client does not.
 
 The ratios compare CPU time per image, which hardly depends on other load, and `ratio_wall` wall-clock time. `ratio` is
@@ -17,14 +17,13 @@ import datetime
 import ipaddress
 import json
 import os
-import statistics
 import subprocess
 import sys
 import tarfile
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -32,7 +31,8 @@ import numpy as np
 import PIL.Image
 
 from benchmarks.downloaders import SIZE, build_bare, build_img2dataset, build_ours
-from benchmarks.jpeg_server import N_IMAGES, make_jpeg
+from benchmarks.turns import take_turns
+from benchmarks.web import N_IMAGES, make_jpeg
 from hypergrit_common.images import decode
 
 ROUNDS: Final = 3
@@ -83,7 +83,7 @@ def write_certificate(folder: Path) -> tuple[Path, Path]:
 def served(folder: Path) -> Iterator[dict[str, int]]:
     """Serve images from a process on the last core: scheme -> port. Pins this process to the first core."""
     cores = sorted(os.sched_getaffinity(0))
-    command = [sys.executable, "-m", "benchmarks.jpeg_server", *map(str, write_certificate(folder))]
+    command = [sys.executable, "-m", "benchmarks.web", *map(str, write_certificate(folder))]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         os.sched_setaffinity(server.pid, {cores[-1]})
@@ -97,17 +97,15 @@ def served(folder: Path) -> Iterator[dict[str, int]]:
 
 def time_alternately(runs: dict[str, Callable[[], int]], n: int) -> tuple[dict[str, float], dict[str, float]]:
     """Return the median CPU and wall-clock seconds per image of each downloader, after a warm-up round."""
-    cpu: dict[str, list[float]] = {name: [] for name in runs}
-    wall: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(ROUNDS + 1):
-        for name, run in runs.items():
-            start, start_cpu = time.perf_counter(), time.process_time()
-            kept = run()
-            cpu[name].append((time.process_time() - start_cpu) / n)
-            wall[name].append((time.perf_counter() - start) / n)
-            assert kept == n, f"{name} kept {kept} of {n} images"
-    cpu_s, wall_s = ({name: statistics.median(times[1:]) for name, times in kind.items()} for kind in (cpu, wall))
-    return cpu_s, wall_s
+
+    def checked(name: str) -> None:
+        kept = runs[name]()
+        assert kept == n, f"{name} kept {kept} of {n} images"
+
+    found = take_turns({name: partial(checked, name) for name in runs}, ROUNDS)
+    return {name: times.cpu / n for name, times in found.items()}, {
+        name: times.wall / n for name, times in found.items()
+    }
 
 
 def lanczos_psnr(tar: Path, side: int) -> float:

@@ -9,7 +9,6 @@
 
 import argparse
 import json
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -21,6 +20,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import deform_conv2d
 
+from benchmarks.turns import take_turns
 from demo.world.scenes import TEST_SEEDS, make_scene
 from pipeline.stages.ground.glip import fuse as dyconv
 from pipeline.stages.ground.glip.config import CONFIGS
@@ -41,18 +41,6 @@ def main() -> None:
     print(json.dumps({"name": "glip_outside_the_network", **outside_the_network()}))
 
 
-def cpu_seconds(run: Callable[[], object]) -> float:
-    """Return the median CPU time of a call over all threads, after a warm-up call."""
-    run()
-    times = []
-    for _ in range(REPEATS):
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        run()
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        times.append(after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime)
-    return median(times)
-
-
 @torch.inference_mode()
 def forward() -> dict[str, float]:
     """Measure one forward pass of our implementation and of the plain one."""
@@ -60,15 +48,17 @@ def forward() -> dict[str, float]:
     images = torch.randn(1, 3, 224, 320)  # 213 x 311, padded
     ids = torch.randint(1000, 2000, (1, 256))
     mask = (torch.arange(256) < N_WORD_PIECES).long()[None]
-    ours = cpu_seconds(lambda: model(images, ids[:, :N_WORD_PIECES], mask[:, :N_WORD_PIECES]))
-    with patch.object(dyconv, "modulated_deform_conv", plain_deform_conv):
-        plain = cpu_seconds(lambda: model(images, ids, mask))
-    return {"ratio": plain / ours, "cpu_s": ours, "plain_cpu_s": plain}
 
+    def plain_deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
+        return deform_conv2d(x, offset, weight, bias, stride=stride, padding=1, mask=mask)
 
-def plain_deform_conv(x: Tensor, offset: Tensor, mask: Tensor, weight: Tensor, bias: Tensor, stride: int) -> Tensor:
-    """Compute a modulated deformable convolution with torchvision."""
-    return deform_conv2d(x, offset, weight, bias, stride=stride, padding=1, mask=mask)
+    def plain() -> None:
+        with patch.object(dyconv, "modulated_deform_conv", plain_deform_conv):
+            model(images, ids, mask)
+
+    calls = {"plain": plain, "ours": lambda: model(images, ids[:, :N_WORD_PIECES], mask[:, :N_WORD_PIECES])}
+    plain_s, ours_s = (seconds.cpu for seconds in take_turns(calls, REPEATS).values())
+    return {"ratio": plain_s / ours_s, "cpu_s": ours_s, "plain_cpu_s": plain_s}
 
 
 def outside_the_network() -> dict[str, float]:

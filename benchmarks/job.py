@@ -69,10 +69,11 @@ def ground_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, end
         ends.put(ShardEnd(time.monotonic(), time.process_time()))
 
 
-def run_alone(plans: list[ShardPlan], config: PipelineConfig, ends: "mp.Queue[ShardEnd]") -> None:
+def run_alone(plans: list[ShardPlan], config: PipelineConfig, ready: Any, ends: "mp.Queue[ShardEnd]") -> None:
     """Run all steps of all shards in this process. Puts the end of each shard into `ends`."""
     torch.set_num_threads(1)
     steps = Steps(config, make_provenance(config))
+    ready.wait()
     for plan in plans:
         steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
         ends.put(ShardEnd(time.monotonic(), cpu_seconds()))
@@ -106,8 +107,12 @@ def main() -> None:
         values = [f"input={folder / 'in'}", f"output={folder / 'out'}", f"rows_per_shard={ROWS_PER_SHARD}"]
         config = load_config([*values, f"ray.model_workers={WORKERS}"])
         plans = plan_shards(config.input, config.rows_per_shard, None, config.read)
-        alone_s, alone_cpu_s = measure_alone(plans, config)
-        steps_cpu_s = measure_steps(plans, dataclasses.replace(config, output=str(folder / "steps")))
+        alone = run_workers(ground_alone, plans, config, WORKERS)
+        # The rates of concurrent processes are summed; CPU seconds per row are averaged.
+        alone_s, alone_cpu_s = 1 / sum(1 / wall for wall, _ in alone), sum(cpu for _, cpu in alone) / WORKERS
+        ((_, steps_cpu_s),) = run_workers(
+            run_alone, plans, dataclasses.replace(config, output=str(folder / "steps")), 1
+        )
         results = compute_on_ray(plans, config.ray, Recipe(partial(Steps, config, make_provenance(config)), config))
         ends = [ShardEnd(time.monotonic(), cpu_seconds()) for _ in results]
         job_s, job_cpu_s = per_row(ends, WARM_SHARDS)
@@ -126,33 +131,19 @@ def main() -> None:
     print(json.dumps({**record, "stage_seconds": seconds}))
 
 
-def measure_steps(plans: list[ShardPlan], config: PipelineConfig) -> float:
-    """Return the CPU seconds per row of one process that runs all steps."""
+def run_workers(target: Any, plans: list[ShardPlan], config: PipelineConfig, n: int) -> list[tuple[float, float]]:
+    """Return wall-clock and CPU seconds per row of n processes, each of which runs `target` on a part of the shards."""
     context = mp.get_context("spawn")
-    queue = context.Queue()
-    worker = context.Process(target=run_alone, args=(plans, config, queue))
-    worker.start()
-    ends = [queue.get() for _ in plans]
-    worker.join()
-    return per_row(ends, WARM_SHARDS // WORKERS)[1]
-
-
-def measure_alone(plans: list[ShardPlan], config: PipelineConfig) -> tuple[float, float]:
-    """Return wall-clock and CPU seconds per row of `WORKERS` processes that ground the shards concurrently."""
-    context = mp.get_context("spawn")
-    queues, ready = [context.Queue() for _ in range(WORKERS)], context.Barrier(WORKERS)
+    queues, ready = [context.Queue() for _ in range(n)], context.Barrier(n)
     workers = [
-        context.Process(target=ground_alone, args=(plans[i::WORKERS], config, ready, queue))
-        for i, queue in enumerate(queues)
+        context.Process(target=target, args=(plans[i::n], config, ready, queue)) for i, queue in enumerate(queues)
     ]
     for worker in workers:
         worker.start()
-    ends = [[queue.get() for _ in plans[i::WORKERS]] for i, queue in enumerate(queues)]
+    ends = [[queue.get() for _ in plans[i::n]] for i, queue in enumerate(queues)]
     for worker in workers:
         worker.join()
-    each = [per_row(times, WARM_SHARDS // WORKERS) for times in ends]
-    # The rates of concurrent processes are summed; CPU seconds per row are averaged.
-    return 1 / sum(1 / wall for wall, _ in each), sum(cpu for _, cpu in each) / WORKERS
+    return [per_row(times, WARM_SHARDS // WORKERS) for times in ends]
 
 
 if __name__ == "__main__":

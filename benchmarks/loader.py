@@ -17,12 +17,10 @@ Without SHARDS, samples in HyCoCLIP's format are generated from the demo's world
 import argparse
 import io
 import json
-import os
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -34,6 +32,7 @@ import torch
 import webdataset
 from torchvision import transforms
 
+from benchmarks.turns import take_turns, use_one_core
 from demo.world.scenes import SHARD_SEEDS, Scene, scene_stream
 from demo.world.sprites import TRAIN_STYLES
 from hypergrit_common.shards import list_shards
@@ -57,8 +56,7 @@ def main() -> None:
     given = parser.parse_args().shards
     torch.set_num_threads(1)
     cv2.setNumThreads(0)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    use_one_core()
     tokenizer = openai_tokenizer()
     with tempfile.TemporaryDirectory() as folder:
         shards = given or write_train(Path(folder, "train"))
@@ -71,7 +69,10 @@ def main() -> None:
         print_times("224 px, full image and box", boxed)
         pairs = write_pairs(Path(folder, "pairs"))
         pairs_only = time_alternately(
-            {"ours": iter(ours(pairs, tokenizer, frozenset())), "webdataset": baseline(pairs, tokenizer, pair_decoded)}
+            {
+                "ours": iter(ours(pairs, tokenizer, frozenset())),
+                "webdataset": baseline(pairs, tokenizer, pair_decoded),
+            }
         )
         print_times("1024 x 768 px, no box", pairs_only)
     result = {
@@ -85,14 +86,8 @@ def main() -> None:
 
 def time_alternately(sides: dict[str, Batches]) -> dict[str, float]:
     """Return the median CPU time per sample of each loader in microseconds. The loaders take turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
-    for round_ in range(ROUNDS + 1):
-        for name, batches in sides.items():
-            start = time.process_time()
-            next(batches)
-            if round_:  # the first round is a warm-up
-                seconds[name].append(time.process_time() - start)
-    return {name: 1e6 * statistics.median(values) / BATCH for name, values in seconds.items()}
+    found = take_turns({name: partial(next, batches) for name, batches in sides.items()}, ROUNDS)
+    return {name: 1e6 * seconds.cpu / BATCH for name, seconds in found.items()}
 
 
 def print_times(title: str, median: dict[str, float]) -> None:

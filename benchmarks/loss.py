@@ -35,15 +35,12 @@ def measure(name: str, batch: int, side: str, threads: int) -> dict[str, float]:
     """Return the median time of a step and the peak memory, measured in this process."""
     import torch
 
-    from benchmarks.plain import build
+    from benchmarks.plain import build, draw_features
     from trainer.batch import Pairs
 
     torch.set_num_threads(threads)
     model = build(name, plain=side == "plain", full=False)
-    parts = ("image", "text", "box_image", "box_text") if name != "meru" else ("image", "text")
-    # The features of a pair are correlated, so that matching pairs are closer than others, as in training.
-    common = torch.randn(batch, 512)
-    features: dict[str, Any] = {part: (common + torch.randn_like(common)).requires_grad_() for part in parts}
+    features: dict[str, Any] = {part: value.requires_grad_() for part, value in draw_features(name, batch).items()}
     model.losses(Pairs(**{part: value[:8] for part, value in features.items()})).loss.backward()
     before = peak_mb()
     times: list[tuple[float, float]] = []

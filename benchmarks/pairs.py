@@ -2,7 +2,7 @@
 
     python -m benchmarks.pairs [n_images]
 
-All fetch the same images of 500 px, which `jpeg_server.py` serves on another core, in alternating rounds, each in this
+All fetch the same images of 500 px, which `web.py` serves on another core, in alternating rounds, each in this
 process without Ray. `ratio` is the CPU time per image of the job of pairs over that of the download stage: at 1.0,
 cleaning the captions and writing the shard add no time. `to_boxes` is that of a job with the miniature models over it.
 """

@@ -134,10 +134,16 @@ def _is_cut(parse: CaptionParse, span: Span, root: int) -> bool:
 
 def shares(counts: Iterable[Counter[str]]) -> dict[str, float]:
     """Return the measures over captions; NaN for a share of nothing."""
-    total: Counter[str] = Counter()
+    summed = total(counts)
+    return {name: summed[m.part] / summed[m.total] if summed[m.total] else math.nan for name, m in MEASURES.items()}
+
+
+def total(counts: Iterable[Counter[str]]) -> Counter[str]:
+    """Return the sum of counts."""
+    result: Counter[str] = Counter()
     for part in counts:
-        total.update(part)
-    return {name: total[m.part] / total[m.total] if total[m.total] else math.nan for name, m in MEASURES.items()}
+        result.update(part)
+    return result
 
 
 def without(*rules: str) -> Rules:

@@ -14,8 +14,6 @@ measured in alternating rounds.
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +21,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.plain import PLAIN, build, plain_model
+from benchmarks.turns import take_turns
 from trainer.batch import Batch
 
 PRODUCT_ROUNDS = 30  # takes about as long as a step
@@ -72,25 +71,17 @@ def compare(name: str, n: int, rounds: int) -> dict[str, object]:
     }
     with FlopCounterMode(display=False) as counter:
         steps["ours"]()
-    times: dict[str, list[tuple[float, float]]] = {side: [] for side in steps}
-    for round_ in range(rounds + 1):
-        for side, step in steps.items():
-            start, start_cpu = time.perf_counter(), time.process_time()
-            step()
-            if round_:  # the first round is a warm-up
-                times[side].append((time.perf_counter() - start, time.process_time() - start_cpu))
-    wall_s = {side: statistics.median(wall for wall, _ in times[side]) for side in steps}
-    cpu_s = {side: statistics.median(cpu for _, cpu in times[side]) for side in steps}
+    plain, ours, product = take_turns(steps, rounds).values()
     row: dict[str, object] = {
         "model": name,
-        "ours_wall_s": round(wall_s["ours"], 3),
-        "ours_cpu_s": round(cpu_s["ours"], 3),
-        "ratio": round(cpu_s["plain"] / cpu_s["ours"], 3),
-        "ratio_wall": round(wall_s["plain"] / wall_s["ours"], 3),
+        "ours_wall_s": round(ours.wall, 3),
+        "ours_cpu_s": round(ours.cpu, 3),
+        "ratio": round(plain.cpu / ours.cpu, 3),
+        "ratio_wall": round(plain.wall / ours.wall, 3),
     }
-    rate = counter.get_total_flops() / wall_s["ours"]
+    rate = counter.get_total_flops() / ours.wall
     row["gflop_per_s"] = round(rate / 1e9)
-    row["share_of_products"] = round(rate / (product_flops / wall_s["products"]), 2)
+    row["share_of_products"] = round(rate / (product_flops / product.wall), 2)
     return row
 
 

@@ -10,17 +10,16 @@ tar, which our manifests contain and TarWriter does not compute.
 
 import argparse
 import json
-import os
 import random
-import statistics
 import tempfile
-import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import webdataset
 
+from benchmarks.turns import take_turns, use_one_core
 from pipeline.output.commit import HashedFile
 from pipeline.output.write.samples import to_json
 from pipeline.output.write.tar import TarWriter
@@ -71,22 +70,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("n", nargs="?", type=int, default=1000, help="number of samples")
     samples = make_samples(parser.parse_args().n)
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    use_one_core()
     writers: dict[str, Writer] = {
         "webdataset.TarWriter": webdataset_writer,
         "ours": ours,
         "ours with sha256": ours_hashed,
     }
-    seconds: dict[str, list[float]] = {name: [] for name in writers}
     with tempfile.TemporaryDirectory() as folder:
-        for round_ in range(ROUNDS + 1):
-            for name, write in writers.items():
-                start = time.process_time()
-                write(samples, Path(folder, "out.tar"))
-                if round_:  # the first round is a warm-up
-                    seconds[name].append(time.process_time() - start)
-    median = {name: statistics.median(values) for name, values in seconds.items()}
+        calls = {name: partial(write, samples, Path(folder, "out.tar")) for name, write in writers.items()}
+        median = {name: seconds.cpu for name, seconds in take_turns(calls, ROUNDS).items()}
     print(f"{len(samples)} samples of 50 KB, CPU time, median of {ROUNDS} rounds")
     print(f"{'writer':<24}{'us/sample':>12}{'samples/s':>12}{'ratio':>8}")
     for name, value in median.items():

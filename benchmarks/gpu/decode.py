@@ -7,7 +7,6 @@ rate with the pairs/s at which the model computes, from OUT/trainer_step.json if
 well above 1.
 """
 
-import dataclasses
 import json
 import tempfile
 import time
@@ -16,10 +15,8 @@ from typing import Any
 
 from benchmarks.gpu.data import n_cores
 from benchmarks.gpu.session import Session, parser_of, run
-from benchmarks.gpu.trainer_step import config_of, drawn_shards
+from benchmarks.gpu.trainer_step import config_of, drawn_shards, loader_of
 from trainer.config import TrainConfig
-from trainer.data.loader import Loader
-from trainer.training.build import build_tokenizer
 
 SECONDS, TINY_SECONDS = 20.0, 0.5
 BATCH, TINY_BATCH = 768, 8
@@ -55,13 +52,7 @@ def measure(session: Session) -> None:
 
 def pairs_per_s(config: TrainConfig, workers: int, seconds: float) -> float:
     """Return the rate of the loader once the batches that its processes prepare in advance have been taken."""
-    loader = Loader(
-        dataclasses.replace(config.data, workers=workers),
-        tokenizer=build_tokenizer(config),
-        size_px=config.model.image.size_px,
-        batch=config.batch_size,
-        needs=frozenset({"boxes"}),
-    )
+    loader = loader_of(config, workers, frozenset({"boxes"}))
     try:
         batches = iter(loader)
         for _ in range(workers * config.data.prefetch + 1):

@@ -60,24 +60,14 @@ def in_losses() -> Iterator[None]:
         def one_way(scale: Tensor, targets: Tensor) -> Tensor:
             return other.one_way(scale, targets) if scale.ndim else contrastive(lazy, scale, targets)
 
-        return Implementation(one_way, partial(symmetric_contrastive, lazy))
+        return Implementation(one_way, partial(contrastive, lazy))
 
     with patch.object(ContrastiveLoss, "implementation", implementation):
         yield
 
 
-def contrastive(similarity: LazySimilarity, scale: Tensor, targets: Tensor) -> Tensor:
-    """Loss of queries against candidates: `functional.contrastive(scale * similarity, targets=targets)`."""
-    return apply(similarity, scale, targets)
-
-
-def symmetric_contrastive(similarity: LazySimilarity, scale: Tensor) -> Tensor:
-    """Mean of the losses of queries against candidates and vice versa, where query i matches candidate i."""
-    return apply(similarity, scale, None)
-
-
-def apply(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None) -> Tensor:
-    """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
+def contrastive(similarity: LazySimilarity, scale: Tensor, targets: Tensor | None = None) -> Tensor:
+    """The loss of `trainer.losses.chunked.contrastive`, which without `targets` is the mean of both directions."""
     queries, candidates, curvature = similarity.queries, similarity.candidates, similarity.curvature
     if curvature is None:
         x, y, weights = queries.float()[None], candidates.float()[None], None
@@ -102,7 +92,7 @@ def coshm1_coordinates(points: Tensor, curvature: Tensor, sign: int) -> Tensor:
 
 
 class FusedContrastive(torch.autograd.Function):
-    """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`.
+    """The loss of `contrastive`.
 
     `x` [k b w] and `y` [k n w] are coordinates whose inner product in each factor is coshm1, or the cosine.
     """

@@ -22,11 +22,10 @@ from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.timing import peak_gib, reset_peak, synchronize, time_calls
 from benchmarks.gpu.tracing import trace
 from benchmarks.loss import PLAIN_NUMBERS, plain_fits
-from benchmarks.plain import build
+from benchmarks.plain import build, draw_features
 from trainer.batch import Pairs
 from trainer.models.meru import MERU
 
-WIDTH = 512
 BATCHES, TINY_BATCHES = (768, 16384), (8, 24)
 
 
@@ -63,14 +62,6 @@ def sides(name: str, batch: int, device: torch.device) -> Iterator[str]:
     yield "chunked"
     if plain_fits(name, batch, device.type):
         yield "plain"
-
-
-def draw_features(name: str, batch: int, device: torch.device) -> dict[str, Tensor]:
-    """Return features whose pairs are correlated, so that matching pairs are closer than others, as in training."""
-    torch.manual_seed(0)
-    common = torch.randn(batch, WIDTH, device=device)
-    parts = ("image", "text") if name == "meru" else ("image", "text", "box_image", "box_text")
-    return {part: common + torch.randn_like(common) for part in parts}
 
 
 def loss_and_gradients(model: MERU, features: dict[str, Tensor]) -> list[Tensor]:

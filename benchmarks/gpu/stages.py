@@ -133,7 +133,7 @@ def measure_stages(session: Session, ground: Ground, score: Score, whole: pa.Tab
             synchronize(session.device)
             seconds = time.perf_counter() - start
             row |= {"images_per_s": whole.num_rows / seconds, "seconds": seconds, "peak_gib": peak_gib(session.device)}
-            row["boxes_per_image"] = mean_boxes(grounded)
+            row["boxes_per_image"] = sum(map(len, filter(None, grounded["boxes"].to_pylist()))) / grounded.num_rows
             ground.decode.clear()
             path = session.path(f"{name}_{ground.config.batch_size}.json.gz")
             row["profile"] = trace(traced, 1, session.device, path, keep=False, host=False)
@@ -141,11 +141,6 @@ def measure_stages(session: Session, ground: Ground, score: Score, whole: pa.Tab
             is_first = not any(done.get("stage") == name for done in session.rows)
             if name in WITH_HOST and is_first and session.device.type == "cuda":  # on a CPU, `profile` has the host too
                 row["profile_with_host"] = trace(traced, 1, session.device, path)
-
-
-def mean_boxes(grounded: pa.Table) -> float:
-    """Return the number of boxes per image."""
-    return sum(len(boxes or []) for boxes in grounded["boxes"].to_pylist()) / grounded.num_rows
 
 
 if __name__ == "__main__":

@@ -153,22 +153,13 @@ def backward(pairs: Pairs) -> None:
 
 def with_loader(run: Run, steps: int, warm_up: int) -> dict[str, float]:
     """Measure the throughput of steps with the loader, and the share of time spent waiting for data."""
-    meter, copies = Meter(), BatchCopies(run.loader, run.process.device)
-    waiting: PendingStep | None = None
+    meter = Meter()
+    step = steps_with_loader(run, meter)
     for index in range(warm_up + steps):
         if index == warm_up:
             meter.restart()
-        with meter.waiting():
-            batch = copies.take()
-        step = start_step(run, batch)
-        with meter.waiting():
-            copies.start()
-        if waiting:
-            waiting.read()
-        waiting = step
-        meter.samples += run.config.batch_size
-    if waiting:
-        waiting.read()
+        step()
+    synchronize(run.process.device)
     read = meter.read()
     return {
         "pairs_per_s_with_loader": round(read["samples_per_s"], 1),
@@ -194,7 +185,7 @@ def measure_ours(session: Session, config: TrainConfig, row: dict[str, Any], spe
     device, is_tiny = session.device, session.options.tiny
     trained = build(config, Process(device=device))
     try:
-        batch = first_batch(config, trained.model.needs).to(device)
+        batch = next(iter(loader_of(config, 0, trained.model.needs))).to(device)
         flops = count_flops(lambda part: features(trained, part), batch)
         trained.optimizer.zero_grad(set_to_none=True)
         start = time.perf_counter()
@@ -213,32 +204,35 @@ def measure_ours(session: Session, config: TrainConfig, row: dict[str, Any], spe
         row |= with_loader(trained, steps, warm_up=1 if is_tiny else 5)
         path = session.path(f"{config.model_name}_{config.batch_size}.json.gz")
         is_first = not any("profile" in done for done in session.rows if done.get("model") == config.model_name)
-        row["profile"] = trace(steps_with_loader(trained), 1 if is_tiny else 3, device, path, keep=is_first)
+        row["profile"] = trace(steps_with_loader(trained, Meter()), 1 if is_tiny else 3, device, path, keep=is_first)
     finally:
         trained.loader.close()
 
 
-def first_batch(config: TrainConfig, needs: frozenset[str]) -> Batch:
-    """Return the first batch of the loader."""
-    loader = Loader(
-        dataclasses.replace(config.data, workers=0),
+def loader_of(config: TrainConfig, workers: int, needs: frozenset[str]) -> Loader:
+    """Return a loader with so many processes."""
+    return Loader(
+        dataclasses.replace(config.data, workers=workers),
         tokenizer=build_tokenizer(config),
         size_px=config.model.image.size_px,
         batch=config.batch_size,
         needs=needs,
     )
-    return next(iter(loader))
 
 
-def steps_with_loader(trained: Run) -> Callable[[], None]:
+def steps_with_loader(trained: Run, meter: Meter) -> Callable[[], None]:
     """Return a function that does one step of the training loop: each step is read after the next one is queued."""
     copies, waiting = BatchCopies(trained.loader, trained.process.device), list[PendingStep]()
 
     def step() -> None:
-        waiting.append(start_step(trained, copies.take()))
-        copies.start()
+        with meter.waiting():
+            batch = copies.take()
+        waiting.append(start_step(trained, batch))
+        with meter.waiting():
+            copies.start()
         if len(waiting) > 1:
             waiting.pop(0).read()
+        meter.samples += trained.config.batch_size
 
     step()  # starts the loader
     return step
@@ -266,7 +260,7 @@ def measure_plain(session: Session, config: TrainConfig, row: dict[str, Any], sp
     device = session.device
     torch.manual_seed(0)
     model = plain_model(config.model_name, config.model).to(device).train()
-    batch = first_batch(config, model.needs).to(device)
+    batch = next(iter(loader_of(config, 0, model.needs))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
     def towers(part: Batch) -> Pairs:

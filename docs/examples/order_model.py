@@ -37,9 +37,6 @@ class OrderEmbeddings(DualEncoder):
     def lift_image(self, features: Tensor) -> Tensor:
         return at_least_float32(features)
 
-    def lift_text(self, features: Tensor) -> Tensor:
-        return at_least_float32(features)
-
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         """Cosines [b n] of the points."""
         return F.normalize(queries, dim=-1) @ F.normalize(candidates, dim=-1).T

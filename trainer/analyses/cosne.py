@@ -6,7 +6,6 @@ origin. The samples are those of the task horopca.
 
 import math
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, Literal
 
@@ -14,12 +13,10 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
-from trainer.analyses.horopca import disk_points, median_distance
+from trainer.analyses.horopca import disk_points, disk_result
 from trainer.analyses.shard_points import HELD_OUT
 from trainer.evaluation.metrics.spaces import ball_to_lorentz, lorentz_to_ball
-from trainer.evaluation.plots import draw_disk
-from trainer.evaluation.sets.annotations import checksums
-from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult
+from trainer.evaluation.task import Embedder, TaskOptions, TaskResult
 from trainer.geometry import lorentz
 
 # CO-SNE: hyperbolic t-SNE that keeps distances to the origin (Guo et al. 2022).
@@ -68,7 +65,7 @@ class Cosne:
     norm_error: float  # mean |difference of the distances to the origin| of points and coordinates
 
 
-def cosne(points: Tensor, settings: CosneSettings | None = None) -> Cosne:
+def cosne(points: Tensor, settings: CosneSettings) -> Cosne:
     """Map points [n d] of the unit ball to the disk.
 
     The optimization starts near the origin, from the first two principal components.
@@ -76,7 +73,6 @@ def cosne(points: Tensor, settings: CosneSettings | None = None) -> Cosne:
 
     Raises UserError for fewer than 4 or more than `MAX_POINTS` points, and for a perplexity of n - 1 or more.
     """
-    settings = settings or CosneSettings()
     n = len(points)
     if not 4 <= n <= MAX_POINTS:
         raise UserError(f"CO-SNE has {n} points; give between 4 and {MAX_POINTS}")
@@ -218,22 +214,10 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         raise UserError(f"cosne: {root / HELD_OUT} has {len(data.points)} points; give at least {MIN_POINTS}")
     settings = CosneSettings(kernel=options.rule, perplexity=min(CosneSettings.perplexity, (len(data.points) - 1) / 3))
     found = cosne(principal_components(data.points, COMPONENTS), settings)
-    groups = data.split(found.coordinates)
-    return TaskResult(
-        metrics={
-            "divergence_nats": found.divergence,
-            "mean_error_of_distance_to_origin": found.norm_error,
-            **{f"{name}/median_distance": median_distance(points) for name, points in groups.items()},
-        },
-        rules={
-            "kernel": options.rule,
-            "perplexity": f"{settings.perplexity:g}",
-            "reduction": f"{min(COMPONENTS, data.points.shape[1])} components in the tangent space at the origin",
-            "factor": str(data.factor),
-        },
-        n_used=data.n_samples,
-        skipped=data.skipped,
-        checksums=checksums(root, root / HELD_OUT),
-        details={"coordinates": {name: points.round(4).tolist() for name, points in groups.items()}},
-        figures=[Figure(name="disk", title="CO-SNE", draw=partial(draw_disk, groups))],
-    )
+    rules = {
+        "kernel": options.rule,
+        "perplexity": f"{settings.perplexity:g}",
+        "reduction": f"{min(COMPONENTS, data.points.shape[1])} components in the tangent space at the origin",
+    }
+    metrics = {"divergence_nats": found.divergence, "mean_error_of_distance_to_origin": found.norm_error}
+    return disk_result(data, found.coordinates, metrics, rules, "CO-SNE", root)

@@ -22,8 +22,9 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
 from schemas.disk import KINDS, DiskFile
 from schemas.rows import VERSION
+from trainer.analyses.command import ShardsConfig, run
 from trainer.analyses.cosne import COMPONENTS, TINY, CosneSettings, cosne, initial_coordinates, principal_components
-from trainer.analyses.root import ShardsConfig, run
+from trainer.analyses.horopca import widest_factor
 from trainer.checkpoints.model import LoadedModel
 from trainer.evaluation.embed import embed_images, embed_texts
 from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards
@@ -51,11 +52,11 @@ def ball_points(found: LoadedModel, samples: HeldOut, config: DiskConfig) -> Ten
         raise UserError(f"{type(model).__name__} has no hyperbolic space; give a hyperbolic model")
     parts = []
     for images, texts in ((samples.images, samples.captions), (samples.box_images, samples.box_texts)):
-        if images:
+        if len(images):
             parts.append(model.lift_image(embed_images(model, images, config.batch_size)))
             parts.append(model.lift_text(embed_texts(model, found.tokenizer, texts, config.batch_size)))
     points = torch.cat([factor_points(model, part) for part in parts], 1).cpu()
-    return points[points.norm(dim=-1).clamp(max=1 - TINY).atanh().mean(1).argmax()]
+    return points[widest_factor(points)]
 
 
 def project(points: Tensor, projection: Literal["cosne", "norms"]) -> Tensor:
@@ -71,7 +72,7 @@ def write_disk(path: str, found: LoadedModel, config: DiskConfig) -> str:
     """Write the points of a model, and return their number. Raises UserError if no sample can be read."""
     shards, size_px = HeldOutShards(config.shards), found.model.config.image.size_px
     samples = shards.read_part(evenly(shards.index.n_samples, config.max_samples), size_px)
-    if not samples.images:
+    if not samples.captions:
         raise UserError(f"shards={config.shards}: no sample can be read; create the shards again")
     places = project(ball_points(found, samples, config), config.projection).double()
     keys = [key.rpartition("/")[2] for key in samples.keys]

@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 
 from trainer.analyses.words import PROMPT, read_words
-from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.distances import agreement, gromov_delta, hamming, pairwise_distances
 from trainer.evaluation.metrics.hierarchy import Tree, read_tree, tree_of_edges
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.sets.base import FOLDER, TREE, own_sets
 from trainer.evaluation.task import Embedder, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import evenly
-from trainer.evaluation.tasks.examples import Problems
+from trainer.evaluation.tasks.examples import Problems, lift_texts
 
 OBJECTS: Final = ("dog", "car", "tree", "chair", "apple", "book")
 """The objects of the lattice, one of each family, and so 64 sets."""
@@ -96,9 +95,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     problems, metrics, deltas = Problems(), dict[str, float](), dict[str, float]()
     found, model = structures(root, problems), embedder.model
     for name, structure in found.items():
-        with torch.no_grad():
-            points = model.lift_text(embedder.texts(structure.texts).to(device_of(model)))
-        distances = pairwise_distances(model, points).cpu()
+        distances = pairwise_distances(model, lift_texts(embedder, structure.texts)).cpu()
         values = agreement(distances, structure.reference) | {"delta": sampled_delta(distances)}
         metrics |= {f"{name}/{key}": value for key, value in values.items()}
         deltas[name] = sampled_delta(structure.reference)

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 
 from trainer.analyses.shard_points import HELD_OUT, ShardPoints, embed_shards
-from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.ranking import top_k
 from trainer.evaluation.metrics.spaces import Lorentz
 from trainer.evaluation.plots import draw_norms, draw_pictures
@@ -32,6 +31,7 @@ from trainer.evaluation.task import (
     TaskResult,
     UnsuitableModelError,
 )
+from trainer.evaluation.tasks.examples import lift_texts
 from trainer.models.phyclip import PHyCLIP
 from trainer.models.registry import model_name
 
@@ -55,11 +55,6 @@ def max_composition(first: Tensor, second: Tensor, curvature: Tensor) -> Tensor:
     """
     norms = [factor_norms(points, curvature).T[..., None] for points in (first, second)]
     return torch.where(norms[1] > norms[0], second, first)
-
-
-def overlap(first: Tensor, second: Tensor) -> float:
-    """Share of the indices [j] in `first` that are in `second` [j] too."""
-    return torch.isin(first, second).double().mean().item()
 
 
 def percentiles(values: Tensor) -> Tensor:
@@ -101,8 +96,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     if not isinstance(model, PHyCLIP):
         raise UnsuitableModelError(f"{model_name(model)} has no factors; choose a phyclip model")
     curvature, texts = model.curvature().detach(), list(dict.fromkeys(text for row in COMPOSITIONS for text in row))
-    with torch.no_grad():
-        points = model.lift_text(embedder.texts(texts).to(device_of(model)))
+    points = lift_texts(embedder, texts)
     norms = factor_norms(points, curvature).cpu()
     rows = {text: norms[number] for number, text in enumerate(texts)}
     place = {text: number for number, text in enumerate(texts)}
@@ -163,8 +157,8 @@ def compare(rows: dict[str, Tensor], composition: Composition) -> dict[str, Any]
 def figure_of(rows: dict[str, Tensor], composition: Composition, number: int) -> Figure:
     """The norms of two concepts and of their composition by factor."""
     peaks = {text.removeprefix("a photo of "): int(rows[text].argmax()) for text in composition[:2]}
-    draw = partial(draw_norms, {text: rows[text].numpy() for text in composition}, peaks)
-    return Figure(name=f"norms_{number + 1}", title=f"Distances by factor: {composition.both}", draw=draw)
+    norms = {text: rows[text].numpy() for text in composition}
+    return Figure(f"norms_{number + 1}", f"Distances by factor: {composition.both}", draw_norms, norms, peaks)
 
 
 @torch.no_grad()
@@ -183,7 +177,7 @@ def retrieve(
     _, best = top_k(partial(model.scores, ranking=options.ranking), queries, images, TOP)
     return {
         "composition": composition.both,
-        "overlap": overlap(best[0], best[1]),
+        "overlap": torch.isin(best[0], best[1]).double().mean().item(),
         "nearest_to_maximum": [shards.captions[i] for i in best[0].tolist()],
         "nearest_to_composition": [shards.captions[i] for i in best[1].tolist()],
     }
@@ -203,7 +197,7 @@ def pictures_of(peaks: list[int], norms: Tensor, shards: ShardPoints, seed: int)
         for peak in dict.fromkeys(peaks)
     }
     title = f"Images from the top {TOP_SHARE:.1%} of the factors at the peaks"
-    return Figure(name="pictures", title=title, draw=partial(draw_pictures, rows))
+    return Figure("pictures", title, draw_pictures, rows)
 
 
 def top_images(norms: Tensor, captions: list[str]) -> dict[str, list[str]]:

@@ -7,14 +7,12 @@ Shapes: n points of a group, k factors, d width of a factor.
 """
 
 from dataclasses import dataclass
-from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
@@ -24,6 +22,7 @@ from trainer.evaluation.plots import draw_disk
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult, UnsuitableModelError
 from trainer.geometry import lorentz
+from trainer.geometry.poincare import mobius_add
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name
 
@@ -56,7 +55,7 @@ class HoroPCA:
     reflected: float  # share of points beyond the hull of the ideal points, whose projections are reflected into it
 
 
-def horopca(points: Tensor, k: int = 2, steps: int = STEPS, learning_rate: float = LEARNING_RATE) -> HoroPCA:
+def horopca(points: Tensor, k: int = 2, steps: int = STEPS) -> HoroPCA:
     """Compute k components of points [n d] in the unit ball.
 
     The points are translated so that their Frechet mean is the origin; then Adam maximizes the mean squared distance of
@@ -77,7 +76,7 @@ def horopca(points: Tensor, k: int = 2, steps: int = STEPS, learning_rate: float
     directions = max((directions * sign for sign in signs), key=lambda q: objective(centered, q).item())
     best, best_value = directions, objective(centered, directions).item()
     raw = directions.clone().requires_grad_()
-    optimizer = torch.optim.Adam([raw], lr=learning_rate)
+    optimizer = torch.optim.Adam([raw], lr=LEARNING_RATE)
     for _ in range(steps):
         optimizer.zero_grad()
         value = objective(centered, orthonormal(raw))
@@ -118,10 +117,8 @@ def frechet_mean(points: Tensor) -> Tensor:
 
 
 def translate(points: Tensor, by: Tensor) -> Tensor:
-    """Möbius sums by (+) p [n d] of points of the unit ball: the translation that moves the origin to `by` [d]."""
-    dot, p2, b2 = points @ by, points.square().sum(-1), by.square().sum()
-    numerator = (1 + 2 * dot + p2)[:, None] * by + (1 - b2) * points
-    return numerator / (1 + 2 * dot + b2 * p2)[:, None]
+    """Points [n d] of the unit ball after the translation that moves the origin to `by` [d]."""
+    return mobius_add(by, points, ONE)
 
 
 def principal_directions(centered: Tensor, k: int) -> Tensor:
@@ -211,9 +208,10 @@ class DiskPoints(NamedTuple):
     n_samples: int
     skipped: dict[str, int]
 
-    def split(self, coordinates: Tensor) -> dict[str, NDArray[np.float64]]:
-        """Coordinates [n 2] by the name of the group."""
-        return {NAMES[part]: coordinates[rows].numpy() for part, rows in self.groups.items()}
+
+def widest_factor(points: Tensor) -> int:
+    """The factor in which points [k n d] of unit balls have the largest mean distance from the origin."""
+    return int(points.norm(dim=-1).clamp(max=1 - 1e-12).atanh().mean(1).argmax())
 
 
 def disk_points(embedder: Embedder, root: Path, options: TaskOptions) -> DiskPoints:
@@ -240,7 +238,7 @@ def disk_points(embedder: Embedder, root: Path, options: TaskOptions) -> DiskPoi
         groups[part] = slice(start, start + points.shape[1])
         start += points.shape[1]
     joined = torch.cat(list(parts.values()), 1)
-    factor = int(joined.norm(dim=-1).clamp(max=1 - 1e-12).atanh().mean(1).argmax())
+    factor = widest_factor(joined)
     return DiskPoints(joined[factor], groups, factor, len(found.captions), found.skipped)
 
 
@@ -248,27 +246,28 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     """Compute two horospherical components. Raises MissingFilesError, and UnsuitableModelError for a model without curvature."""
     data = disk_points(embedder, root, options)
     found = horopca(data.points)
-    groups = data.split(found.coordinates)
+    rules = {
+        "explained": "mean squared distance of the projections, as a share of that of the points",
+        "reflected": "share of points beyond the hull of the ideal points, projected to its near side",
+        "center": "Frechet mean",
+    }
+    metrics = {"explained": found.explained, "reflected": found.reflected}
+    return disk_result(data, found.coordinates, metrics, rules, "HoroPCA, two components", root)
+
+
+def disk_result(
+    data: DiskPoints, coordinates: Tensor, metrics: dict[str, float], rules: dict[str, str], title: str, root: Path
+) -> TaskResult:
+    """The result for points at coordinates [n 2] of the disk, with the median distance of each group from its center."""
+    groups = {NAMES[part]: coordinates[rows].numpy() for part, rows in data.groups.items()}
+    norms = {name: np.linalg.norm(points, axis=1).clip(max=1 - 1e-12) for name, points in groups.items()}
+    medians = {f"{name}/median_distance": float(np.median(2 * np.arctanh(norm))) for name, norm in norms.items()}
     return TaskResult(
-        metrics={
-            "explained": found.explained,
-            "reflected": found.reflected,
-            **{f"{name}/median_distance": median_distance(points) for name, points in groups.items()},
-        },
-        rules={
-            "explained": "mean squared distance of the projections, as a share of that of the points",
-            "reflected": "share of points beyond the hull of the ideal points, projected to its near side",
-            "center": "Frechet mean",
-            "factor": str(data.factor),
-        },
+        metrics=metrics | medians,
+        rules=rules | {"factor": str(data.factor)},
         n_used=data.n_samples,
         skipped=data.skipped,
         checksums=checksums(root, root / HELD_OUT),
         details={"coordinates": {name: points.round(4).tolist() for name, points in groups.items()}},
-        figures=[Figure(name="disk", title="HoroPCA, two components", draw=partial(draw_disk, groups))],
+        figures=[Figure("disk", title, draw_disk, groups)],
     )
-
-
-def median_distance(points: NDArray[np.float64]) -> float:
-    """Median distance of points [n 2] of the disk from its center."""
-    return float(np.median(2 * np.arctanh(np.linalg.norm(points, axis=1).clip(max=1 - 1e-12))))

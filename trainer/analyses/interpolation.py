@@ -5,7 +5,6 @@ the released code of HyCoCLIP and PHyCLIP, which takes the target itself for its
 `geodesic` is the shortest path. Images are paired in their order: 1 and 2, 3 and 4.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Final, get_args
 
@@ -58,8 +57,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             metrics[f"{name}/{rule}/mean_count_of_entries"] = sum(numbers) / n_pairs
             metrics[f"{name}/{rule}/mean_distance_of_end_from_target"] = sum(gaps) / n_pairs
         details[name] = entries
-        draw = partial(draw_paths, drawn, f"step, from the first to the second image (entries of {name})")
-        figures.append(Figure(name=name, title=f"Nearest entries of {name} between two images", draw=draw))
+        label = f"step, from the first to the second image (entries of {name})"
+        figures.append(Figure(name, f"Nearest entries of {name} between two images", draw_paths, drawn, label))
     return TaskResult(
         metrics=metrics,
         rules=rules,

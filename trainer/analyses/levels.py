@@ -16,14 +16,13 @@ import torch
 from torch import Tensor
 
 from trainer.analyses.shard_points import HELD_OUT, read_shards
-from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.entailment import TIE
 from trainer.evaluation.metrics.items import Items, mean_items
 from trainer.evaluation.metrics.ranking import predict
 from trainer.evaluation.metrics.spaces import over_factors, root_rule, space_of_points
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, MissingFilesError, TaskOptions, TaskResult
-from trainer.evaluation.tasks.examples import distinct
+from trainer.evaluation.tasks.examples import distinct, lift_texts
 
 PARTS: Final = {"seen": HELD_OUT, "unseen": "unseen"}
 """Names of the parts of the metrics -> folders of their shards below the data folder."""
@@ -105,9 +104,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     everything = [chain for part in parts.values() for chain in part.chains]
     names = level_names(everything)
     texts, _ = distinct([name for level in names.values() for name in level])
-    with torch.no_grad():
-        features = embedder.texts(texts).to(device_of(model))
-        points = model.lift_text(features)
+    points = lift_texts(embedder, texts)
     place = {text: i for i, text in enumerate(texts)}
     metrics, chance, items = dict[str, float](), dict[str, float](), dict[str, Items]()
     for name, part in parts.items():

@@ -8,7 +8,6 @@ texts differ most. The papers use training batches with random crops; here whole
 Shapes: n points of a group, k factors.
 """
 
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -48,21 +47,18 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     orders = {name: pair for name, pair in ORDERS.items() if set(pair) <= totals.keys()}
     metrics |= {name: roc_auc(totals[far], totals[near]) for name, (near, far) in orders.items()}
     details: dict[str, object] = {"histograms": {part: histogram(radii) for part, radii in totals.items()}}
-    draw = partial(draw_histograms, {NAMES[part]: radii.numpy() for part, radii in totals.items()}, label)
-    figures = [Figure(name="histogram", title="Distances from the root", draw=draw)]
+    groups = {NAMES[part]: radii.numpy() for part, radii in totals.items()}
+    figures = [Figure("histogram", "Distances from the root", draw_histograms, groups, label)]
     if isinstance(model, PHyCLIP) and isinstance(space, Lorentz):
         medians = {part: radii.median(-1).values for part, radii in by_factor.items()}
         details["median_distance_by_factor"] = {part: values.tolist() for part, values in medians.items()}
         named = {NAMES[part]: values.numpy() for part, values in medians.items()}
-        draw_medians = partial(draw_factor_medians, named)
-        figures.append(Figure(name="factors", title="Median distance from the origin by factor", draw=draw_medians))
+        figures.append(Figure("factors", "Median distance from the origin by factor", draw_factor_medians, named))
         factor = int(by_factor["text"].std(-1).argmax())
         details["factor"] = factor
         within = {NAMES[part]: radii[factor].numpy() for part, radii in by_factor.items()}
-        draw_within = partial(draw_histograms, within, f"distance to the origin of factor {factor}")
-        figures.append(
-            Figure(name="one_factor", title="Distances in the factor with the widest texts", draw=draw_within)
-        )
+        title, axis = "Distances in the factor with the widest texts", f"distance to the origin of factor {factor}"
+        figures.append(Figure("one_factor", title, draw_histograms, within, axis))
     return TaskResult(
         metrics=metrics,
         chance=dict.fromkeys(orders, 0.5),

@@ -8,7 +8,6 @@ it has the order alone, with the mean direction of all points, or the option `ro
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -144,7 +143,7 @@ def roc_figure(title: str, scores: Mapping[str, PairScores]) -> Figure:
         false_share, true_share = roc_curve(pairs.true, pairs.mismatched)
         curves[name] = (false_share.numpy(), true_share.numpy())
         aucs[name] = roc_auc(pairs.true, pairs.mismatched)
-    return Figure(name="roc", title=title, draw=partial(draw_roc, curves, aucs))
+    return Figure("roc", title, draw_roc, curves, aucs)
 
 
 def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
@@ -158,7 +157,6 @@ def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
             kind: -torch.rad2deg(values.double()).cpu().numpy()
             for kind, values in (("true pairs", pairs.true), ("mismatched pairs", pairs.mismatched))
         }
-        short = name.replace(" > ", "_")
-        draw = partial(draw_histograms, groups, f"{name}: {label}")
-        figures.append(Figure(name=f"margins_{short}", title=f"Margins of entailment, {name}", draw=draw))
+        title = f"margins_{name.replace(' > ', '_')}", f"Margins of entailment, {name}"
+        figures.append(Figure(*title, draw_histograms, groups, f"{name}: {label}"))
     return figures

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trainer.evaluation.metrics.ranking import Score
-from trainer.evaluation.metrics.spaces import Ball, Flat, Space, WithCones, ball_to_lorentz
+from trainer.evaluation.metrics.spaces import Ball, Flat, Lorentz, Space, WithCones, ball_to_lorentz
 from trainer.geometry.types import EPS
 
 PathRule = Literal["paper", "released", "geodesic"]
@@ -42,13 +42,13 @@ def path_between(space: Space, start: Tensor, end: Tensor, steps: int, rule: Pat
     return space.exp_map0(torch.lerp(space.log_map0(start), target, weights[:, None]))
 
 
-def entails_steps(space: WithCones, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
+def entails_steps(space: Lorentz | Ball | Flat, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
     """Mask [s n], True if the cone at an apex [*k n d] contains a step [*k s d]; with factors, in all factors."""
     inside = cone_margins(space, apexes, steps, min_radius) <= 0
     return inside if inside.ndim == 2 else inside.all(0)
 
 
-def cone_margins(space: WithCones, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
+def cone_margins(space: Lorentz | Ball | Flat, apexes: Tensor, steps: Tensor, min_radius: float = 0.1) -> Tensor:
     """Exterior angles minus half-apertures [*k s n], in radians, of each step [*k s d] and the cone at each apex [*k n d].
 
     MERU eq. 10 and 11, evaluated in float64 from inner products, with the limits of the released code. The ball is

@@ -25,7 +25,7 @@ from trainer.data.index import Index
 from trainer.data.samples import BadSample, Sample
 from trainer.data.shards import ByteRangeReader
 from trainer.evaluation.embed import PairFeatures
-from trainer.evaluation.held_out.shards import HeldOutShards, read_available, render, render_box
+from trainer.evaluation.held_out.shards import HeldOutShards, read_available, render
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError
 from trainer.text.syntax import Word
 
@@ -79,10 +79,7 @@ class ShardImages:
         number, box = self.places[place]
         try:
             sample = self.sample(number)
-            if box is None:
-                pixels = render(sample.image, sample.image.full_region, sample.pad_to_square, self.size_px)
-            else:
-                pixels = render_box(sample, sample.boxes[box], self.size_px)
+            pixels = render(sample, None if box is None else sample.boxes[box], self.size_px)
         except (BadSample, ImageRejected) as error:
             raise OSError(str(error)) from error
         return pixels.permute(1, 2, 0).contiguous().numpy()

@@ -8,16 +8,14 @@ Shapes: e edges, d width of the features.
 
 import dataclasses
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from trainer.analyses.order import roc_figure
 from trainer.analyses.shard_points import HELD_OUT, read_shards
-from trainer.evaluation.embed import batched, device_of
+from trainer.evaluation.embed import device_of, embed_words
 from trainer.evaluation.metrics.entailment import (
     CHANCE,
     TIE,
@@ -44,9 +42,7 @@ from trainer.models.phyclip import PHyCLIP
 from trainer.models.registry import model_name
 from trainer.models.syntax_meru import SyntaxMERU
 from trainer.models.terms import Entails
-from trainer.text.base import TextTokenizer, pad
 from trainer.text.relations import RELATIONS
-from trainer.text.syntax import Word, align, collate_trees
 
 MAX_CAPTIONS: Final = 5000
 BATCH_SIZE: Final = 256
@@ -76,24 +72,6 @@ def with_words(model: DualEncoder) -> SyntaxMERU:
     return converted.to(device_of(model)).eval()
 
 
-@torch.no_grad()
-def embed_edges(
-    model: SyntaxMERU, tokenizer: TextTokenizer, parsed: list[tuple[str, tuple[Word, ...]]]
-) -> tuple[dict[str, Tensor], Tensor]:
-    """Points [e d] of words by part, and the numbers [e] of the relations of the edges."""
-    found: dict[str, list[Tensor]] = {}
-    relations = []
-    for part in batched(parsed, BATCH_SIZE):
-        ids, trees = zip(*(align(tokenizer, caption, words) for caption, words in part), strict=True)
-        syntax = collate_trees(trees)
-        points = model.word_points(pad(ids, tokenizer.pad_id).to(device_of(model)), syntax.to(device_of(model)))
-        for name, values in points.items():
-            found.setdefault(name, []).append(values.float())
-        is_child = (syntax.head >= 0) & (syntax.head != torch.arange(syntax.head.shape[1]))
-        relations.append(syntax.relation[is_child])
-    return {name: torch.cat(values) for name, values in found.items()}, torch.cat(relations)
-
-
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate the edges of parsed captions.
 
@@ -103,7 +81,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     limit = options.max_examples or MAX_CAPTIONS
     content = read_shards(root, model.config.image.size_px, limit)
     parsed = [(text, words) for text, words in zip(content.captions, content.words, strict=True) if words]
-    points, relations = embed_edges(model, embedder.tokenizer, parsed) if parsed else ({}, torch.zeros(0))
+    points, relations = embed_words(model, embedder.tokenizer, parsed, BATCH_SIZE)
     if not len(relations):
         raise MissingFilesError(f"held-out shards: expected captions with parses in {root / HELD_OUT}/00000.tar")
     scores = {entails.name: score_pairs(model, entails, points, None, options.seed) for entails in EDGES}
@@ -148,7 +126,7 @@ def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
     groups = {
         name: values.double().cpu().numpy() for name, values in (("words", edges.general), ("heads", edges.specific))
     }
-    draw = partial(draw_histograms, groups, "distance to the origin, contextual words of edges")
-    distances = Figure(name="distances", title="Words and their heads", draw=draw)
+    label = "distance to the origin, contextual words of edges"
+    distances = Figure("distances", "Words and their heads", draw_histograms, groups, label)
     drawn = {NAMES[name]: pairs for name, pairs in scores.items() if len(pairs.mismatched)}
     return [roc_figure("True against mismatched edges", drawn), distances] if drawn else [distances]

@@ -10,7 +10,6 @@ Shapes: n images, s steps of a path, m entries of a pool, d width of the feature
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -148,7 +147,9 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
                 entry[variant] = walk.texts(distinct(found[-1]))
             metrics |= {f"{name}/{variant}/{key}": value for key, value in summarize(found, len(pool.labels)).items()}
             drawn = {starts.titles[row]: walk.texts(found[row]) for row in range(min(N_DRAWN, len(found)))}
-            figures.append(figure_of(drawn, name, variant))
+            title = f"Nearest {variant} entries of {name} on the way to the root"
+            label = f"step, from the image to the root ({variant} entries of {name})"
+            figures.append(Figure(f"{name}_{variant}", title, draw_paths, drawn, label))
         details[name] = entries
     return TaskResult(
         metrics=metrics,
@@ -158,14 +159,6 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         checksums=checksums(root, *(path for pool in pools.values() for path in pool.files)),
         details=details,
         figures=figures,
-    )
-
-
-def figure_of(drawn: dict[str, list[str]], pool: str, variant: str) -> Figure:
-    """The figure of the nearest entries along some paths."""
-    draw = partial(draw_paths, drawn, f"step, from the image to the root ({variant} entries of {pool})")
-    return Figure(
-        name=f"{pool}_{variant}", title=f"Nearest {variant} entries of {pool} on the way to the root", draw=draw
     )
 
 

@@ -10,7 +10,7 @@ Shapes: n words, k factors, d width of a factor.
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,11 +18,11 @@ import torch
 from torch import Tensor
 
 from trainer.analyses.horopca import horopca
-from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.entailment import order_share, roc_auc
 from trainer.evaluation.metrics.spaces import factor_points, space_of
 from trainer.evaluation.plots import draw_boxes, draw_disk, draw_heat
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult, UnsuitableModelError
+from trainer.evaluation.tasks.examples import lift_texts
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.registry import model_name
 
@@ -103,8 +103,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     groups, families = read_words()
     sets = {**groups, **{name: family.words for name, family in families.items()}}
     words = list(dict.fromkeys(word for part in sets.values() for word in part))
-    with torch.no_grad():
-        points = model.lift_text(embedder.texts([PROMPT.format(word) for word in words]).to(device_of(model)))
+    points = lift_texts(embedder, [PROMPT.format(word) for word in words])
     radii = space_of(model).radius(points).cpu()
     norms = radii.T if radii.ndim == 2 else radii[:, None]  # [n k]
     balls = factor_points(model, points).cpu()  # [k n d]
@@ -158,19 +157,13 @@ def overview(norms: Tensor, rows: Mapping[str, list[int]], outside: Mapping[str,
     """The distribution of the norms of each set, and for several factors the shift of each set in each factor."""
     totals = {name: norms[part].sum(1).numpy() for name, part in rows.items()}
     label = "distance to the origin" + (", sum over the factors" if norms.shape[1] > 1 else "")
-    draw = partial(draw_boxes, totals, label)
-    figures = [Figure(name="norms", title="Distances of words from the origin", draw=draw)]
+    figures = [Figure("norms", "Distances of words from the origin", draw_boxes, totals, label)]
     if norms.shape[1] > 1:
         shifts = torch.stack([separation(norms[part], norms[outside[name]]) for name, part in rows.items()])
         order = shifts.argmax(0).mul(1000).sub(shifts.amax(0)).argsort()  # by the set that a factor reacts to
-        heat = partial(
-            draw_heat,
-            shifts[:, order].numpy(),
-            list(rows),
-            [str(factor) for factor in order.tolist()],
-            "distance against other words, standard deviations",
-        )
-        figures.append(Figure(name="factors", title="Factors and the words that they react to", draw=heat))
+        heat = draw_heat, shifts[:, order].numpy(), list(rows), [str(factor) for factor in order.tolist()]
+        label = "distance against other words, standard deviations"
+        figures.append(Figure("factors", "Factors and the words that they react to", *heat, label))
     return figures
 
 
@@ -192,6 +185,5 @@ def disks(
             edges += [(place[word], place[parent]) for word, parent in family.edges]
         of = " and ".join(name for name in families if own[name] == factor)
         title = f"HoroPCA of words, factor {factor} of {of}" if len(balls) > 1 else "HoroPCA of words"
-        draw = partial(draw_disk, groups, labels=labels, edges=edges)
-        figures.append(Figure(name=f"disk_{factor}", title=title, draw=draw))
+        figures.append(Figure(f"disk_{factor}", title, draw_disk, groups, labels=labels, edges=edges))
     return figures

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
@@ -172,17 +172,16 @@ class Rows(Sequence[str]):
                 return torch.from_numpy(found)
             out = np.empty((len(self.row), found.shape[1]), np.float16) if out is None else out
             out[places] = found
-        return torch.from_numpy(np.empty((0, self.width(name)), np.float16) if out is None else out)
+        width = getattr(self.store.shards[0], name).shape[-1]
+        return torch.from_numpy(np.empty((0, width), np.float16) if out is None else out)
 
-    def width(self, name: str) -> int:
-        """The width of the rows of an array."""
-        return int(getattr(self.store.shards[0], name).shape[-1])
-
-    def values(self, column: str) -> list[Any]:
-        """The values of a column of the samples."""
+    def values(self, column: str, of_boxes: bool = False) -> list[Any]:
+        """The values of a column of the samples, or of the boxes in a column of lists."""
         found: list[Any] = [None] * len(self.row)
         for shard, places in self.parts():
-            for place, value in zip(places, shard.table.column(column).take(pa.array(self.row[places])), strict=True):
+            array = shard.table.column(column)
+            array = (array.flatten() if of_boxes else array).take(pa.array(self.row[places]))
+            for place, value in zip(places, array, strict=True):
                 found[place] = value.as_py()
         return found
 
@@ -229,21 +228,20 @@ class FeatureBuilder:
         rows = self.index.locate(draw.samples)
         at = position + np.arange(len(rows), dtype=np.int64)
         report = BatchReport(counts=Counter(samples=len(rows)))
-        batch: dict[str, Any] = {"images": rows.take("image", self.views(at, IMAGE_VIEW)), "keys": rows}
+        batch: dict[str, Any] = {
+            "images": rows.take("image", self.draw(at, IMAGE_VIEW, self.index.views)),
+            "keys": rows,
+        }
         if "parse" in self.needs:
             batch["token_ids"], batch["syntax"] = self.states(rows), collate_trees(self.trees(rows))
+        elif self.config.texts == "features":
+            batch["token_ids"] = rows.take("text")
         else:
-            batch["token_ids"] = self.texts(rows, "text")
+            batch["token_ids"] = self.token_ids(rows.values("caption"))
         if "boxes" in self.needs:
             batch |= self.boxes(rows, at)
             report.counts["equal_phrases"] += int(batch["box_equal"].sum())
         return batch, report
-
-    def texts(self, rows: Rows, name: str) -> Tensor:
-        """Features [b g] of captions, or their token ids [b l] if a text tower is trained."""
-        if self.config.texts == "features":
-            return rows.take(name)
-        return self.token_ids(rows.values("caption"))
 
     def token_ids(self, texts: Sequence[str]) -> Tensor:
         """Token ids [b l] of texts, truncated to the context."""
@@ -255,10 +253,6 @@ class FeatureBuilder:
         seed = mix(np.array([self.config.seed], np.uint64))
         found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + seed)
         return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
-
-    def views(self, at: Numbers, choice: int) -> Numbers:
-        """The view of each position."""
-        return self.draw(at, choice, self.index.views)
 
     def boxes(self, rows: Rows, at: Numbers) -> dict[str, Any]:
         """The fields of the boxes of a batch: one of each pair, drawn by its position, or all."""
@@ -274,12 +268,12 @@ class FeatureBuilder:
             if self.config.box_order == "random":  # `most` of the boxes from a random one on
                 chosen = first[owner] + (place + self.draw(at, BOX, n)[owner]) % n[owner]
         boxes = Rows(self.index, rows.shard[owner], chosen)
-        views = self.views(MAX_BOXES * at[owner] + place, BOX_VIEW)
+        views = self.draw(MAX_BOXES * at[owner] + place, BOX_VIEW, self.index.views)
         found: dict[str, Any] = {"box_images": boxes.take("box_image", views)}
         if self.config.texts == "features":
             found["box_token_ids"] = boxes.take("box_text")
         else:
-            found["box_token_ids"] = self.token_ids(self.phrases(boxes))
+            found["box_token_ids"] = self.token_ids(boxes.values("phrase", of_boxes=True))
         equal = np.zeros(len(owner), np.bool_)
         for number in np.unique(boxes.shard):
             places = boxes.shard == number
@@ -287,15 +281,6 @@ class FeatureBuilder:
         found["box_equal"] = torch.from_numpy(equal)
         if self.config.boxes == "all":
             found["box_owner"] = torch.from_numpy(owner)
-        return found
-
-    def phrases(self, boxes: Rows) -> list[str]:
-        """The phrases of boxes."""
-        found = [""] * len(boxes)
-        for shard, places in boxes.parts():
-            texts = shard.table.column("phrase").flatten().take(pa.array(boxes.row[places]))
-            for place, text in zip(places, texts, strict=True):
-                found[place] = text.as_py()
         return found
 
     def states(self, rows: Rows) -> Tensor:
@@ -319,7 +304,5 @@ class FeatureBuilder:
 
     def trees(self, rows: Rows) -> list[WordTree]:
         """The trees of captions."""
-        names = ("word_of_token", "head", "relation")
-        columns: Mapping[str, list[Any]] = {name: rows.values(name) for name in names}
-        parts = zip(*(columns[name] for name in names), strict=True)
+        parts = zip(*(rows.values(name) for name in ("word_of_token", "head", "relation")), strict=True)
         return [WordTree(word_of_token=tuple(w), head=tuple(h), relation=tuple(r)) for w, h, r in parts]

@@ -76,7 +76,7 @@ def _list_folder(folder: str) -> dict[str, Stored]:
     fs, path = open_store(folder or ".")
     fs.invalidate_cache(path)  # what this process has listed before may be old
     try:
-        return {_base(info["name"]): stored_facts(info) for info in fs.ls(path, detail=True)}
+        return {info["name"].rstrip("/").rpartition("/")[2]: stored_facts(info) for info in fs.ls(path, detail=True)}
     except store_errors(ValueError):  # HTTP servers list nothing; other causes have their message for each shard
         return {}
 
@@ -123,10 +123,6 @@ def _manifest_files(url: str) -> Mapping[str, FileFacts]:
             return {str(name): facts for name, facts in files.items() if name in wanted and "sha256" in facts}
     except store_errors(ValueError, KeyError, TypeError):
         return {}
-
-
-def _base(path: str) -> str:
-    return path.rstrip("/").rpartition("/")[2]
 
 
 # The versions of the shards of a run: a resumed run must read the shards that it began with.

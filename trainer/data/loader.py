@@ -1,15 +1,13 @@
 """An endless, deterministic, resumable stream of batches, independent of the number of loader processes."""
 
 import logging
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import Any, Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.shards import list_shards
@@ -24,7 +22,7 @@ from trainer.data.layouts import FIXES, probe
 from trainer.data.listing import ShardVersion
 from trainer.data.order import BlockOrder, Draw, MixtureOrder, Order, block_width, list_sets
 from trainer.data.shared_index import build_shared_index
-from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
+from trainer.data.workers import next_result, read_ahead
 from trainer.distributed.gather import all_ranks
 from trainer.text.base import TextTokenizer
 
@@ -35,7 +33,6 @@ FEATURES_KEY: Final = "data.features"
 MAX_DAMAGED: Final = 100  # samples of this process with damaged headers, which indexing has found correct
 MIN_BAD: Final = 64  # bad samples of this process before their share counts
 MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
-T = TypeVar("T")
 
 
 class BatchRequest(NamedTuple):
@@ -159,19 +156,13 @@ class Loader:
     def _batches(self) -> Iterator[Batch]:
         workers = self.config.n_workers
         self.builder.plan_reads(self.batch, self.world_size, workers)
-        loader = DataLoader(
+        results = read_ahead(
             BatchDataset(self.builder),
+            workers,
             sampler=IteratorSampler(self.requests(self.position)),
-            batch_size=None,
-            collate_fn=identity,
-            num_workers=workers,
             prefetch_factor=self.config.prefetch if workers else None,
-            worker_init_fn=partial(init_worker, os.getpid()),
             pin_memory=torch.cuda.is_available(),
-            generator=torch.Generator(),  # the default is the global one, whose state is checkpointed
         )
-        with preserve_sigchld_handler():
-            results = iter(loader)
         while True:
             fields, report = next_result(results)
             if report.error:
@@ -281,8 +272,3 @@ class IteratorSampler:
 
     def __iter__(self) -> Iterator[BatchRequest]:
         return self.iterator
-
-
-def identity(item: T) -> T:
-    """Return `item` unchanged, because the batches are already collated."""
-    return item

@@ -6,6 +6,7 @@ import os
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -33,7 +34,7 @@ class ByteRange(NamedTuple):
     end: int
 
 
-class ShardFile:
+class ShardFile(AbstractContextManager["ShardFile"]):
     """An open shard for reading headers at arbitrary offsets. Raises UserError if it cannot be read."""
 
     def __init__(self, url: str) -> None:
@@ -73,9 +74,6 @@ class ShardFile:
 
     def close(self) -> None:
         self.file.close()
-
-    def __enter__(self) -> "ShardFile":
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

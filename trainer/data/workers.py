@@ -6,9 +6,12 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 import cv2
+import torch
+from torch.utils.data import DataLoader, Dataset
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import end_with_parent
@@ -37,6 +40,29 @@ def has_dead_process(results: object) -> bool:
         if not process.is_alive():
             return True
     return False
+
+
+def read_ahead(dataset: Dataset[T], workers: int, **options: Any) -> Iterator[T]:
+    """The items of a dataset, unchanged, read by `workers` processes while the caller computes; 0: by this one.
+
+    `options` are those of DataLoader.
+    """
+    loader = DataLoader(
+        dataset,
+        batch_size=None,
+        collate_fn=identity,
+        num_workers=workers,
+        worker_init_fn=partial(init_worker, os.getpid()),
+        generator=torch.Generator(),  # the default is the global one, whose state is checkpointed
+        **options,
+    )
+    with preserve_sigchld_handler():
+        return iter(loader)
+
+
+def identity(item: T) -> T:
+    """Return `item`, which is collated where it is read."""
+    return item
 
 
 @contextmanager

@@ -8,6 +8,7 @@ Shapes: b rows, l tokens, f width of the frozen tower, w width of the head.
 """
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NoReturn, Protocol
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from trainer.encoders.config import TextConfig
-from trainer.encoders.text import HiddenStates, StateSource, TextTower, TokenStates
+from trainer.encoders.text import StateSource, TextTower, TokenStates
 
 LEAST_STD: Final = 0.01
 """Smallest standard deviation of a feature, as a share of their mean: those that hardly vary are not amplified."""
@@ -56,7 +57,8 @@ class Head(nn.Module):
         self.register_buffer("mean", torch.zeros(width))
         self.register_buffer("std", torch.ones(width))
         widths = [width, *[hidden] * depth]
-        self.layers = nn.Sequential(*map(hidden_layer, widths, widths[1:]))
+        layers = (nn.Sequential(nn.Linear(a, b), nn.GELU(), nn.LayerNorm(b)) for a, b in pairwise(widths))
+        self.layers = nn.Sequential(*layers)
         self.num_features = widths[-1]
 
     def forward(self, features: Tensor) -> Tensor:
@@ -70,11 +72,6 @@ class Head(nn.Module):
         std = found.std(0, correction=0)
         self.mean.copy_(found.mean(0))
         self.std.copy_(std.clamp(min=max(LEAST_STD * std.mean().item(), 1e-12)))
-
-
-def hidden_layer(width: int, hidden: int) -> nn.Module:
-    """A hidden layer from [... width] to [... hidden]."""
-    return nn.Sequential(nn.Linear(width, hidden), nn.GELU(), nn.LayerNorm(hidden))
 
 
 class CachedImage(nn.Module):
@@ -117,11 +114,8 @@ class CachedText(TextTower):
             return self.forward(found.pooled)
         return TokenStates(*map(self.head, found))
 
-    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> TokenStates:
         raise NotImplementedError("the states are those of the frozen tower")
-
-    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
-        raise NotImplementedError("the frozen tower has pooled its states")
 
 
 def unpacked(rows: Tensor) -> Tensor | TokenStates:
@@ -130,11 +124,6 @@ def unpacked(rows: Tensor) -> Tensor | TokenStates:
         return rows
     length = rows.shape[1] // 2
     return TokenStates(rows[:, 0], *rows[:, 1:].split(length, dim=1))
-
-
-def packed(states: TokenStates) -> Tensor:
-    """The inverse of `unpacked`."""
-    return torch.cat([states.pooled[:, None], states.initial, states.contextual], dim=1)
 
 
 def head_arguments(kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from open_clip.transformer import VisionTransformer, text_global_pool
 from torch import Tensor, nn
 
 from trainer.encoders.config import OPEN_CLIP, TextConfig
-from trainer.encoders.text import HiddenStates, StateSource, TextTower
+from trainer.encoders.text import StateSource, TextTower, TokenStates
 
 SIZES = ("vocab_size", "context_length", "width", "layers", "heads")
 OTHER_TOKENIZER_KEYS = ("hf_model_name", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs")
@@ -150,11 +150,7 @@ class OpenClipText(TextTower):
             return token_ids
         return F.pad(token_ids, (0, self.context_length - token_ids.shape[1]))
 
-    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
-        pooled: Tensor = text_global_pool(final, token_ids, self.pool_type, self.eos_id)
-        return pooled
-
-    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> TokenStates:
         source = source or StateSource()
         length = token_ids.shape[1]
         initial = x = self.with_noise(self.token_embedding(token_ids)) + self.positional_embedding[:length]
@@ -164,7 +160,8 @@ class OpenClipText(TextTower):
             if source.kind == "block" and index == source.block:
                 initial, contextual = before, x
         final = self.ln_final(x)
-        return HiddenStates(initial, final if source.kind == "tower" else contextual, final)
+        pooled = text_global_pool(final, token_ids, self.pool_type, self.eos_id)
+        return TokenStates(pooled, initial, final if source.kind == "tower" else contextual)
 
 
 def first_difference(config: Any, saved: dict[str, Any], ignore: tuple[str, ...]) -> str | None:

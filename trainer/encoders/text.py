@@ -37,15 +37,6 @@ class TokenStates(NamedTuple):
     contextual: Tensor  # [b l w] its output
 
 
-class HiddenStates(NamedTuple):
-    """States of all tokens of a batch: the two that a `StateSource` selects, and those after the last norm."""
-
-    initial: Tensor  # [b l w]
-    contextual: Tensor  # [b l w]
-    final: Tensor  # [b l w]
-    pooled: Tensor | None = None  # [b w] features of the texts, if the network computes them itself
-
-
 class Attention(nn.Module):
     """Causal self-attention with the parameter names of `nn.MultiheadAttention`."""
 
@@ -124,12 +115,10 @@ class TextTower(nn.Module, ABC):
             raise ValueError(
                 f"texts have {length} tokens, but the context length of the text tower is {self.context_length}"
             )
-        token_ids = self.pad_tokens(token_ids)
-        states = self.hidden_states(token_ids, source)
-        pooled = self.pool(states.final, token_ids) if states.pooled is None else states.pooled
+        states = self.hidden_states(self.pad_tokens(token_ids), source)
         if source is None:
-            return pooled
-        return TokenStates(pooled, states.initial[:, :length], states.contextual[:, :length])
+            return states.pooled
+        return TokenStates(states.pooled, states.initial[:, :length], states.contextual[:, :length])
 
     def pad_tokens(self, token_ids: Tensor) -> Tensor:
         """Return the ids with the padding that the tower was trained with; unchanged by default."""
@@ -147,15 +136,8 @@ class TextTower(nn.Module, ABC):
         return None
 
     @abstractmethod
-    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
-        """Return the states of all tokens that `source` selects, and those after the last norm.
-
-        Without a source, the first two are not used.
-        """
-
-    @abstractmethod
-    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
-        """Return the features [b w] of texts from the states [b l w] of their tokens after the last norm."""
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> TokenStates:
+        """Return the features of texts and the states of their tokens, which are not used without a source."""
 
 
 class TextEncoder(TextTower):
@@ -206,10 +188,7 @@ class TextEncoder(TextTower):
             x = block(x, False, starts, length)
         return self.ln_final(x)[0, starts[1:] - 1]
 
-    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
-        return final[torch.arange(final.shape[0], device=final.device), token_ids.argmax(dim=1)]
-
-    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> TokenStates:
         source = source or StateSource()
         initial = x = self.with_noise(self.token_embed(token_ids)) + self.posit_embed[: token_ids.shape[1]]
         contextual = x
@@ -222,4 +201,5 @@ class TextEncoder(TextTower):
             else:
                 x, initial, contextual = block(x, return_attention=True)
         final = self.ln_final(x)
-        return HiddenStates(initial, final if source.kind == "tower" else contextual, final)
+        pooled = final[torch.arange(final.shape[0], device=final.device), token_ids.argmax(dim=1)]
+        return TokenStates(pooled, initial, final if source.kind == "tower" else contextual)

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from trainer.encoders.config import TRANSFORMERS, TextConfig
-from trainer.encoders.text import HiddenStates, StateSource, TextTower, TokenStates
+from trainer.encoders.text import StateSource, TextTower, TokenStates
 from trainer.encoders.transformers_network import (
     build_network,
     first_line,
@@ -118,25 +118,23 @@ class TransformersText(TextTower):
         mask[:, 0] = True
         return mask
 
-    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> HiddenStates:
+    def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> TokenStates:
         mask = self.attended(token_ids)
         ids = token_ids.clamp(min=0)  # the padding is -1 in a vocabulary without it
         output = self.encoder(
             input_ids=ids, attention_mask=mask.long(), return_dict=True, output_hidden_states=source is not None
         )
         final = output.last_hidden_state
-        pooled = None
-        if self.pooling == "pooler":
-            pooled = getattr(output, "pooler_output", None)
-            if pooled is None:
-                raise PoolingError(
-                    f"text.pooling is pooler, but {type(self.encoder).__name__} has none; set model.text.pooling to cls, "
-                    "mean or last"
-                )
-        return HiddenStates(final if source is None else output.hidden_states[0], final, final, pooled)
+        pooled = getattr(output, "pooler_output", None) if self.pooling == "pooler" else self.pool(final, mask)
+        if pooled is None:
+            raise PoolingError(
+                f"text.pooling is pooler, but {type(self.encoder).__name__} has none; set model.text.pooling to cls, "
+                "mean or last"
+            )
+        return TokenStates(pooled, final if source is None else output.hidden_states[0], final)
 
-    def pool(self, final: Tensor, token_ids: Tensor) -> Tensor:
-        mask = self.attended(token_ids)
+    def pool(self, final: Tensor, mask: Tensor) -> Tensor:
+        """Return the features [b w] of texts from the states [b l w] of their tokens, of which `mask` [b l] are attended."""
         if self.pooling == "cls":
             return final[:, 0]
         if self.pooling == "last":

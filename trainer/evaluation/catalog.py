@@ -1,13 +1,17 @@
-"""The evaluation tasks: one table. `--help` prints it without importing the tasks, and so without torch."""
+"""The evaluation tasks and the data sets of classification: one table each, which `--help` prints without torch."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from trainer.evaluation.task import Embedder, TaskOptions, TaskResult
+
+DATA: Final = Path(__file__).with_name("data")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,8 +25,11 @@ class Task:
     size: str
     source: str
     license: str
-    location: str
-    """MODULE:FUNCTION that evaluates a model."""
+    location: str = ""
+    """MODULE:FUNCTION that evaluates a model; by default, `evaluate` of trainer.evaluation.tasks.NAME."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "location", self.location or f"trainer.evaluation.tasks.{self.name}:evaluate")
 
     def evaluate(self, embedder: "Embedder", root: Path, options: "TaskOptions") -> "TaskResult":
         """Evaluate a model on the data folder.
@@ -34,53 +41,71 @@ class Task:
         return result
 
 
-def on_held_out(
-    name: str, title: str, size: str, source: str = "shards of the pipeline that were not used for training"
-) -> Task:
-    """An analysis of held-out shards."""
-    return Task(
-        name=name,
-        title=title,
-        files=("held_out/00000.tar",),
-        size=size,
-        source=source,
-        license="that of the shards",
-        location=f"trainer.analyses.{name}:evaluate",
-    )
+@dataclass(frozen=True, kw_only=True)
+class SetInfo:
+    """The numbers of classes and images, MERU's prompts (table 8), and class names if the files carry none.
 
+    Numbers of images are those of MERU's splits (table 6); `n_images` is that of the test split. `files` are those of the
+    test split below DATA/KEY, `train_files` those of the others.
+    """
+
+    key: str
+    n_classes: int
+    n_images: int
+    n_train: int = 0
+    n_val: int = 0
+    files: str = ""
+    train_files: str = ""
+    prompts: tuple[str, ...]
+    names: tuple[str, ...] = ()
+    names_source: str = ""
+    wnids: tuple[str, ...] = ()
+
+
+@cache
+def set_infos() -> dict[str, SetInfo]:
+    """The 20 data sets by key, in the order of the papers' tables."""
+    table: dict[str, dict[str, Any]] = json.loads((DATA / "zero_shot.json").read_text(encoding="utf-8"))
+    for row in table.values():
+        row |= {name: tuple(value) for name, value in row.items() if isinstance(value, list)}
+    return {key: SetInfo(key=key, **row) for key, row in table.items()}
+
+
+def analysis(
+    name: str,
+    title: str,
+    size: str,
+    source: str = "shards of the pipeline that were not used for training",
+    files: tuple[str, ...] = ("held_out/00000.tar",),
+    license: str = "that of the shards",
+) -> Task:
+    """An analysis, by default of held-out shards."""
+    facts = {"title": title, "files": files, "size": size, "source": source, "license": license}
+    return Task(name=name, location=f"trainer.analyses.{name}:evaluate", **facts)  # type: ignore[arg-type]
+
+
+PATHS: Final = (
+    "any images; 751 texts; grounded Flickr30k: 17 shards; or held-out shards alone",
+    "pexels.com and the repository of MERU; grounded Flickr30k as used by GLIP; shards of the pipeline",
+    ("traversal/*.jpg", "traversal/pexels_text.json", "flickr30k_grounded/train-0000.tsv", "held_out/00000.tar"),
+    "Pexels; CC BY-NC 4.0; Flickr30k: non-commercial research",
+)
+"""Size, source, files and license of the analyses of paths."""
+WORDNET: Final = "WordNet 3.0 (words that the repository contains)"
+LICENSE: Final = "WordNet 3.0 license"
 
 LIST: Final = (
     Task(
         name="classification",
         title="Zero-shot image classification on 20 data sets",
         files=(
-            "imagenet/val/WNID/*.JPEG",
-            "food101/food-101/{meta/test.txt,meta/classes.txt,images/CLASS/ID.jpg}",
-            "cifar10/cifar-10-batches-bin/{test_batch.bin,batches.meta.txt}",
-            "cifar100/cifar-100-binary/{test.bin,fine_label_names.txt}",
-            "cub2011/CUB_200_2011/{images,image_class_labels,train_test_split,classes}.txt and images/",
-            "sun397/SUN397/{ClassName.txt,test.txt or Testing_01.txt,a/abbey/*.jpg}",
-            "cars/{devkit/cars_meta.mat,cars_test_annos_withlabels.mat,cars_test/*.jpg}",
-            "aircraft/fgvc-aircraft-2013b/data/{images_variant_test.txt,variants.txt,images/ID.jpg}",
-            "dtd/dtd/{labels/test1.txt,images/CLASS/IMAGE.jpg}",
-            "pets/oxford-iiit-pet/{annotations/test.txt,images/NAME.jpg}",
-            "caltech101/{test.txt,101_ObjectCategories/CLASS/IMAGE.jpg}",
-            "flowers102/flowers-102/{setid.mat,imagelabels.mat,jpg/image_00001.jpg}",
-            "stl10/stl10_binary/{test_X.bin,test_y.bin,class_names.txt}",
-            "eurosat/2750/CLASS/*.jpg and indices.txt",
-            "resisc45/NWPU-RESISC45/CLASS/*.jpg and indices.txt",
-            "country211/test/CODE/*.jpg and classnames.txt",
-            "mnist/MNIST/raw/{t10k-images-idx3-ubyte,t10k-labels-idx1-ubyte}[.gz]",
-            "clevr/CLEVR_v1.0/{scenes/CLEVR_val_scenes.json,images/val/*.png}",
-            "pcam/camelyonpatch_level_2_split_test_{x,y}.h5 and classnames.txt",
-            "sst2/rendered-sst2/test/{negative,positive}/*.png",
+            *(f"{key}/{info.files}" for key, info in set_infos().items()),
             "KEY/CLASS/IMAGE for any of the 20 keys, with optional KEY/classnames.txt and KEY/indices.txt",
             "own/NAME/CLASS/IMAGE for other sets, with optional own/NAME/{classnames.txt,prompts.txt}",
         ),
         size="259,000 images in 20 data sets, about 25 GB; each set is optional",
         source="the data sets' own pages; prompts: MERU, table 8 (arXiv 2304.09172)",
         license="the terms of each data set; most allow non-commercial research only",
-        location="trainer.evaluation.tasks.classification:evaluate",
     ),
     Task(
         name="retrieval",
@@ -94,7 +119,6 @@ LIST: Final = (
         size="5,000 images with 25,014 captions (1 GB); 1,000 images with 5,000 captions (150 MB)",
         source="cocodataset.org; Karpathy's splits (dataset_flickr30k.json) and the Flickr30k images",
         license="captions of COCO: CC BY 4.0; images: Flickr's terms of use; Flickr30k: non-commercial research",
-        location="trainer.evaluation.tasks.retrieval:evaluate",
     ),
     Task(
         name="hierarchical",
@@ -103,7 +127,6 @@ LIST: Final = (
         size="50,000 images, 6.3 GB",
         source="https://www.image-net.org",
         license="non-commercial research (images); WordNet 3.0 license (tree)",
-        location="trainer.evaluation.tasks.hierarchical:evaluate",
     ),
     Task(
         name="vlchecklist",
@@ -119,7 +142,6 @@ LIST: Final = (
         size="56 files of up to 31,000 pairs; the images of Visual Genome are 15 GB",
         source="https://github.com/om-ai-lab/VL-CheckList",
         license="free for non-commercial use; the images of Visual Genome have CC BY 4.0",
-        location="trainer.evaluation.tasks.vlchecklist:evaluate",
     ),
     Task(
         name="sugarcrepe",
@@ -137,7 +159,6 @@ LIST: Final = (
         size="7,511 pairs of captions of 1,560 images; COCO val2017 is 1 GB",
         source="https://github.com/RAIVNLab/sugar-crepe",
         license="MIT (annotations); the images have the licenses of Flickr",
-        location="trainer.evaluation.tasks.sugarcrepe:evaluate",
     ),
     Task(
         name="vqa",
@@ -146,7 +167,6 @@ LIST: Final = (
         size="1,145 to 14,000 questions each; each set is optional",
         source="the data sets' own pages; questions.json: [{image, question, options, answer}], written by you",
         license="the terms of each data set",
-        location="trainer.evaluation.tasks.vqa:evaluate",
     ),
     Task(
         name="vg_attribution",
@@ -177,7 +197,6 @@ LIST: Final = (
         size="1,000 images with 4,000 captions, 0.2 GB",
         source="https://github.com/TAU-VAILab/hierarcaps",
         license="none stated (captions); the images of COCO have the licenses of Flickr",
-        location="trainer.evaluation.tasks.hierarcaps:evaluate",
     ),
     Task(
         name="chains",
@@ -186,7 +205,6 @@ LIST: Final = (
         size="any number of chains, all of one file of the same length",
         source="your own; the columns are those of HierarCaps",
         license="that of your files",
-        location="trainer.evaluation.tasks.chains:evaluate",
     ),
     Task(
         name="himo",
@@ -195,7 +213,6 @@ LIST: Final = (
         size="1,000 images with 2 to 17 captions each, 3 GB",
         source="https://github.com/UnicomAI/HiMo-CLIP (captions); https://google.github.io/docci (images)",
         license="Apache 2.0 (captions of HiMo-CLIP); CC BY 4.0 (DOCCI)",
-        location="trainer.evaluation.tasks.himo:evaluate",
     ),
     Task(
         name="multilabel",
@@ -210,7 +227,6 @@ LIST: Final = (
         size="4,952 images of 20 classes (0.5 GB); 5,000 images of 80 classes (1 GB)",
         source="host.robots.ox.ac.uk/pascal/VOC/voc2007; cocodataset.org; ComCo and SimCo: https://clip-oscope.github.io",
         license="Flickr's terms of use (VOC, images of COCO); CC BY 4.0 (annotations of COCO)",
-        location="trainer.evaluation.tasks.multilabel:evaluate",
     ),
     Task(
         name="detection",
@@ -219,111 +235,58 @@ LIST: Final = (
         size="about 33,000 boxes in 4,836 images, 1 GB",
         source="https://cocodataset.org",
         license="CC BY 4.0 (annotations); the images have the licenses of Flickr",
-        location="trainer.evaluation.tasks.detection:evaluate",
     ),
     Task(
         name="linear_probe",
         title="Linear probe",
         files=(
-            "aircraft/fgvc-aircraft-2013b/data/images_variant_{train,val}.txt",
-            "caltech101/train.txt",
-            "cars/{devkit/cars_train_annos.mat,cars_train/*.jpg}",
-            "cifar10/cifar-10-batches-bin/data_batch_{1,2,3,4,5}.bin",
-            "cifar100/cifar-100-binary/train.bin",
-            "clevr/CLEVR_v1.0/{scenes/CLEVR_train_scenes.json,images/train/*.png}",
-            "country211/{train,valid}/CODE/*.jpg",
-            "dtd/dtd/labels/{train,val}1.txt",
-            "eurosat/indices_{train,val}.txt and indices.txt, numbers in the order of the files",
-            "food101/food-101/meta/train.txt",
-            "mnist/MNIST/raw/train-{images-idx3,labels-idx1}-ubyte[.gz]",
-            "pcam/camelyonpatch_level_2_split_{train,valid}_{x,y}.h5",
-            "pets/oxford-iiit-pet/annotations/trainval.txt",
-            "resisc45/indices_{train,val}.txt and indices.txt",
-            "sst2/rendered-sst2/{train,valid}/{negative,positive}/*.png",
-            "stl10/stl10_binary/train_{X,y}.bin",
-            "sun397/SUN397/{train.txt or Training_01.txt}",
+            *(f"{key}/{info.train_files}" for key, info in set_infos().items() if info.train_files),
             "KEY/{train,val,test}/CLASS/IMAGE for any of the 19 keys, also below linear_probe/",
         ),
         size="19 sets, 0.1 to 12 GB each",
         source="the sets of zero-shot classification; their test files are needed too",
         license="those of the sets",
-        location="trainer.evaluation.tasks.linear_probe:evaluate",
     ),
-    Task(
-        name="traversal",
-        title="Image traversals to the root",
-        files=(
-            "traversal/*.jpg",
-            "traversal/pexels_text.json",
-            "flickr30k_grounded/train-0000.tsv",
-            "held_out/00000.tar",
-        ),
-        size="any images; 751 texts; grounded Flickr30k: 17 shards; or held-out shards alone",
-        source="pexels.com and the repository of MERU; grounded Flickr30k as used by GLIP; shards of the pipeline",
-        license="Pexels; CC BY-NC 4.0; Flickr30k: non-commercial research",
-        location="trainer.analyses.traversal:evaluate",
-    ),
-    Task(
-        name="interpolation",
-        title="Interpolation between two images",
-        files=(
-            "traversal/*.jpg",
-            "traversal/pexels_text.json",
-            "flickr30k_grounded/train-0000.tsv",
-            "held_out/00000.tar",
-        ),
-        size="any images; 751 texts; grounded Flickr30k: 17 shards; or held-out shards alone",
-        source="pexels.com and the repository of MERU; grounded Flickr30k as used by GLIP; shards of the pipeline",
-        license="Pexels; CC BY-NC 4.0; Flickr30k: non-commercial research",
-        location="trainer.analyses.interpolation:evaluate",
-    ),
-    on_held_out(
+    analysis("traversal", "Image traversals to the root", *PATHS),
+    analysis("interpolation", "Interpolation between two images", *PATHS),
+    analysis(
         "norms",
         "Distances of texts, images, phrases and boxes from the root",
         "129,024 samples in HyCoCLIP's figure; any number works",
     ),
-    on_held_out("horopca", "HoroPCA of texts, images, phrases and boxes", "200 samples"),
-    on_held_out("cosne", "CO-SNE of texts, images, phrases and boxes", "200 samples"),
-    on_held_out(
+    analysis("horopca", "HoroPCA of texts, images, phrases and boxes", "200 samples"),
+    analysis("cosne", "CO-SNE of texts, images, phrases and boxes", "200 samples"),
+    analysis(
         "factors",
         "Factors of PHyCLIP: norms of compositions, and retrieval by the factor-wise maximum",
         "four compositions; retrieval among the images of held-out shards",
         "prompts of PHyCLIP; shards of the pipeline that were not used for training",
     ),
-    Task(
-        name="words",
-        title="Words by factor: WordNet groups, and HoroPCA of families",
-        files=(),
-        size="about 600 words",
-        source="WordNet 3.0 (words that the repository contains)",
-        license="WordNet 3.0 license",
-        location="trainer.analyses.words:evaluate",
+    analysis(
+        "words", "Words by factor: WordNet groups, and HoroPCA of families", "about 600 words", WORDNET, (), LICENSE
     ),
-    Task(
-        name="distortion",
-        title="Distances of texts against trees, products of trees and a Boolean lattice; Gromov's delta",
-        files=("own/NAME/tree.txt (optional)",),
-        size="about 500 texts, and 1,372 nodes of ImageNet's tree",
-        source="WordNet 3.0 (words that the repository contains)",
-        license="WordNet 3.0 license",
-        location="trainer.analyses.distortion:evaluate",
+    analysis(
+        "distortion",
+        "Distances of texts against trees, products of trees and a Boolean lattice; Gromov's delta",
+        "about 500 texts, and 1,372 nodes of ImageNet's tree",
+        WORDNET,
+        ("own/NAME/tree.txt (optional)",),
+        LICENSE,
     ),
-    on_held_out(
+    analysis(
         "syntax_edges",
         "Edges of dependency trees: words and their heads",
         "any number of captions with parses",
         "shards train/ of the pipeline that were not used for training",
     ),
-    Task(
-        name="levels",
-        title="Taxonomies: classification by level, on seen and on unseen classes",
-        files=("held_out/00000.tar", "unseen/00000.tar (optional)"),
-        size="any number of samples with levels",
-        source="shards of the pipeline with read.levels, not used for training; in unseen/ of other classes",
-        license="that of the shards",
-        location="trainer.analyses.levels:evaluate",
+    analysis(
+        "levels",
+        "Taxonomies: classification by level, on seen and on unseen classes",
+        "any number of samples with levels",
+        "shards of the pipeline with read.levels, not used for training; in unseen/ of other classes",
+        ("held_out/00000.tar", "unseen/00000.tar (optional)"),
     ),
-    on_held_out("order", "Order and entailment of texts, images, phrases and boxes", "any number of samples"),
+    analysis("order", "Order and entailment of texts, images, phrases and boxes", "any number of samples"),
 )
 
 TASKS: Final[Mapping[str, Task]] = {task.name: task for task in LIST}

@@ -54,17 +54,18 @@ def embed_images(model: DualEncoder, images: Iterable[Tensor], batch_size: int) 
 @torch.no_grad()
 def embed_words(
     model: DualEncoder, tokenizer: TextTokenizer, parsed: Iterable[tuple[str, Sequence[Word]]], batch_size: int
-) -> dict[str, Tensor]:
-    """Return the lifted words [n d] of parsed captions, by part, as `DualEncoder.word_points` does."""
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Lifted words [n d] of parsed captions, by part, as `DualEncoder.word_points` does; relations of edges to heads."""
     found: dict[str, list[Tensor]] = {}
+    relations = [torch.zeros(0, dtype=torch.int64)]
     for part in batched(parsed, batch_size):
         ids, trees = zip(*(align(tokenizer, caption, words) for caption, words in part), strict=True)
-        device = device_of(model)
-        for name, points in model.word_points(
-            pad(ids, tokenizer.pad_id).to(device), collate_trees(trees).to(device)
-        ).items():
+        syntax, device = collate_trees(trees), device_of(model)
+        for name, points in model.word_points(pad(ids, tokenizer.pad_id).to(device), syntax.to(device)).items():
             found.setdefault(name, []).append(points.float())
-    return {name: torch.cat(points) for name, points in found.items()}
+        is_child = (syntax.head >= 0) & (syntax.head != torch.arange(syntax.head.shape[1]))
+        relations.append(syntax.relation[is_child])
+    return {name: torch.cat(points) for name, points in found.items()}, torch.cat(relations)
 
 
 def device_of(model: DualEncoder) -> torch.device:

@@ -17,6 +17,7 @@ GROUP_COLORS: Final = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#
 MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X", "*")
 STYLES: Final = ("-", "--", "-.", ":")
 MAX_LABEL: Final = 60
+BINS: Final = 60
 
 Array = NDArray[np.float64]
 
@@ -27,28 +28,31 @@ def shorten(text: str, length: int = MAX_LABEL) -> str:
     return (line if len(line) <= length else f"{line[: length - 1]}…").replace("$", r"\$")
 
 
-def draw_histograms(groups: Mapping[str, Array], x_label: str, path: Path, bins: int = 60) -> None:
+def look(number: int) -> tuple[str, str, str]:
+    """The color, the style of lines and the marker of a group."""
+    return tuple(kinds[number % len(kinds)] for kinds in (GROUP_COLORS, STYLES, MARKERS))  # type: ignore[return-value]
+
+
+def draw_histograms(groups: Mapping[str, Array], x_label: str, path: Path) -> None:
     """Draw the distributions of several groups of numbers as steps with a smooth curve, in percent of each group."""
     values = np.concatenate(list(groups.values()))
     low, high = np.quantile(values, [0.001, 0.999])
-    edges = np.linspace(low, high if high > low else low + 1, bins + 1)
+    edges = np.linspace(low, high if high > low else low + 1, BINS + 1)
     centers = (edges[1:] + edges[:-1]) / 2
     with axes(path, 7, 4) as ax:
         for number, (name, group) in enumerate(groups.items()):
             shares = 100 * np.histogram(group, edges)[0] / max(1, len(group))
-            color = GROUP_COLORS[number % len(GROUP_COLORS)]
+            color, style, _ = look(number)
             ax.stairs(shares, edges, fill=True, color=color, alpha=0.16)
-            smooth = gaussian_smooth(shares, 1.5)
-            ax.plot(centers, smooth, STYLES[number % len(STYLES)], color=color, lw=2, label=f"{name} ({len(group):,})")
+            ax.plot(centers, gaussian_smooth(shares), style, color=color, lw=2, label=f"{name} ({len(group):,})")
         ax.set(xlabel=x_label, ylabel="percent of the group", ylim=(0, None))
         ax.figure.legend(frameon=False, loc="outside upper center", ncols=len(groups), fontsize=9)
         ax.grid(alpha=0.25)
 
 
-def gaussian_smooth(values: Array, width: float) -> Array:
-    """Values smoothed by a normal distribution of this standard deviation, in bins; sums at the ends are kept."""
-    reach = int(4 * width) + 1
-    kernel = np.exp(-0.5 * (np.arange(-reach, reach + 1) / width) ** 2)
+def gaussian_smooth(values: Array) -> Array:
+    """Values smoothed by a normal distribution of 1.5 bins; sums at the ends are kept."""
+    kernel = np.exp(-0.5 * (np.arange(-7, 8) / 1.5) ** 2)
     weights = np.convolve(np.ones_like(values), kernel, "same")
     smoothed: Array = np.convolve(values, kernel, "same") / weights
     return smoothed
@@ -84,8 +88,7 @@ def draw_disk(
         for start, end in edges:
             ax.plot(*zip(start, end, strict=True), color="#999999", lw=0.7, alpha=0.7, zorder=0)
         for number, (name, points) in enumerate(groups.items()):
-            marker = MARKERS[number % len(MARKERS)]
-            color = GROUP_COLORS[number % len(GROUP_COLORS)]
+            color, _, marker = look(number)
             ax.scatter(points[:, 0], points[:, 1], 16, color, marker=marker, alpha=0.6, linewidths=0, label=name)
             for text, (x, y) in zip((labels or {}).get(name, ()), points, strict=False):
                 ax.annotate(shorten(text, 24), (x, y), (3, 3), textcoords="offset points", fontsize=6)
@@ -118,7 +121,7 @@ def draw_paths(paths: Mapping[str, Sequence[str]], x_label: str, path: Path) -> 
                 title = ax.text(0, place - 0.15, shorten(name), fontsize=9, fontweight="bold", va="center")
                 title.set_in_layout(False)  # a long title must not shrink the axes
                 place += 1.0
-            ax.barh(place, length, left=start, height=0.75, color=GROUP_COLORS[number % len(GROUP_COLORS)])
+            ax.barh(place, length, left=start, height=0.75, color=look(number)[0])
             places.append(place)
             labels.append(shorten(text))
             place += 1.0
@@ -133,8 +136,7 @@ def draw_roc(curves: Mapping[str, tuple[Array, Array]], aucs: Mapping[str, float
     with axes(path, 5.2, 4.8) as ax:
         ax.plot([0, 100], [0, 100], ":", color="#777777", lw=1, label="chance")
         for number, (name, (false_share, true_share)) in enumerate(curves.items()):
-            style = STYLES[number % len(STYLES)]
-            color = GROUP_COLORS[number % len(GROUP_COLORS)]
+            color, style, _ = look(number)
             ax.plot(100 * false_share, 100 * true_share, style, color=color, label=f"{name}: {100 * aucs[name]:.1f} %")
         ax.set(xlabel="mismatched pairs accepted, percent", ylabel="true pairs accepted, percent")
         ax.set(xlim=(0, 100), ylim=(0, 101))
@@ -156,7 +158,7 @@ def draw_norms(rows: Mapping[str, Array], peaks: Mapping[str, int], path: Path) 
             ax.spines[["top", "right"]].set_visible(False)
             ax.bar(range(len(values)), values, color="#999999", width=0.85)
             for index, (concept, factor) in enumerate(peaks.items()):
-                color = GROUP_COLORS[index % len(GROUP_COLORS)]
+                color = look(index)[0]
                 ax.bar([factor], [values[factor]], color=color, width=0.85)
                 ax.axvline(factor, color=color, lw=1, ls=STYLES[1 + index % 3], label=shorten(f"peak of {concept}", 40))
             ax.set(ylim=(0, highest))
@@ -172,14 +174,8 @@ def draw_factor_medians(groups: Mapping[str, Array], path: Path) -> None:
     order = np.argsort(next(iter(groups.values())))[::-1]
     with axes(path, 7.5, 3.8) as ax:
         for number, (name, medians) in enumerate(groups.items()):
-            ax.plot(
-                medians[order],
-                linestyle=STYLES[number % len(STYLES)],
-                marker=MARKERS[number % len(MARKERS)],
-                ms=4,
-                color=GROUP_COLORS[number % len(GROUP_COLORS)],
-                label=name,
-            )
+            color, style, marker = look(number)
+            ax.plot(medians[order], linestyle=style, marker=marker, ms=4, color=color, label=name)
         step = max(1, len(order) // 32)
         ax.set_xticks(range(0, len(order), step), [str(factor) for factor in order[::step]], fontsize=7, rotation=90)
         ax.set(xlabel="factor", ylabel="median distance to the origin", ylim=(0, None))
@@ -265,8 +261,6 @@ def draw_curves(curves: Mapping[str, Mapping[int, float]], x_label: str, y_label
 
 def draw_confusion(table: Sequence[Sequence[int]], names: Sequence[str], path: Path) -> None:
     """Draw the shares of the predicted classes (columns) for each true class (rows)."""
-    import numpy as np
-
     counts = np.array(table, float)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     side = 2.2 + 0.24 * len(names)

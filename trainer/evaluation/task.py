@@ -12,8 +12,9 @@ Shapes: n items, d embedding width.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -108,13 +109,11 @@ class TaskOptions:
     root: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A picture of a result: `draw` writes a PNG file with matplotlib."""
+    """A picture of a result. `draw` writes a PNG file: a function of trainer.evaluation.plots with all but the path."""
 
-    name: str
-    title: str
-    draw: Callable[[Path], None]
+    def __init__(self, name: str, title: str, draw: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        self.name, self.title, self.draw = name, title, partial(draw, *arguments, **options)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from torch import Tensor
 from hypergrit_common.devices import resolve_precision, torch_dtype
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import file_hash
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.processes import n_cpus
 from hypergrit_common.progress import tracked
@@ -43,7 +44,7 @@ from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, process_group
 from trainer.encoders.config import CACHED
 from trainer.encoders.text import StateSource, TokenStates
-from trainer.evaluation.held_out.shards import HeldOutShards, Part, Views, read_part
+from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards, Views
 from trainer.evaluation.held_out.share import Sharing, map_shared
 from trainer.features.config import FeaturesConfig
 from trainer.models.dual_encoder import DualEncoder
@@ -279,29 +280,37 @@ def compute(embedder: Embedder, shards: HeldOutShards, numbers: range, text: str
     return joined(found, embedder)
 
 
-def read_numbered(rows: range, shards: HeldOutShards, first: int, size_px: int, views: Views) -> Part:
+def read_numbered(rows: range, shards: HeldOutShards, first: int, size_px: int, views: Views) -> HeldOut:
     """Read samples by their place in a shard of features. Runs in a worker process."""
-    return read_part(range(first + rows.start, first + rows.stop), shards, size_px, views)
+    return shards.read_part(range(first + rows.start, first + rows.stop), size_px, views)
 
 
-def embed_part(part: Part, embedder: Embedder) -> Computed:
+def embed_part(part: HeldOut, embedder: Embedder) -> Computed:
     """The features of the images of some samples, and the trees and states of their captions."""
-    held_out, config, v = part.held_out, embedder.config, embedder.config.views
+    config, v = embedder.config, embedder.config.views
     image = embedder.images(part.images).view(-1, v * embedder.widths[0])
     box_image = embedder.images(part.box_images).view(-1, v * embedder.widths[0])
-    counts = np.bincount(held_out.box_owner, minlength=len(held_out.captions)).tolist()
-    found = Computed(image, box_image, held_out.keys, held_out.captions, held_out.box_texts, counts)
-    found.bad = list(zip(held_out.reasons, held_out.bad, strict=True))
-    found = limited(found, config.max_boxes) if config.max_boxes else found
-    return with_trees(found, held_out.words, embedder) if config.tokens else found
+    counts = np.bincount(part.box_owner, minlength=len(part.captions)).tolist()
+    found = Computed(image, box_image, part.keys, part.captions, part.box_texts, counts)
+    found.bad = list(zip(part.reasons, part.bad, strict=True))
+    found = taken(found, range(len(counts)), config.max_boxes) if config.max_boxes else found
+    return with_trees(found, part.words, embedder) if config.tokens else found
 
 
-def limited(found: Computed, most: int) -> Computed:
-    """The features with at most `most` boxes of each sample, the first ones."""
-    starts = np.cumsum([0, *found.n_boxes])
-    kept = [start + box for start, n in zip(starts, found.n_boxes, strict=False) for box in range(min(n, most))]
-    phrases, counts = [found.phrases[box] for box in kept], [min(n, most) for n in found.n_boxes]
-    return replace(found, box_image=found.box_image[kept], phrases=phrases, n_boxes=counts)
+def taken(found: Computed, samples: Sequence[int], most: int | None = None) -> Computed:
+    """The features of some samples, with at most `most` boxes of each, the first ones."""
+    starts, rows = np.cumsum([0, *found.n_boxes]), list(samples)
+    counts = [found.n_boxes[row] if most is None else min(found.n_boxes[row], most) for row in rows]
+    boxes = [starts[row] + box for row, n in zip(rows, counts, strict=True) for box in range(n)]
+    return replace(
+        found,
+        image=found.image[rows],
+        box_image=found.box_image[boxes],
+        keys=[found.keys[row] for row in rows],
+        captions=[found.captions[row] for row in rows],
+        phrases=[found.phrases[box] for box in boxes],
+        n_boxes=counts,
+    )
 
 
 def with_trees(found: Computed, words: Sequence[Any], embedder: Embedder) -> Computed:
@@ -312,15 +321,8 @@ def with_trees(found: Computed, words: Sequence[Any], embedder: Embedder) -> Com
         ("no_parse", f"{found.keys[index]}: the caption has no parse") for index in set(range(len(words))) - set(kept)
     ]
     pairs = [align(tokenizer, found.captions[index], words[index]) for index in kept]
-    starts = np.cumsum([0, *found.n_boxes])
-    boxes = [box for index in kept for box in range(starts[index], starts[index + 1])]
-    return Computed(
-        found.image[kept],
-        found.box_image[boxes],
-        [found.keys[index] for index in kept],
-        [found.captions[index] for index in kept],
-        [found.phrases[index] for index in boxes],
-        [found.n_boxes[index] for index in kept],
+    return replace(
+        taken(found, kept),
         trees=[tree for _, tree in pairs],
         states=embedder.states([ids for ids, _ in pairs]) if pairs else [],
         bad=[*found.bad, *bad],
@@ -360,8 +362,7 @@ def commit(embedder: Embedder, computed: Computed, output: Path, name: str, firs
     batch = record_batch(embedder, computed)
     with atomic_write(path) as draft, pa.OSFile(str(draft), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
         file.write_batch(batch)
-    with path.open("rb") as stored:
-        sha256 = hashlib.file_digest(stored, "sha256").hexdigest()
+    sha256 = file_hash(path)
     manifest = FeatureManifest(
         schema=VERSION,
         files={f"{FOLDER}/{path.name}": {"bytes": path.stat().st_size, "sha256": sha256, "rows": batch.num_rows}},
@@ -456,17 +457,10 @@ def predict(embedder: Embedder, shards: HeldOutShards) -> None:
 
 def log_totals(manifests: Sequence[dict[str, Any]], output: Path) -> None:
     """Log what the features hold: all samples are counted."""
-    bad: Counter[str] = Counter()
-    rows = boxes = n_bytes = read = 0
-    for manifest in manifests:
-        facts = next(iter(manifest["files"].values()))
-        rows, boxes, n_bytes, read = (
-            rows + facts["rows"],
-            boxes + manifest["boxes"],
-            n_bytes + facts["bytes"],
-            read + manifest["read"],
-        )
-        bad.update(manifest["bad"])
+    files = [next(iter(manifest["files"].values())) for manifest in manifests]
+    rows, n_bytes = (sum(file[key] for file in files) for key in ("rows", "bytes"))
+    read, boxes = (sum(manifest[key] for manifest in manifests) for key in ("read", "boxes"))
+    bad = sum((Counter(manifest["bad"]) for manifest in manifests), Counter[str]())
     problems = ", ".join(f"{n} {reason}" for reason, n in sorted(bad.items())) or "none"
     logger.info(
         "%s: %d of %s with %s, %.1f MB; bad samples: %s",

@@ -27,7 +27,7 @@ from trainer.data.preprocess import fit
 from trainer.encoders.cached import CachedImage
 from trainer.evaluation.metrics.spaces import space_of
 from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
-from trainer.inference.search import Index, Neighbours, build_index, entailment_margins, search
+from trainer.inference.search import Index, Neighbours, entailment_margins, inner_rows, search
 from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import model_name as registered_name
@@ -301,7 +301,7 @@ class Model:
 
         Raises UserError for PHyCLIP: no inner product orders candidates as its distance does.
         """
-        return build_index(self.module, self._split(candidates))
+        return Index(rows=inner_rows(self.module, self._split(candidates), 1), model=self.module)
 
     @torch.inference_mode()
     def nearest(self, queries: Tensor, candidates: Tensor | Index, k: int = 10) -> Neighbours:

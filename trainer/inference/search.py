@@ -33,7 +33,7 @@ class Neighbours(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Index:
-    """Candidates as rows whose inner product with the row of a query decides which is nearest; made by `build_index`.
+    """Candidates as rows whose inner product with the row of a query decides which is nearest.
 
     For CLIP, the rows are the unit vectors. For a hyperbolic space, they are the coordinates of the hyperboloid, and the
     inner product is the Lorentzian one, a decreasing function of the distance acosh(-c <x, y>) / sqrt(c) (MERU eq. 4);
@@ -73,17 +73,12 @@ class Index:
         return Neighbours(torch.cat(found), indices.to(rows.device))
 
 
-def build_index(model: DualEncoder, candidates: Tensor) -> Index:
-    """Prepare candidates [*k m d] for searches by inner products.
+@torch.no_grad()
+def inner_rows(model: DualEncoder, points: Tensor, sign: int) -> Tensor:
+    """Rows [n w] of points [*k n d] as in `Index`; `sign` is that of the time components, -1 for queries.
 
     Raises UserError for a product of several factors, where no inner product orders candidates as the distance does.
     """
-    return Index(rows=inner_rows(model, candidates, 1), model=model)
-
-
-@torch.no_grad()
-def inner_rows(model: DualEncoder, points: Tensor, sign: int) -> Tensor:
-    """Rows [n w] of points [*k n d] as in `Index`; `sign` is that of the time components, -1 for queries."""
     if isinstance(model, EuCLIP):
         return euclidean.inner_coordinates(points.double(), sign)
     if not isinstance(model, Hyperbolic):

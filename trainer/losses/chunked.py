@@ -36,7 +36,7 @@ class LogSumExp(NamedTuple):
 def contrastive(
     similarity: LazySimilarity,
     scale: Tensor,
-    targets: Tensor,
+    targets: Tensor | None,
     chunk: int,
     dtype: torch.dtype = torch.float32,
     bias: Tensor | None = None,
@@ -45,30 +45,11 @@ def contrastive(
 
     `scale` is [], or [b] for one scale per query; `bias` [n] has no gradient. A chunk has about `chunk` numbers
     (r n k), but at least `MIN_CHUNK_ROWS` rows. `dtype` is that of all operations after the inner products.
+
+    Without `targets`: the mean of the losses of queries against candidates and vice versa, where query i matches
+    candidate i, without bias. The sums over columns are complete only after the last chunk, so each chunk is computed
+    twice. This costs less than computing the two directions one after the other.
     """
-    return apply(similarity, scale, targets, bias, chunk, dtype)
-
-
-def symmetric_contrastive(
-    similarity: LazySimilarity, scale: Tensor, chunk: int, dtype: torch.dtype = torch.float32
-) -> Tensor:
-    """Mean of the losses of queries against candidates and vice versa, where query i matches candidate i.
-
-    The sums over columns are complete only after the last chunk, so each chunk is computed twice. This costs less than
-    computing the two directions one after the other.
-    """
-    return apply(similarity, scale, None, None, chunk, dtype)
-
-
-def apply(
-    similarity: LazySimilarity,
-    scale: Tensor,
-    targets: Tensor | None,
-    bias: Tensor | None,
-    chunk: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """Loss of `contrastive`, or without `targets` that of `symmetric_contrastive`."""
     inputs = (similarity.queries, similarity.candidates, similarity.curvature, scale)
     b, n = similarity.queries.shape[-2], similarity.candidates.shape[-2]
     n_factors = 1 if similarity.curvature is None else len(similarity.curvature)
@@ -79,7 +60,7 @@ def apply(
 
 
 class ChunkedContrastive(torch.autograd.Function):
-    """The loss of `contrastive`, or without `targets` that of `symmetric_contrastive`.
+    """The loss of `contrastive`.
 
     The tensors of `similarity` are also passed one by one, because autograd tracks only tensors that are arguments.
     """

@@ -136,7 +136,7 @@ class ContrastiveLoss:
             options: dict[str, Any] = {"chunk": self.chunk, "dtype": queries.dtype}
             return Implementation(
                 partial(chunked.contrastive, lazy, bias=log_copies, **options),
-                partial(chunked.symmetric_contrastive, lazy, **options),
+                partial(chunked.contrastive, lazy, targets=None, **options),
             )
 
         def plain(scale: Tensor, targets: Tensor) -> Tensor:

@@ -12,20 +12,16 @@ from torch import Tensor
 from trainer.losses.types import Entropy, Reduction
 
 
-def contrastive(logits: Tensor, compatible: Tensor | None = None, targets: Tensor | None = None) -> Tensor:
+def contrastive(logits: Tensor, targets: Tensor | None = None) -> Tensor:
     """Cross entropy of each query's candidate against all candidates, mean over queries.
 
         -1/b sum_i log( exp(logits[i, targets[i]]) / sum_j exp(logits[i, j]) )      CLIP, figure 3; MERU, section 3
 
     `logits` is [b n]. `targets` [b] are the indices of the queries' candidates; default: candidate i for query i.
-    `compatible` [b n] is True for other candidates that also match a query; they are excluded from the denominator,
-    because they are not negatives. Without queries (b = 0) the loss is 0.
+    Without queries (b = 0) the loss is 0.
     """
     if targets is None:
         targets = torch.arange(len(logits), device=logits.device)
-    if compatible is not None:
-        is_target = F.one_hot(targets, logits.shape[1]).bool()
-        logits = logits.masked_fill(compatible & ~is_target, float("-inf"))
     return F.cross_entropy(logits, targets, reduction="mean" if len(logits) else "sum")
 
 

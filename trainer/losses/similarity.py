@@ -16,7 +16,7 @@ Shapes: b queries, r of them in a block of rows, n candidates, k factors, d widt
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,23 +42,6 @@ class Gradients(NamedTuple):
     curvature: Tensor | None  # [k]; None for the cosine
 
 
-class RowBlocks(Protocol):
-    """A similarity matrix in blocks of rows, and the gradients of a loss through it.
-
-    For each block, call `forward`, then `backward` with the gradient of what `forward` returned. `gradients` returns
-    the sums over all blocks.
-    """
-
-    def forward(self, rows: slice) -> Tensor:
-        """Similarities [r n] of the queries `rows` with all candidates."""
-
-    def backward(self, rows: slice, grad: Tensor) -> None:
-        """Accumulate gradients, given the gradient [r n] of the similarities that `forward` returned for these rows."""
-
-    def gradients(self) -> Gradients:
-        """Accumulated gradients with respect to queries, candidates and curvature."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class LazySimilarity:
     """The inputs and the formula of a similarity matrix [b n] that has not been computed.
@@ -72,8 +55,12 @@ class LazySimilarity:
     metric: Metric = "l1"
     eps: float = 0.0  # minimum of coshm1
 
-    def row_blocks(self, max_rows: int, dtype: torch.dtype) -> RowBlocks:
-        """The matrix in blocks of at most `max_rows` rows. Operations after the inner products use `dtype`."""
+    def row_blocks(self, max_rows: int, dtype: torch.dtype) -> "RowBlocks":
+        """The matrix in blocks of at most `max_rows` rows. Operations after the inner products use `dtype`.
+
+        For each block, call `forward`, then `backward` with the gradient of what `forward` returned. `gradients` returns
+        the sums over all blocks.
+        """
         return CosineBlocks(self) if self.curvature is None else DistanceBlocks(self, self.curvature, max_rows, dtype)
 
 
@@ -110,9 +97,11 @@ class CosineBlocks:
         self.grad_x, self.grad_y = torch.zeros_like(self.x), torch.zeros_like(self.y)
 
     def forward(self, rows: slice) -> Tensor:
+        """Similarities [r n] of the queries `rows` with all candidates."""
         return self.x[rows] @ self.y.T
 
     def backward(self, rows: slice, grad: Tensor) -> None:
+        """Accumulate gradients, given the gradient [r n] of the similarities that `forward` returned for these rows."""
         self.grad_x[rows] = grad @ self.y
         self.grad_y.addmm_(grad.T, self.x[rows])
 
@@ -236,6 +225,9 @@ class DistanceBlocks:
         for factor in range(0, self.n_factors, self.tile_factors):
             factors = slice(factor, min(factor + self.tile_factors, self.n_factors))
             yield Tile(factors, distances[factors], sinhs[factors])
+
+
+RowBlocks = CosineBlocks | DistanceBlocks
 
 
 def time_minus_1(points: Tensor, curvature: Tensor) -> Tensor:

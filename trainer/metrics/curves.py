@@ -15,6 +15,7 @@ from hypergrit_common.cli import EXIT_CODES, command
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
+from hypergrit_common.plots import axes
 
 COLOURS: Final = ("#3b6fb6", "#d1603d", "#3f9b6c", "#8a5fb0", "#c29b2f", "#c0577f", "#4aa3a8", "#7b8794")
 GREY: Final = len(COLOURS) - 1
@@ -156,23 +157,17 @@ def smooth(values: list[float]) -> list[float]:
 
 def draw(found: list[Panel], title: str, path: Path) -> None:
     """Draw all panels into one PNG file. Raises UserError if matplotlib is not installed."""
-    try:
-        import matplotlib as mpl
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise UserError(f"plots need the package matplotlib ({error}); pip install matplotlib") from error
-    mpl.rcParams.update({"font.size": 9, "text.color": TEXT, "axes.labelcolor": FAINT, "font.family": "sans-serif"})
     columns = min(len(found), 2 if len(found) == 4 else 4 if len(found) > 6 else 3)
     rows = -(-len(found) // columns)
-    size = (PANEL_WIDTH_IN * columns, PANEL_HEIGHT_IN * rows + 0.5)
-    figure = Figure(figsize=size, dpi=110, layout="constrained")
-    figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left")
-    for index, panel in enumerate(found):
-        draw_panel(figure.add_subplot(rows, columns, index + 1), panel)
-    figure.savefig(path)
+    with axes(path, PANEL_WIDTH_IN * columns, PANEL_HEIGHT_IN * rows + 0.5) as first:
+        figure = first.figure
+        first.remove()
+        figure.suptitle(title, fontsize=13, fontweight="bold", x=0.01, ha="left", color=TEXT)
+        for index, panel in enumerate(found):
+            draw_panel(figure.add_subplot(rows, columns, index + 1), panel)
 
 
-def draw_panel(axes: Any, panel: Panel) -> None:
+def draw_panel(ax: Any, panel: Panel) -> None:
     """Draw one panel into the axes of a figure."""
     scale = 100 if panel.percent else 1
     for line in panel.lines:
@@ -180,27 +175,26 @@ def draw_panel(axes: Any, panel: Panel) -> None:
         style: dict[str, Any] = {"color": colour, "linewidth": 1.0 if line.dashed else 1.8}
         style |= {"linestyle": (0, (3, 3))} if line.dashed else {}
         if panel.noisy:
-            axes.plot(line.steps, values, color=colour, linewidth=0.7, alpha=0.3)
+            ax.plot(line.steps, values, color=colour, linewidth=0.7, alpha=0.3)
             values = smooth(values)
         if line.low and line.high:
-            axes.fill_between(line.steps, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
+            ax.fill_between(line.steps, line.low, line.high, color=colour, alpha=0.15, linewidth=0)
         marker = {"marker": "o", "markersize": 3.5} if len(values) < 20 and not line.dashed else {}
-        axes.plot(line.steps, values, label=line.label or "_", **style, **marker)
-    axes.set_title(panel.title, loc="left", fontsize=10, fontweight="bold")
-    axes.set_xlabel("step")
-    axes.grid(color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=FAINT, length=0)
-    for side in ("top", "right", "left"):
-        axes.spines[side].set_visible(False)
-    axes.spines["bottom"].set_color(GRID)
-    axes.set_xlim(left=0)
+        ax.plot(line.steps, values, label=line.label or "_", **style, **marker)
+    ax.set_title(panel.title, loc="left", fontsize=10, fontweight="bold", color=TEXT)
+    ax.set_xlabel("step", fontsize=9, color=FAINT)
+    ax.grid(color=GRID, linewidth=0.8)
+    ax.set_axisbelow(True)
+    ax.tick_params(colors=FAINT, length=0, labelsize=9)
+    ax.spines[["top", "right", "left"]].set_visible(False)
+    ax.spines["bottom"].set_color(GRID)
+    ax.set_xlim(left=0)
     if panel.percent:
         highest = max(scale * value for line in panel.lines for value in line.values)
-        axes.set_ylim(0, min(100, 1.15 * highest) or 100)
-        axes.yaxis.set_major_formatter("{x:g} %")
+        ax.set_ylim(0, min(100, 1.15 * highest) or 100)
+        ax.yaxis.set_major_formatter("{x:g} %")
     if len(panel.lines) > 1:
-        axes.legend(frameon=False, fontsize=7.5, labelcolor=TEXT, loc="best")
+        ax.legend(frameon=False, fontsize=7.5, labelcolor=TEXT, loc="best")
 
 
 def write_curves(output: Path) -> Path:

@@ -13,11 +13,11 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, NamedTuple
 
 import numpy as np
@@ -49,19 +49,24 @@ class Sink(NamedTuple):
     close: Callable[[], None]
 
 
+def optional(module: str, setting: str, alternative: str) -> Any:
+    """A module of an optional package. Raises UserError if it is not installed."""
+    try:
+        return import_module(module)
+    except ImportError as error:
+        package = module.rpartition(".")[2]
+        raise UserError(
+            f"{setting} needs the package {package} ({error}); pip install {package}, or {alternative}"
+        ) from None
+
+
 def tensorboard_sink(output: Path, step: int) -> Sink:
     """Return a sink that writes event files to OUTPUT/tensorboard, and remove the events after `step`.
 
     Raises UserError if tensorboard is not installed.
     """
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise UserError(
-            f"log.tensorboard=true needs the package tensorboard ({error}); pip install tensorboard, or set "
-            "log.tensorboard=false"
-        ) from None
-    writer: Any = SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
+    package = optional("torch.utils.tensorboard", "log.tensorboard=true", "set log.tensorboard=false")
+    writer = package.SummaryWriter(str(output / "tensorboard"), purge_step=step + 1)
 
     def write(step: int, values: dict[str, float]) -> None:
         for name, value in values.items():
@@ -81,12 +86,7 @@ def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
 
     Raises UserError if wandb is not installed or refuses the run.
     """
-    try:
-        import wandb
-    except ImportError as error:
-        raise UserError(
-            f"log.wandb_project={project} needs the package wandb ({error}); pip install wandb, or remove this setting"
-        ) from None
+    wandb = optional("wandb", f"log.wandb_project={project}", "remove this setting")
     id_file = output / "wandb_id"
     if not id_file.is_file():
         id_file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
@@ -117,12 +117,7 @@ def trackio_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
 
     Raises UserError if trackio is not installed.
     """
-    try:
-        import trackio
-    except ImportError as error:
-        raise UserError(
-            f"log.trackio_project={project} needs the package trackio ({error}); pip install trackio, or remove this setting"
-        ) from None
+    trackio = optional("trackio", f"log.trackio_project={project}", "remove this setting")
     run = trackio.init(project=project, name=output.name, resume="allow", config=training)
     return Sink(lambda step, values: run.log(values, step=step), lambda step, pictures: None, run.finish)
 
@@ -257,7 +252,7 @@ def can_draw(config: LogConfig) -> bool:
 SECONDS_BETWEEN_LINES: Final = 10.0
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Display of the step, samples/s, share of time spent waiting for data, loss and remaining time.
 
     `step` is the step from which the run starts or resumes, `steps` the last one. Nothing is displayed unless `shown`.
@@ -272,12 +267,7 @@ class Progress:
             total=steps, initial=step, unit=" steps", disable=not (shown and self.on_terminal), dynamic_ncols=True
         )
 
-    def __enter__(self) -> "Progress":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.bar.close()
 
     def advance(self, step: int, values: dict[str, float]) -> None:

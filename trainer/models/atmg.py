@@ -5,9 +5,10 @@ from torch import Tensor
 
 from trainer.batch import Side
 from trainer.geometry import lorentz
+from trainer.models.cones import TEXT_IMAGE
 from trainer.models.config import ATMGConfig, Ranking
 from trainer.models.dual_encoder import PAIRS
-from trainer.models.meru import MERU, TEXT_IMAGE
+from trainer.models.meru import MERU
 from trainer.models.terms import Entails, Term
 
 

@@ -14,9 +14,6 @@ class CLIP(DualEncoder):
     def lift_image(self, features: Tensor) -> Tensor:
         return F.normalize(at_least_float32(features), dim=-1)
 
-    def lift_text(self, features: Tensor) -> Tensor:
-        return F.normalize(at_least_float32(features), dim=-1)
-
     def lift_prompts(self, features: Tensor) -> Tensor:
         """The normalised mean of the prompts' unit vectors [c d], from features [c p d]."""
         return F.normalize(self.lift_text(features).mean(-2), dim=-1)

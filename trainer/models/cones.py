@@ -6,7 +6,10 @@ from torch import Tensor
 
 from trainer.losses.functional import angle_outside_cone
 from trainer.models.config import ConesConfig
-from trainer.models.dual_encoder import DualEncoder
+from trainer.models.dual_encoder import PAIRS, DualEncoder
+from trainer.models.terms import Entails, Term
+
+TEXT_IMAGE = Entails(name="text_image", general="text", specific="image")
 
 
 class Cones(DualEncoder):
@@ -29,6 +32,10 @@ class Cones(DualEncoder):
         """Exterior angles minus half-apertures [*k b], in radians; negative inside the cones at `general`."""
         angle, aperture = self.cone(general, specific)
         return angle - aperture
+
+    def terms(self) -> list[Term]:
+        """Contrastive loss + entail_weight * entailment loss of captions and images, as MERU (sections 3.1 and 3.2)."""
+        return [Term(name="contrastive", value=PAIRS), Term(name="entailment", value=TEXT_IMAGE)]
 
     def group_weights(self) -> dict[str, float]:
         return {"entailment": self.config.entail_weight}

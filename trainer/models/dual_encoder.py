@@ -82,9 +82,9 @@ class DualEncoder(nn.Module, ABC):
     def lift_image(self, features: Tensor) -> Tensor:
         """Lift projected features [b d] of images or boxes into the model's space: points [*k b d]."""
 
-    @abstractmethod
     def lift_text(self, features: Tensor) -> Tensor:
-        """Lift projected features [b d] of captions, phrases or words into the model's space: points [*k b d]."""
+        """Lift projected features [b d] of captions, phrases or words, by default as those of images: points [*k b d]."""
+        return self.lift_image(features)
 
     def lift_prompts(self, features: Tensor) -> Tensor:
         """One lifted point [*k c d] per class, from the features [c p d] of p prompts for each of c classes.

@@ -7,9 +7,7 @@ from trainer.geometry import euclidean
 from trainer.losses.similarity import LazySimilarity, cosine_similarity
 from trainer.models.cones import Cones
 from trainer.models.config import EuCLIPConfig
-from trainer.models.dual_encoder import PAIRS, at_least_float32
-from trainer.models.meru import TEXT_IMAGE
-from trainer.models.terms import Term
+from trainer.models.dual_encoder import at_least_float32
 
 
 class EuCLIP(Cones):
@@ -23,9 +21,6 @@ class EuCLIP(Cones):
     def lift_image(self, features: Tensor) -> Tensor:
         """The features divided by sqrt(d), so that their expected norm is 1 at the start; the scale is not learned."""
         return at_least_float32(features) * self.config.embed_dim**-0.5
-
-    def lift_text(self, features: Tensor) -> Tensor:
-        return self.lift_image(features)
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         return -euclidean.pairwise_squared_distance(queries, candidates)
@@ -41,10 +36,6 @@ class EuCLIP(Cones):
         eps = self.config.eps
         angle = euclidean.exterior_angle(general, specific, eps)
         return angle, euclidean.half_aperture(general, self.config.min_radius, eps)
-
-    def terms(self) -> list[Term]:
-        """Contrastive loss + entail_weight * entailment loss of captions and images, as MERU."""
-        return [Term(name="contrastive", value=PAIRS), Term(name="entailment", value=TEXT_IMAGE)]
 
     @torch.no_grad()
     def clamp_parameters(self) -> None:

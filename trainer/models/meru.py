@@ -4,11 +4,8 @@ from torch import Tensor
 
 from trainer.geometry import lorentz
 from trainer.losses.similarity import LazySimilarity, cosine_similarity, lorentz_similarity
-from trainer.models.dual_encoder import PAIRS, at_least_float32
+from trainer.models.dual_encoder import at_least_float32
 from trainer.models.hyperbolic import Hyperbolic
-from trainer.models.terms import Entails, Term
-
-TEXT_IMAGE = Entails(name="text_image", general="text", specific="image")
 
 
 class MERU(Hyperbolic):
@@ -40,7 +37,3 @@ class MERU(Hyperbolic):
         c, eps = self.curvature(), self.config.eps
         angle = lorentz.exterior_angle(general, specific, c, eps)
         return angle, lorentz.half_aperture(general, c, self.config.min_radius, eps)
-
-    def terms(self) -> list[Term]:
-        """Contrastive loss + entail_weight * entailment loss of captions and images (sections 3.1 and 3.2)."""
-        return [Term(name="contrastive", value=PAIRS), Term(name="entailment", value=TEXT_IMAGE)]

@@ -6,17 +6,18 @@ from torch import Tensor
 from trainer.geometry import poincare
 from trainer.losses.functional import entropy, regularised_entailment
 from trainer.losses.similarity import LazySimilarity, poincare_similarity
+from trainer.models.cones import TEXT_IMAGE
 from trainer.models.config import PoinCLIPConfig
-from trainer.models.dual_encoder import PAIRS, at_least_float32
+from trainer.models.dual_encoder import at_least_float32
 from trainer.models.hyperbolic import Hyperbolic
-from trainer.models.meru import TEXT_IMAGE
 from trainer.models.points import Points
-from trainer.models.terms import Entails, Term
+from trainer.models.terms import Entails
 
 
 class PoinCLIP(Hyperbolic):
     """Poincaré ball; of caption and image, the one with the lower entropy entails the other (PoinCLIP, section 4).
 
+    The terms are MERU's, but the direction of the relation differs from pair to pair: `cone` selects the apex.
     With order=text, a caption always entails its image (tables 3 and 5); norm and random are our controls.
     """
 
@@ -31,13 +32,6 @@ class PoinCLIP(Hyperbolic):
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return poincare_similarity(queries, candidates, self.curv.exp(), self.config.eps)
-
-    def terms(self) -> list[Term]:
-        """Contrastive loss + entail_weight * entailment loss (eq. 9) of text and image.
-
-        The direction of the relation differs from pair to pair: `cone` selects the apex.
-        """
-        return [Term(name="contrastive", value=PAIRS), Term(name="entailment", value=TEXT_IMAGE)]
 
     def penalty(self, general: Tensor, specific: Tensor, entails: Entails) -> Tensor:
         """The rows of eq. 9, which rewards wide angles."""

@@ -65,11 +65,6 @@ def diff_spans(source: str, cleaned: str) -> list[Span]:
     return spans
 
 
-def lowercase_origins(text: str) -> list[int]:
-    """Return the index in `text` of the source of each character of `text.lower()`. A dotted capital I becomes two."""
-    return [i for i, char in enumerate(text) for _ in char.lower()]
-
-
 class TextTokenizer(ABC):
     """Converts texts to token ids. Can be pickled, for the processes of the data loader."""
 

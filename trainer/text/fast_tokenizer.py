@@ -109,17 +109,14 @@ def read_fast_tokenizer(folder: Path, context_length: int) -> FastTokenizer:
         raise ValueError(
             f"{folder} has a {type(found).__name__}, which is no fast tokenizer; convert it to {FILE} with transformers"
         )
-    definition = without_limits(found.backend_tokenizer.to_str())
+    # Without truncation and padding, so that the definition does not depend on earlier calls.
+    values = {**json.loads(found.backend_tokenizer.to_str()), "truncation": None, "padding": None}
+    definition = json.dumps(values, ensure_ascii=False)
     padding = UNUSED if found.pad_token_id is None else int(found.pad_token_id)
     tokenizer = FastTokenizer(definition, padding, context_length)
     if padding in tokenizer.encode(""):
         tokenizer.pad_id = UNUSED
     return tokenizer
-
-
-def without_limits(definition: str) -> str:
-    """The definition without truncation and padding, so that it does not depend on earlier calls."""
-    return json.dumps({**json.loads(definition), "truncation": None, "padding": None}, ensure_ascii=False)
 
 
 def load_fast_tokenizer(path: Path, pad_id: int, context_length: int) -> FastTokenizer:

@@ -17,7 +17,7 @@ import ftfy
 import regex
 
 from hypergrit_common.files import check_file
-from trainer.text.base import Span, TextTokenizer, lowercase_origins, source_spans
+from trainer.text.base import Span, TextTokenizer, source_spans
 
 END_OF_WORD = "</w>"
 OPENAI_SHA256 = "924691ac288e54409236115652ad4aa250f48203de50a9e4722a6ecd48d6804a"
@@ -46,11 +46,6 @@ def byte_symbols() -> tuple[str, ...]:
     return tuple(symbols)
 
 
-def alphabet() -> list[str]:
-    """Return the 256 symbols in the order of their ids: printable bytes first."""
-    return sorted(byte_symbols(), key=ord)
-
-
 class Tokenizer(TextTokenizer):
     """Converts texts to token ids and back. `merges` are pairs of pieces, the most frequent first.
 
@@ -62,7 +57,7 @@ class Tokenizer(TextTokenizer):
     n_end = 1
 
     def __init__(self, merges: Sequence[tuple[str, str]], context_length: int = 77) -> None:
-        letters = alphabet()
+        letters = sorted(byte_symbols(), key=ord)  # in the order of their ids: printable bytes first
         pieces = letters + [letter + END_OF_WORD for letter in letters] + [first + second for first, second in merges]
         self.merges = tuple(merges)
         self.context_length = context_length
@@ -98,8 +93,8 @@ class Tokenizer(TextTokenizer):
         has the span of that character. Start and end of text have the empty spans (0, 0) and (n, n).
         """
         cleaned, sources = source_spans(text, clean)
-        if len(cleaned.lower()) != len(cleaned):
-            sources = [sources[i] for i in lowercase_origins(cleaned)]
+        if len(cleaned.lower()) != len(cleaned):  # a dotted capital I becomes two characters
+            sources = [source for source, char in zip(sources, cleaned, strict=True) for _ in char.lower()]
         ids, spans = [self.start_id], [(0, 0)]
         for match in WORD.finditer(cleaned.lower()):
             word, start_of_word = match.group(), match.start()

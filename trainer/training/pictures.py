@@ -118,18 +118,14 @@ def decode(tokenizer: TextTokenizer, ids: Tensor) -> str:
 
 def evaluation_pictures(details: Details) -> Pictures:
     """The distances from the root, as a picture and as one distribution per stream, and the confusions of each folder."""
-    finite = {name: only_finite(values.numpy()) for name, values in details.distances.items()}
+    # A model that diverges has distances that are not finite.
+    finite = {name: values[values.isfinite()].numpy() for name, values in details.distances.items()}
     distances = {name: values for name, values in finite.items() if len(values)}
     images = {f"confusion/{printable(name)}": confusion_picture(found) for name, found in details.confusions.items()}
     if distances:
         groups = {NAMES[name]: values for name, values in distances.items()}
         images["distances/all"] = drawn(lambda path: draw_histograms(groups, details.quantity, path))
     return Pictures(images=images, histograms={f"distances/{name}": values for name, values in distances.items()})
-
-
-def only_finite(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """The values [n] that are finite numbers: a model that diverges has others."""
-    return values[np.isfinite(values)]
 
 
 def confusion_picture(found: Confusion) -> Image:

@@ -5,9 +5,9 @@ padding among the tokens; trace.json.gz is for chrome://tracing, and memory.pick
 """
 
 import logging
-import resource
 import time
 from functools import cache
+from resource import RUSAGE_SELF, getrusage
 from typing import Any, Final
 
 import torch
@@ -100,7 +100,11 @@ class Profile:
         seconds = time.perf_counter() - self.start_time
         n, device = min(self.n_steps, self.run.step - self.first), self.run.process.device
         peak = peak_flop_s(device)
-        memory = torch.cuda.max_memory_allocated(device) if device.type == "cuda" else rss_peak()
+        memory = (
+            torch.cuda.max_memory_allocated(device)
+            if device.type == "cuda"
+            else 1024 * getrusage(RUSAGE_SELF).ru_maxrss
+        )
         self.summary = {
             "steps": n,
             "pairs_per_s_of_process": self.pairs / seconds,
@@ -139,8 +143,3 @@ def flops_of_row(model: DualEncoder, length: int) -> int:
         if features.requires_grad:
             features.sum().backward()
     return int(counter.get_total_flops())
-
-
-def rss_peak() -> int:
-    """The largest memory that this process has had, in bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hypergrit_common.devices import tf32, torch_dtype
 from hypergrit_common.errors import UserError
-from trainer.batch import Batch, Losses, Pairs
+from trainer.batch import Batch, Losses
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.distributed.gather import all_ranks, counts_of_ranks, rank, world_size
@@ -133,15 +133,10 @@ def nonfinite_keys(model: DualEncoder, batch: Batch) -> list[str]:
         return []
     pairs = model.features(batch)
     is_bad = nonfinite_rows(pairs.image) | nonfinite_rows(pairs.text)
-    for features in box_features(pairs):
+    for features in (part for part in (pairs.box_image, pairs.box_text) if part is not None):
         owner = batch.box_owner if batch.box_owner is not None else torch.arange(len(is_bad), device=is_bad.device)
         is_bad[owner[nonfinite_rows(features)]] = True
     return [key for key, bad in zip(batch.keys, is_bad.tolist(), strict=True) if bad]
-
-
-def box_features(pairs: Pairs) -> list[Tensor]:
-    """Features of boxes and of phrases, if any."""
-    return [features for features in (pairs.box_image, pairs.box_text) if features is not None]
 
 
 def nonfinite_rows(features: Tensor) -> Tensor:

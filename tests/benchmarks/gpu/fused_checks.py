@@ -84,7 +84,7 @@ def test_symmetric_loss_and_gradients_match_the_mean_of_two_plain_losses(
     logits = exact[3] * full_similarity(space, *exact[:3])
     expected = (contrastive(logits) + contrastive(logits.T)) / 2
     single = with_grad(*(tensor.float() for tensor in exact))
-    loss = fused.symmetric_contrastive(lazy_similarity(space, *single[:3]), single[3])
+    loss = fused.contrastive(lazy_similarity(space, *single[:3]), single[3])
     assert loss.item() == pytest.approx(expected.item(), rel=2e-6, abs=1e-6)
     assert_close(gradients(loss, single), gradients(expected, exact), tolerance)
 
@@ -157,6 +157,6 @@ def test_memory_grows_with_the_number_of_points_and_not_with_that_of_pairs() -> 
         curvature, scale = torch.ones(64, device=DEVICE, requires_grad=True), torch.tensor(14.0, device=DEVICE)
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        fused.symmetric_contrastive(lazy_similarity("factors l1", x, y, curvature), scale).backward()
+        fused.contrastive(lazy_similarity("factors l1", x, y, curvature), scale).backward()
         peaks.append(torch.cuda.max_memory_allocated() - before)
     assert peaks[1] < 2.2 * peaks[0]

@@ -5,7 +5,7 @@ import math
 import torch
 from torch import tensor
 
-from trainer.analyses.factors import factor_norms, max_composition, overlap, percentiles
+from trainer.analyses.factors import factor_norms, max_composition, percentiles
 
 CURVATURE = tensor([[1.0], [4.0]])
 """c of two factors."""
@@ -24,10 +24,6 @@ def test_the_maximum_takes_each_factor_from_the_point_with_the_larger_norm() -> 
     assert norms[2].equal(torch.maximum(norms[0], norms[1]))
     assert max_composition(second, first, CURVATURE).equal(found)
     assert max_composition(first, first, CURVATURE).equal(first)
-
-
-def test_overlap_is_the_share_of_common_indices() -> None:
-    assert overlap(tensor([1, 2, 3, 4]), tensor([4, 9, 8, 1])) == 0.5
 
 
 def test_percentiles_of_equal_values_are_zero() -> None:

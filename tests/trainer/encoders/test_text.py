@@ -15,7 +15,7 @@ def tower() -> TextEncoder:
 
 def final_states(tower: TextEncoder, token_ids: torch.Tensor) -> torch.Tensor:
     """States [b l w] after the last norm."""
-    return tower.hidden_states(token_ids, StateSource()).final
+    return tower.hidden_states(token_ids, StateSource()).contextual
 
 
 def test_padding_does_not_change_the_feature(tower: TextEncoder) -> None:

@@ -24,7 +24,7 @@ from trainer.data.config import DataConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.loader import Loader
 from trainer.data.order import BlockOrder
-from trainer.encoders.cached import CachedImage, CachedText, packed
+from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED, ImageConfig, TextConfig
 from trainer.encoders.text import StateSource, TokenStates
 from trainer.evaluate import main as evaluate
@@ -57,7 +57,9 @@ def cached(batch: Batch, model: DualEncoder, frozen: FrozenModel) -> Batch:
 
     def text(ids: torch.Tensor, with_states: bool = False) -> torch.Tensor:
         found = frozen.text(ids, source if with_states else None)
-        return packed(found) if isinstance(found, TokenStates) else found
+        if isinstance(found, TokenStates):
+            return torch.cat([found.pooled[:, None], found.initial, found.contextual], dim=1)
+        return found
 
     return dataclasses.replace(
         batch,
@@ -234,7 +236,7 @@ def test_a_batch_depends_on_its_position_alone_and_draws_every_view_and_box(worl
     assert torch.equal(part["images"], first["images"][3:5])
     assert torch.equal(part["box_images"], first["box_images"][3:5])
     at = np.arange(4000)
-    assert np.bincount(builder.views(at, 1)).tolist() == pytest.approx([2000, 2000], abs=150)
+    assert np.bincount(builder.draw(at, 1, 2)).tolist() == pytest.approx([2000, 2000], abs=150)
     four = builder.draw(at, 2, np.full(4000, 4))
     assert np.bincount(four).tolist() == pytest.approx([1000] * 4, abs=120)
     other = build(world, frozenset({"boxes"}), seed=5)

@@ -14,11 +14,16 @@ import torch
 from tests.trainer.features.conftest import World
 from trainer.checkpoints.model import load_model
 from trainer.data.features import FeatureStore, Rows
-from trainer.evaluation.held_out.shards import HeldOutShards
+from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards
 
 
 def table(features: Path, number: int = 0) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(str(features / "features" / f"{number:05d}.arrow"))).read_all()
+
+
+def read(world: World) -> HeldOut:
+    shards = HeldOutShards(str(world.shards))
+    return shards.read_part(range(shards.index.n_samples), 16)
 
 
 def contents(features: Path) -> dict[str, bytes]:
@@ -29,9 +34,9 @@ def contents(features: Path) -> dict[str, bytes]:
 
 def test_features_are_the_outputs_of_the_towers_before_the_projection(world: World) -> None:
     loaded = load_model(world.tower)
-    model, found = loaded.model, HeldOutShards(str(world.shards)).read(16)
+    model, found = loaded.model, read(world)
     with torch.no_grad():
-        images, boxes = (model.image_states(torch.stack(part)) for part in (found.images, found.box_images))
+        images, boxes = (model.image_states(part) for part in (found.images, found.box_images))
         texts, phrases = (model.textual(loaded.tokenizer(part)) for part in (found.captions, found.box_texts))
     store = FeatureStore(str(world.features), frozenset())
     everything = store.locate(np.arange(store.n_samples))
@@ -52,10 +57,10 @@ def test_features_are_the_outputs_of_the_towers_before_the_projection(world: Wor
 
 def test_projected_features_are_those_of_the_joint_space(world: World, tmp_path: Path) -> None:
     assert world.write(tmp_path / "out", "projected=true") == 0
-    model, found = load_model(world.tower).model, HeldOutShards(str(world.shards)).read(16)
+    model, found = load_model(world.tower).model, read(world)
     store = FeatureStore(str(tmp_path / "out"), frozenset())
     with torch.no_grad():
-        expected = model.image_features(torch.stack(found.images))
+        expected = model.image_features(found.images)
     got = store.locate(np.arange(store.n_samples)).take("image", np.zeros(store.n_samples, np.int64))
     torch.testing.assert_close(got.float(), expected, atol=2e-3, rtol=2e-3)
 

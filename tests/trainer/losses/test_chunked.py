@@ -96,9 +96,7 @@ def test_symmetric_loss_and_gradients_match_the_mean_of_two_plain_losses(space: 
     logits = plain[2] * full_similarity(space, plain[0], plain[1], plain[3])
     expected = (contrastive(logits) + contrastive(logits.T)) / 2
     chunk = rows * B * (K if "factors" in space else 1)
-    loss = chunked.symmetric_contrastive(
-        lazy_similarity(space, ours[0], ours[1], ours[3]), ours[2], chunk, torch.float64
-    )
+    loss = chunked.contrastive(lazy_similarity(space, ours[0], ours[1], ours[3]), ours[2], None, chunk, torch.float64)
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(gradients(loss, ours), gradients(expected, plain))
 
@@ -164,7 +162,7 @@ def test_no_tensor_is_larger_than_the_chunk(space: str) -> None:
     with LargestTensor() as largest:
         queries, *_ = with_grad(x)
         chunked.contrastive(lazy_similarity(space, queries, y, curvature), scale, targets, chunk).backward()
-        chunked.symmetric_contrastive(lazy_similarity(space, queries, y, curvature), scale, chunk).backward()
+        chunked.contrastive(lazy_similarity(space, queries, y, curvature), scale, None, chunk).backward()
     coordinates = x.numel() // D * (D + 2)
     assert largest.numel <= max(chunk, coordinates)
 
@@ -195,7 +193,7 @@ def test_memory_of_a_loss_in_chunks_is_less_than_that_of_the_similarity_matrix(i
     with LiveMemory() as memory:
         lazy = lazy_similarity("lorentz", queries, y, curvature)
         if is_symmetric:
-            chunked.symmetric_contrastive(lazy, scale, chunk).backward()
+            chunked.contrastive(lazy, scale, None, chunk).backward()
         else:
             chunked.contrastive(lazy, scale, targets, chunk).backward()
     assert memory.peak < 512 * 512 * 4 / 2

@@ -49,7 +49,7 @@ def function_of(implementation: Any) -> Any:
 def test_chunk_size_selects_the_chunked_loss() -> None:
     selected = loss_of(Cosine()).implementation(points(4), points(4))
     assert function_of(selected.one_way) is chunked.contrastive
-    assert function_of(selected.symmetric) is chunked.symmetric_contrastive
+    assert function_of(selected.symmetric) is chunked.contrastive
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,6 @@ def test_contrastive_loss_of_equal_logits_is_the_logarithm_of_the_number_of_cand
     assert contrastive(torch.zeros(3, 5)).item() == pytest.approx(math.log(5))
 
 
-def test_compatible_candidates_are_excluded_from_the_denominator_but_targets_are_not() -> None:
-    logits = torch.zeros(2, 4)
-    compatible = torch.tensor([[True, True, False, True], [False, True, False, False]])
-    assert contrastive(logits, compatible).item() == pytest.approx((math.log(2) + math.log(4)) / 2)
-
-
 def test_targets_select_the_candidate_of_each_query() -> None:
     logits = torch.full((3, 4), -20.0)
     logits[0, 2] = logits[1, 3] = logits[2, 3] = 20.0

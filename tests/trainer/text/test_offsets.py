@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.text.base import diff_spans, lowercase_origins, source_spans
+from trainer.text.base import diff_spans, source_spans
 from trainer.text.tokenizer import Tokenizer, clean
 
 
@@ -45,7 +45,8 @@ def test_equal_words_map_to_their_own_spans(words: list[str], space: str) -> Non
 
 
 def test_dotted_capital_i_is_the_origin_of_two_characters() -> None:
-    assert lowercase_origins("aİb") == [0, 1, 1, 2]
+    spans = Tokenizer([]).encode_with_offsets("aİb")[1]
+    assert spans == [(0, 0), (0, 1), *[(1, 2)] * 3, (2, 3), (3, 3)]
 
 
 @settings(max_examples=100, deadline=None)

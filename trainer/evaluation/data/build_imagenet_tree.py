@@ -13,15 +13,17 @@ The Debian package wordnet-base contains data.noun. The wnid of a synset is "n" 
 
 import sys
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, TypeVar
 
 import timm
 
 from hypergrit_common.errors import UserError
 from trainer.evaluation.metrics.hierarchy import TREE_FILE
+
+Parsed = TypeVar("Parsed")
 
 DATA_NOUN: Final = Path("/usr/share/wordnet/data.noun")
 
@@ -61,20 +63,24 @@ def read_synsets(path: Path) -> dict[str, Synset]:
     A line has the fields offset, file number, type, number of words (hexadecimal), word and id for each word, number of
     pointers, and symbol, offset, part of speech and source/target for each pointer.
     """
-    synsets = {}
+
+    def read(line: str) -> tuple[str, Synset]:
+        fields = line.partition(" | ")[0].split()
+        start = 5 + 2 * int(fields[3], 16)
+        pointers = [fields[start + 4 * i : start + 4 * i + 3] for i in range(int(fields[start - 1]))]
+        hypernyms = [f"n{offset}" for kind in ("@", "@i") for symbol, offset, _ in pointers if symbol == kind]
+        return f"n{fields[0]}", Synset(fields[4], tuple(hypernyms))
+
+    return dict(read_lines(path, read))
+
+
+def read_lines(path: Path, read: Callable[[str], Parsed]) -> list[Parsed]:
+    """What `read` returns for the lines of a file of WordNet but those of the license. Raises UserError."""
     try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if line.startswith("  "):  # the license
-                continue
-            fields = line.partition(" | ")[0].split()
-            n_words = int(fields[3], 16)
-            start = 5 + 2 * n_words
-            pointers = [fields[start + 4 * i : start + 4 * i + 3] for i in range(int(fields[start - 1]))]
-            hypernyms = [f"n{offset}" for kind in ("@", "@i") for symbol, offset, _ in pointers if symbol == kind]
-            synsets[f"n{fields[0]}"] = Synset(fields[4], tuple(hypernyms))
+        lines = path.read_text(encoding="utf-8").splitlines()
+        return [read(line) for line in lines if not line.startswith("  ")]
     except (OSError, ValueError, IndexError) as error:
-        raise UserError(f"{path} cannot be read as data.noun of WordNet 3.0 ({error}); install wordnet-base") from error
-    return synsets
+        raise UserError(f"{path} cannot be read as a file of WordNet 3.0 ({error}); install wordnet-base") from error
 
 
 def read_classes() -> list[str]:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.errors import UserError
-from trainer.evaluation.data.build_imagenet_tree import DATA_NOUN, Synset, read_synsets
+from trainer.evaluation.data.build_imagenet_tree import DATA_NOUN, Synset, read_lines, read_synsets
 
 WORDS_FILE: Final = Path(__file__).with_name("words.json")
 GROUPS: Final = {
@@ -61,33 +61,26 @@ def read_index(path: Path) -> dict[str, list[str]]:
     A line has the fields lemma, part of speech, number of synsets, number of pointers, their symbols, two counts and
     the offsets of the synsets. Raises UserError for a file of another format.
     """
-    found = {}
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            if not line.startswith("  "):  # the license
-                fields = line.split()
-                found[fields[0]] = [f"n{offset}" for offset in fields[-int(fields[2]) :]]
-    except (OSError, ValueError, IndexError) as error:
-        raise UserError(
-            f"{path} cannot be read as index.noun of WordNet 3.0 ({error}); install wordnet-base"
-        ) from error
-    return found
+
+    def read(line: str) -> tuple[str, list[str]]:
+        fields = line.split()
+        return fields[0], [f"n{offset}" for offset in fields[-int(fields[2]) :]]
+
+    return dict(read_lines(path, read))
 
 
 def read_counts(path: Path) -> Counter[str]:
     """Occurrences of each noun in its first sense, from lines `LEMMA%1:...:: SENSE COUNT`. Raises UserError."""
+
+    def read(line: str) -> tuple[str, int]:
+        key, sense, count = line.split()
+        lemma, _, rest = key.partition("%")
+        return lemma, int(count) if rest.startswith("1:") and sense == "1" else 0
+
     counts: Counter[str] = Counter()
-    try:
-        for line in path.read_text(encoding="utf-8").splitlines():
-            key, sense, count = line.split()
-            lemma, _, rest = key.partition("%")
-            if rest.startswith("1:") and sense == "1":
-                counts[lemma] += int(count)
-    except (OSError, ValueError) as error:
-        raise UserError(
-            f"{path} cannot be read as cntlist.rev of WordNet 3.0 ({error}); install wordnet-base"
-        ) from error
-    return counts
+    for lemma, n in read_lines(path, read):
+        counts[lemma] += n
+    return +counts
 
 
 def read_offensive(path: Path) -> frozenset[str]:

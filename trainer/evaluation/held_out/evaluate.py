@@ -5,7 +5,7 @@ retrieval/image_to_text/recall@5, chance@5, and text_to_image  full images and c
 entailment/NAME/order, auc, ap, chance                         models with entailment; see trainer.evaluation.metrics.entailment
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -53,11 +53,6 @@ class Details:
     confusions: dict[str, Confusion] = field(default_factory=dict)  # by the name of the folder
     distances: dict[str, Tensor] = field(default_factory=dict)  # [n] from the root, by stream
     quantity: str = ""  # the label of an axis with the distances
-
-    @torch.no_grad()
-    def add_distances(self, model: DualEncoder, lifted: Mapping[str, Tensor]) -> None:
-        """Compute the distances of the streams of lifted points from the root."""
-        self.distances, self.quantity = root_distances(model, lifted), quantity(model)
 
 
 RECALL_AT: Final = (1, 5, 10)
@@ -110,7 +105,7 @@ class Evaluation:
                 lifted = points.lifted(model)
                 results |= pair_results(model, tokenizer, points, lifted, self.config, sharing)
                 if details:
-                    details.add_distances(model, lifted)
+                    details.distances, details.quantity = root_distances(model, lifted), quantity(model)
         finally:
             model.train(was_training)
         return results
@@ -163,7 +158,7 @@ def pair_results(
     if "parse" in model.needs:
         parsed = [(caption, words) for caption, words in zip(points.captions, points.words, strict=True) if words]
         with sharing.precision():
-            lifted = lifted | embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)
+            lifted = lifted | embed_words(model, tokenizer, parsed[:MAX_PARSED], config.batch_size)[0]
     found = entailment_metrics(model, lifted, owner, config.seed)
     return results | {f"entailment/{name}": value for name, value in found.items()}
 

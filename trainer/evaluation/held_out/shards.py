@@ -4,12 +4,12 @@ Nothing is drawn at random. Full images are resized to a square without keeping 
 retrieval. Boxes keep the white border that they have in training.
 """
 
-import dataclasses
 import logging
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import accumulate
 from typing import Final, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from hypergrit_common.images import ImageRejected
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
 from trainer.data.config import DataConfig, Layout
-from trainer.data.crops import Crop, EncodedImage, Region, draw_crop
+from trainer.data.crops import Crop, Region, draw_crop
 from trainer.data.indexing import build_index
 from trainer.data.layouts import probe, read_sample
 from trainer.data.loader import check_damaged_shards
@@ -56,25 +56,19 @@ class Views(NamedTuple):
         return [None, *(random.Random(f"{self.seed}:{number}:{view}") for view in range(1, self.n))]
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class HeldOut:
     """The content of held-out shards: n samples with m boxes in total. Images are uint8 [3 s s], by sample and view."""
 
+    images: Tensor  # [n 3 s s]
+    box_images: Tensor  # [m 3 s s]
     keys: list[str] = field(default_factory=list)  # SHARD/KEY
-    images: list[Tensor] = field(default_factory=list)
     captions: list[str] = field(default_factory=list)
     words: list[tuple[Word, ...] | None] = field(default_factory=list)  # parse of each caption, None without one
-    box_images: list[Tensor] = field(default_factory=list)
     box_texts: list[str] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)  # index of the sample of each box
     bad: list[str] = field(default_factory=list)  # `SHARD: sample KEY is skipped: REASON` of the other samples
     reasons: list[str] = field(default_factory=list)  # REASON of each of them
-
-    def extend(self, other: "HeldOut") -> None:
-        """Append the samples of `other`."""
-        self.box_owner.extend(len(self.captions) + owner for owner in other.box_owner)
-        for name in ("keys", "images", "captions", "words", "box_images", "box_texts", "bad", "reasons"):
-            getattr(self, name).extend(getattr(other, name))
 
 
 ONE_VIEW: Final = Views()
@@ -94,31 +88,36 @@ class HeldOutShards:
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
     def read_part(self, numbers: Sequence[int], size_px: int, views: Views = ONE_VIEW) -> HeldOut:
-        """Read the usable samples among `numbers`. The others are listed in `bad`. Raises UserError for a lost shard."""
-        reader, held_out = ByteRangeReader(), HeldOut()
+        """Read and render the usable samples among `numbers`, each with all its boxes. The others are listed in `bad`.
+
+        Raises UserError for a lost shard.
+        """
+        empty = torch.zeros(0, 3, size_px, size_px, dtype=torch.uint8)
+        reader, found = ByteRangeReader(), HeldOut(images=empty, box_images=empty)
+        images: list[Tensor] = []
+        box_images: list[Tensor] = []
         for number in numbers:
             with prefixed("shards: "):
                 data = reader.read([self.index.byte_range(number)])[0]
-            shard = self.index.url(number)
+            shard, crops = self.index.url(number), views.generators(number)
             try:
                 sample = read_available(data, self.layout)
-                append_sample(held_out, sample, size_px, views.generators(number), views.scale)
-                held_out.keys.append(f"{shard.rpartition('/')[2]}/{sample.key}")
+                whole = [render(sample, None, size_px, view, views.scale) for view in crops]
+                boxes = [render(sample, box, size_px, view, views.scale) for box in sample.boxes for view in crops]
             except (BadSample, ImageRejected) as error:
-                held_out.bad.append(f"{shard}: sample {sample_key(data)} is skipped: {error}")
-                held_out.reasons.append(error.reason if isinstance(error, BadSample) else "undecodable_image")
+                found.bad.append(f"{shard}: sample {sample_key(data)} is skipped: {error}")
+                found.reasons.append(error.reason if isinstance(error, BadSample) else "undecodable_image")
+                continue
+            images += whole
+            box_images += boxes
+            found.box_owner += [len(found.captions)] * len(sample.boxes)
+            found.box_texts += [box.phrase for box in sample.boxes]
+            found.captions.append(sample.caption)
+            found.words.append(sample.words)
+            found.keys.append(f"{shard.rpartition('/')[2]}/{sample.key}")
         reader.close()
-        return held_out
-
-    def read(self, size_px: int, limit: int = 0) -> HeldOut:
-        """Read the first `limit` usable samples (0: all) into memory. Errors as in `read_part` and `log_bad`."""
-        held_out = HeldOut()
-        for number in range(self.index.n_samples):
-            if limit and len(held_out.captions) >= limit:
-                break
-            held_out.extend(self.read_part([number], size_px))
-        log_bad(held_out.bad, len(held_out.captions), self.max_bad_share)
-        return held_out
+        found.images, found.box_images = (torch.stack(part) if part else empty for part in (images, box_images))
+        return found
 
 
 def log_bad(bad: Sequence[str], n_usable: int, limit: float) -> None:
@@ -148,56 +147,24 @@ def read_available(data: bytes, layout: Layout) -> Sample:
     return read_sample(data, layout, NO_NEEDS)
 
 
-def append_sample(
-    held_out: HeldOut,
-    sample: Sample,
-    size_px: int,
-    views: Sequence[random.Random | None] = (None,),
-    scale: tuple[float, float] = FULL,
-) -> None:
-    """Append a sample with all its boxes, each in the views of these generators; None is the view of evaluation.
-
-    Raises ImageRejected, and appends nothing, if an image cannot be decoded.
-    """
-    images = [
-        render(sample.image, sample.image.full_region, sample.pad_to_square, size_px, view, scale) for view in views
-    ]
-    boxes = [render_box(sample, box, size_px, view, scale) for box in sample.boxes for view in views]
-    held_out.box_images.extend(boxes)
-    held_out.box_texts.extend(box.phrase for box in sample.boxes)
-    held_out.box_owner.extend([len(held_out.captions)] * len(sample.boxes))
-    held_out.images.extend(images)
-    held_out.captions.append(sample.caption)
-    held_out.words.append(sample.words)
-
-
-def render_box(
-    sample: Sample,
-    box: Box,
-    size_px: int,
-    view: random.Random | None = None,
-    scale: tuple[float, float] = FULL,
-) -> Tensor:
-    """The image of a box: its own file if the sample has one, else its region of the full image."""
-    if box.image is None:
-        region = box.region or sample.image.full_region
-        return render(sample.image, region, sample.pad_to_square, size_px, view, scale)
-    image = open_image(box.image)
-    return render(image, image.full_region, False, size_px, view, scale)
-
-
 def render(
-    image: EncodedImage,
-    region: Region,
-    pad_to_square: bool,
+    sample: Sample,
+    box: Box | None,
     size_px: int,
     view: random.Random | None = None,
     scale: tuple[float, float] = FULL,
 ) -> Tensor:
-    """A region as uint8 [3 s s]: centred on a white square if `pad_to_square`, else resized to the square.
+    """The image of a sample or of one of its boxes, uint8 [3 s s]: on a white square if padded, else squeezed to it.
 
-    A view is a random crop of it, of the area `scale` and the proportions of training (`data.crop_ratio`).
+    The image of a box is its own file if the sample has one, else its region of the full image. A view is a random crop,
+    of the area `scale` and the proportions of training (`data.crop_ratio`). Raises ImageRejected for a damaged image.
     """
+    image, region, pad_to_square = sample.image, sample.image.full_region, sample.pad_to_square
+    if box and box.image is not None:
+        image = open_image(box.image)
+        region, pad_to_square = image.full_region, False
+    elif box:
+        region = box.region or region
     if view is not None:
         crop = draw_crop(view, pad_to_square, size_px, scale, RATIO, region)
     elif pad_to_square:
@@ -232,36 +199,19 @@ def embed_held_out(
     """
     parts, n = [], 0
     compute = partial(embed_part, model=model, tokenizer=tokenizer, sharing=sharing)
-    read = partial(read_part, shards=shards, size_px=model.config.image.size_px)
+    read = partial(shards.read_part, size_px=model.config.image.size_px)
     for part in map_shared(shards.index.n_samples, read, compute, sharing):
         parts.append(part)
         n += len(part.captions)
         if 0 < limit <= n:
             break
-    bad = [line for part in parts for line in part.bad]
-    log_bad(bad, n, shards.max_bad_share)
-    return first(join(parts), limit or n)
+    found = join(parts, limit or n)
+    log_bad(found.bad, n, shards.max_bad_share)
+    return found
 
 
-class Part(NamedTuple):
-    """Some samples, with their images and boxes as one tensor each: workers send few tensors."""
-
-    held_out: HeldOut  # without images
-    images: Tensor  # [n 3 s s]
-    box_images: Tensor  # [m 3 s s]
-
-
-def read_part(numbers: Sequence[int], shards: HeldOutShards, size_px: int, views: Views = ONE_VIEW) -> Part:
-    """Read and render the usable samples among `numbers`. Runs in a worker process."""
-    found = shards.read_part(numbers, size_px, views)
-    empty = torch.zeros(0, 3, size_px, size_px, dtype=torch.uint8)
-    images, box_images = (torch.stack(part) if part else empty for part in (found.images, found.box_images))
-    return Part(dataclasses.replace(found, images=[], box_images=[]), images, box_images)
-
-
-def embed_part(part: Part, *, model: DualEncoder, tokenizer: TextTokenizer, sharing: Sharing) -> HeldOutPoints:
+def embed_part(part: HeldOut, *, model: DualEncoder, tokenizer: TextTokenizer, sharing: Sharing) -> HeldOutPoints:
     """Embed some samples."""
-    held_out = part.held_out
 
     def images(found: Tensor) -> Tensor:
         return embed_images(model, found, sharing.batch_size).cpu() if len(found) else empty
@@ -273,43 +223,29 @@ def embed_part(part: Part, *, model: DualEncoder, tokenizer: TextTokenizer, shar
     with sharing.precision():
         return HeldOutPoints(
             image=images(part.images),
-            text=texts(held_out.captions),
+            text=texts(part.captions),
             box_image=images(part.box_images),
-            box_text=texts(held_out.box_texts),
-            owner=torch.tensor(held_out.box_owner, dtype=torch.int64),
-            captions=held_out.captions,
-            words=held_out.words,
-            bad=held_out.bad,
+            box_text=texts(part.box_texts),
+            owner=torch.tensor(part.box_owner, dtype=torch.int64),
+            captions=part.captions,
+            words=part.words,
+            bad=part.bad,
         )
 
 
-def join(parts: Sequence[HeldOutPoints]) -> HeldOutPoints:
-    """All parts, in order."""
-    starts = [0]
-    for part in parts:
-        starts.append(starts[-1] + len(part.captions))
+def join(parts: Sequence[HeldOutPoints], n: int) -> HeldOutPoints:
+    """The first n samples of all parts, with their boxes."""
+    starts = accumulate((len(part.captions) for part in parts), initial=0)
+    owner = torch.cat([part.owner + start for part, start in zip(parts, starts, strict=False)])
+    kept, names = owner < n, ("image", "text", "box_image", "box_text")
+    image, text, box_image, box_text = (torch.cat([getattr(part, name) for part in parts]) for name in names)
     return HeldOutPoints(
-        image=torch.cat([part.image for part in parts]),
-        text=torch.cat([part.text for part in parts]),
-        box_image=torch.cat([part.box_image for part in parts]),
-        box_text=torch.cat([part.box_text for part in parts]),
-        owner=torch.cat([part.owner + start for part, start in zip(parts, starts, strict=False)]),
-        captions=[caption for part in parts for caption in part.captions],
-        words=[words for part in parts for words in part.words],
+        image=image[:n],
+        text=text[:n],
+        box_image=box_image[kept],
+        box_text=box_text[kept],
+        owner=owner[kept],
+        captions=[caption for part in parts for caption in part.captions][:n],
+        words=[words for part in parts for words in part.words][:n],
         bad=[line for part in parts for line in part.bad],
-    )
-
-
-def first(points: HeldOutPoints, n: int) -> HeldOutPoints:
-    """The first n samples with their boxes."""
-    is_kept = points.owner < n
-    return HeldOutPoints(
-        image=points.image[:n],
-        text=points.text[:n],
-        box_image=points.box_image[is_kept],
-        box_text=points.box_text[is_kept],
-        owner=points.owner[is_kept],
-        captions=points.captions[:n],
-        words=points.words[:n],
-        bad=points.bad,
     )

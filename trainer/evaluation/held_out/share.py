@@ -4,18 +4,15 @@ The items are divided into units of a few dozen. In each round, every rank reads
 receive the results of all. Only results are kept, not the images. A signal on any rank ends the evaluation on all.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final, Generic, NamedTuple, TypeVar
 
-import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from hypergrit_common.errors import UserError
-from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
+from trainer.data.workers import next_result, read_ahead
 from trainer.distributed.gather import all_ranks, rank, world_size
 
 UNIT: Final = 64
@@ -78,8 +75,8 @@ def map_shared(
     first = rank() * UNITS_PER_ROUND
     rounds = [units[start : start + per_round] for start in range(0, len(units), per_round)]
     mine = [part[first : first + UNITS_PER_ROUND] for part in rounds]
-    with preserve_sigchld_handler():
-        items = iter(read_units([unit for part in mine for unit in part], read, sharing.workers))
+    own = [unit for part in mine for unit in part]
+    items = read_ahead(Units(own, read), min(sharing.workers, len(own)))
     for part in mine:
         results, failure = [], ""
         for _ in part:
@@ -103,25 +100,3 @@ def next_item(items: Iterator[Item | Failure]) -> Item | Failure:
         return next_result(items)
     except UserError as error:
         return Failure(f"image_folders or shards: {error}")
-
-
-def read_units(
-    units: Sequence[range], read: Callable[[range], Item], workers: int
-) -> "DataLoader[Item | Failure] | list[Item | Failure]":
-    """The items of the units in order, read by `workers` processes while the caller computes."""
-    if not units:
-        return []
-    workers = min(workers, len(units))
-    return DataLoader(
-        Units(units, read),
-        batch_size=None,
-        collate_fn=unchanged,
-        num_workers=workers,
-        worker_init_fn=partial(init_worker, os.getpid()),
-        generator=torch.Generator(),  # the default is the global one, which training uses
-    )
-
-
-def unchanged(item: Item) -> Item:
-    """Return `item`: units are collated where they are read."""
-    return item

@@ -6,8 +6,6 @@ do not, but they embed into an l1 product of hyperbolic factors (PHyCLIP, propos
 Shapes: n points, [n n] symmetric distances, p pairs of points, c objects; any leading axes *.
 """
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor
 
@@ -72,18 +70,18 @@ def average_ranks(values: Tensor) -> Tensor:
     return (counts.cumsum(0).double() - (counts - 1) / 2)[position]
 
 
-def gromov_delta(distances: Tensor, bases: Iterable[int] | None = None) -> float:
+def gromov_delta(distances: Tensor) -> float:
     """Gromov's delta of distances [n n], relative to half the diameter: 0 for a tree, at most 1.
 
         delta = max_w max_(x, y) [max_z min((x, z)_w, (z, y)_w) - (x, y)_w]      2 delta / diameter
         (x, y)_w = [d(x, w) + d(y, w) - d(x, y)] / 2
 
-    All points are bases w by default, which is the four-point condition. One base, as in Khrulkov et al. 2020, gives at
-    least half of it. Time grows with n^3 for each base. 0 without a diameter.
+    All points are bases w, which is the four-point condition; time grows with n^4. One base, as in Khrulkov et al. 2020,
+    gives at least half of it. 0 without a diameter.
     """
     distances = distances.double()
     diameter = distances.max().item() if len(distances) else 0.0
-    deltas = [delta_at(distances, base) for base in (range(len(distances)) if bases is None else bases)]
+    deltas = [delta_at(distances, base) for base in range(len(distances))]
     return 2 * max(deltas, default=0.0) / diameter if diameter else 0.0
 
 

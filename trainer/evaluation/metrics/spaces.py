@@ -6,7 +6,7 @@ Shapes: any leading axes *, d width of a point; with k factors the first axis is
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import numpy as np
 import torch
@@ -24,50 +24,37 @@ from trainer.models.phyclip import PHyCLIP
 from trainer.models.poinclip import PoinCLIP
 
 
-class Space(Protocol):
-    """A space with a root. Tangent vectors are those at the root."""
-
-    def log_map0(self, points: Tensor) -> Tensor:
-        """Tangent vectors [*k n d] of points."""
-        ...
-
-    def exp_map0(self, tangents: Tensor) -> Tensor:
-        """Points [*k n d] of tangent vectors."""
-        ...
+class WithCones:
+    """A space whose root is the origin and whose points have entailment cones. Tangent vectors are those at the root."""
 
     def root(self, like: Tensor) -> Tensor:
         """The root as points [*k 1 d] of the layout of `like` [*k n d]."""
-        ...
-
-    def radius(self, points: Tensor) -> Tensor:
-        """Distances [*k n] of points from the root, by factor."""
-        ...
-
-    def geodesic(self, start: Tensor, end: Tensor, weights: Tensor) -> Tensor:
-        """Points [*k s d] at the shares `weights` [s] of the geodesics from `start` to `end` [*k 1 d]."""
-        ...
+        return torch.zeros_like(like[..., :1, :])
 
 
 @dataclass(frozen=True)
-class Lorentz:
+class Lorentz(WithCones):
     """The hyperboloid of curvature -c, or a product of k of them; its root is the origin."""
 
     curvature: Tensor
 
     def log_map0(self, points: Tensor) -> Tensor:
+        """Tangent vectors [*k n d] of points."""
         return lorentz.log_map0(points.double(), self.curvature.double())
 
     def exp_map0(self, tangents: Tensor) -> Tensor:
+        """Points [*k n d] of tangent vectors."""
         return lorentz.exp_map0(tangents.double(), self.curvature.double())
 
-    def root(self, like: Tensor) -> Tensor:
-        return torch.zeros_like(like[..., :1, :])
-
     def radius(self, points: Tensor) -> Tensor:
+        """Distances [*k n] of points from the root, by factor."""
         return self.log_map0(points).norm(dim=-1)
 
     def geodesic(self, start: Tensor, end: Tensor, weights: Tensor) -> Tensor:
-        """sinh((1 - t) D) / sinh(D) x + sinh(t D) / sinh(D) y, with the scaled distance D of x and y."""
+        """Points [*k s d] at the shares `weights` [s] of the geodesics from `start` to `end` [*k 1 d].
+
+        sinh((1 - t) D) / sinh(D) x + sinh(t D) / sinh(D) y, with the scaled distance D of x and y
+        """
         start, end, t = start.double(), end.double(), weights.double()[:, None]
         c = self.curvature.double()
         scaled = (lorentz.distance(start, end, c) * c.sqrt())[..., None]  # at least acosh(1 + eps)
@@ -76,7 +63,7 @@ class Lorentz:
 
 
 @dataclass(frozen=True)
-class Ball:
+class Ball(WithCones):
     """The Poincaré ball of curvature -c; its root is the origin."""
 
     curvature: Tensor
@@ -88,9 +75,6 @@ class Ball:
     def exp_map0(self, tangents: Tensor) -> Tensor:
         return poincare.exp_map0(tangents.double(), self.curvature.double(), self.lift)
 
-    def root(self, like: Tensor) -> Tensor:
-        return torch.zeros_like(like[..., :1, :])
-
     def radius(self, points: Tensor) -> Tensor:
         return poincare.log_map0(points.double(), self.curvature.double(), "isometric").norm(dim=-1)
 
@@ -101,7 +85,7 @@ class Ball:
 
 
 @dataclass(frozen=True)
-class Flat:
+class Flat(WithCones):
     """Euclidean space; its root is the origin. Points are their own tangent vectors."""
 
     def log_map0(self, points: Tensor) -> Tensor:
@@ -110,18 +94,11 @@ class Flat:
     def exp_map0(self, tangents: Tensor) -> Tensor:
         return tangents.double()
 
-    def root(self, like: Tensor) -> Tensor:
-        return torch.zeros_like(like[..., :1, :])
-
     def radius(self, points: Tensor) -> Tensor:
         return points.double().norm(dim=-1)
 
     def geodesic(self, start: Tensor, end: Tensor, weights: Tensor) -> Tensor:
         return torch.lerp(start.double(), end.double(), weights.double()[:, None])
-
-
-WithCones = Lorentz | Ball | Flat
-"""The spaces whose root is the origin and whose points have entailment cones."""
 
 
 @dataclass(frozen=True)
@@ -150,6 +127,9 @@ class Sphere:
         angle = 2 * torch.asin(((start - end).norm(dim=-1, keepdim=True) / 2).clamp(1e-12, 1))
         parts = ((share * angle).sin() / angle.sin() * point for share, point in ((1 - t, start), (t, end)))
         return F.normalize(sum(parts, torch.zeros_like(start)), dim=-1)
+
+
+Space = Lorentz | Ball | Flat | Sphere
 
 
 def space_of(model: DualEncoder, center: Tensor | None = None) -> Space:

@@ -24,7 +24,6 @@ from trainer.evaluation.report.tables import (
     markdown,
     notes_of,
     show,
-    titles_of,
 )
 from trainer.evaluation.sets.pictures import cut
 
@@ -43,7 +42,7 @@ def write_pages(results: Results, tasks: Sequence[str], output: Path, data: Path
     `failed` holds the errors of the models that could not be loaded.
     """
     for name, text in (
-        ("summary.md", without_controls(markdown(titles_of(tasks), results, failed))),
+        ("summary.md", without_controls(markdown(tasks, results, failed))),
         ("index.html", page(results, tasks, output, data, failed)),
     ):
         with atomic_write(output / name) as draft:

@@ -156,19 +156,22 @@ def published_cell(row: Mapping[str, Any], name: str) -> Cell:
     return Cell(text=text, share=None if scale is None else scale * float(text))
 
 
-def markdown(titles: Mapping[str, str], results: Results, failed: Mapping[str, str]) -> str:
+def markdown(tasks: Sequence[str], results: Results, failed: Mapping[str, str]) -> str:
     """The summary in Markdown: for each task a table, with missing parts below it. `failed`: errors of other models."""
     parts = ["# Evaluation", "", UNITS]
     parts += (
         ["", *(f"- {escape(f'{label} is not evaluated: {why}')}" for label, why in failed.items())] if failed else []
     )
-    for task, title in titles.items():
+    for task in tasks:
         table = build_table(task, results)
-        parts += ["", f"## {title}", ""]
+        parts += ["", f"## {TASKS[task].title}", ""]
         if table.lines:
             names = [" ".join(words) for words in table.headings]
             parts += [row("model", "source", *names), row("---", "---", *["---:"] * len(names))]
-            parts += [row(line.name, line.source, *(bold(item) for item in line.cells)) for line in table.lines]
+            parts += [
+                row(line.name, line.source, *(f"**{cell.text}**" if cell.is_best else cell.text for cell in line.cells))
+                for line in table.lines
+            ]
         notes = notes_of(task, results)
         parts += ["", *(f"- {escape(note)}" for note in notes)] if notes else []
     return "\n".join(parts) + "\n"
@@ -186,9 +189,7 @@ def notes_of(task: str, results: Results) -> list[str]:
 
 def notes_of_model(content: Mapping[str, Any]) -> list[str]:
     """The notes on the result of one model."""
-    notes = []
-    if "error" in content:
-        notes.append(f"not evaluated: {content['error']}")
+    notes = [f"not evaluated: {content['error']}"] if "error" in content else []
     notes += [f"{key} is not evaluated: {reason}" for key, reason in missing_parts(content).items()]
     notes += [f"{n} skipped: {reason}" for reason, n in content.get("skipped", {}).items()]
     if "contamination_error" in content:
@@ -213,11 +214,6 @@ def contamination_text(copies: Mapping[str, int]) -> str:
     )
 
 
-def bold(item: Cell) -> str:
-    """The text of a cell in Markdown; the best of our models is bold."""
-    return f"**{item.text}**" if item.is_best else item.text
-
-
 def escape(text: str) -> str:
     """Text for one cell or item of Markdown."""
     return " ".join(re.sub(r"([|<>*_`\[\]])", r"\\\1", text).split())
@@ -227,8 +223,3 @@ def row(*cells: str) -> str:
     """A row of a Markdown table."""
     marks = re.compile(r"^(-+:?|\*\*.*\*\*)$")
     return "| " + " | ".join(text if marks.match(text) else escape(text) for text in cells) + " |"
-
-
-def titles_of(tasks: Sequence[str]) -> dict[str, str]:
-    """The titles of tasks by name."""
-    return {task: TASKS[task].title for task in tasks}

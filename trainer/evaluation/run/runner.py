@@ -73,11 +73,6 @@ def folder_state(folder: Path) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()
 
 
-def is_unchanged(images: Mapping[str, str], data: Path) -> bool:
-    """True if all folders are in the state that `images_state` returned."""
-    return all(folder_state(data / folder) == state for folder, state in images.items())
-
-
 logger = logging.getLogger(__name__)
 
 FORMAT: Final = 1
@@ -180,9 +175,12 @@ def read_finished(path: Path, identity: Mapping[str, Any], settings: RunSettings
         return None
     if any(content.get(key) != value for key, value in identity.items()) or "error" in content:
         return None
-    if missing_parts(content) or "contamination_error" in content or lacks_images(content):
+    if missing_parts(content) or "contamination_error" in content:
         return None
-    if "images" not in content or not is_unchanged(content["images"], data):
+    if any(reason in why for why in content["skipped"] for reason in NOT_READ):
+        return None
+    folders = content.get("images")
+    if folders is None or any(folder_state(data / folder) != state for folder, state in folders.items()):
         return None
     for name, value in content["checksums"].items():
         if not (data / name).exists() or checksum(data / name) != value:
@@ -192,11 +190,6 @@ def read_finished(path: Path, identity: Mapping[str, Any], settings: RunSettings
     if any(not (path.parent / figure["file"]).is_file() for figure in content["figures"]):
         return None
     return content
-
-
-def lacks_images(content: Mapping[str, Any]) -> bool:
-    """True if examples were skipped for images that are missing or cannot be read."""
-    return any(reason in why for why in content["skipped"] for reason in NOT_READ)
 
 
 def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) -> dict[str, Any]:
@@ -217,16 +210,8 @@ def contamination(embedder: CachedEmbedder, settings: RunSettings, trace: Path) 
 
 def as_json(result: TaskResult) -> dict[str, Any]:
     """The fields of a result as JSON values. Numbers that are not finite become None."""
-    content = {
-        "metrics": dict(result.metrics),
-        "chance": dict(result.chance),
-        "rules": dict(result.rules),
-        "n_used": result.n_used,
-        "skipped": dict(result.skipped),
-        "checksums": dict(result.checksums),
-        "details": dict(result.details),
-        "figures": [],
-    }
+    names = ("metrics", "chance", "rules", "n_used", "skipped", "checksums", "details")
+    content = {name: getattr(result, name) for name in names} | {"figures": []}
     finite: dict[str, Any] = json.loads(json.dumps(drop_non_finite(content), default=str))
     return finite
 

@@ -77,11 +77,6 @@ def record_once(table: dict[Key, Value], key: Key, value: Value, where: str) -> 
         raise UserError(f"{where} contradicts an earlier entry with the same id; correct one of them")
 
 
-def image_urls(entry: Mapping[str, Any]) -> tuple[str, ...]:
-    """The addresses of an image in a file of COCO."""
-    return tuple(entry[key] for key in ("coco_url", "flickr_url") if isinstance(entry.get(key), str))
-
-
 def check_text(value: object, where: str) -> None:
     """Raise UserError, beginning with `where`, for a string with half of a surrogate pair, which is not a character."""
     if isinstance(value, str) and SURROGATES.search(value):

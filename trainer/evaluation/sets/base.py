@@ -1,19 +1,17 @@
 """A data set of image classification: labelled images of a split, class names and prompts."""
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from hypergrit_common.errors import UserError
+from trainer.evaluation.catalog import SetInfo, set_infos
 from trainer.evaluation.sets.annotations import checksums, integer, read_lines
 from trainer.evaluation.sets.image_folders import class_images
 from trainer.evaluation.task import ImageSource
 
-TABLE: Final = Path(__file__).resolve().parents[1] / "data" / "zero_shot.json"
 CLASS_NAMES: Final = "classnames.txt"
 INDICES: Final = "indices.txt"
 SplitName = Literal["train", "val", "test"]
@@ -25,44 +23,6 @@ def indices_file(split: SplitName) -> str:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SetInfo:
-    """The numbers of classes and images, MERU's prompts (table 8), and class names if the files carry none.
-
-    Numbers of images are those of MERU's splits (table 6); `n_images` is that of the test split.
-    """
-
-    key: str
-    n_classes: int
-    n_images: int
-    n_train: int
-    n_val: int
-    prompts: tuple[str, ...]
-    names: tuple[str, ...] = ()
-    names_source: str = ""
-    wnids: tuple[str, ...] = ()
-
-
-@cache
-def set_infos() -> dict[str, SetInfo]:
-    """The 20 data sets by key, in the order of the papers' tables."""
-    table: dict[str, dict[str, Any]] = json.loads(TABLE.read_text(encoding="utf-8"))
-    return {
-        key: SetInfo(
-            key=key,
-            n_classes=row["n_classes"],
-            n_images=row["n_images"],
-            n_train=row["n_train"],
-            n_val=row["n_val"],
-            prompts=tuple(row["prompts"]),
-            names=tuple(row.get("names", ())),
-            names_source=row.get("names_source", ""),
-            wnids=tuple(row.get("wnids", ())),
-        )
-        for key, row in table.items()
-    }
-
-
-@dataclass(frozen=True, kw_only=True)
 class LabelledImages:
     """Images of a split with class indices, in the order of the official files, and the class names of these files."""
 
@@ -71,7 +31,7 @@ class LabelledImages:
     classes: Sequence[str]
     files: Sequence[Path]
     """Annotation files, or the folder whose listing defines the labels."""
-    form: str
+    form: str = "official files"
     """Name of the format that was read, for the result."""
     is_full: bool = False
     """True if the files do not define the subset that the papers use."""
@@ -165,7 +125,7 @@ def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
     )
 
 
-def read_class_folders(folder: Path, form: str, is_full: bool = False) -> LabelledImages:
+def read_class_folders(folder: Path, form: str = "official files", is_full: bool = False) -> LabelledImages:
     """Read FOLDER/CLASS/IMAGE. Classes are in the order of their names; names of classes are made readable."""
     classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     pairs = class_images(folder, classes)
@@ -223,7 +183,7 @@ def read_own_set(root: Path, name: str) -> ZeroShotSet:
     if not prompts or any("{}" not in prompt for prompt in prompts):
         raise UserError(f"{folder / PROMPTS}: each line needs {{}} in place of the class name; correct the file")
     n_images = len(found.images)
-    info = SetInfo(key=name, n_classes=len(found.classes), n_images=n_images, n_train=0, n_val=0, prompts=prompts)
+    info = SetInfo(key=name, n_classes=len(found.classes), n_images=n_images, prompts=prompts)
     data = finish(info, root, folder, found)
     files = [folder / file for file in (PROMPTS, TREE) if (folder / file).is_file()]
     return replace(

@@ -12,6 +12,7 @@ from hypergrit_common.errors import UserError
 from trainer.evaluation.sets.annotations import field, integer, read_json, read_lines
 from trainer.evaluation.sets.base import (
     LabelledImages,
+    Reader,
     SplitName,
     first_folder,
     indices_file,
@@ -32,7 +33,7 @@ def labelled(
             raise UserError(f"{files[0]}: {path!r:.80} has the unknown class {name!r:.40}; download the files again")
         images.append(ImageSource(path=root / path))
         targets.append(index[name])
-    return LabelledImages(images=images, targets=targets, classes=names, files=files, form="official files")
+    return LabelledImages(images=images, targets=targets, classes=names, files=files)
 
 
 def columns(path: Path, least: int) -> list[list[str]]:
@@ -158,33 +159,17 @@ def read_imagenet(folder: Path, split: SplitName = "test") -> LabelledImages | N
     """ImageNet: val/WNID/*.JPEG, its test split in the papers. The class is the rank of its WordNet id."""
     if split != "test" or not (folder / "val").is_dir():
         return None
-    return read_class_folders(folder / "val", "official files")
+    return read_class_folders(folder / "val")
 
 
-def read_eurosat(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """EuroSAT: 2750/CLASS/*.jpg, 27,000 images without a split; `indices.txt` selects the papers' 5,000."""
-    inner = first_folder(folder, "EuroSAT/2750", "2750", "EuroSAT_RGB")
-    return None if inner == folder else read_class_folders(inner, "official files", is_full=True)
+def folders(*names: str, is_full: bool = False) -> Reader:
+    """A reader of CLASS/IMAGE in the first of these folders that exists; {} is the name of the split."""
 
+    def read(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+        inner = first_folder(folder, *(name.format("valid" if split == "val" else split) for name in names))
+        return None if inner == folder else read_class_folders(inner, is_full=is_full)
 
-def read_resisc45(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """RESISC45: NWPU-RESISC45/CLASS/*.jpg, 31,500 images without a split; `indices.txt` selects the papers' 25,200."""
-    inner = first_folder(folder, "NWPU-RESISC45")
-    return None if inner == folder else read_class_folders(inner, "official files", is_full=True)
-
-
-def read_country211(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Country211: {train,valid,test}/CODE/*.jpg."""
-    name = "valid" if split == "val" else split
-    inner = first_folder(folder, f"country211/{name}", name)
-    return None if inner == folder else read_class_folders(inner, "official files")
-
-
-def read_sst2(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Rendered SST2: {train,valid,test}/{negative,positive}."""
-    name = "valid" if split == "val" else split
-    inner = first_folder(folder, f"rendered-sst2/{name}", name)
-    return None if inner == folder else read_class_folders(inner, "official files")
+    return read
 
 
 def read_clevr(folder: Path, split: SplitName = "test") -> LabelledImages | None:
@@ -208,7 +193,7 @@ def read_clevr(folder: Path, split: SplitName = "test") -> LabelledImages | None
         images.append(ImageSource(path=inner / "images" / name / field(scene, "image_filename", str, where)))
         targets.append(CLEVR_COUNTS.index(count))
     classes = [str(count) for count in CLEVR_COUNTS]
-    return LabelledImages(images=images, targets=targets, classes=classes, files=[path], form="official files")
+    return LabelledImages(images=images, targets=targets, classes=classes, files=[path])
 
 
 # Data sets with labels in MATLAB files: Stanford Cars and Flowers-102.
@@ -252,7 +237,6 @@ def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:
         targets=[target for _, target in pairs],
         classes=classes,
         files=[listed, labels],
-        form="official files",
     )
 
 
@@ -276,7 +260,6 @@ def read_flowers102(folder: Path, split: SplitName = "test") -> LabelledImages |
         targets=targets,
         classes=[str(i + 1) for i in range(102)],
         files=[path, labels],
-        form="official files",
     )
 
 

@@ -61,7 +61,7 @@ def packed(
             "the files again"
         )
     images = [ImageSource(path=path, index=i, stack=stack) for i in range(len(targets))]
-    return LabelledImages(images=images, targets=targets, classes=classes, files=files, form="official files")
+    return LabelledImages(images=images, targets=targets, classes=classes, files=files)
 
 
 def read_records(path: Path, n_bytes: int) -> NDArray[np.uint8]:

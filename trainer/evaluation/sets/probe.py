@@ -11,45 +11,22 @@ from pathlib import Path
 from typing import Final
 
 from hypergrit_common.errors import UserError
+from trainer.evaluation.catalog import SetInfo, set_infos
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.sets.base import (
     LabelledImages,
-    SetInfo,
     SplitName,
     indices_file,
     read_class_folders,
     select,
-    set_infos,
 )
-from trainer.evaluation.sets.registry import READERS, read_split
+from trainer.evaluation.sets.registry import read_split
 from trainer.evaluation.task import ImageSource, MissingFilesError
 
 FOLDER: Final = "linear_probe"
 """Folder of sets in plain folders SET/{train,val,test}/CLASS/IMAGE, which go before the official files."""
 VAL_SHARE: Final = {"food101": 0.1, "cifar10": 0.1, "cifar100": 0.1, "clevr": 0.1}
 """Share of the training split that is the validation split of sets without one; 0.2 for the others."""
-TRAIN_FILES: Final[dict[str, str]] = {
-    "food101": "food-101/meta/train.txt",
-    "cifar10": "cifar-10-batches-bin/data_batch_{1,2,3,4,5}.bin",
-    "cifar100": "cifar-100-binary/train.bin",
-    "cub2011": "CUB_200_2011/train_test_split.txt",
-    "sun397": "SUN397/train.txt or Training_01.txt",
-    "cars": "devkit/cars_train_annos.mat and cars_train/",
-    "aircraft": "fgvc-aircraft-2013b/data/images_variant_{train,val}.txt",
-    "dtd": "dtd/labels/{train,val}1.txt",
-    "pets": "oxford-iiit-pet/annotations/trainval.txt",
-    "caltech101": "train.txt",
-    "flowers102": "flowers-102/setid.mat",
-    "stl10": "stl10_binary/train_{X,y}.bin",
-    "eurosat": "indices_{train,val}.txt",
-    "resisc45": "indices_{train,val}.txt",
-    "country211": "{train,valid}/CODE/*.jpg",
-    "mnist": "MNIST/raw/train-{images-idx3,labels-idx1}-ubyte[.gz]",
-    "clevr": "CLEVR_v1.0/scenes/CLEVR_train_scenes.json and images/train/",
-    "pcam": "camelyonpatch_level_2_split_{train,valid}_{x,y}.h5",
-    "sst2": "rendered-sst2/{train,valid}/{negative,positive}/*.png",
-}
-"""Files of the training and validation splits below DATA/KEY, beside those of the test split."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,11 +60,9 @@ def read_probe(root: Path, key: str) -> ProbeData:
     """
     info = set_infos()[key]
     plain = root / FOLDER / key
-    folder = plain if plain.is_dir() else root / key
-    found = {split: plain_split(plain, split) if folder == plain else listed(folder, key, split) for split in SPLITS}
-    train, val, test = (found[split] for split in SPLITS)
+    train, val, test = (plain_split(plain, s) if plain.is_dir() else listed(root / key, key, s) for s in SPLITS)
     if train is None or test is None:
-        raise MissingFilesError(expected(root, info))
+        raise MissingFilesError(expected(root / key, info))
     splits = [labels_of(part, train) for part in (train, val, test) if part is not None]
     rule = "split of the files"
     if val is None:
@@ -111,13 +86,10 @@ def read_probe(root: Path, key: str) -> ProbeData:
 SPLITS: Final[tuple[SplitName, ...]] = ("train", "val", "test")
 
 
-def expected(root: Path, info: SetInfo) -> str:
+def expected(folder: Path, info: SetInfo) -> str:
     """The layout of a set, as one line."""
-    key = info.key
-    return (
-        f"expected {root / key}/{TRAIN_FILES[key]} beside {READERS[key][1]}, or plain folders "
-        f"{root / key}/{{train,val,test}}/CLASS/IMAGE"
-    )
+    plain = f"plain folders {folder}/{{train,val,test}}/CLASS/IMAGE"
+    return f"expected {folder}/{info.train_files} beside {info.files}, or {plain}"
 
 
 def plain_split(folder: Path, split: SplitName) -> LabelledImages | None:
@@ -161,17 +133,14 @@ def labels_of(part: LabelledImages, train: LabelledImages) -> Split:
 
 
 def split_off(split: Split, share: float) -> tuple[Split, Split, str]:
-    """Split off the last images, or those of each class if the last images lack classes; and the rule that was used."""
+    """Split off the last images, or those of each class if the last images lack classes; and the rule that was used.
+
+    In the second case, a class with several images keeps one and gives one.
+    """
     n = len(split.labels)
     first = n - round(share * n)
     if set(split.labels[first:]) == set(split.labels):
         return split.take(range(first)), split.take(range(first, n)), f"last {share:.0%} of train"
-    train, val = split_tail(split, share)
-    return train, val, f"last {share:.0%} of each class of train"
-
-
-def split_tail(split: Split, share: float) -> tuple[Split, Split]:
-    """Split off the last images of each class. A class with several images keeps one and gives one."""
     by_class: dict[int, list[int]] = {}
     for i, label in enumerate(split.labels):
         by_class.setdefault(label, []).append(i)
@@ -180,7 +149,5 @@ def split_tail(split: Split, share: float) -> tuple[Split, Split]:
         for rows in by_class.values()
         for i in rows[len(rows) - min(len(rows) - 1, max(1, round(share * len(rows)))) :]
     }
-    train, val = (
-        split.take([i for i in range(len(split.labels)) if (i in tail) == is_val]) for is_val in (False, True)
-    )
-    return train, val
+    train, val = (split.take([i for i in range(n) if (i in tail) == is_val]) for is_val in (False, True))
+    return train, val, f"last {share:.0%} of each class of train"

@@ -1,52 +1,37 @@
-"""The readers of the 20 data sets, and their layouts below the data folder."""
+"""The readers of the 20 data sets."""
 
 from pathlib import Path
 from typing import Final
 
-from trainer.evaluation.sets import lists as folders
-from trainer.evaluation.sets import lists as matlab
-from trainer.evaluation.sets import lists as text_lists
-from trainer.evaluation.sets import packed
-from trainer.evaluation.sets.base import (
-    LabelledImages,
-    Reader,
-    SplitName,
-    ZeroShotSet,
-    finish,
-    read_class_folders,
-    set_infos,
-)
+from trainer.evaluation.catalog import set_infos
+from trainer.evaluation.sets import lists, packed
+from trainer.evaluation.sets.base import LabelledImages, Reader, SplitName, ZeroShotSet, finish, read_class_folders
 from trainer.evaluation.task import MissingFilesError
 
-READERS: Final[dict[str, tuple[Reader, str]]] = {
-    "imagenet": (folders.read_imagenet, "val/WNID/*.JPEG"),
-    "food101": (text_lists.read_food101, "food-101/{meta/test.txt,meta/classes.txt,images/CLASS/ID.jpg}"),
-    "cifar10": (packed.read_cifar10, "cifar-10-batches-bin/{test_batch.bin,batches.meta.txt}"),
-    "cifar100": (packed.read_cifar100, "cifar-100-binary/{test.bin,fine_label_names.txt}"),
-    "cub2011": (
-        text_lists.read_cub,
-        "CUB_200_2011/{images,image_class_labels,train_test_split,classes}.txt and images/",
-    ),
-    "sun397": (text_lists.read_sun397, "SUN397/{ClassName.txt,test.txt or Testing_01.txt,a/abbey/*.jpg}"),
-    "cars": (matlab.read_cars, "{devkit/cars_meta.mat,cars_test_annos_withlabels.mat,cars_test/*.jpg}"),
-    "aircraft": (
-        text_lists.read_aircraft,
-        "fgvc-aircraft-2013b/data/{images_variant_test.txt,variants.txt,images/ID.jpg}",
-    ),
-    "dtd": (text_lists.read_dtd, "dtd/{labels/test1.txt,images/CLASS/IMAGE.jpg}"),
-    "pets": (text_lists.read_pets, "oxford-iiit-pet/{annotations/test.txt,images/NAME.jpg}"),
-    "caltech101": (text_lists.read_caltech101, "{test.txt,101_ObjectCategories/CLASS/IMAGE.jpg}"),
-    "flowers102": (matlab.read_flowers102, "flowers-102/{setid.mat,imagelabels.mat,jpg/image_00001.jpg}"),
-    "stl10": (packed.read_stl10, "stl10_binary/{test_X.bin,test_y.bin,class_names.txt}"),
-    "eurosat": (folders.read_eurosat, "2750/CLASS/*.jpg and indices.txt"),
-    "resisc45": (folders.read_resisc45, "NWPU-RESISC45/CLASS/*.jpg and indices.txt"),
-    "country211": (folders.read_country211, "test/CODE/*.jpg and classnames.txt"),
-    "mnist": (packed.read_mnist, "MNIST/raw/{t10k-images-idx3-ubyte,t10k-labels-idx1-ubyte}[.gz]"),
-    "clevr": (folders.read_clevr, "CLEVR_v1.0/{scenes/CLEVR_val_scenes.json,images/val/*.png}"),
-    "pcam": (packed.read_pcam, "camelyonpatch_level_2_split_test_{x,y}.h5 and classnames.txt"),
-    "sst2": (folders.read_sst2, "rendered-sst2/test/{negative,positive}/*.png"),
+READERS: Final[dict[str, Reader]] = {
+    "imagenet": lists.read_imagenet,
+    "food101": lists.read_food101,
+    "cifar10": packed.read_cifar10,
+    "cifar100": packed.read_cifar100,
+    "cub2011": lists.read_cub,
+    "sun397": lists.read_sun397,
+    "cars": lists.read_cars,
+    "aircraft": lists.read_aircraft,
+    "dtd": lists.read_dtd,
+    "pets": lists.read_pets,
+    "caltech101": lists.read_caltech101,
+    "flowers102": lists.read_flowers102,
+    "stl10": packed.read_stl10,
+    # 27,000 and 31,500 images without a split; `indices.txt` selects the papers' 5,000 and 25,200
+    "eurosat": lists.folders("EuroSAT/2750", "2750", "EuroSAT_RGB", is_full=True),
+    "resisc45": lists.folders("NWPU-RESISC45", is_full=True),
+    "country211": lists.folders("country211/{}", "{}"),
+    "mnist": packed.read_mnist,
+    "clevr": lists.read_clevr,
+    "pcam": packed.read_pcam,
+    "sst2": lists.folders("rendered-sst2/{}", "{}"),
 }
-"""Reader of the official files of each data set, and these files below DATA/KEY."""
+"""Reader of the official files of each data set, `SetInfo.files` below DATA/KEY."""
 
 
 def read_set(root: Path, key: str) -> ZeroShotSet:
@@ -58,7 +43,7 @@ def read_set(root: Path, key: str) -> ZeroShotSet:
     found = read_split(folder, key, "test")
     if found is None:
         raise MissingFilesError(
-            f"expected {folder}/{READERS[key][1]}, or {info.n_classes} plain folders {folder}/CLASS/IMAGE"
+            f"expected {folder}/{info.files}, or {info.n_classes} plain folders {folder}/CLASS/IMAGE"
         )
     return finish(info, root, folder, found)
 
@@ -70,7 +55,7 @@ def read_split(folder: Path, key: str, split: SplitName) -> LabelledImages | Non
     """
     if not folder.is_dir():
         return None
-    found = READERS[key][0](folder, split)
+    found = READERS[key](folder, split)
     if found is not None:
         return found
     own = [folder / name for name in ((split, "valid") if split == "val" else (split,)) if (folder / name).is_dir()]

@@ -12,7 +12,7 @@ from hypergrit_common.errors import UserError
 from trainer.evaluation.sets.annotations import checksums, field
 from trainer.evaluation.task import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
-from trainer.evaluation.tasks.examples import Problems, get_box, item, limited, read_list, require
+from trainer.evaluation.tasks.examples import Problems, get_box, item, limited, read_kind, require
 
 IMAGES: Final = "aro/images"
 MIN_CASES: Final = 25
@@ -47,7 +47,7 @@ def read_pairs(
         image = ImageSource(path=images / name, box=box)
         return CaptionPair(image=image, true=true, false=false, group=group(entry, where))
 
-    return problems.entries(path, enumerate(read_list(path)), read)
+    return problems.entries(path, enumerate(read_kind(path, list)), read)
 
 
 def group_metrics(choices: Choices) -> dict[str, float]:

@@ -8,7 +8,6 @@ Shapes: n chains, t distinct captions, l levels.
 """
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -83,7 +82,8 @@ def evaluate_file(embedder: Embedder, root: Path, path: Path, options: TaskOptio
     result = evaluate_chains(model, pictures, features, empty, chains, options.ranking, seed, options.root)
     scores = caption_scores(model, pictures, features, options.ranking).gather(1, chains)
     growing = {f"himo/{name}": mean_items(values) for name, values in himo(list(scores)).items()}
-    order = {"path/tau": mean_items(kendall_tau(result.distances[chains]))}
+    distances = result.distances[chains]
+    order = {"path/tau": mean_items(kendall_tau(distances))}
     return TaskResult(
         metrics=result.metrics | {name: values.metric() for name, values in growing.items()},
         chance=result.chance | {"himo/pearson": 0.0},
@@ -91,13 +91,7 @@ def evaluate_file(embedder: Embedder, root: Path, path: Path, options: TaskOptio
         n_used=len(used),
         skipped=images.skipped(),
         checksums=checksums(root, path),
-        figures=[
-            Figure(
-                name=path.stem,
-                title=f"Distance to the root by level of the caption, {path.stem}",
-                draw=partial(draw, result.distances[chains]),
-            )
-        ],
+        figures=[Figure(path.stem, f"Distance to the root by level of the caption, {path.stem}", draw, distances)],
         items=growing | order,
     )
 

@@ -8,7 +8,6 @@ Shapes: n images, c classes, p prompts, d embedding width.
 """
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -46,7 +45,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
         f"{root}/food101/food-101/meta/test.txt, or plain folders {root}/KEY/CLASS/IMAGE",
     )
     bars = {key: (part.metrics["accuracy"], part.chance["accuracy"]) for key, part in parts.items()}
-    overview = Figure(name="accuracy", title="Accuracy of each data set", draw=partial(plots.draw_bars, bars))
+    overview = Figure("accuracy", "Accuracy of each data set", plots.draw_bars, bars)
     return merge(parts, problems, [overview])
 
 
@@ -68,8 +67,8 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
     micro = (predicted == target).double().mean().item()
     figures = []
     if len(names) <= MAX_CLASSES_DRAWN:
-        draw = partial(plots.draw_confusion, table.tolist(), names)
-        figures.append(Figure(name=f"{key}_confusion", title=f"Confusion of {key}", draw=draw))
+        confused = plots.draw_confusion, table.tolist(), names
+        figures.append(Figure(f"{key}_confusion", f"Confusion of {key}", *confused))
     limit = {"limit": f"{len(keep)} of {len(data.images)} images"} if len(keep) < len(data.images) else {}
     return TaskResult(
         metrics={"accuracy": macro_accuracy(predicted, target, len(names)), "accuracy_micro": micro},
@@ -82,7 +81,7 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
             "images": len(usable),
             "unreadable": [f"{data.images[keep[row]].path}: {why}" for row, why in list(found.errors.items())[:5]],
             "confusions": largest_confusions(table, names),
-            "recall": dict(zip(names, per_class_recall(table), strict=False)),
+            "recall": dict(zip(names, (table.diagonal() / table.sum(1).clamp(min=1)).tolist(), strict=False)),
         },
         figures=figures,
         items={
@@ -105,12 +104,6 @@ def class_points(embedder: Embedder, names: Sequence[str], prompts: Sequence[str
     with torch.no_grad():
         stacked = features.unflatten(0, (len(names), len(prompts))).to(device_of(embedder.model))
         return embedder.model.lift_prompts(stacked)
-
-
-def per_class_recall(table: Tensor) -> list[float]:
-    """Share of correct images of each class; 0 for a class without images."""
-    shares: list[float] = (table.diagonal() / table.sum(1).clamp(min=1)).double().tolist()
-    return shares
 
 
 def macro_items(predicted: Tensor, target: Tensor, n_classes: int) -> Tensor:

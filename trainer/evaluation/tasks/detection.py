@@ -20,10 +20,20 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.detection import Bools, Floats, Ints, TrueBoxes, average_precisions
-from trainer.evaluation.sets.annotations import checksums, field, image_urls, record_once, shown
+from trainer.evaluation.sets.annotations import checksums, field, shown
 from trainer.evaluation.task import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import class_points
-from trainer.evaluation.tasks.examples import Problems, embed_sources, get_box, limited, read_object, require
+from trainer.evaluation.tasks.examples import (
+    Problems,
+    coco_images,
+    coco_names,
+    embed_sources,
+    get_box,
+    label,
+    limited,
+    read_kind,
+    require,
+)
 from trainer.models.dual_encoder import DualEncoder
 
 FILE: Final = "coco/annotations/instances_val2017.json"
@@ -58,24 +68,9 @@ def read_boxes(path: Path, images: Path, problems: Problems, max_examples: int =
     Boxes that do not overlap their image are skipped; those of a malformed image are malformed too. Raises UserError if
     the file is malformed.
     """
-    table = read_object(path)
-    names: dict[int, str] = {}
-    files: dict[int, tuple[str, int, int]] = {}
-    urls: dict[int, tuple[str, ...]] = {}
-
-    def read_category(row: Any) -> None:
-        where = f"{path}, category {label(row)}"
-        record_once(names, field(row, "id", int, where), field(row, "name", str, where), where)
-
-    def read_image(row: Any) -> None:
-        where = f"{path}, image {label(row)}"
-        number, name = field(row, "id", int, where), field(row, "file_name", str, where)
-        size = field(row, "width", int, where), field(row, "height", int, where)
-        record_once(files, number, (name, *size), where)
-        urls.setdefault(number, image_urls(row))
-
-    for part, parse in (("categories", read_category), ("images", read_image)):
-        problems.entries(path, field(table, part, list, str(path)), parse, f"{path.name}/{part}")
+    table = read_kind(path, dict)
+    names = coco_names(path, table, problems)
+    files = coco_images(path, table, images, problems, "width", "height")
     if missing := sorted({*NOVEL, *BASE} - names.keys()):
         raise UserError(f"{path} lacks the category {missing[0]}; use the official file instances_val2017.json")
     numbers = {image: number for number, image in enumerate(sorted(files))}  # ids may exceed 64 bits
@@ -91,12 +86,11 @@ def read_boxes(path: Path, images: Path, problems: Problems, max_examples: int =
         box, crowd = get_box(row.get("bbox"), where), field({"iscrowd": 0} | row, "iscrowd", int, where)
         if crowd not in (0, 1):
             raise UserError(f"{where}: 'iscrowd' is {shown(crowd)}, not 0 or 1; correct the entry")
-        name, *size = files[image]
+        source, size = files[image]
         if not is_visible(box, *size):
             skipped["box without area"] += 1
             return None
-        source = ImageSource(path=images / name, box=box, urls=urls[image])
-        return source, numbers[image], box, category, bool(crowd)
+        return replace(source, box=box), numbers[image], box, category, bool(crowd)
 
     rows = problems.entries(path, field(table, "annotations", list, str(path)), read)
     chosen = limited([row for row in rows if row is not None], max_examples)
@@ -109,11 +103,6 @@ def read_boxes(path: Path, images: Path, problems: Problems, max_examples: int =
         names=names,
         skipped=dict(skipped),
     )
-
-
-def label(row: Any) -> str:
-    """The id of an entry, or the entry itself where it has none, in at most 40 characters."""
-    return shown(row.get("id") if isinstance(row, dict) else row)
 
 
 def is_visible(box: tuple[float, float, float, float], image_width: int, image_height: int) -> bool:

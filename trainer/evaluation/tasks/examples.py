@@ -15,7 +15,9 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import message
-from trainer.evaluation.sets.annotations import check_text, read_json
+from trainer.evaluation.embed import device_of
+from trainer.evaluation.sets.annotations import check_text, read_json, record_once, shown
+from trainer.evaluation.sets.annotations import field as value_of
 from trainer.evaluation.task import Embedder, Figure, Fit, ImageSource, MissingFilesError, TaskResult
 
 Item = TypeVar("Item", bound=Hashable)
@@ -33,19 +35,11 @@ def require(root: Path, *paths: str) -> None:
             raise MissingFilesError(f"{root / path} is missing; expected {', '.join(paths)} in {root}")
 
 
-def read_list(path: Path) -> list[Any]:
-    """Read a JSON file that holds a list. Raises UserError if it does not."""
+def read_kind(path: Path, kind: type[Kind]) -> Kind:
+    """Read a JSON file that holds a list or an object (dict). Raises UserError if it does not."""
     value = read_json(path)
-    if not isinstance(value, list):
-        raise UserError(f"{path} does not hold a list; download it again")
-    return value
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file that holds an object. Raises UserError if it does not."""
-    value = read_json(path)
-    if not isinstance(value, dict):
-        raise UserError(f"{path} does not hold an object; download it again")
+    if not isinstance(value, kind):
+        raise UserError(f"{path} does not hold {'a list' if kind is list else 'an object'}; download it again")
     return value
 
 
@@ -143,6 +137,12 @@ def embed_sources(
     )
 
 
+@torch.no_grad()
+def lift_texts(embedder: Embedder, texts: Sequence[str]) -> Tensor:
+    """Lifted points [*k n d] of texts, on the device of the model."""
+    return embedder.model.lift_text(embedder.texts(texts).to(device_of(embedder.model)))
+
+
 # Tasks of several data sets or files: one that is missing or malformed does not stop the others.
 
 Entry = TypeVar("Entry")
@@ -228,3 +228,40 @@ def merge(parts: Mapping[str, TaskResult], problems: Problems, figures: Sequence
         figures=[*figures, *(figure for part in parts.values() for figure in part.figures)],
         items={prefix + name: items for prefix, part in named for name, items in part.items.items()},
     )
+
+
+# The tables of the files of COCO, by id.
+
+
+def coco_names(path: Path, table: object, problems: Problems) -> dict[int, str]:
+    """The names of the categories."""
+    names: dict[int, str] = {}
+
+    def read(row: Any) -> None:
+        where = f"{path}, category {label(row)}"
+        record_once(names, value_of(row, "id", int, where), value_of(row, "name", str, where), where)
+
+    problems.entries(path, value_of(table, "categories", list, str(path)), read, f"{path.name}/categories")
+    return names
+
+
+def coco_images(
+    path: Path, table: object, folder: Path, problems: Problems, *keys: str
+) -> dict[int, tuple[ImageSource, tuple[int, ...]]]:
+    """The images in `folder`, each with the values of these keys."""
+    images: dict[int, tuple[ImageSource, tuple[int, ...]]] = {}
+
+    def read(row: Any) -> None:
+        where = f"{path}, image {label(row)}"
+        number, name = value_of(row, "id", int, where), value_of(row, "file_name", str, where)
+        urls = tuple(row[key] for key in ("coco_url", "flickr_url") if isinstance(row.get(key), str))
+        values = tuple(value_of(row, key, int, where) for key in keys)
+        record_once(images, number, (ImageSource(path=folder / name, urls=urls), values), where)
+
+    problems.entries(path, value_of(table, "images", list, str(path)), read, f"{path.name}/images")
+    return images
+
+
+def label(row: Any) -> str:
+    """The id of an entry, or the entry itself where it has none, in at most 40 characters."""
+    return shown(row.get("id") if isinstance(row, dict) else row)

@@ -7,7 +7,6 @@ Shapes: n images, t distinct captions, l levels of a chain.
 """
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -91,13 +90,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             **problems.details(),
             "examples": examples(used, folder.relative_to(root), texts, result.predicted),
         },
-        figures=[
-            Figure(
-                name="distances",
-                title="Distance to the root by level of the caption",
-                draw=partial(draw, result.distances[chains]),
-            )
-        ],
+        figures=[Figure("distances", "Distance to the root by level of the caption", draw, result.distances[chains])],
     )
 
 

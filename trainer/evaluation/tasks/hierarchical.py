@@ -5,7 +5,6 @@ Shapes: n images, c classes, p prompts, d embedding width.
 
 from collections import Counter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -100,13 +99,7 @@ def evaluate_set(embedder: Embedder, tree: Tree, data: ZeroShotSet, options: Tas
             "edges_between_predicted_and_true": {str(int(e)): n for e, n in sorted(Counter(edges.tolist()).items())},
             "confusions": confusions(tree, data.names, predicted, target),
         },
-        figures=[
-            Figure(
-                name=f"{own}_edges".lstrip("_"),
-                title="Edges between predicted and true class",
-                draw=partial(draw, edges),
-            )
-        ],
+        figures=[Figure(f"{own}_edges".lstrip("_"), "Edges between predicted and true class", draw, edges)],
         items=items,
     )
 

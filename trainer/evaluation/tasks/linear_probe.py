@@ -17,7 +17,8 @@ from torch import Tensor
 
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.ranking import macro_accuracy
-from trainer.evaluation.sets.probe import TRAIN_FILES, Split, read_probe
+from trainer.evaluation.sets.probe import Split, read_probe
+from trainer.evaluation.sets.registry import READERS
 from trainer.evaluation.task import Embedder, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import evenly
 from trainer.evaluation.tasks.examples import Problems, embed_sources
@@ -121,7 +122,7 @@ def search(
     return best[1], tried
 
 
-NAMES: Final = tuple(TRAIN_FILES)
+NAMES: Final = tuple(key for key in READERS if key != "imagenet")
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:

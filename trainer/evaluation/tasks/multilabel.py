@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -20,17 +20,13 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.distances import agreement, hamming, pairwise_distances
-from trainer.evaluation.metrics.multilabel import IGNORED, class_precisions, prevalence
-from trainer.evaluation.sets.annotations import checksums, field, read_lines, record_once
+from trainer.evaluation.metrics.ranking import IGNORED, class_precisions, prevalence
+from trainer.evaluation.sets.annotations import checksums, field, read_lines
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.classification import class_points, evenly
 from trainer.evaluation.tasks.detection import PROMPTS
-from trainer.evaluation.tasks.examples import Problems, embed_sources, merge, read_object
+from trainer.evaluation.tasks.examples import Problems, coco_images, coco_names, embed_sources, merge, read_kind
 from trainer.evaluation.tasks.hierarcaps_expanded import read_table
-from trainer.models.config import Ranking
-from trainer.models.dual_encoder import DualEncoder
-
-Found = TypeVar("Found")
 
 VOC: Final = "voc2007/VOCdevkit/VOC2007"
 COCO: Final = "coco/annotations/instances_val2017.json"
@@ -84,18 +80,8 @@ def read_coco(root: Path, problems: Problems) -> MultiLabelSet:
     path, folder = root / COCO, root / "coco" / "val2017"
     if not path.is_file():
         raise MissingFilesError(f"expected {path} and {folder}/000000000139.jpg")
-    table = read_object(path)
-    names: dict[int, str] = {}
-    sources: dict[int, ImageSource] = {}
-
-    def read_category(row: Any) -> None:
-        record_once(
-            names, field(row, "id", int, f"{path}, category"), field(row, "name", str, f"{path}, category"), str(path)
-        )
-
-    def read_image(row: Any) -> None:
-        source = ImageSource(path=folder / field(row, "file_name", str, f"{path}, image"))
-        record_once(sources, field(row, "id", int, f"{path}, image"), source, str(path))
+    table = read_kind(path, dict)
+    names, sources = coco_names(path, table, problems), coco_images(path, table, folder, problems)
 
     def read_object_of(row: Any) -> tuple[int, int]:
         category, image = (field(row, key, int, f"{path}, annotation") for key in ("category_id", "image_id"))
@@ -103,15 +89,10 @@ def read_coco(root: Path, problems: Problems) -> MultiLabelSet:
             raise UserError(f"{path} has an object of image {image} and category {category}, which it does not list")
         return image, category
 
-    def entries(part: str, read: Callable[[Any], Found]) -> list[Found]:
-        return problems.entries(path, field(table, part, list, str(path)), read, f"{path.name}/{part}")
-
-    entries("categories", read_category)
-    entries("images", read_image)
-    objects = entries("annotations", read_object_of)
-    images: dict[ImageSource, dict[str, int]] = {source: {} for source in sources.values()}
-    for image, category in objects:
-        images[sources[image]][names[category]] = 1
+    images: dict[ImageSource, dict[str, int]] = {source: {} for source, _ in sources.values()}
+    listed = field(table, "annotations", list, str(path))
+    for image, category in problems.entries(path, listed, read_object_of, f"{path.name}/annotations"):
+        images[sources[image][0]][names[category]] = 1
     return to_set(images, [path])
 
 
@@ -142,26 +123,18 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     return merge(parts, problems)
 
 
-@torch.no_grad()
-def class_scores(model: DualEncoder, points: Tensor, classes: Tensor, ranking: Ranking) -> dict[str, Tensor]:
-    """Scores [n c] of lifted images and classes, by the prefix of their metric."""
-    logits = model.directed_similarity(points, classes, "image").double() * model.pair_scale().item()
-    return {"": model.scores(points, classes, ranking, "image").cpu(), "softmax/": logits.log_softmax(1).cpu()}
-
-
 def evaluate_set(embedder: Embedder, root: Path, data: MultiLabelSet, options: TaskOptions) -> TaskResult:
     """Evaluate one set. Raises MissingFilesError if no image can be read."""
     keep = evenly(len(data.images), options.max_examples)
     images = embed_sources(embedder, [data.images[i] for i in keep])
     labels = data.labels[torch.tensor(keep)[images.usable]]
     model = embedder.model
+    classes = class_points(embedder, data.names, PROMPTS)
     with torch.no_grad():
         points = model.lift_image(images.features[images.rows[images.usable]].to(device_of(model)))
-    classes = class_points(embedder, data.names, PROMPTS)
-    precisions = {
-        prefix: class_precisions(scores, labels)
-        for prefix, scores in class_scores(model, points, classes, options.ranking).items()
-    }
+        logits = model.directed_similarity(points, classes, "image").double() * model.pair_scale().item()
+        scores = {"": model.scores(points, classes, options.ranking, "image"), "softmax/": logits.log_softmax(1)}
+    precisions = {prefix: class_precisions(found.cpu(), labels) for prefix, found in scores.items()}
     rows = torch.tensor(evenly(len(labels), LATTICE_IMAGES))
     objects = labels[rows] != 0  # a difficult object is in the image too
     lattice = agreement(pairwise_distances(model, points[..., rows, :]).cpu(), hamming(objects))

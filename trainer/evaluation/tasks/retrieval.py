@@ -22,10 +22,10 @@ from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.items import mean_items
 from trainer.evaluation.metrics.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
-from trainer.evaluation.sets.annotations import below, checksums, image_urls, read_json, record_once
+from trainer.evaluation.sets.annotations import below, checksums, read_json
 from trainer.evaluation.sets.annotations import field as value_of
 from trainer.evaluation.task import Embedder, Figure, ImageSource, MissingFilesError, TaskOptions, TaskResult
-from trainer.evaluation.tasks.examples import Problems, merge
+from trainer.evaluation.tasks.examples import Problems, coco_images, merge
 
 RECALL_AT: Final = (1, 5, 10)
 DRAWN: Final = (1, 2, 3, 5, 10, 20, 50, 100)
@@ -60,30 +60,21 @@ def read_coco(root: Path, limit: int, problems: Problems) -> CaptionedImages:
     if not path.is_file() or not folder.is_dir():
         raise MissingFilesError(f"expected {path} and {folder}/000000000139.jpg")
     content = read_json(path)
+    images = coco_images(path, content, folder, problems)
     captions: dict[int, list[str]] = {}
-    names: dict[int, ImageSource] = {}
-
-    def read_image(numbered: tuple[int, Any]) -> None:
-        number, entry = numbered
-        where = f"{path}: images[{number}]"
-        name = value_of(entry, "file_name", str, where)
-        source = ImageSource(path=folder / name, urls=image_urls(entry))
-        record_once(names, value_of(entry, "id", int, where), source, where)
 
     def read_caption(numbered: tuple[int, Any]) -> None:
         number, entry = numbered
         where = f"{path}: annotations[{number}]"
         owner = value_of(entry, "image_id", int, where)
-        if owner not in names:
+        if owner not in images:
             raise UserError(f"{where}: image_id {owner} is not among the images; download the file again")
         captions.setdefault(owner, []).append(value_of(entry, "caption", str, where))
 
-    listed = enumerate(value_of(content, "images", list, str(path)))
-    problems.entries(path, listed, read_image, f"{path.name}/images")
     problems.entries(path, enumerate(value_of(content, "annotations", list, str(path))), read_caption)
     found = CaptionedImages()
-    for key in list(names)[: limit or None]:
-        found.add(names[key], captions.get(key, []))
+    for key in list(images)[: limit or None]:
+        found.add(images[key][0], captions.get(key, []))
     return found
 
 
@@ -178,13 +169,7 @@ def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages
             "median_rank": {name: int(values[values >= 0].median()) + 1 for name, values in ranks.items()},
             "nearest captions": examples(by_image, image, text, image_ids, text_ids, paths, captions),
         },
-        figures=[
-            Figure(
-                name=f"{key}_recall",
-                title=f"Recall at K on {key}",
-                draw=partial(plots.draw_curves, curves, "K", "recall, percent"),
-            )
-        ],
+        figures=[Figure(f"{key}_recall", f"Recall at K on {key}", plots.draw_curves, curves, "K", "recall, percent")],
         items={
             f"{name}/recall@{k}": mean_items(values[values >= 0] < k, units[name][values >= 0])
             for name, values in ranks.items()

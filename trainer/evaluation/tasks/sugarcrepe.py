@@ -11,7 +11,7 @@ import torch
 from trainer.evaluation.sets.annotations import checksums, field
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, Choices, choose
-from trainer.evaluation.tasks.examples import Problems, limited, read_object, require
+from trainer.evaluation.tasks.examples import Problems, limited, read_kind, require
 
 FILES: Final = ("replace_obj", "replace_att", "replace_rel", "swap_obj", "swap_att", "add_obj", "add_att")
 IMAGES: Final = "coco/val2017"
@@ -27,7 +27,7 @@ def read_pairs(path: Path, images: Path, problems: Problems) -> list[CaptionPair
         )
         return CaptionPair(image=ImageSource(path=images / image), true=true, false=false, group=path.stem)
 
-    return problems.entries(path, read_object(path).items(), read)
+    return problems.entries(path, read_kind(path, dict).items(), read)
 
 
 def read_files(root: Path, limit: int) -> tuple[dict[str, list[CaptionPair]], Problems]:

@@ -21,7 +21,7 @@ from trainer.evaluation.metrics.items import Items, balanced_items
 from trainer.evaluation.sets.annotations import checksums, field
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.caption_pairs import CaptionPair, choose
-from trainer.evaluation.tasks.examples import Problems, is_file, item, limited, read_list, require
+from trainer.evaluation.tasks.examples import Problems, is_file, item, limited, read_kind, require
 
 FOLDER: Final = "vl_checklist"
 CORPUS: Final = f"{FOLDER}/corpus/v1"
@@ -81,7 +81,7 @@ def read_pairs(
         damaged += true != true.strip() or false != false.strip()
         return CaptionPair(image=ImageSource(path=images / name), true=true, false=false, group=group)
 
-    entries = limited(read_list(path), limit)
+    entries = limited(read_kind(path, list), limit)
     return problems.entries(path, enumerate(entries), read, group), damaged
 
 

@@ -15,11 +15,11 @@ from zlib import crc32
 import torch
 
 from hypergrit_common.errors import UserError
-from trainer.evaluation.metrics.items import Items, mean_items
+from trainer.evaluation.metrics.items import mean_items
 from trainer.evaluation.metrics.ranking import choice_scores, is_first_best
 from trainer.evaluation.sets.annotations import checksums, field
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
-from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, item, limited, merge, read_list
+from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, item, limited, merge, read_kind
 
 SETS: Final = ("aokvqa", "mmstar", "seedbench", "scienceqa", "realworldqa", "ai2d")
 FILE: Final = "questions.json"
@@ -46,7 +46,7 @@ def read_questions(path: Path, problems: Problems) -> list[Question]:
         right = answers.pop(answer)
         return Question(image=ImageSource(path=path.parent / "images" / image), texts=(right, *answers))
 
-    return problems.entries(path, enumerate(read_list(path)), read, f"{path.parent.name}/{path.name}")
+    return problems.entries(path, enumerate(read_kind(path, list)), read, f"{path.parent.name}/{path.name}")
 
 
 def evaluate_set(embedder: Embedder, root: Path, name: str, options: TaskOptions, problems: Problems) -> TaskResult:
@@ -67,7 +67,7 @@ def evaluate_set(embedder: Embedder, root: Path, name: str, options: TaskOptions
         scores = choice_scores(embedder.model, images.features, features, image_rows, text_rows, options.ranking)
         correct[chosen] = is_first_best(scores)
     chance = sum(1 / len(question.texts) for question in used) / len(used)
-    items: dict[str, Items] = {"accuracy": mean_items(correct, units_of(used))}
+    units = torch.tensor([crc32(question.image.path.name.encode()) for question in used])  # those of one image are one
     return TaskResult(
         metrics={"accuracy": correct.double().mean().item()},
         chance={"accuracy": chance},
@@ -75,13 +75,8 @@ def evaluate_set(embedder: Embedder, root: Path, name: str, options: TaskOptions
         n_used=len(used),
         skipped=images.skipped(),
         checksums=checksums(root, path),
-        items=items,
+        items={"accuracy": mean_items(correct, units)},
     )
-
-
-def units_of(questions: list[Question]) -> torch.Tensor:
-    """The number [n] of the image of each question: those of one image are a unit."""
-    return torch.tensor([crc32(question.image.path.name.encode()) for question in questions])
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:

@@ -20,7 +20,8 @@ from trainer.encoders.config import TextConfig
 from trainer.evaluate import main, table
 from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.evaluation.held_out.evaluate import Evaluation
-from trainer.evaluation.held_out.shards import HeldOutShards
+from trainer.evaluation.held_out.shards import HeldOutShards, embed_held_out
+from trainer.evaluation.held_out.share import Sharing
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
@@ -82,19 +83,22 @@ def write_folder(root: Path) -> str:
 
 
 def test_held_out_boxes_have_the_index_of_their_image(tmp_path: Path) -> None:
-    held_out = HeldOutShards(write_shard(tmp_path / "shards")).read(size_px=8)
+    held_out = HeldOutShards(write_shard(tmp_path / "shards")).read_part(range(N), 8)
     assert held_out.captions == [f"caption {i}" for i in range(N)]
     assert held_out.box_owner == [i for i in range(N) for _ in range(2)]
     assert held_out.box_texts == ["box 0", "box 1"] * N
     shades = [image.float().mean().item() for image in held_out.images]
     assert shades == pytest.approx([40 * i for i in range(N)], abs=2)
-    assert len(HeldOutShards(str(tmp_path / "shards")).read(size_px=8, limit=2).images) == 2
 
 
 def test_a_damaged_held_out_sample_is_skipped_and_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    held_out = HeldOutShards(write_shard(tmp_path / "shards", damaged=3)).read(size_px=8)
+    shards = HeldOutShards(write_shard(tmp_path / "shards", damaged=3))
+    held_out = shards.read_part(range(N), 8)
     assert held_out.captions == ["caption 0", "caption 1", "caption 2", "caption 4"]
     assert held_out.box_owner == [0, 0, 1, 1, 2, 2, 3, 3]
+    model, tokenizer = model_and_tokenizer("clip")
+    assert len(embed_held_out(model, tokenizer, shards, 2, Sharing()).owner) == 4
+    assert embed_held_out(model, tokenizer, shards, 0, Sharing()).owner.tolist() == held_out.box_owner
     assert "sample 003 is skipped" in caplog.text
     assert "1 bad sample skipped" in caplog.text
 
@@ -121,7 +125,7 @@ def test_every_result_has_a_chance_level(name: str, tmp_path: Path) -> None:
 def test_words_of_parsed_captions_have_entailment_results(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer("syntax_meru")
     config = EvaluationConfig(shards=write_shard(tmp_path / "shards", parse=True), batch_size=3)
-    held_out = HeldOutShards(config.shards).read(size_px=8)
+    held_out = HeldOutShards(config.shards).read_part(range(N), 8)
     assert [words is not None for words in held_out.words] == [True, False, True, True, True]
     results = Evaluation(config)(model, tokenizer, "cpu")
     for name in ("text_image", "syntax_edge", "syntax_word"):

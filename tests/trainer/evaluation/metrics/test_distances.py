@@ -48,8 +48,6 @@ def test_delta_is_that_of_the_four_point_condition(seed: int) -> None:
     distances = random_distances(9, seed)
     expected = 2 * four_points(distances) / distances.max().item()
     assert gromov_delta(distances) == pytest.approx(expected, abs=1e-12)
-    one = gromov_delta(distances, [seed])
-    assert expected / 2 - 1e-12 <= one <= expected + 1e-12
 
 
 def test_delta_of_a_tree_is_0_and_that_of_a_square_of_a_lattice_is_1() -> None:

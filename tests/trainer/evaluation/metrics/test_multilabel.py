@@ -5,7 +5,7 @@ import pytest
 import torch
 from sklearn.metrics import average_precision_score
 
-from trainer.evaluation.metrics.multilabel import IGNORED, class_precisions, prevalence
+from trainer.evaluation.metrics.ranking import IGNORED, class_precisions, prevalence
 
 
 @pytest.mark.parametrize("seed", range(3))

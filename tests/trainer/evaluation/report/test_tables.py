@@ -7,10 +7,9 @@ from typing import Any
 
 import pytest
 
-from trainer.evaluation.catalog import TASKS
+from trainer.evaluation.catalog import TASKS, set_infos
 from trainer.evaluation.report.page import write_pages
 from trainer.evaluation.report.tables import build_table, markdown, notes_of, published, unit_of
-from trainer.evaluation.sets.base import set_infos
 from trainer.evaluation.tasks.linear_probe import NAMES as PROBE_SETS
 
 PAPERS = {
@@ -98,7 +97,7 @@ def test_published_numbers_are_shown_as_printed(task: str, tmp_path: Path) -> No
     assert len(table.lines) == 1 + len(rows)
     write_pages(results, [task], tmp_path, tmp_path, {})
     for text, pattern in (
-        (markdown({task: task}, results, {}), r"^\| (?!---)(.+) \|$"),
+        (markdown([task], results, {}), r"^\| (?!---)(.+) \|$"),
         ((tmp_path / "index.html").read_text(), r"<tr><th class=\"model\">.*?</tr>"),
     ):
         shown = re.findall(pattern, text, re.MULTILINE | re.DOTALL if "<" in pattern else re.MULTILINE)

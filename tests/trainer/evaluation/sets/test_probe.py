@@ -11,8 +11,9 @@ from scipy.io import savemat
 
 from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.sets.test_sets import write, write_image
-from trainer.evaluation.sets.probe import TRAIN_FILES, read_probe
+from trainer.evaluation.sets.probe import read_probe
 from trainer.evaluation.task import MissingFilesError
+from trainer.evaluation.tasks.linear_probe import NAMES
 
 
 def sizes(root: Path, key: str) -> tuple[int, int, int]:
@@ -20,7 +21,7 @@ def sizes(root: Path, key: str) -> tuple[int, int, int]:
     return len(data.train.images), len(data.val.images), len(data.test.images)
 
 
-@pytest.mark.parametrize("key", TRAIN_FILES)
+@pytest.mark.parametrize("key", NAMES)
 def test_a_missing_set_is_one_line_that_names_its_layout(key: str, tmp_path: Path) -> None:
     with pytest.raises(MissingFilesError, match=f"^expected {tmp_path / key}/[^\n]+, or plain folders") as error:
         read_probe(tmp_path, key)

@@ -11,7 +11,7 @@ import pytest
 from scipy.io import savemat
 
 from hypergrit_common.errors import UserError
-from trainer.evaluation.sets.base import set_infos
+from trainer.evaluation.catalog import set_infos
 from trainer.evaluation.sets.registry import READERS, read_set
 from trainer.evaluation.task import MissingFilesError
 

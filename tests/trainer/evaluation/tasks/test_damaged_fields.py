@@ -76,9 +76,9 @@ def test_a_name_that_no_file_can_have_is_a_skipped_image(root: Path, embedder: C
 
 @pytest.mark.parametrize("key", ["caption", "file_name"])
 def test_half_a_surrogate_pair_is_a_line_that_names_the_entry(root: Path, embedder: CachedEmbedder, key: str) -> None:
-    part = "annotations" if key == "caption" else "images"
+    part, where = ("annotations", r"annotations\[2\]") if key == "caption" else ("images", "image 2")
     change(root / CAPTIONS, lambda content: content[part][2].update({key: "red \ud800 kite"}))
-    with pytest.raises(UserError, match=rf"{part}\[2\]: '{key}' is 'red \\ud800 kite', which is not valid Unicode"):
+    with pytest.raises(UserError, match=rf"{where}: '{key}' is 'red \\ud800 kite', which is not valid Unicode"):
         retrieval.evaluate(embedder, root, TaskOptions())
 
 
@@ -152,7 +152,7 @@ def test_an_id_with_two_meanings_is_a_malformed_entry(root: Path, embedder: Cach
         detection.evaluate(embedder, root, TaskOptions())
     if part == "image":
         change(root / CAPTIONS, edit)
-        with pytest.raises(UserError, match=r"images\[4\] contradicts an earlier entry with the same id"):
+        with pytest.raises(UserError, match="image 1 contradicts an earlier entry with the same id"):
             retrieval.evaluate(embedder, root, TaskOptions())
 
 

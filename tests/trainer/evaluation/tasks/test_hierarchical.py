@@ -9,8 +9,8 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
 from tests.trainer.small import small_model
+from trainer.evaluation.catalog import set_infos
 from trainer.evaluation.metrics.hierarchy import read_tree
-from trainer.evaluation.sets.base import set_infos
 from trainer.evaluation.task import MissingFilesError, TaskOptions
 from trainer.evaluation.tasks.hierarchical import evaluate
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
-from trainer.evaluation.sets.probe import Split, read_probe, split_tail
+from trainer.evaluation.sets.probe import Split, read_probe, split_off
 from trainer.evaluation.task import ImageSource, MissingFilesError, TaskOptions
 from trainer.evaluation.tasks.linear_probe import NAMES, evaluate
 
@@ -63,7 +63,7 @@ def test_last_images_of_each_class_are_the_validation_split_without_a_folder(tmp
 
 def test_classes_with_one_image_stay_in_train() -> None:
     images = [ImageSource(path=Path(f"{i}.jpg")) for i in range(4)]
-    train, val = split_tail(Split(images=images, labels=[0, 1, 1, 1]), 0.2)
+    train, val, _ = split_off(Split(images=images, labels=[0, 1, 1, 1]), 0.2)
     assert (train.labels, val.labels) == ([0, 1, 1], [1])
     assert val.images == [images[3]]
 

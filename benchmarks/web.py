@@ -1,24 +1,34 @@
-"""A web on loopback with slow, broken and dead parts, for bad_hosts.py: a name server, a web server, black holes.
+"""Webs on loopback for the benchmarks of downloads: photograph-like JPEGs, and one with slow, broken and dead parts.
 
-    python -m benchmarks.bad_world       prints the ports of the name server and of the web, and serves until killed
+    python -m benchmarks.web CERTIFICATE KEY   prints the ports of http and https, and serves until killed
+    python -m benchmarks.web                   prints the ports of the name server and of the bad web, and serves until killed
 
-A host name says what happens: KIND-NUMBER.dMILLISECONDS.test is answered after that time. KIND is `ok`, `hole` (the
-address drops all packets), `fail` (SERVFAIL after 3 s) or `mute` (no answer). /MILLISECONDS/NUMBER is an image that
-takes that time. `patch_names` points `socket.getaddrinfo` of a process to the name server; neither needs root.
+In the first, /SIDE/NUMBER is one of 64 JPEGs whose longer side is 500 px (about 50 KB), or of 16 of 1,500 px (about 330
+KB). In the second, for bad_hosts.py, a host name says what happens: KIND-NUMBER.dMILLISECONDS.test is answered after that
+time. KIND is `ok`, `hole` (the address drops all packets), `fail` (SERVFAIL after 3 s) or `mute` (no answer).
+/MILLISECONDS/NUMBER is an image that takes that time. `patch_names` points `socket.getaddrinfo` of a process to the name
+server; neither needs root.
 """
 
 import asyncio
+import io
 import ipaddress
 import random
 import resource
 import socket
+import ssl
 import struct
 import sys
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
+import cv2
+import numpy as np
+import PIL.Image
 from aiohttp import web
 
-from benchmarks.jpeg_server import make_jpeg
+N_IMAGES: Final = {500: 64, 1500: 16}
+"""Images by their longer side in pixels."""
 
 N_HOLES = 32
 SERVFAIL_S = 3.0
@@ -26,6 +36,46 @@ QUERY_S, QUERIES = 5.0, 2
 """The defaults of the resolver of libc: it waits five seconds for an answer, twice."""
 
 SERVFAIL, NXDOMAIN = 2, 3
+
+
+def make_jpeg(seed: int, side: int = 500) -> bytes:
+    """Create a JPEG of `side` x 0.8 `side` px from noise at several scales, which compresses like a photograph."""
+    width, height = side, side * 4 // 5
+    rng = np.random.default_rng(seed)
+    scales = {20: 60, 5: 25, 2: 8} if side < 1000 else {60: 60, 15: 25, 5: 12, 2: 6}
+    noise = sum(
+        weight * cv2.resize(rng.normal(0, 1, (height // scale, width // scale, 3)), (width, height))
+        for scale, weight in scales.items()
+    )
+    out = io.BytesIO()
+    PIL.Image.fromarray(np.clip(noise + 128, 0, 255).astype(np.uint8)).save(out, "JPEG", quality=86)
+    return out.getvalue()
+
+
+async def start(path: str, respond: Callable[..., Any], *contexts: ssl.SSLContext | None) -> web.AppRunner:
+    """Serve a path on a free port of this machine for each TLS context; None is http."""
+    app = web.Application()
+    app.router.add_get(path, respond)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    for tls in contexts:
+        await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()
+    return runner
+
+
+async def serve_jpegs(certificate: str, key: str) -> None:
+    """Print the ports of http and https, then serve until killed."""
+    images = {side: [make_jpeg(i, side) for i in range(n)] for side, n in N_IMAGES.items()}
+
+    async def respond(request: web.Request) -> web.Response:
+        found = images[int(request.match_info["side"])]
+        return web.Response(body=found[int(request.match_info["i"]) % len(found)], content_type="image/jpeg")
+
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+    runner = await start("/{side}/{i}", respond, None, context)
+    print(*(address[1] for address in runner.addresses), flush=True)
+    await asyncio.Event().wait()
 
 
 def hole_address(number: int) -> str:
@@ -110,7 +160,7 @@ def open_hole(address: str, port: int) -> list[socket.socket]:
     return [listener, *fillers]
 
 
-async def serve() -> None:
+async def serve_bad_web() -> None:
     """Print both ports, then serve until killed."""
     images = [make_jpeg(i) for i in range(16)]
 
@@ -118,11 +168,7 @@ async def serve() -> None:
         await asyncio.sleep(int(request.match_info["ms"]) / 1000)
         return web.Response(body=images[int(request.match_info["i"]) % len(images)], content_type="image/jpeg")
 
-    app = web.Application()
-    app.router.add_get("/{ms}/{i}", respond)
-    runner = web.AppRunner(app, access_log=None)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    runner = await start("/{ms}/{i}", respond, None)
     port = runner.addresses[0][1]
     holes = [part for i in range(N_HOLES) for part in open_hole(hole_address(i), port)]
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(NameServer, ("127.0.0.1", 0))
@@ -134,6 +180,8 @@ async def serve() -> None:
 
 
 if __name__ == "__main__":
+    if sys.argv[1:]:
+        asyncio.run(serve_jpegs(*sys.argv[1:]))
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
-    asyncio.run(serve())
+    asyncio.run(serve_bad_web())
