@@ -199,12 +199,16 @@ def test_colors_of_ray_need_a_terminal_and_no_no_color(color: str, is_terminal: 
 def test_a_signal_in_a_callback_whose_exceptions_python_ignores_is_not_lost(
     number: signal.Signals, error: type[BaseException]
 ) -> None:
+    def wait() -> None:
+        with sigterm_raises():
+            watched = {1}  # a set can be referred to weakly
+            reference = weakref.ref(watched, lambda _: signal.raise_signal(number))
+            del watched
+            assert reference() is None
+            time.sleep(20)
+
     hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGTERM)
-    watched = {1}  # a set can be referred to weakly
-    reference = weakref.ref(watched, lambda _: signal.raise_signal(number))
-    with pytest.raises(error), sigterm_raises():
-        del watched
-        assert reference() is None
-        time.sleep(20)
+    with pytest.raises(error):
+        wait()
     assert sys.unraisablehook is hook
     signal.signal(signal.SIGTERM, handler)

@@ -98,7 +98,7 @@ def test_any_model_is_trained_on_features(world: World, tmp_path: Path, name: st
 def test_a_large_batch_of_features_needs_no_overlay_for_small_machines(
     world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert train.run(world.training(tmp_path / "run", "model_name=meru", "batch_size=256", "steps=1")) == 0
+    assert train.run(world.training(tmp_path / "run", "model_name=meru", "batch_size=256", "steps=3")) == 0
     assert "small_machine.yaml" not in caplog.text
 
 
