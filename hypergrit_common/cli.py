@@ -98,14 +98,27 @@ def sigterm_raises() -> Iterator[None]:
         yield
         return
     before: Any = signal.signal(signal.SIGTERM, _terminate)
+    hook, sys.unraisablehook = sys.unraisablehook, _send_again
     try:
         yield
     except TerminatedError:
         before = None  # at its end, Ray may send its driver another SIGTERM, which must not change the exit code
         raise
     finally:
+        sys.unraisablehook = hook
         if before is not None:
             signal.signal(signal.SIGTERM, before)
+
+
+def _send_again(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Send a signal again whose exception Python ignores, since it arrived in a callback, such as those of imports."""
+    if isinstance(unraisable.exc_value, TerminatedError):
+        signal.signal(signal.SIGTERM, _terminate)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    elif isinstance(unraisable.exc_value, KeyboardInterrupt):
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        sys.__unraisablehook__(unraisable)
 
 
 def _terminate(_: int, __: FrameType | None) -> None:

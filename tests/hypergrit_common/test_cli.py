@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import weakref
 
 import pytest
 
@@ -17,6 +18,7 @@ from hypergrit_common.cli import (
     notify,
     print_exception,
     sigterm_handler_kept,
+    sigterm_raises,
 )
 from hypergrit_common.errors import UserError
 
@@ -200,3 +202,22 @@ def test_colors_of_ray_need_a_terminal_and_no_no_color(color: str, is_terminal: 
     os.close(terminal)
     os.close(end)
     assert done.stdout.strip() == expected
+
+
+@pytest.mark.parametrize(("number", "error"), [(signal.SIGTERM, TerminatedError), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_in_a_callback_whose_exceptions_python_ignores_is_not_lost(
+    number: signal.Signals, error: type[BaseException]
+) -> None:
+    def wait() -> None:
+        with sigterm_raises():
+            watched = {1}  # a set can be referred to weakly
+            reference = weakref.ref(watched, lambda _: signal.raise_signal(number))
+            del watched
+            assert reference() is None
+            time.sleep(20)
+
+    hook, handler = sys.unraisablehook, signal.getsignal(signal.SIGTERM)
+    with pytest.raises(error):
+        wait()
+    assert sys.unraisablehook is hook
+    signal.signal(signal.SIGTERM, handler)

@@ -138,7 +138,8 @@ def log_summary(run: Run, last: str | None) -> None:
         f"resuming from {last}" if last else "starting at step 0",
     ]
     logger.info("%s: %s", run.config.model_name, ", ".join(parts))
-    if run.process.device.type == "cpu" and run.config.batch_size >= LARGE_BATCH:
+    is_large = run.config.batch_size >= LARGE_BATCH and not run.config.data.features  # heads are small
+    if run.process.device.type == "cpu" and is_large:
         logger.warning(
             "training %d pairs per step on a CPU: %s is an overlay for a first try on a small machine",
             run.config.batch_size,

@@ -97,6 +97,13 @@ def test_any_model_is_trained_on_features(world: World, tmp_path: Path, name: st
     assert load_model(tmp_path / "run", device="cpu").encode_text(["a dog"]).shape == (1, 16)
 
 
+def test_a_large_batch_of_features_needs_no_overlay_for_small_machines(
+    world: World, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert train.run(world.training(tmp_path / "run", "model_name=meru", "batch_size=256", "steps=3")) == 0
+    assert "small_machine.yaml" not in caplog.text
+
+
 def test_a_head_without_a_hidden_layer_is_the_projection_alone(world: World, tmp_path: Path) -> None:
     others = ("model_name=meru", "model.image.kwargs={depth: 0}", "model.text.kwargs={depth: 0}", "steps=3")
     assert train.run(world.training(tmp_path / "run", *others)) == 0
