@@ -60,16 +60,16 @@ def test_verify_names_what_may_have_the_row_and_takedown_removes_it_or_says_so(
     before: Path, after: Path, capsys: Printed, inject: Callable[[Path, Path], object], named: str, code: int
 ) -> None:
     inject(before, after)
-    assert verify(str(after), 1, is_requeued=False) == 1
+    assert verify(str(after), VerifyOptions(processes=1)) == 1
     assert f"{named}: " in capsys.readouterr().out
     assert run_takedown(after) == code
     assert (after / named).exists() == (code == 3 or named == "report.html")
-    assert verify(str(after), 1, is_requeued=False) == (1 if code else 0)
+    assert verify(str(after), VerifyOptions(processes=1)) == (1 if code else 0)
 
 
 def test_other_files_of_an_output_without_takedowns_are_nobodys_business(before: Path) -> None:
     (before / "README.md").write_text("ours")
-    assert verify(str(before), 1, is_requeued=False) == 0
+    assert verify(str(before), VerifyOptions(processes=1)) == 0
 
 
 def test_files_behind_a_link_to_the_output_itself_are_listed_once(after: Path) -> None:

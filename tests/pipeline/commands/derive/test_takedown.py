@@ -15,7 +15,7 @@ from hypergrit_common.processes import ProcessId, machine
 from hypergrit_common.tar import iter_members, reader_of
 from pipeline import load_config, make_provenance, plan_shards
 from pipeline.commands import rewrite, takedown
-from pipeline.commands.verify import verify
+from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.output.commit import Staging
 from pipeline.output.contents import list_contents
 from pipeline.output.manifest import plan_from_json
@@ -244,12 +244,12 @@ def test_a_killed_takedown_is_finished_by_the_same_command_and_stops_no_other(
         patch.setattr("pipeline.run.loop.compute_local", killed)
         with pytest.raises(Killed):
             run_takedown(output, path)
-    assert verify(str(output), 1, is_requeued=False) == (0 if moment == "report" else 1)
+    assert verify(str(output), VerifyOptions(processes=1)) == (0 if moment == "report" else 1)
     local = ("ray.runner=local", "ray.cpu_workers=1")
     assert rewrite.main([f"source={output}", f"output={tmp_path / 'new'}", *local]) == 0
-    assert verify(str(tmp_path / "new"), 1, is_requeued=False) == 0  # has none of the rows
+    assert verify(str(tmp_path / "new"), VerifyOptions(processes=1)) == 0  # has none of the rows
     assert run_takedown(output, write_list(tmp_path, "example.com")) == 0  # finishes the other list too
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
     gone = [row for row in rows_of(output) if row["reason"] == "taken_down"]
     kept = [row["key"] for row in rows_of(source) if row["url"] == entries_for(source)[0]]
     assert {*kept} <= {row["key"] for row in gone}
@@ -269,14 +269,14 @@ def test_a_takedown_is_permanent(tars: Path, finished: Path, tmp_path: Path) -> 
     assert run_job(tars, output) == 0
     assert not digests & {row["sha256"] for row in rows_of(output)}
     assert stats_of(output)["rows"]["dropped"]["download"]["taken_down"] == len(digests)
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
     local = ("ray.runner=local", "ray.cpu_workers=1")
     assert (
         rewrite.main([f"source={output}", f"source={finished}", f"output={tmp_path / 'both'}", "mixed=true", *local])
         == 0
     )
     assert not digests & {row["sha256"] for row in rows_of(tmp_path / "both")}  # though the second source has them
-    assert verify(str(tmp_path / "both"), 1, is_requeued=False) == 0
+    assert verify(str(tmp_path / "both"), VerifyOptions(processes=1)) == 0
 
 
 def test_verify_reports_listed_rows_wherever_they_are(
@@ -290,14 +290,14 @@ def test_verify_reports_listed_rows_wherever_they_are(
     assert run_takedown(source_copy := tmp_path / "other", write_list(tmp_path, *entries)) == 2  # no output
     assert not source_copy.exists()
     Store(str(output)).record_takedowns(parse_takedown(entries, "list"))
-    assert verify(str(output), 1, is_requeued=False) == 1
+    assert verify(str(output), VerifyOptions(processes=1)) == 1
     assert "was taken down, but is here" in capsys.readouterr().out
     (output / "_manifests/00000.json").unlink()
-    assert verify(str(output), 1, is_requeued=False) == 1
+    assert verify(str(output), VerifyOptions(processes=1)) == 1
     text = capsys.readouterr().out
     assert "was taken down, but is here; run hypergrit takedown again" in text
     assert run_takedown(output, write_list(tmp_path, entries[0])) == 0
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0
     assert not list(output.rglob("00000.tar"))
 
 
@@ -419,7 +419,7 @@ def test_a_damaged_shard_fails_alone_and_stays_as_it_is(source: Path, tmp_path: 
         row["key"] for row in rows_of(source) if row["sha256"] == entries[1]
     ]
     assert not (output / "report.html").exists()  # it would show the rows that are left
-    assert verify(str(output), 1, is_requeued=True) == 1
+    assert verify(str(output), VerifyOptions(processes=1, requeue=True)) == 1
     assert run_takedown(output, write_list(tmp_path, *entries)) == 0
     assert not list(output.rglob("00000.tar"))
-    assert verify(str(output), 1, is_requeued=False) == 0
+    assert verify(str(output), VerifyOptions(processes=1)) == 0

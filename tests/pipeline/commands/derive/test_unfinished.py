@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from pipeline.commands import rewrite
-from pipeline.commands.verify import verify
+from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.explore.compare import read_contents, rows
 from pipeline.output.manifest import write_failed
 from pipeline.output.store import Store
@@ -56,7 +56,7 @@ def test_rows_of_unfinished_shards_are_left_out_only_when_asked_for(
     record = json.loads((tmp_path / "new" / "_command.json").read_bytes())
     assert record["left_out"] == [{"output": str(source), "shards": [1, 3], "rows": 16}]
     capsys.readouterr()
-    assert verify(str(tmp_path / "new"), 1, False) == 0
+    assert verify(str(tmp_path / "new"), VerifyOptions(processes=1)) == 0
     text = "2 more are not finished" if not arguments else f"2 shards (16 rows) of {source} are left out"
     assert text in capsys.readouterr().out
 
