@@ -25,7 +25,7 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_710),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(34, 4_280),
+    "hypergrit_common": Size(34, 4_300),
     "pipeline": Size(150, 32_770, 10),
     "trainer": Size(200, 27_270, 20),
     "demo": Size(43, 6_480),
