@@ -38,6 +38,7 @@ def join_group(rank: int) -> Any:
 
 def four_steps(rank: int, config: TrainConfig, folder: str) -> None:
     """Do four steps, as the loop does on a GPU, and write the collectives of the last two: name -> dtype of each call."""
+    torch._dynamo.config.optimize_ddp = True  # whatever tests before it have built
     with join_group(rank) as process:
         run = build(config, process)
         copies, queue = BatchCopies(run.loader, run.process.device), deque[PendingStep]()
