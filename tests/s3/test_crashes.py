@@ -18,7 +18,10 @@ def test_a_fault_at_a_call_leaves_no_committed_object_that_differs_from_its_mani
     assert run_crashes(f"s3://crashes/{kind}", kind, tmp_path, stride, offset) >= 2
 
 
-@pytest.mark.parametrize("kind", ["full", "kill", "kill_after", "lost", "truncated"])
+OFTEN, RARER = ("full", "kill", "lost"), ("kill_after", "truncated")
+
+
+@pytest.mark.parametrize("kind", [*OFTEN, *(pytest.param(kind, marks=pytest.mark.rest) for kind in RARER)])
 def test_a_fault_at_a_call_of_a_replacement_leaves_the_old_shard_or_the_new_one(
     server: str, tmp_path: Path, kind: str
 ) -> None:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
     ("number", "reaches_all", "launcher"),
     [
         (signal.SIGKILL, False, ()),
-        (signal.SIGTERM, True, ()),
+        pytest.param(signal.SIGTERM, True, (), marks=pytest.mark.rest),
         pytest.param(signal.SIGKILL, False, ("trainer.torchrun", "--standalone", "-m"), marks=pytest.mark.rest),
     ],
 )

@@ -31,7 +31,7 @@ def keys_of(folder: Path, name: str, step: int) -> list[str]:
     return [key for part in parts for key in json.loads(part.read_text())]
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+@pytest.mark.parametrize(("before", "after"), [(2, 1), pytest.param(1, 2, marks=pytest.mark.rest)])
 def test_a_run_resumes_with_another_number_of_processes_and_the_same_samples(
     tmp_path: Path, recorded: Path, free_port: int, before: int, after: int
 ) -> None:

@@ -63,6 +63,7 @@ def test_a_step_with_another_identity_starts_from_nothing(tmp_path: Path) -> Non
     assert [path.name for path in (tmp_path / "first").iterdir()] == ["by-1"]
 
 
+@pytest.mark.rest
 def test_the_output_of_an_interrupted_step_is_kept_for_its_own_resuming(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         run(tmp_path, step(tmp_path, "first", WRITE + "; sys.exit(1)"))

@@ -43,7 +43,7 @@ def dropped(manifest: dict) -> dict:  # type: ignore[type-arg]
         ("panic", "RustPanic: index out of bounds"),
         ("memory", "MemoryError"),
         ("segfault", "ProcessDiedError: killed by SIGSEGV"),
-        ("kill", "ProcessDiedError: killed by SIGKILL"),
+        pytest.param("kill", "ProcessDiedError: killed by SIGKILL", marks=pytest.mark.rest),
         pytest.param("hang", "StepTimeoutError: no result within 6 s", marks=pytest.mark.rest),
     ],
 )

@@ -276,7 +276,9 @@ def test_points_beyond_a_limit_are_not_read(shards: Path) -> None:
     assert run("syntax_edges", "syntax_meru", shards, TaskOptions(max_examples=5)).n_used == 5
 
 
-@pytest.mark.parametrize("model", ["meru", "phyclip", "poinclip"])
+@pytest.mark.parametrize(
+    "model", ["meru", *(pytest.param(name, marks=pytest.mark.rest) for name in ("phyclip", "poinclip"))]
+)
 def test_words_are_compared_by_factor(model: str, tmp_path: Path) -> None:
     result = run("words", model, tmp_path)
     assert {name.split("/")[0] for name in result.metrics} == {"mammals", "vehicles"}
