@@ -81,6 +81,7 @@ def build(config: TrainConfig, process: Process) -> Run:
     precision = precision_of(config, process.device)
     with prefixed("evaluation."):
         evaluation = Evaluation(config.evaluation, config.data.n_workers)
+    tokenizer = build_tokenizer(config)
     seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
     check_batch_norms(config, model)
@@ -94,7 +95,6 @@ def build(config: TrainConfig, process: Process) -> Run:
             raise UserError(f"bf16_parameters=true needs precision=bf16, but the precision of this run is {precision}")
         keep_residuals_in_bf16(model)
     check_memory(config, model, process, torch.autocast(process.device.type, dtype, enabled=precision != "fp32"))
-    tokenizer = build_tokenizer(config)
     multiple = config.data.text_multiple or (TEXT_MULTIPLE if process.device.type == "cuda" else 1)
     loader = Loader(
         dataclasses.replace(config.data, text_multiple=multiple),
