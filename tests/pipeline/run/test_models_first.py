@@ -18,6 +18,7 @@ from tests.pipeline.jobs import hash_output, run_job
         ("scorer=someone/clip", ("scorer=someone/clip", "hypergrit models fetch")),
         ("scorer=/no/such/folder", ("/no/such/folder", "no such file or folder")),
         ("parse.model=xx_none", ("parse.model", "pip install xx_none")),
+        ("parse.model=/no/such/folder", ("parse.model", "check the path of the folder")),
         ("ground.vocabulary=/no/vocab.txt", ("ground.vocabulary=/no/vocab.txt",)),
     ],
 )
