@@ -182,6 +182,7 @@ async def serve_bad_web() -> None:
 if __name__ == "__main__":
     if sys.argv[1:]:
         asyncio.run(serve_jpegs(*sys.argv[1:]))
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
-    asyncio.run(serve_bad_web())
+    else:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(max(soft, 4096), hard), hard))
+        asyncio.run(serve_bad_web())

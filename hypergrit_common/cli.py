@@ -9,7 +9,6 @@ import select
 import signal
 import sys
 import threading
-import traceback
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -179,7 +178,7 @@ class JsonFormatter(logging.Formatter):
         shown = text_without_queries(record.getMessage())
         values: dict[str, Any] = {"time": at, "level": record.levelname, "message": shown}
         if record.exc_info:
-            values["traceback"] = self.formatException(record.exc_info)
+            values["traceback"] = text_without_queries(self.formatException(record.exc_info))
         if (progress := getattr(record, "progress", None)) is not None:
             values["progress"] = progress
         return json.dumps(values, ensure_ascii=True)
@@ -231,5 +230,4 @@ def print_exception(kind: type[BaseException], error: BaseException, trace: Trac
     if logs_json():
         logging.getLogger("hypergrit").critical("%s: %s", kind.__name__, error, exc_info=(kind, error, trace))
         return
-    text = "".join(traceback.format_exception(kind, error, trace)).rstrip()
-    print(message_lines(text_without_queries(text)), file=sys.stderr)
+    print(MessageFormatter().formatException((kind, error, trace)), file=sys.stderr)

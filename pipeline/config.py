@@ -6,7 +6,8 @@ import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from typing import Any, ClassVar, Final, Literal
 
 from hypergrit_common.config import (
@@ -125,9 +126,9 @@ KEYS: Final = Keys(
 """Key names of the pipeline."""
 
 NOT_RECORDED: Final = (
-    "overwrite", "max_internal_errors", "dry_run", "retry", "quiet", "report", "log", "ray"
+    "overwrite", "max_internal_errors", "dry_run", "retry", "quiet", "report", "log", "ray", "read.takedown"
 )  # fmt: skip
-"""Runtime settings that say nothing about the content of a shard, so that manifests do not record them."""
+"""Runtime settings that say nothing about the content of a shard, or name a place of one machine: manifests do not record them."""
 
 MAX_STEP_S: Final = 2_000_000
 """Longest time limit of a step, 23 days: a process can wait for at most 2**31 ms."""
@@ -313,8 +314,10 @@ def content_hash(config: PipelineConfig) -> str:
 def runtime_settings(config: PipelineConfig) -> dict[str, Any]:
     """The `runtime` settings of the stages, which manifests record, without those of NOT_RECORDED."""
     _, settings = split_runtime(config)
-    del settings["read"]["takedown"]  # a path of one machine, or a signed URL
-    return {group: values for group, values in settings.items() if group not in NOT_RECORDED}
+    for key in NOT_RECORDED:
+        *groups, name = key.split(".")
+        reduce(getitem, groups, settings).pop(name, None)
+    return settings
 
 
 def with_formats(config: PipelineConfig, formats: Sequence[str]) -> PipelineConfig:

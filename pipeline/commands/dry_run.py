@@ -576,6 +576,7 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
         sums = [float(values[draw].sum()) for draw in draws]
         return interval(float(values.sum()), sums, correction) * scale
 
+    kinds_of_files = [name.removeprefix("bytes ") for name in rows if name.startswith("bytes ")]
     n_kept = int(np.sum(rows["status"] == KEPT))
     low, high = (n_kept / n + correction * (bound - n_kept / n) for bound in wilson(n_kept, n))
     clocks = [times(samples, rows, job, draw, shards) for draw, shards in zip(draws, of_shards, strict=True)]
@@ -590,9 +591,7 @@ def predict(samples: Sequence[Measured], job: Job) -> Prediction:
     return Prediction(
         n_sampled=n,
         kept=Estimate(n_kept / n, low, high) * job.n_rows,
-        n_bytes={
-            kind: n_bytes(kind) for name in rows for mark, _, kind in [name.partition("bytes ")] if kind and not mark
-        },
+        n_bytes={kind: n_bytes(kind) for kind in kinds_of_files},
         hours=spent(hours),
         model_hours=spent(lambda clock: sum(clock.stages.get(name, 0.0) for name in job.steps["infer"]) / 3600),
         requests=total(rows["requests"]),

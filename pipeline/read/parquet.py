@@ -92,6 +92,7 @@ class Stream:
         self.starts = np.cumsum([0, *sizes])
         self.names = self._columns()
         self.waiting: tuple[int, pa.RecordBatch] | None = None
+        # that of the first row; the last one for a row that the file does not have
         self.group = max(
             0, min(int(np.searchsorted(self.starts, piece.first_row, side="right")), len(self.starts) - 1) - 1
         )

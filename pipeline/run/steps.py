@@ -290,8 +290,10 @@ class Steps:
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
         """Write the files of a shard to the output."""
-        write, runtime = self.config.write, runtime_settings(self.config)
-        return write_shard(table, plan, write, self.store, self.provenance, runtime, None, self.lease, self.replaces)
+        config, runtime = self.config, runtime_settings(self.config)
+        return write_shard(
+            table, plan, config.write, self.store, self.provenance, runtime, lease=self.lease, replaces=self.replaces
+        )
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""

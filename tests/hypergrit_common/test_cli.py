@@ -71,6 +71,8 @@ def test_no_message_has_the_query_of_a_url(capsys: pytest.CaptureFixture[str]) -
     notify(f"input {url} is damaged")
     printed += capsys.readouterr().err + MessageFormatter("%(message)s").format(record)
     assert printed.count("h.test/") == 10
+    printed += JsonFormatter().format(record)
+    assert printed.count("h.test/") == 12
     assert "SECRET" not in printed
 
 

@@ -157,6 +157,6 @@ def figures_of(scores: dict[str, PairScores]) -> list[Figure]:
             kind: -torch.rad2deg(values.double()).cpu().numpy()
             for kind, values in (("true pairs", pairs.true), ("mismatched pairs", pairs.mismatched))
         }
-        title = f"margins_{name.replace(' > ', '_')}", f"Margins of entailment, {name}"
-        figures.append(Figure(*title, draw_histograms, groups, f"{name}: {label}"))
+        short, title = name.replace(" > ", "_"), f"Margins of entailment, {name}"
+        figures.append(Figure(f"margins_{short}", title, draw_histograms, groups, f"{name}: {label}"))
     return figures

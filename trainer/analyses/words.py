@@ -161,9 +161,9 @@ def overview(norms: Tensor, rows: Mapping[str, list[int]], outside: Mapping[str,
     if norms.shape[1] > 1:
         shifts = torch.stack([separation(norms[part], norms[outside[name]]) for name, part in rows.items()])
         order = shifts.argmax(0).mul(1000).sub(shifts.amax(0)).argsort()  # by the set that a factor reacts to
-        heat = draw_heat, shifts[:, order].numpy(), list(rows), [str(factor) for factor in order.tolist()]
-        label = "distance against other words, standard deviations"
-        figures.append(Figure("factors", "Factors and the words that they react to", *heat, label))
+        title, label = "Factors and the words that they react to", "distance against other words, standard deviations"
+        factors = [str(factor) for factor in order.tolist()]
+        figures.append(Figure("factors", title, draw_heat, shifts[:, order].numpy(), list(rows), factors, label))
     return figures
 
 

@@ -78,7 +78,7 @@ def judge(row: FoundRow, known: Sequence[KnownObject], min_clip_score: float = 0
         is_right = best is not None and best_iou >= MIN_IOU
         if is_right and best is not None:
             left.remove(best)
-        elif any((overlap(box.corners, crowd) >= MIN_IOU * area(box.corners) > 0) for crowd in crowds):
+        elif any(overlap(box.corners, crowd) >= MIN_IOU * area(box.corners) > 0 for crowd in crowds):
             continue
         found.append(Judged(score=box.score, clip_score=box.clip_score, is_right=is_right))
     return found

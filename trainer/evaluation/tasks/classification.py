@@ -67,8 +67,7 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
     micro = (predicted == target).double().mean().item()
     figures = []
     if len(names) <= MAX_CLASSES_DRAWN:
-        confused = plots.draw_confusion, table.tolist(), names
-        figures.append(Figure(f"{key}_confusion", f"Confusion of {key}", *confused))
+        figures.append(Figure(f"{key}_confusion", f"Confusion of {key}", plots.draw_confusion, table.tolist(), names))
     limit = {"limit": f"{len(keep)} of {len(data.images)} images"} if len(keep) < len(data.images) else {}
     return TaskResult(
         metrics={"accuracy": macro_accuracy(predicted, target, len(names)), "accuracy_micro": micro},

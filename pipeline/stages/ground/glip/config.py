@@ -205,7 +205,7 @@ CONFIGS = MappingProxyType(
 
 
 def from_dict(values: dict[str, Any]) -> GlipConfig:
-    """Build a configuration from the values of `to_dict`.
+    """Build a configuration from the values of `dataclasses.asdict`.
 
     Raises ValueError naming the first key that is unknown or has a value of the wrong type.
     """
