@@ -33,6 +33,7 @@ from pipeline.output.ledger import check_finished, check_provenance, read_batche
 from pipeline.output.manifest import manifest_hash
 from pipeline.output.source import read_config
 from pipeline.output.store import Store
+from pipeline.output.takedowns import check_obeyed
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
@@ -64,7 +65,10 @@ class Meta(TypedDict):
 
 
 def open_output(output: str) -> tuple[Store, list[Manifest]]:
-    """Return an output and the manifests of its finished shards. Raises UserError if it has none, or no arrow/ files."""
+    """Return an output and the manifests of its finished shards.
+
+    Raises UserError if it has none, if one has no arrow/ file, and if a takedown did not end.
+    """
     store = Store(output)
     manifests = read_manifests(store)
     check_finished(store, manifests)
@@ -75,6 +79,7 @@ def open_output(output: str) -> tuple[Store, list[Manifest]]:
             f"shard {lacking} of {output} has no arrow/ file, which holds all rows; run the job with "
             "write.formats=[arrow,grit]"
         )
+    check_obeyed(store, manifests)
     return store, manifests
 
 

@@ -72,6 +72,16 @@ def find_rows(store: Store, manifest: Manifest, entries: TakedownList) -> FoundR
         raise unreadable(store, manifest["shard"], error) from error
 
 
+def check_obeyed(store: Store, manifests: Sequence[Manifest]) -> None:
+    """Raise UserError if a shard still has rows that were taken down: their takedown did not end."""
+    for manifest in manifests:
+        if find_rows(store, manifest, store.takedowns):
+            raise UserError(
+                f"shard {manifest['shard']} of {store.root} still has rows that were taken down; run hypergrit takedown "
+                "again, which was interrupted"
+            )
+
+
 def read_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions of reading a damaged file."""
     return store_errors(TarError, pa.ArrowException, ValueError, LookupError, UserError)

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from hypergrit_common.errors import UserError
 from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_manifests
 from pipeline.output.store import Store
+from pipeline.output.takedowns import check_obeyed
 from pipeline.stages.score.filters import clip_score
 from schemas.manifest import Manifest
 
@@ -56,7 +57,7 @@ def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tupl
 
     Rows that a model stage dropped are included, some without boxes; `keys` selects rows.
 
-    Raises UserError if the output has no finished shard or no arrow/ files.
+    Raises UserError if the output has no finished shard or no arrow/ files, or if a takedown of it did not end.
     """
     store = Store(output)
     manifests = read_manifests(store)
@@ -65,6 +66,7 @@ def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tupl
         raise UserError(
             f"{output} has no arrow/ files, which hold the scores; run the job with write.formats=[arrow,...]"
         )
+    check_obeyed(store, manifests)
     wanted = None if keys is None else pa.array(sorted(keys), pa.string())
     for manifest in manifests:
         for batch in read_batches(store, manifest, COLUMNS):

@@ -3,6 +3,7 @@
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
@@ -103,6 +104,25 @@ def test_a_report_beside_an_interrupted_takedown_shows_none_of_its_rows(before: 
     assert len(pick_pictures(store, manifests, ReportConfig())) == 2
     store.record_takedowns(read_takedown(str(before.parent / "list.txt")))
     assert [picture.row["url"] for picture in pick_pictures(store, manifests, ReportConfig())] == ["http://x/1"]
+
+
+@pytest.mark.parametrize(
+    ("verb", "settings"),
+    [(explore, ["static={page}", "images=1"]), (explore, ["row=0"]), (quality, ["page={page}", "form={page}.csv"])],
+)
+def test_no_page_shows_rows_of_an_interrupted_takedown(
+    before: Path, capsys: Printed, verb: ModuleType, settings: list[str]
+) -> None:
+    def show(name: str) -> int:
+        page = before.parent / name
+        return int(verb.main([str(before), *(setting.format(page=page) for setting in settings)]))
+
+    assert show("first") == 0
+    Store(str(before)).record_takedowns(read_takedown(str(before.parent / "list.txt")))
+    assert show("second") == 2
+    assert "still has rows that were taken down; run hypergrit takedown again" in capsys.readouterr().err
+    assert run_takedown(before) == 0
+    assert show("third") == 0
 
 
 def test_other_files_of_an_output_without_takedowns_are_nobodys_business(before: Path) -> None:
