@@ -73,12 +73,16 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+# Four processes on two cores: tests wait for other processes half of the time. Each needs up to 2.5 GB.
+TEST_PROCESSES ?= 4
+PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+
 # The checks of every change. Exhaustive variants and long journeys have the marker `rest`.
 test: lint
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not rest"
+	$(PYTEST) -m "not rest"
 
 test-rest: install
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m rest
+	$(PYTEST) -m rest
 
 test-all: test test-rest
 

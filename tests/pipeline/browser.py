@@ -17,11 +17,32 @@ needs_browser = pytest.mark.skipif(
 )
 
 
+PATIENCE_MS = 240_000
+"""A page of a busy machine may need minutes; pytest ends a test that hangs."""
+
+
+class PatientBrowser:
+    """A browser whose pages wait for PATIENCE_MS."""
+
+    def __init__(self, browser: Any) -> None:
+        self.browser = browser
+
+    def new_context(self, **options: Any) -> Any:
+        context = self.browser.new_context(**options)
+        context.set_default_timeout(PATIENCE_MS)
+        return context
+
+    def new_page(self, **options: Any) -> Any:
+        page = self.browser.new_page(**options)
+        page.set_default_timeout(PATIENCE_MS)
+        return page
+
+
 @contextmanager
 def started_browser() -> Iterator[Any]:
     """A running Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as p:
         browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=120_000)
-        yield browser
+        yield PatientBrowser(browser)
         browser.close()

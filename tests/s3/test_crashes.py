@@ -8,8 +8,10 @@ import pytest
 from tests.pipeline.output.write.crash_runs import run_crashes
 from tests.pipeline.output.write.crashes import REMOTE
 
+KINDS = ("kill", "lost", *(pytest.param(kind, marks=pytest.mark.rest) for kind in ("full", "kill_after", "truncated")))
 
-@pytest.mark.parametrize("kind", ["full", "kill", "kill_after", "lost", "truncated"])
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_at_a_call_leaves_no_committed_object_that_differs_from_its_manifest(
     server: str, tmp_path: Path, kind: str
 ) -> None:
@@ -18,10 +20,7 @@ def test_a_fault_at_a_call_leaves_no_committed_object_that_differs_from_its_mani
     assert run_crashes(f"s3://crashes/{kind}", kind, tmp_path, stride, offset) >= 2
 
 
-OFTEN, RARER = ("full", "kill", "lost"), ("kill_after", "truncated")
-
-
-@pytest.mark.parametrize("kind", [*OFTEN, *(pytest.param(kind, marks=pytest.mark.rest) for kind in RARER)])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_fault_at_a_call_of_a_replacement_leaves_the_old_shard_or_the_new_one(
     server: str, tmp_path: Path, kind: str
 ) -> None:

@@ -171,7 +171,11 @@ ROWS = [
 
 @pytest.mark.parametrize(
     ("keep_all", "rule", "settings", "with_rows"),
-    [(False, "area", HIGHER, False), (True, "released", LOWER, False), (False, "area", ROWS, True)],
+    [
+        (False, "area", HIGHER, False),
+        pytest.param(True, "released", LOWER, False, marks=pytest.mark.rest),
+        pytest.param(False, "area", ROWS, True, marks=pytest.mark.rest),
+    ],
 )
 def test_slider_keeps_what_refilter_keeps(
     browser: Any, start: Callable[..., Server], parse: Parse, tmp_path: Path,

@@ -35,20 +35,28 @@ def dropped(manifest: dict) -> dict:  # type: ignore[type-arg]
     return manifest["counts"]["dropped"]  # type: ignore[no-any-return]
 
 
-@pytest.mark.parametrize("stage", ["download", "parse", "ground", "write"])
-@pytest.mark.parametrize(
-    ("kind", "detail"),
-    [
-        ("raise", "ZeroDivisionError: a \\x1b[31mbad\\nrow"),
-        ("panic", "RustPanic: index out of bounds"),
-        ("memory", "MemoryError"),
-        ("segfault", "ProcessDiedError: killed by SIGSEGV"),
-        pytest.param("kill", "ProcessDiedError: killed by SIGKILL", marks=pytest.mark.rest),
-        pytest.param("hang", "StepTimeoutError: no result within 6 s", marks=pytest.mark.rest),
-    ],
-)
+DETAILS = {
+    "raise": "ZeroDivisionError: a \\x1b[31mbad\\nrow",
+    "panic": "RustPanic: index out of bounds",
+    "memory": "MemoryError",
+    "segfault": "ProcessDiedError: killed by SIGSEGV",
+    "kill": "ProcessDiedError: killed by SIGKILL",
+    "hang": "StepTimeoutError: no result within 6 s",
+}
+KILLING = ("segfault", "kill", "hang")
+"""Each costs a process, so that the quick tests have one stage with one of them."""
+BAD_ROWS = [
+    pytest.param(
+        stage, kind, marks=pytest.mark.rest if kind in KILLING and (stage, kind) != ("ground", "segfault") else ()
+    )
+    for kind in DETAILS
+    for stage in ("download", "parse", "ground", "write")
+]
+
+
+@pytest.mark.parametrize(("stage", "kind"), BAD_ROWS)
 def test_a_bad_row_is_dropped_by_name_and_its_neighbours_are_kept(
-    tars: Path, tmp_path: Path, stage: str, kind: str, detail: str
+    tars: Path, tmp_path: Path, stage: str, kind: str
 ) -> None:
     config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=6" if kind == "hang" else "ray.retries=0")
     results = list(compute_local(plans, config.ray, Recipe(light_steps(config, Poison(stage, 5, kind)), config)))
@@ -56,10 +64,13 @@ def test_a_bad_row_is_dropped_by_name_and_its_neighbours_are_kept(
     assert [result.manifest["counts"]["kept"] for result in done] == [4, 3, 2]
     assert dropped(done[1].manifest) == {stage: {"internal_error": 1}}
     (fault,) = done[1].faults
-    assert (fault.key, fault.stage, fault.detail) == ("000000000005", stage, detail)
+    assert (fault.key, fault.stage, fault.detail) == ("000000000005", stage, DETAILS[kind])
 
 
-@pytest.mark.parametrize(("kind", "detail"), [("segfault", "killed by SIGSEGV"), ("hang", "no result within 6 s")])
+@pytest.mark.parametrize(
+    ("kind", "detail"),
+    [("segfault", "killed by SIGSEGV"), pytest.param("hang", "no result within 6 s", marks=pytest.mark.rest)],
+)
 def test_a_row_that_ends_the_process_while_it_is_read_is_dropped_alone(
     tars: Path, tmp_path: Path, kind: str, detail: str
 ) -> None:
@@ -132,7 +143,13 @@ def test_too_many_failed_shards_stop_the_job(tars: Path, tmp_path: Path) -> None
         run(tars, tmp_path / "out", *poisons, failed=1)
 
 
-@pytest.mark.parametrize("kinds", [("raise", "raise"), ("kill", "kill"), ("raise", "kill")])
+@pytest.mark.parametrize(
+    "kinds",
+    [
+        ("raise", "raise"),
+        *(pytest.param(kinds, marks=pytest.mark.rest) for kinds in (("kill", "kill"), ("raise", "kill"))),
+    ],
+)
 def test_too_many_internal_errors_stop_the_job_with_the_first(
     tars: Path, tmp_path: Path, kinds: tuple[str, str]
 ) -> None:
