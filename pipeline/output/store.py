@@ -191,6 +191,10 @@ class Store:
     @cached_property
     def takedowns(self) -> TakedownList:
         """What was taken down from this output and its sources; read once. Raises UserError if its record is damaged."""
+        return self.read_takedowns()
+
+    def read_takedowns(self) -> TakedownList:
+        """Return what was taken down until now. Raises UserError like `takedowns`."""
         content = self.read(TAKEDOWNS_FILE)
         try:
             return TakedownList() if content is None else TakedownList.from_json(json.loads(content))

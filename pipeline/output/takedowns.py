@@ -82,6 +82,14 @@ def check_obeyed(store: Store, manifests: Sequence[Manifest]) -> None:
             )
 
 
+def is_obeyed(store: Store, manifest: Manifest) -> bool:
+    """Return whether a shard can be read and has no row that was taken down from its output."""
+    try:
+        return not find_rows(store, manifest, store.takedowns)
+    except UserError:
+        return False
+
+
 def read_errors() -> tuple[type[Exception], ...]:
     """Return the exceptions of reading a damaged file."""
     return store_errors(TarError, pa.ArrowException, ValueError, LookupError, UserError)

@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -21,6 +21,7 @@ from pipeline.output.lock import Lease
 from pipeline.output.manifest import is_same, read_manifest
 from pipeline.output.record import write_command, write_record
 from pipeline.output.store import Store, settle_layout
+from pipeline.output.takedowns import is_obeyed
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.summary import report
@@ -52,7 +53,7 @@ Prepare = Callable[[Store, Lease], object]
 def write_output(
     make_table: MakeTable,
     plan: Plan,
-    sources: Iterable[Store],
+    sources: Sequence[Store],
     config: PipelineConfig,
     left_out: Sequence[LeftOut] = (),
     record: JobRecord | None = None,
@@ -65,15 +66,14 @@ def write_output(
     meanwhile.
 
     Raises UserError if the output holds other shards and `overwrite` is not set, if it is a source or in the
-    folder of one, or if it cannot be written.
+    folder of one, if it cannot be written, or if rows were taken down from a source meanwhile.
     """
     store = Store(config.output)
     check_apart(store, sources)
     check_writable(store)
     with open_output(store) as lease:
         store.remove_drafts()
-        for source in sources:
-            store.record_takedowns(source.takedowns)
+        inherit_takedowns(store, sources, config)
         shards = plan(store, lease)
         finished, others = finished_shards(store, shards)
         check_overwrite(store, config, len(others))
@@ -96,8 +96,20 @@ def write_output(
             run.finish(Recipe.calling(partial(commit, make_table, config, lease.token), "written"), tasks)
         lease.check()
         store.remove_drafts()
+        if inherit_takedowns(store, sources, config):
+            raise UserError(
+                "rows were taken down from a source while it was copied; run the same command again with overwrite=true"
+            )
         report(config, store, [shard.plan.index for shard in shards])
     return len(run.failed)
+
+
+def inherit_takedowns(store: Store, sources: Sequence[Store], config: PipelineConfig) -> bool:
+    """Record in an output what was taken down from its sources until now; return whether some of it is new."""
+    before = store.takedowns
+    for entries in (source.read_takedowns() for source in sources):
+        store.record_takedowns(entries.without_queries() if config.write.strip_url_queries else entries)
+    return store.takedowns != before
 
 
 def check_overwrite(store: Store, config: PipelineConfig, n_others: int) -> None:
@@ -112,7 +124,8 @@ def check_overwrite(store: Store, config: PipelineConfig, n_others: int) -> None
 def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int], set[int]]:
     """Return the indices of the finished shards of an output that are among `shards`, and those of other shards.
 
-    A shard of which a file is missing or has another size is neither; its manifest is removed.
+    A shard of which a file is missing or has another size, or which has rows that were taken down since, is neither; its
+    manifest is removed.
     """
     listing = list_output(store)
     wanted = {shard.plan.index: shard for shard in shards}
@@ -125,7 +138,8 @@ def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int],
         if manifest.get("origin") != shard.origin:
             return others
         sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
-        return finished if all(listing.size(name) == size for name, size in sizes.items()) else damaged
+        is_whole = all(listing.size(name) == size for name, size in sizes.items())
+        return finished if is_whole and is_obeyed(store, manifest) else damaged
 
     indices = listing.committed()
     for index, found in zip(indices, map_concurrently(judge, indices), strict=True):

@@ -125,7 +125,7 @@ VERBS: dict[str, Callable[[str, Path], int]] = {
     "quality": lambda out, new: quality.main([out, f"page={new}.html", f"form={new}.csv"]),
 }
 NEEDED = {
-    "_takedowns.json": {"rewrite", "takedown", "verify", "report", "export"},
+    "_takedowns.json": {"rewrite", "takedown", "verify", "report", "export", "row", "static", "quality"},
     "_summaries/00001.json.zst": {"verify"},
 }
 """Verbs that end with an error if a file cannot be read; all others do for other files, in most cases."""

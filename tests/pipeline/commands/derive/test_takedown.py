@@ -24,6 +24,7 @@ from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.takedown import parse_takedown, refuse
 from pipeline.report.cards import DroppedPicture, Thumbnail, write_dropped
+from pipeline.run.loop import Run
 from pipeline.run.steps import Steps
 from pipeline.summary.totals import decompressed
 from schemas.files import FILES, JOURNAL_FOLDER
@@ -277,6 +278,44 @@ def test_a_takedown_is_permanent(tars: Path, finished: Path, tmp_path: Path) -> 
     )
     assert not digests & {row["sha256"] for row in rows_of(tmp_path / "both")}  # though the second source has them
     assert verify(str(tmp_path / "both"), VerifyOptions(processes=1)) == 0
+
+
+def run_rewrite(source: Path, output: Path, *arguments: str) -> int:
+    return rewrite.main([f"source={source}", f"output={output}", "ray.runner=local", "ray.cpu_workers=1", *arguments])
+
+
+def test_a_rewrite_obeys_a_takedown_of_its_source_that_ends_before_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, new, entries = tmp_path / "out", tmp_path / "new", entries_for(source)
+    shutil.copytree(source, output)
+
+    def last(run: Run, *arguments: Any) -> None:
+        finish(run, *arguments)
+        assert run_takedown(output, write_list(tmp_path, *entries)) == 0
+
+    finish = Run.finish
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "finish", last)
+        assert run_rewrite(output, new) == 2
+    assert "run the same command again with overwrite=true" in capsys.readouterr().err
+    assert not (new / "report.html").exists()
+    assert run_rewrite(output, new, "overwrite=true") == 0
+    assert not {*entries} & {value for row in rows_of(new) for value in (row["url"], row["sha256"])}
+    assert verify(str(new), VerifyOptions(processes=1)) == 0
+
+
+def test_a_finished_shard_with_rows_taken_down_since_is_made_again(source: Path, tmp_path: Path) -> None:
+    output, new, entries = tmp_path / "out", tmp_path / "new", entries_for(source)
+    shutil.copytree(source, output)
+    assert run_rewrite(output, new) == 0
+    Store(str(output)).record_takedowns(parse_takedown(entries[:1], "list"))  # a takedown that was killed
+    untouched = {path.name: path.stat().st_mtime_ns for path in (new / "arrow").iterdir()}
+    assert run_rewrite(output, new) == 0
+    assert entries[0] not in {row["url"] for row in rows_of(new)}
+    changed = [path.name for path in (new / "arrow").iterdir() if path.stat().st_mtime_ns != untouched[path.name]]
+    assert changed == ["00000.arrow"]
+    assert verify(str(new), VerifyOptions(processes=1)) == 0
 
 
 def test_verify_reports_listed_rows_wherever_they_are(
