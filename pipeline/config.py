@@ -21,6 +21,7 @@ from hypergrit_common.config import (
     merge,
     read_layers,
     runtime,
+    runtime_keys,
     saved_layers,
     split_runtime,
 )
@@ -251,6 +252,10 @@ def load_stages(names: Sequence[str]) -> tuple[type[Stage], ...]:
     for stage in further:
         if stage.name in taken:
             raise UserError(f"stages: a key of the job is called {stage.name!r}; give {stage.__name__} another name")
+        if keys := runtime_keys(stage.Config):  # which a verb that does not load the class could not know
+            raise UserError(
+                f"{stage.name}.{min(keys)} is marked as runtime; every setting of a stage of your own counts as content"
+            )
     return further
 
 

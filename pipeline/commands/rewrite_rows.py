@@ -241,10 +241,11 @@ def refilter_table(table: pa.Table, part: Part) -> pa.Table:
     """Return the SCORED table that the job would have made with the thresholds of a part, from that of its shard.
 
     Rows that a stage before `score` dropped are returned as they are. Raises UserError for a box or a row whose cosine
-    was never computed.
+    was never computed, and for a row that comes back without a stage of the user's own having seen it.
     """
+    late = late_stages(part.provenance)
     was_scored = pc.or_(
-        pc.is_in(table["stage"], pa.array([None, "write"], pa.string())),
+        pc.is_in(table["stage"], pa.array([None, *late], pa.string())),
         pc.and_(
             pc.equal(pc.fill_null(table["stage"], ""), "score"),
             pc.not_equal(pc.fill_null(table["reason"], ""), INTERNAL_ERROR),
@@ -261,12 +262,32 @@ def refilter_table(table: pa.Table, part: Part) -> pa.Table:
     assert part.thresholds is not None
     grounded = conform(table.select(GROUNDED.names), GROUNDED)
     scored = score_table(grounded, part.thresholds, cosines, part.keep_all, part.keeps_pairs)
-    return with_failures_of_write(scored, before)
+    unseen = pc.and_(pc.equal(pc.fill_null(before["stage"], ""), "score"), pc.equal(scored["status"], KEPT))
+    if len(late) > 1 and pc.any(unseen).as_py():
+        raise UserError(
+            f"row {before['key'].filter(unseen)[0]}: the stages {', '.join(late[1:])} after score have not seen it, and no "
+            "code of theirs is loaded here; run the job with the lower thresholds"
+        )
+    return with_later_drops(scored, before, late, part.keep_all)
 
 
-def with_failures_of_write(table: pa.Table, before: pa.Table) -> pa.Table:
-    """Return the table with the rows dropped again that could not be written, unless a filter drops them now."""
-    failed = pc.and_(pc.equal(pc.fill_null(before["stage"], ""), "write"), pc.equal(table["status"], KEPT))
+def late_stages(provenance: Provenance) -> list[str]:
+    """Return the names of the stages after `score`: `write`, and those of the user's own."""
+    late = ["write"]
+    for plugin in provenance.get("plugins", ()):
+        if plugin.get("after") in ("score", *late[1:]):
+            late.append(plugin["stage"])
+    return late
+
+
+def with_later_drops(table: pa.Table, before: pa.Table, late: Sequence[str], keep_all: bool) -> pa.Table:
+    """Return the table with the rows dropped again that a stage after `score` dropped, unless a filter drops them now.
+
+    With `keep_all` they stay as they were in any case: rows that a filter drops keep their images, and theirs are gone.
+    """
+    failed = pc.is_in(before["stage"], pa.array(late))
+    if not keep_all:
+        failed = pc.and_(failed, pc.equal(table["status"], KEPT))
     if not pc.any(failed).as_py():
         return table
     for name in ("status", "stage", "reason", "detail"):

@@ -258,7 +258,7 @@ def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     if lost := sorted(missing - found.keys()):
         name = store.url(store.file(FILES["grit"][0], manifest["shard"]))
         raise UserError(
-            f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see pipeline.commands.verify"
+            f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see hypergrit verify"
         )
     return add_images(table, found)
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from hypergrit.__main__ import main as hypergrit
+from hypergrit_common.errors import UserError
 from pipeline import grit
 from pipeline.commands import dry_run
 from pipeline.commands.rewrite import main as refilter
@@ -125,3 +126,11 @@ def test_a_dry_run_counts_the_drops_of_a_stage(tars: Path, tmp_path: Path, capsy
     assert isinstance(config, PipelineConfig)
     assert dry_run.dry_run(config) == 0
     assert re.search(r"few_colours: too_few +9 ", capsys.readouterr().out)
+
+
+def test_a_setting_of_a_stage_is_never_a_runtime_setting(folder: Path) -> None:
+    code = EXAMPLES["my_package/colours.py"].replace("min: int = 8", "min: int = runtime(8)")
+    path = folder / "my_package" / "runtime_colours.py"
+    path.write_text(f"from hypergrit_common.config import runtime\n{code}", encoding="utf-8")
+    with pytest.raises(UserError, match=r"few_colours\.min is marked as runtime"):
+        load_config(["input=a.csv", "output=out", "stages=[my_package.runtime_colours:FewColours]"])

@@ -247,3 +247,17 @@ def test_an_option_without_the_one_that_it_belongs_to_is_refused(
 ) -> None:
     assert run(tmp_path / "new", *sources(world, "a"), option) == 2
     assert f"{option.partition('=')[0]} has no effect without {needed}=" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("score", ["score.min_score=0.95", FILTER])
+def test_thresholds_apply_to_an_output_without_duplicates_of_a_job_that_kept_all(
+    world: Path, tmp_path: Path, score: str
+) -> None:
+    make_output(tmp_path / "more", shards(12), "score.keep_all=true")
+    both = [*sources(world, "all"), f"source={tmp_path / 'more'}"]
+    assert run(tmp_path / "unique", *both, *DEDUPE) == 0
+    assert run(tmp_path / "new", f"source={tmp_path / 'unique'}", score) == 0
+    before, after = (stats_of(tmp_path / name)["rows"]["dropped"]["write"] for name in ("unique", "new"))
+    assert before == after  # their images are gone, so that they must not come back at a lower threshold
+    assert run(tmp_path / "back", f"source={tmp_path / 'new'}", "score.min_score=0.5") == 0
+    assert stats_of(tmp_path / "back")["rows"]["dropped"]["write"] == before
