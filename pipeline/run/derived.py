@@ -21,6 +21,7 @@ from pipeline.output.lock import Lease
 from pipeline.output.manifest import is_same, read_manifest
 from pipeline.output.record import write_command, write_record
 from pipeline.output.store import Store, settle_layout
+from pipeline.output.takedowns import find_rows
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.summary import report
@@ -112,7 +113,8 @@ def check_overwrite(store: Store, config: PipelineConfig, n_others: int) -> None
 def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int], set[int]]:
     """Return the indices of the finished shards of an output that are among `shards`, and those of other shards.
 
-    A shard of which a file is missing or has another size is neither; its manifest is removed.
+    A shard of which a file is missing or has another size is neither, nor one with a row that was taken down since from
+    another source; its manifest is removed.
     """
     listing = list_output(store)
     wanted = {shard.plan.index: shard for shard in shards}
@@ -125,7 +127,12 @@ def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int],
         if manifest.get("origin") != shard.origin:
             return others
         sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
-        return finished if all(listing.size(name) == size for name, size in sizes.items()) else damaged
+        if not all(listing.size(name) == size for name, size in sizes.items()):
+            return damaged
+        try:
+            return damaged if find_rows(store, manifest, store.takedowns) else finished
+        except UserError:  # a damaged file
+            return damaged
 
     indices = listing.committed()
     for index, found in zip(indices, map_concurrently(judge, indices), strict=True):
