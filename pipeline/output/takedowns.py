@@ -266,7 +266,9 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     damaged = [store.file(MANIFEST_FILE, index) for index in indices(store, MANIFEST_FILE) if index not in finished]
     working = [store.file(kind, index) for kind in (FACTS_FILE, DROPS_FILE) for index in indices(store, kind)]
     # The shard of a takedown that was killed may have been made again since, without its rows; not so its thumbnails.
-    thumbnails = [store.file(DROPPED_FILE, manifest["shard"]) for manifest in manifests if has_taken_down(manifest)]
+    # A shard in train/ alone does not tell whose thumbnails it has: its dropped rows are nowhere.
+    shown = [manifest for manifest in manifests if has_taken_down(manifest) or set(manifest["formats"]) <= {"train"}]
+    thumbnails = [store.file(DROPPED_FILE, manifest["shard"]) for manifest in shown]
     files = [name for names in left.values() for name in names]
     for failed in read_failed(store):  # a message may quote a row
         write_failed(store, {**failed, "error": "removed by a takedown; run the job again", "traceback": ""})

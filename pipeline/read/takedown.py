@@ -14,6 +14,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.near_duplicates import host_of, normal_host, normal_url
 from hypergrit_common.remote import one_line, open_store, store_errors
+from hypergrit_common.urls import without_secrets
 from schemas.job import Takedowns
 from schemas.rows import SCORED
 from schemas.status import DROPPED
@@ -129,7 +130,7 @@ def parse_takedown(lines: Iterable[str], name: str) -> TakedownList:
         if HASH.fullmatch(entry):
             hashes.add(entry.lower())
         elif "://" in entry and (normal := normal_url(entry)):
-            urls.add(normal)
+            urls |= {normal, normal_url(without_secrets(entry, strip_query=False)) or normal}  # as outputs have it
         elif "://" not in entry and (host := normal_host(entry)):
             hosts.add(host)
         else:

@@ -48,6 +48,13 @@ HASH = "ab" * 32
         ("bücher.example", "http://img_1.BÜCHER.EXAMPLE/b.jpg", "host"),
         ("http://img_1.bücher.example/a.jpg", "http://IMG_1.bücher.example/a.jpg", "url"),
         ("http://example.org/a%2Fb", "http://example.org/a/b", None),
+        ("http://a.example/get/http://ann:pw@b.example/1.jpg", "http://a.example/get/http://b.example/1.jpg", "url"),
+        (
+            "http://a.example/get/http://ann:pw@b.example/1.jpg",
+            "http://a.example/get/http://ann:pw@b.example/1.jpg",
+            "url",
+        ),
+        ("http://a.example/get/http://b.example/1.jpg", "http://a.example/get/http://b.example/2.jpg", None),
     ],
 )
 def test_an_entry_names_all_spellings_of_a_url_and_no_other(entry: str, url: str, kind: str | None) -> None:

@@ -160,6 +160,22 @@ def test_wrong_arguments_are_refused_in_one_line(
     assert not output.exists()
 
 
+def test_a_row_that_was_taken_down_from_one_source_leaves_finished_shards_of_the_others(tmp_path: Path) -> None:
+    names, path, output = ("a", "b"), tmp_path / "list.txt", tmp_path / "out"
+    for name in names:
+        make_output(
+            tmp_path / name, {0: [kept(picture(1), url="http://x/1"), kept(picture(2), url=f"http://x/{name}")]}
+        )
+    sources = [f"source={tmp_path / name}" for name in names]
+    assert run(output, *sources) == 0
+    path.write_text("http://x/1\n")
+    assert takedown.main([str(tmp_path / "a"), f"list={path}", *LOCAL]) == 0
+    assert run(output, *sources, "overwrite=true") == 0
+    assert sorted(row["url"] or "" for row in read_rows(output).values()) == ["", "", "http://x/a", "http://x/b"]
+    assert run(tmp_path / "fresh", *sources) == 0
+    assert hash_output(output) == hash_output(tmp_path / "fresh")
+
+
 def test_a_job_does_not_resume_a_merged_output_without_asking(
     finished: Path, sources: list[Path], tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -380,6 +380,14 @@ def test_thumbnails_of_a_shard_that_was_made_again_and_folders_of_killed_verbs_a
     assert [path.name for path in (output / "_dropped").iterdir()] == ["00000.arrow"]
 
 
+def test_thumbnails_of_dropped_rows_that_no_format_has_are_removed(tmp_path: Path) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, f"http://{HOSTS[0]}/6.jpg")
+    write_output(output, ("train",))
+    write_dropped(Store(str(output)), 1, [DroppedPicture(f"{6:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))])
+    assert run_takedown(output, path) == 0
+    assert not list((output / "_dropped").iterdir())
+
+
 def test_the_job_refuses_the_rows_of_its_list(tars: Path, finished: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     shutil.copytree(finished, output)
