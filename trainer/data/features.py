@@ -250,6 +250,8 @@ class FeatureBuilder:
 
     def draw(self, at: Numbers, choice: int, n: Numbers | int) -> Numbers:
         """A number below n for each position."""
+        if isinstance(n, int) and n == 1:
+            return np.zeros_like(at)
         seed = mix(np.array([self.config.seed], np.uint64))
         found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + seed)
         return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
