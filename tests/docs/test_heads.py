@@ -22,9 +22,9 @@ def block(language: str) -> str:
 @pytest.mark.slow
 def test_the_commands_lead_to_two_heads_that_are_evaluated_side_by_side(tmp_path: Path) -> None:
     script = f"{block('bash')}\npython - <<'END'\n{block('python')}\nEND\n".replace("out/heads", str(tmp_path))
-    assert "2400" in script
+    assert "1200" in script
     assert "jobs/train/heads.yaml" in script
-    script = script.replace("2400", "300").replace("heads.yaml", "heads.yaml steps=60")
+    script = script.replace("1200", "300").replace("heads.yaml", "heads.yaml steps=60")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     script = f'hypergrit() {{ python -m hypergrit "$@"; }}\n{script}'  # of this checkout, whichever is installed
     found = subprocess.run(

@@ -11,8 +11,9 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
@@ -156,18 +157,20 @@ class Rows(Sequence[str]):
     shard: Numbers  # [b]
     row: Numbers  # [b] of the samples or of the boxes of its shard
 
-    def parts(self) -> Iterator[tuple[Shard, NDArray[np.intp]]]:
+    @cached_property
+    def parts(self) -> list[tuple[Shard, NDArray[np.intp]]]:
         """The shards with the indices of their rows."""
-        for number in np.unique(self.shard):
-            yield self.store.shards[number], np.flatnonzero(self.shard == number)
+        return [(self.store.shards[number], np.flatnonzero(self.shard == number)) for number in np.unique(self.shard)]
 
     def take(self, name: str, views: Numbers | None = None) -> Tensor:
         """Copy the rows [b f] of an array of `Shard`."""
         out: Halves | None = None
-        for shard, places in self.parts():
+        for shard, places in self.parts:
             array: Halves = getattr(shard, name)
             rows = self.row[places]
-            found = array[rows] if views is None else array[rows, views[places]]
+            if views is not None:
+                rows = rows * array.shape[1] + views[places]
+            found = array.reshape(-1, array.shape[-1]).take(rows, axis=0)
             if len(places) == len(self.row):
                 return torch.from_numpy(found)
             out = np.empty((len(self.row), found.shape[1]), np.float16) if out is None else out
@@ -178,7 +181,7 @@ class Rows(Sequence[str]):
     def values(self, column: str, of_boxes: bool = False) -> list[Any]:
         """The values of a column of the samples, or of the boxes in a column of lists."""
         found: list[Any] = [None] * len(self.row)
-        for shard, places in self.parts():
+        for shard, places in self.parts:
             array = shard.table.column(column)
             array = (array.flatten() if of_boxes else array).take(pa.array(self.row[places]))
             for place, value in zip(places, array, strict=True):
@@ -188,7 +191,7 @@ class Rows(Sequence[str]):
     def boxes(self) -> tuple[Numbers, Numbers]:
         """First box of each sample, and the number of its boxes."""
         first, n = np.empty_like(self.row), np.empty_like(self.row)
-        for shard, places in self.parts():
+        for shard, places in self.parts:
             first[places] = shard.starts[self.row[places]]
             n[places] = shard.starts[self.row[places] + 1] - first[places]
         return first, n
@@ -250,6 +253,8 @@ class FeatureBuilder:
 
     def draw(self, at: Numbers, choice: int, n: Numbers | int) -> Numbers:
         """A number below n for each position."""
+        if isinstance(n, int) and n == 1:
+            return np.zeros_like(at)
         seed = mix(np.array([self.config.seed], np.uint64))
         found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + seed)
         return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
@@ -292,7 +297,7 @@ class FeatureBuilder:
     def padded(self, rows: Rows, name: str, width: int) -> Tensor:
         """States of tokens [b l g], padded with zeros."""
         found: list[Halves] = [np.empty((0, width), np.float16)] * len(rows)
-        for shard, places in rows.parts():
+        for shard, places in rows.parts:
             column = shard.table.column(name)
             starts, states = column.offsets.to_numpy(), matrix(column.flatten())[:, 0]
             for place, row in zip(places, rows.row[places], strict=True):

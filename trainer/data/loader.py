@@ -32,6 +32,7 @@ KEY: Final = "data.shards"
 FEATURES_KEY: Final = "data.features"
 MAX_DAMAGED: Final = 100  # samples of this process with damaged headers, which indexing has found correct
 MIN_BAD: Final = 64  # bad samples of this process before their share counts
+DRAWN: Final = 4096  # positions that are drawn at once: 256 of them take a third of the time of all
 MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
 
 
@@ -172,11 +173,14 @@ class Loader:
             yield Batch(**fields)
 
     def requests(self, position: int) -> Iterator[BatchRequest]:
-        """Yield this rank's part of every batch, starting at `position`."""
+        """Yield this rank's part of every batch, starting at `position`; of small batches, several are drawn at once."""
+        start, stride = position + self.rank * self.batch, self.batch * self.world_size
+        n = (max(DRAWN, stride) // stride - 1) * stride + self.batch
         while True:
-            start = position + self.rank * self.batch
-            yield BatchRequest(start, self.order.take(start, self.batch))
-            position += self.batch * self.world_size
+            draw = self.order.take(start, n)
+            for first in range(0, n, stride):
+                yield BatchRequest(start + first, Draw(*(column[first : first + self.batch] for column in draw)))
+            start += n - self.batch + stride
 
     def _add_report(self, report: BatchReport) -> None:
         n_bad = self.n_bad

@@ -72,8 +72,11 @@ class DownloadConfig:
     """Name of this client in the User-Agent header, and in X-Robots-Tag lines that address it."""
     disallowed_header_directives: ClassVar[tuple[str, ...]] = ("noai", "noimageai", "noindex", "noimageindex")
     """X-Robots-Tag directives by which a server opts out, those of img2dataset; a job has to respect them."""
-    disallowed_usage: ClassVar[tuple[str, ...]] = ("train-ai",)
-    """Categories of use in Content-Usage by whose refusal a server opts out (draft-ietf-aipref-vocab)."""
+    disallowed_usage: ClassVar[tuple[str, ...]] = ("train-ai", "bots", "all")
+    """Categories of use in Content-Usage by whose refusal a server opts out, the most specific one first: it decides.
+
+    "bots" and "all" are the labels that versions of draft-ietf-aipref-vocab have for all automated processing.
+    """
     decode_threads: ClassVar[int] = 1
     """Decoding threads of a worker; more workers use more cores."""
 

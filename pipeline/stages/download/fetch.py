@@ -63,13 +63,14 @@ def opt_out(values: Iterable[str], token: str, directives: Collection[str]) -> s
 
 
 def refused_usage(values: Iterable[str], categories: Collection[str]) -> str | None:
-    """The first of `categories` that Content-Usage lines refuse, such as `train-ai=n, search=y` (draft-ietf-aipref-attach).
+    """The first of `categories` that Content-Usage lines name, if they refuse it: `train-ai=n` (draft-ietf-aipref-attach).
 
     The lines are one dictionary of RFC 9651, in which the last value of a key counts.
     """
     parts = (part.partition("=") for value in values for part in value.lower().split(","))
     last = {key.strip(): value.partition(";")[0].strip() for key, _, value in parts}
-    return next((name for name in categories if last.get(name) == "n"), None)
+    stated = next((name for name in categories if last.get(name) in ("y", "n")), None)
+    return stated if stated is not None and last[stated] == "n" else None
 
 
 def refusal(response: aiohttp.ClientResponse, config: DownloadConfig) -> FetchError | None:

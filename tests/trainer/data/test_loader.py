@@ -64,6 +64,20 @@ def test_ranks_take_equal_parts_of_each_batch(tmp_path: Path) -> None:
         assert torch.equal(batch.images, torch.cat([batches[step].images for batches in ranks]))
 
 
+@pytest.mark.parametrize("drawn", [1, 24, 31])  # one batch of 4 ranks, or three at once
+def test_batches_that_are_drawn_at_once_are_those_that_are_drawn_alone(
+    shards: Path, monkeypatch: pytest.MonkeyPatch, drawn: int
+) -> None:
+    monkeypatch.setattr("trainer.data.loader.DRAWN", drawn)
+    batch = 2
+    for rank, position in ((0, 0), (3, 16)):
+        loader = small_loader(shards, batch=batch, rank=rank, world_size=4)
+        for step, (start, draw) in zip(range(20), loader.requests(position), strict=False):
+            assert start == position + 8 * step + batch * rank
+            alone = loader.order.take(start, batch)
+            assert [column.tolist() for column in draw] == [column.tolist() for column in alone]
+
+
 def test_loader_resumes_at_the_position_of_its_state(shards: Path) -> None:
     uninterrupted = take(small_loader(shards), 9)
     first = small_loader(shards, workers=1)

@@ -215,10 +215,13 @@ def root_rule(model: DualEncoder, points: str, root: str = "") -> str:
     return "origin" if isinstance(model, Cones) else f"root of {root}" if root else f"mean direction of {points}"
 
 
-def quantity(model: DualEncoder) -> str:
-    """The label of an axis with the distances of a model."""
+def quantity(model: DualEncoder, *, in_metric: bool = False) -> str:
+    """The label of an axis with the distances of a model: summed over factors, or as `in_metric` combines them."""
     label = "distance to the origin" if isinstance(model, Cones) else "1 - cosine to the mean direction"
-    return f"{label}, sum over the factors" if isinstance(model, PHyCLIP) else label
+    if not isinstance(model, PHyCLIP):
+        return label
+    combined = {"l1": "mean", "l2": "root mean square"}[model.config.metric] if in_metric else "sum"
+    return f"{label}, {combined} over the factors"
 
 
 def over_factors(radii: Tensor) -> Tensor:

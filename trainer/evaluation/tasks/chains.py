@@ -23,11 +23,11 @@ from trainer.evaluation.metrics.chains import (
     kendall_tau,
 )
 from trainer.evaluation.metrics.items import mean_items
-from trainer.evaluation.metrics.spaces import center_of, root_rule
+from trainer.evaluation.metrics.spaces import center_of, quantity, root_rule
 from trainer.evaluation.sets.annotations import checksums
-from trainer.evaluation.task import Embedder, Figure, ImageSource, TaskOptions, TaskResult
+from trainer.evaluation.task import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, limited, merge
-from trainer.evaluation.tasks.hierarcaps import chain_rules, draw
+from trainer.evaluation.tasks.hierarcaps import chain_rules, figure
 from trainer.evaluation.tasks.hierarcaps_expanded import JOINER, read_chain, read_table
 
 FOLDER: Final = "chains"
@@ -91,7 +91,7 @@ def evaluate_file(embedder: Embedder, root: Path, path: Path, options: TaskOptio
         n_used=len(used),
         skipped=images.skipped(),
         checksums=checksums(root, path),
-        figures=[Figure(path.stem, f"Distance to the root by level of the caption, {path.stem}", draw, distances)],
+        figures=[figure(path.stem, f"Distance to the root by level of the caption, {path.stem}", model, distances)],
         items=growing | order,
     )
 
@@ -105,7 +105,11 @@ def evaluate_texts(embedder: Embedder, root: Path, path: Path, rows: Sequence[Ro
     return TaskResult(
         metrics={f"path/{name}": value for name, value in distance_order(values).items()},
         chance={"path/tau": 0.0},
-        rules={"root": root_rule(model, "the captions", options.root), "images": "none"},
+        rules={
+            "root": root_rule(model, "the captions", options.root),
+            "distance": quantity(model, in_metric=True),
+            "images": "none",
+        },
         n_used=len(rows),
         checksums=checksums(root, path),
         items={"path/tau": mean_items(kendall_tau(values))},

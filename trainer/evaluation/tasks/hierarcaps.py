@@ -15,7 +15,7 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from trainer.evaluation import plots
 from trainer.evaluation.metrics.chains import NEGATIVES, STEPS, evaluate_chains
-from trainer.evaluation.metrics.spaces import root_rule
+from trainer.evaluation.metrics.spaces import quantity, root_rule
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, limited, require
@@ -90,7 +90,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             **problems.details(),
             "examples": examples(used, folder.relative_to(root), texts, result.predicted),
         },
-        figures=[Figure("distances", "Distance to the root by level of the caption", draw, result.distances[chains])],
+        figures=[figure("distances", "Distance to the root by level of the caption", model, result.distances[chains])],
     )
 
 
@@ -103,6 +103,7 @@ def chain_rules(model: DualEncoder, options: TaskOptions) -> dict[str, str]:
         "image": "center crop",
         "radius": "HierarCaps: distance of unit features to the empty text's",
         "path": f"HyCoCLIP: {STEPS} points from the root to the best caption; the root: {root}",
+        "distance": quantity(model, in_metric=True),
         "ties": "equal distances count 0 in tau",
     } | ({"pep": f"{NEGATIVES} finest captions of other images, {negatives}"} if isinstance(model, Cones) else {})
 
@@ -119,8 +120,13 @@ def examples(rows: list[Row], folder: Path, texts: list[str], predicted: Tensor)
     ]
 
 
-def draw(distances: Tensor, path: Path) -> None:
-    """Draw the distributions of the distances [n l] to the root, one box per level."""
+def figure(name: str, title: str, model: DualEncoder, distances: Tensor) -> Figure:
+    """A figure of the distances [n l] of `distances_to_root`, one box per level."""
+    return Figure(name, title, draw, distances, quantity(model, in_metric=True))
+
+
+def draw(distances: Tensor, label: str, path: Path) -> None:
+    """Draw the distributions of distances [n l], one box per level."""
     with plots.axes(path, 6, 3) as ax:
         ax.boxplot(distances.numpy(), showfliers=False)
-        ax.set(xlabel="level of the caption, from general to specific", ylabel="distance to the root")
+        ax.set(xlabel="level of the caption, from general to specific", ylabel=label)

@@ -37,6 +37,10 @@ def fetch(*urls: str, **settings: object) -> list[tuple[str | None, str | None]]
         ("Content-Usage", "search=n", None),
         ("Content-Usage", "train-ai=y", None),
         ("Content-Usage", "=,;n=,train-ai", None),
+        ("Content-Usage", "bots=n", "usage_refused"),  # all automated processing, of which training is a part
+        ("Content-Usage", "all=n, search=y", "usage_refused"),
+        ("Content-Usage", "bots=n, train-ai=y", None),  # the specific category decides
+        ("Content-Usage", "bots=y, train-ai=n", "usage_refused"),
     ],
 )
 def test_a_header_that_refuses_the_use_drops_the_row_by_name(

@@ -17,6 +17,7 @@ from trainer.evaluation.metrics.chains import (
     mismatched_rows,
     precision_recall,
 )
+from trainer.evaluation.metrics.spaces import quantity, root_distances, space_of
 from trainer.geometry import lorentz, product
 from trainer.models.config import Ranking
 from trainer.models.hyperbolic import Hyperbolic
@@ -154,3 +155,17 @@ def test_mismatched_captions_are_the_first_ones_or_drawn() -> None:
     assert not torch.equal(drawn, mismatched_rows(list(range(50)), 20, seed=4))
     assert len(drawn) == len(drawn.unique(dim=0)) == 1000
     assert (drawn[:, 0] != drawn[:, 1]).all()
+
+
+@pytest.mark.parametrize(("metric", "combined"), [("l1", "mean"), ("l2", "root mean square")])
+def test_the_label_of_a_distance_says_how_the_factors_are_combined(metric: str, combined: str) -> None:
+    model = small_model("phyclip", metric=metric)
+    assert isinstance(model, PHyCLIP)
+    features = torch.randn(5, model.config.embed_dim)
+    by_factor = space_of(model).radius(model.lift_text(features))
+    expected = by_factor.mean(0) if metric == "l1" else by_factor.square().mean(0).sqrt()
+    found = distances_to_root(model, features, torch.zeros(model.config.embed_dim))
+    torch.testing.assert_close(found.double(), expected, rtol=1e-3, atol=1e-3)
+    assert quantity(model, in_metric=True) == f"distance to the origin, {combined} over the factors"
+    assert torch.equal(root_distances(model, {"text": model.lift_text(features)})["text"], by_factor.sum(0))
+    assert quantity(model) == "distance to the origin, sum over the factors"
