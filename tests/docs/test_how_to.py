@@ -20,7 +20,7 @@ from tests.trainer.tiny_open_clip import register, save, tiny
 from trainer import Model
 from trainer.checkpoints.released import write_released
 from trainer.encoders.config import TextConfig
-from trainer.models.config import ModelConfig
+from trainer.models.config import HyperbolicConfig
 from trainer.models.registry import build_model
 
 __all__ = ["server"]
@@ -31,6 +31,7 @@ LOCAL = {"run", "rewrite", "takedown"}
 BASE = "jobs/train_demo/base.yaml"
 REPLACED = {
     "jobs/train/small_machine.yaml": [BASE],
+    "jobs/pipeline/grit.yaml": ["jobs/pipeline/grit.yaml", "scorer=miniature"],
     "jobs/train/hycoclip.yaml": ["jobs/train/hycoclip.yaml", BASE],
     "grounder=iSEE-Laboratory/llmdet_tiny": ["grounder=miniature"],
     "scorer=openai/clip-vit-base-patch32": ["scorer=miniature"],
@@ -60,10 +61,10 @@ def adapted(word: str, tars: Path, folder: Path) -> list[str]:
     """Return an argument with the paths and models of this test."""
     if word in REPLACED:
         return REPLACED[word]
+    word = re.sub(r"(^|[=\[])out/", rf"\g<1>{folder}/", word)
     word = f"input={tars}/*.tar" if word.startswith("input=/data/") else word
     word = word.replace("=takedown.txt", f"={folder}/takedown.txt").replace("data=data", f"data={folder}/data")
-    word = word.replace("laion2b_s34b_b79k", f"{folder}/weights").replace("meru:", f"meru:{folder}/")
-    return [re.sub(r"^(\S*?)\bout/", rf"\g<1>{folder}/", word)]
+    return [word.replace("laion2b_s34b_b79k", f"{folder}/weights").replace("meru:", f"meru:{folder}/")]
 
 
 def prepare(page: str, finished: Path, folder: Path) -> None:
@@ -84,7 +85,7 @@ def prepare(page: str, finished: Path, folder: Path) -> None:
     if page == "evaluate_a_checkpoint":
         shutil.copytree(ROOT / "tests" / "trainer" / "finished_run", folder / "hycoclip")
         torch.manual_seed(0)
-        model = build_model("meru", ModelConfig(text=TextConfig(width=64, layers=1, heads=1), embed_dim=16))
+        model = build_model("meru", HyperbolicConfig(text=TextConfig(width=64, layers=1, heads=1), embed_dim=16))
         write_released(folder / "meru_vit_l.pth", model)
 
 
