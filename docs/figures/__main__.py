@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from docs.figures import architecture, overview, pages
+from docs.figures import architecture, overview, pages, performance
 from docs.figures.paths import DEMO, DOCS, ROOT, TRAINING, TRUTH
 from hypergrit_common.cli import BUG, EXIT_CODES, command
 from hypergrit_common.config_help import print_text
@@ -47,6 +47,7 @@ class Figure(NamedTuple):
 FIGURES: Final = {
     "overview": Figure(overview.draw),
     "architecture": Figure(architecture.draw),
+    "performance": Figure(performance.draw),
     "report": Figure(pages.report, MAKE_DEMO),
     "explorer": Figure(pages.explorer, MAKE_DEMO),
     "calibration": Figure(calibration, MAKE_DEMO),
