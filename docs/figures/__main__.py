@@ -19,7 +19,7 @@ MAKE_TRAINING: Final = ("-m", "demo.train_demo", "--model", "hycoclip")
 
 def calibration(target: Path) -> None:
     """Draw precision over recall of the demo's boxes."""
-    run("-m", "hypergrit quality", str(DEMO), "--known", str(TRUTH), "--plot", str(target))
+    run("-m", "hypergrit", "quality", str(DEMO), f"known={TRUTH}", f"plot={target}")
 
 
 def curves(target: Path) -> None:
