@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import Any, Final
 
 import ray
-from ray._private import ray_constants
+from ray._private import ray_constants, ray_logging
 
 from hypergrit_common.cli import sigterm_handler_kept
 from hypergrit_common.processes import clean_up_after_this_process, descendants
@@ -58,6 +58,20 @@ def init_ray(address: str | None, **options: Any) -> None:
     if sys.platform == "linux":
         started = descendants(os.getpid())
         clean_up_after_this_process({pid: start for pid, start in started.items() if pid not in before}, folder)
+
+
+def divert_worker_lines() -> str:
+    """Write what Ray prints of its workers to a new file from now on, in place of this terminal; return its path."""
+    descriptor, path = tempfile.mkstemp(prefix="hypergrit-ray-", suffix=".log")
+    file = os.fdopen(descriptor, "w", buffering=1, encoding="utf-8", errors="replace")
+
+    def write(batch: dict[str, Any]) -> None:
+        who = batch.get("actor_name") or batch.get("task_name") or "worker"
+        file.writelines(f"({who} pid={batch.get('pid')}, ip={batch.get('ip')}) {line}\n" for line in batch["lines"])
+
+    ray_logging.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    ray_logging.global_worker_stdstream_dispatcher.add_handler("ray_print_logs", write)
+    return path
 
 
 def python_path(root: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from docs.figures import architecture, overview, pages
+from docs.figures import architecture, overview, pages, performance
 from docs.figures.paths import DEMO, DOCS, ROOT, TRAINING, TRUTH
 from hypergrit_common.cli import BUG, EXIT_CODES, command
 from hypergrit_common.config_help import print_text
@@ -19,7 +19,7 @@ MAKE_TRAINING: Final = ("-m", "demo.train_demo", "--model", "hycoclip")
 
 def calibration(target: Path) -> None:
     """Draw precision over recall of the demo's boxes."""
-    run("-m", "hypergrit quality", str(DEMO), "--known", str(TRUTH), "--plot", str(target))
+    run("-m", "hypergrit", "quality", str(DEMO), f"known={TRUTH}", f"plot={target}")
 
 
 def curves(target: Path) -> None:
@@ -47,6 +47,7 @@ class Figure(NamedTuple):
 FIGURES: Final = {
     "overview": Figure(overview.draw),
     "architecture": Figure(architecture.draw),
+    "performance": Figure(performance.draw),
     "report": Figure(pages.report, MAKE_DEMO),
     "explorer": Figure(pages.explorer, MAKE_DEMO),
     "calibration": Figure(calibration, MAKE_DEMO),

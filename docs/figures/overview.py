@@ -26,6 +26,8 @@ from pipeline import load_config, plan_shards, run_local
 from pipeline.run.provenance import make_provenance
 
 SEED = 9_000_007
+CAPTION = "a parrot is beside a brown kite"
+"""In place of the generated caption of the scene, which is longer."""
 COLOURS = ("#d1495b", "#00798c", "#b8860b", "#5b4b8a")
 INK, GREY, PALE = "#1f2933", "#7b8794", "#f4f6f8"
 MONO: dict[str, Any] = {"family": "DejaVu Sans Mono"}
@@ -37,7 +39,7 @@ def grounded_sample(folder: Path) -> dict[str, Any]:
     with tarfile.open(folder / "input.tar", "w") as tar:
         encoded = io.BytesIO()
         PIL.Image.fromarray(scene.image).save(encoded, "PNG")
-        for name, content in (("0.png", encoded.getvalue()), ("0.txt", scene.caption.encode())):
+        for name, content in (("0.png", encoded.getvalue()), ("0.txt", CAPTION.encode())):
             member = tarfile.TarInfo(name)
             member.size = len(content)
             tar.addfile(member, io.BytesIO(content))
@@ -80,7 +82,7 @@ def draw_parse(axes: Axes, facts: dict[str, Any], colours: dict[int, str]) -> No
         left += width
     base = 0.30
     for word, x in zip(words, centres, strict=True):
-        axes.text(x, base, word, ha="center", va="center", fontsize=13.5, color=INK)
+        axes.text(x, base, word, ha="center", va="center", fontsize=17, color=INK)
     for i, token in enumerate(tokens):
         head = token["head"]
         if head == i:
@@ -89,6 +91,7 @@ def draw_parse(axes: Axes, facts: dict[str, Any], colours: dict[int, str]) -> No
         a, b = sorted((centres[i], centres[head]))
         height = min(0.10 + 0.085 * abs(i - head), 0.50) + (0.07 if abs(i - head) > 14 else 0)
         axes.add_patch(Arc(((a + b) / 2, base + 0.07), b - a, 2 * height, theta1=0, theta2=180, ec="#9aa5b1", lw=1.1))
+        axes.plot(centres[i], base + 0.075, "v", color="#9aa5b1", ms=5)
         if abs(i - head) > 1 or b - a > 0.055:
             axes.text((a + b) / 2, base + 0.07 + height, token["dep"], ha="center", va="center", fontsize=8.5, color=GREY,
                       bbox={"fc": "white", "ec": "none", "pad": 0.6})  # fmt: skip
@@ -156,10 +159,10 @@ def draw_sample(axes: Axes, sample: dict[str, Any], colours: dict[int, str]) -> 
             spine.set_color(colour)
             spine.set_linewidth(2.2)
         x = 0.07 + side * bounds.height * figure.get_figheight() / (figure.get_figwidth() * bounds.width)
-        axes.text(x, top - 0.03, f"{name}.jpg  {name}.txt", fontsize=9.5, color=colour, va="center", **MONO)
-        axes.text(x, top - 0.062, wrapped(text, 40), fontsize=10.5, color=INK, va="top")
+        axes.text(x, top - 0.03, f"{name}.jpg  {name}.txt", fontsize=8, color=colour, va="center", **MONO)
+        axes.text(x, top - 0.062, wrapped(text, 26), fontsize=10.5, color=INK, va="top")
     axes.text(0.04, 0.065, "json", fontsize=10.5, color=INK, va="center", **MONO)
-    axes.text(0.17, 0.065, "boxes, scores, tokens, noun chunks, provenance", fontsize=10, color=GREY, va="center")
+    axes.text(0.17, 0.065, "boxes, scores, parse, provenance", fontsize=10, color=GREY, va="center")
 
 
 def wrapped(text: str, width: int) -> str:
@@ -227,16 +230,16 @@ def draw(target: Path) -> None:
     colours = dict(zip(sorted(phrases), COLOURS, strict=False))
     figure = plt.figure(figsize=(16, 9.0), dpi=110, facecolor="white")
     title(figure, 1, "A caption is parsed: dependency tree and noun chunks", 0.035, 0.955)
-    draw_parse(figure.add_axes((0.03, 0.54, 0.94, 0.38)), facts, colours)
-    y, height = 0.03, 0.444
-    title(figure, 2, "Its phrases become boxes", 0.035, 0.525)
-    draw_boxes(figure.add_axes((0.03, y, 0.25, height)), sample, colours)
-    title(figure, 3, "One sample of a training shard", 0.345, 0.525)
-    draw_sample(figure.add_axes((0.335, y, 0.315, height + 0.012)), sample, colours)
-    title(figure, 4, "Models learn what is general", 0.725, 0.525)
-    draw_space(figure.add_axes((0.715, y, 0.25, height)), sample, colours)
-    for x in (0.297, 0.668):
-        figure.add_artist(FancyArrowPatch((x, 0.25), (x + 0.026, 0.25), arrowstyle="simple", mutation_scale=22, color="#9aa5b1",
+    draw_parse(figure.add_axes((0.08, 0.645, 0.84, 0.30)), facts, colours)
+    y, height = 0.03, 0.55
+    title(figure, 2, "Its phrases become boxes", 0.035, 0.62)
+    draw_boxes(figure.add_axes((0.03, y, 0.309, height)), sample, colours)
+    title(figure, 3, "One sample of a training shard", 0.395, 0.62)
+    draw_sample(figure.add_axes((0.385, y, 0.255, height + 0.012)), sample, colours)
+    title(figure, 4, "Models learn generality (illustration)", 0.69, 0.62)
+    draw_space(figure.add_axes((0.68, y, 0.309, height)), sample, colours)
+    for x in (0.349, 0.651):
+        figure.add_artist(FancyArrowPatch((x, 0.3), (x + 0.026, 0.3), arrowstyle="simple", mutation_scale=22, color="#9aa5b1",
                                           transform=figure.transFigure))  # fmt: skip
     figure.savefig(target)
     plt.close(figure)

@@ -59,7 +59,7 @@ def report(target: Path) -> None:
 
 def explorer(target: Path) -> None:
     """Take the explorer of the demo's output with another threshold."""
-    command = [sys.executable, "-m", "pipeline.explore", str(DEMO.relative_to(ROOT))]
+    command = [sys.executable, "-m", "hypergrit", "explore", str(DEMO.relative_to(ROOT))]
     server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
     try:
         assert server.stdout is not None

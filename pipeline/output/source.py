@@ -143,7 +143,7 @@ def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options,
 def new_config(store: Store, changes: Sequence[str], output: str, allowed: Collection[str]) -> PipelineConfig:
     """Return the configuration of a rewritten output: that of the source with the `key=value` arguments `changes`.
 
-    Raises UserError if they set others than `allowed` and those that do not decide the content.
+    Raises UserError if a change is neither in `allowed` nor a setting without influence on the content.
     """
     old, new = read_config(store), read_config(store, changes)
     check_keys(changes, (*allowed, *RUNNING, "overwrite"), "rewrite")

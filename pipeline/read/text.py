@@ -214,8 +214,8 @@ def csv_rows(
     Invalid UTF-8 becomes surrogates; `read` drops such rows.
 
     If a row spans lines, it must have `n_fields` fields and correct quotes. Otherwise its first line holds a quote that
-    is not closed: this line is a bad row, and reading continues with the next line. Raises DamageError, and one of
-    DAMAGE after the rows before the damage.
+    is not closed: this line is a bad row, and reading continues with the next line. Raises DamageError, or
+    another exception of DAMAGE, once the rows before the damage were read.
     """
     lines = Lines(file, offset, number, config)
     again = deque[Line]()  # lines to read once more

@@ -286,7 +286,9 @@ def compute_local(plans: Sequence[ShardPlan | Task], config: RayConfig, recipe: 
         idle = [stack.enter_context(Child(partial(Worker, recipe))) for _ in range(n_children)]
         pool, left, running = ThreadPoolExecutor(n_children), iter(plans), dict[Future[Any], Child]()
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        tell(Follower.loading, recipe.steps)
         idle[0].start()
+        tell(Follower.loading, ())
         while True:
             for child, plan in zip(idle, left, strict=False):
                 running[pool.submit(compute_in, child, plan, config, recipe)] = child

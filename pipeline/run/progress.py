@@ -1,6 +1,7 @@
-"""Show the progress of a job: a bar on a terminal, else a line now and then, also while no shard is finished."""
+"""Show the progress of a job: a line for each stage on a terminal, else one now and then, also while no shard is finished."""
 
 import logging
+import sys
 import threading
 import time
 from collections import Counter
@@ -9,12 +10,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Concatenate, Final, ParamSpec
 
-from tqdm import tqdm
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
 
 from hypergrit_common.progress import FIRST_S, has_bar, now_and_then
 from hypergrit_common.text import counted, duration_text
 from pipeline.config import PipelineConfig
 from pipeline.run.steps import Done
+from pipeline.stages.order import steps_of
 from schemas.manifest import FailedShard
 
 # Events of the steps of shards: runners report them, and whoever shows the progress or exports metrics follows them.
@@ -22,6 +28,9 @@ from schemas.manifest import FailedShard
 
 class Follower:
     """Receives the events of a job, all in the thread of the runner. Subclasses override what they follow."""
+
+    def loading(self, steps: Sequence[str]) -> None:
+        """Note the steps whose models are being loaded, so that none of their shards can begin."""
 
     def begun(self, index: int, step: str, n_rows: int) -> None:
         """Note that a worker has begun a step of a shard; steps after it count as not done."""
@@ -157,6 +166,11 @@ class Estimate:
         """Return the seconds of a worker for a row; None before the end of the first such step."""
         return self.seconds[step] / self.measured[step] if self.measured[step] else None
 
+    def step_left_s(self, step: str) -> float | None:
+        """Return the seconds that a step still takes, without those of the others; None before the end of the first."""
+        cost, size = self.cost(step), next((pool.size for pool in self.pools if step in pool.steps), 1)
+        return None if cost is None else cost * max(0, self.n_rows - self.rows[step]) / size
+
     def remaining_s(self, now: float) -> float | None:
         """Estimate the remaining seconds; None as long as a step has not been measured."""
         costs = {step: self.cost(step) for step in STEPS}
@@ -180,8 +194,6 @@ class Estimate:
 logger = logging.getLogger("hypergrit")
 
 Result = Done | FailedShard
-BAR_S: Final = 1.0
-BAR: Final = "{percentage:3.0f}%|{bar}| {desc} [{elapsed}{postfix}]"
 
 
 class Progress(Follower):
@@ -191,17 +203,23 @@ class Progress(Follower):
         self.n_rows, self.interval_s = n_rows, config.log.interval_s
         self.estimate = Estimate(n_rows, LOCAL if config.ray.runner == "local" else ON_RAY)
         self.kept = self.dropped = self.unfinished = 0
+        self.drops = Counter[str]()  # by stage
+        self.steps = {stage: step for step, stages in steps_of(config).items() for stage in stages}
+        names = {"parse": config.parse.model, "ground": config.ground.grounder, "score": config.score.scorer}
+        self.models_of = {stage: str(name) for stage, name in names.items() if stage in self.steps}
         self.start = time.monotonic()
-        self.is_terminal = has_bar()
-        self.bar: Any = tqdm(total=1.0, bar_format=BAR, disable=config.quiet or not self.is_terminal)
+        self._loading: tuple[str, ...] = ()
         self._lock = threading.RLock()
         self._shown = ExitStack()
-        if not config.quiet:
-            show, first_s, most_s = (
-                (self._move_bar, BAR_S, BAR_S) if self.is_terminal else (self._log, FIRST_S, self.interval_s)
-            )
-            self._shown.callback(show)
-            self._shown.enter_context(now_and_then(show, first_s, most_s))
+        if not config.quiet and has_bar():
+            self._shown.enter_context(live(self.lines))
+        elif not config.quiet:
+            self._shown.callback(self._log)
+            self._shown.enter_context(now_and_then(self._log, FIRST_S, self.interval_s))
+
+    def loading(self, steps: Sequence[str]) -> None:
+        """Note the steps whose models are being loaded."""
+        self._loading = tuple(steps)
 
     def begun(self, index: int, step: str, n_rows: int) -> None:
         """Note the beginning of a step."""
@@ -226,6 +244,7 @@ class Progress(Follower):
                 index, n = result.manifest["shard"], counts["read"]
                 self.kept += counts["kept"]
                 self.dropped += n - counts["kept"]
+                self.drops.update({stage: sum(reasons.values()) for stage, reasons in counts["dropped"].items()})
             else:
                 index, n = result["shard"], result["rows"]
                 self.unfinished += n
@@ -247,28 +266,67 @@ class Progress(Follower):
                 "share": round(self.estimate.fraction(), 4),
                 "rows_per_s": round(done / max(now - self.start, 1e-9), 2),
                 "left_s": None if left is None or done == self.n_rows else round(left, 1),
+                "loading": list(
+                    dict.fromkeys(self.models_of[name] for name in self.models_of if self._is_loading(name))
+                ),
             }
+
+    def _is_loading(self, stage: str) -> bool:
+        return stage in self.models_of and self.steps[stage] in self._loading
 
     def close(self) -> None:
         """End the thread, and show the last state."""
         self._shown.close()
-        self.bar.close()
 
-    def _move_bar(self) -> None:
+    def lines(self) -> Group:
+        """Return a line for each stage, with its rows so far, and one for the job."""
         values = self.values()
-        self.bar.n = values["share"]
-        self.bar.set_description_str(f"{values['finished']:,} of {counted(self.n_rows, 'row')}", refresh=False)
-        self.bar.set_postfix_str(", ".join(details(values)))
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        for title in ("stage", "passed", "kept", "dropped", "rows/s", "left", ""):
+            table.add_column(title, justify="right" if title not in ("stage", "") else "left", no_wrap=True)
+        with self._lock:
+            kept = self.kept + self.dropped
+            for stage, step in self.steps.items():
+                passed, left, n = self.estimate.rows[step], self.estimate.step_left_s(step), self.drops[stage]
+                kept -= n
+                rate = f"{passed / max(time.monotonic() - self.start, 1e-9):,.1f}" if passed else ""
+                what = f"loading {self.models_of[stage]}" if self._is_loading(stage) else ""
+                cells = (stage, f"{passed:,}", Text(f"{kept:,}", "green"), Text(f"{n:,}", "red" if n else "dim"))
+                table.add_row(*cells, rate, duration_text(left) if left else "", Text(what, "yellow"))
+        bar, shown = Table.grid(padding=(0, 1)), {**values, "prepared": 0, "grounded": 0, "loading": ()}
+        bar.add_row(ProgressBar(1.0, values["share"], width=16, complete_style="green"), Text(self.text(shown)))
+        return Group(table, bar)
+
+    def text(self, values: dict[str, Any]) -> str:
+        """Return the line of the job."""
+        text = f"{values['finished']:,} of {counted(self.n_rows, 'row')}, {values['share']:.0%} of the work"
+        return ", ".join([text, *details(values)])
 
     def _log(self) -> None:
         values = self.values()
-        text = f"{values['finished']:,} of {counted(self.n_rows, 'row')}, {values['share']:.0%} of the work"
-        logger.info("%s", ", ".join([text, *details(values)]), extra={"progress": values})
+        logger.info("%s", self.text(values), extra={"progress": values})
+
+
+@contextmanager
+def live(lines: Callable[[], Group]) -> Iterator[None]:
+    """Draw `lines` at the bottom of the terminal once a second; what is printed or logged meanwhile is above them."""
+    terminal = sys.stderr
+    with Live(get_renderable=lines, console=Console(stderr=True), refresh_per_second=1):
+        handlers = [h for h in logging.getLogger().handlers if getattr(h, "stream", None) is terminal]
+        moved = [handler for handler in handlers if isinstance(handler, logging.StreamHandler)]
+        for handler in moved:
+            handler.setStream(sys.stderr)
+        try:
+            yield
+        finally:
+            for handler in moved:
+                handler.setStream(terminal)
 
 
 def details(values: dict[str, Any]) -> list[str]:
     """Return the parts of a line on the progress after its number of rows."""
-    parts = [f"{values[name]:,} {name}" for name in ("prepared", "grounded") if values[name] > values["finished"]]
+    parts = [f"loading {', '.join(values['loading'])}"] if values["loading"] else []
+    parts += [f"{values[name]:,} {name}" for name in ("prepared", "grounded") if values[name] > values["finished"]]
     parts += [f"{values[name]:,} {name}" for name in ("kept", "dropped", "unfinished") if values[name]]
     if values["finished"]:
         parts.append(f"{values['rows_per_s']:,.1f} rows/s")

@@ -14,8 +14,9 @@ import ray.util
 from ray.util.metrics import Counter, Gauge
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.local_ray import init_ray, python_path
+from hypergrit_common.local_ray import divert_worker_lines, init_ray, python_path
 from hypergrit_common.paths import chdir_hook, repository_root
+from hypergrit_common.progress import has_bar
 from pipeline.config import RayConfig
 from pipeline.models import CACHE, OFFLINE
 from pipeline.read.types import ShardPlan, Task
@@ -23,6 +24,8 @@ from pipeline.run.progress import Follower, followed_by
 from pipeline.run.ray_driver import Driver
 from pipeline.run.steps import Done, Recipe
 from pipeline.stages.download.permits import PermitServer
+
+logger = logging.getLogger("hypergrit")
 
 # Metrics of a job for Prometheus, through Ray: each node of the cluster exports those of its processes.
 #
@@ -136,6 +139,8 @@ def connect(config: RayConfig) -> None:
         )
     except ConnectionError as error:
         raise UserError(f"no Ray cluster at {address!r}: {error}; start one, or do not set ray.address") from None
+    if has_bar():
+        logger.info("lines of Ray's workers are in %s", divert_worker_lines())
 
 
 def worker_variables() -> dict[str, str]:

@@ -344,6 +344,7 @@ class Upkeep:
             return
         busy = {id(call.model) for call in self.work.running.values() if call.model is not None and call.node}
         tell(Follower.models, len(self.models.ready), len(busy))
+        tell(Follower.loading, ("infer",) if self.models.starting and not self.models.ready else ())
         self.models.settle(self.cluster)
         for model in self.models.idle_unusable(self.cluster):
             self.models.discard(model)

@@ -30,7 +30,7 @@ def test_every_component_has_a_short_example() -> None:
         "A grounder",
         "A scorer",
         "An input format",
-        "A model of the trainer",
+        "A model or a loss",
     ]
     assert len(EXAMPLES) == 6
     assert {name: n for name, code in EXAMPLES.items() if (n := code.count("\n") + 1) > MOST_LINES} == {}

@@ -39,5 +39,5 @@ def test_a_picture_can_be_drawn_by_its_name(tmp_path: Path) -> None:
 def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
     done = figures("architectur", "--to", str(tmp_path / "new"))
     assert done.returncode == 2
-    assert "no picture is named 'architectur'; there are overview, architecture, report" in done.stderr
+    assert "no picture is named 'architectur'; there are overview, architecture, performance" in done.stderr
     assert not (tmp_path / "new").exists()

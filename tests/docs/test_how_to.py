@@ -1,27 +1,53 @@
 """The commands of the how-to pages run in order, with tars of drawn scenes and the miniature models."""
 
+import csv
 import re
 import shlex
 import shutil
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
+import torch
 
 from hypergrit.__main__ import main
 from tests.docs.test_commands import COMMAND
+from tests.s3.conftest import server
+from tests.trainer.evaluation.sets.test_sets import write_image
+from tests.trainer.evaluation.tasks.test_retrieval import write_coco
+from tests.trainer.tiny_open_clip import register, save, tiny
 from trainer import Model
+from trainer.checkpoints.released import write_released
+from trainer.encoders.config import TextConfig
+from trainer.models.config import HyperbolicConfig
+from trainer.models.registry import build_model
+
+__all__ = ["server"]
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCAL = {"run", "rewrite", "takedown"}
 """Verbs that run on Ray by default."""
+BASE = "jobs/train_demo/base.yaml"
 REPLACED = {
-    "jobs/train/small_machine.yaml": "jobs/train_demo/base.yaml",
-    "grounder=iSEE-Laboratory/llmdet_tiny": "grounder=miniature",
-    "scorer=openai/clip-vit-base-patch32": "scorer=miniature",
+    "jobs/train/small_machine.yaml": [BASE],
+    "jobs/pipeline/grit.yaml": ["jobs/pipeline/grit.yaml", "scorer=miniature"],
+    "jobs/train/hycoclip.yaml": ["jobs/train/hycoclip.yaml", BASE],
+    "grounder=iSEE-Laboratory/llmdet_tiny": ["grounder=miniature"],
+    "scorer=openai/clip-vit-base-patch32": ["scorer=miniature"],
 }
 QUICK = ["steps=2", "batch_size=4", "optim.warmup_steps=1", 'evaluation.shards=""', "evaluation.image_folders=[]"]
-PAGES = {"pairs_only": [], "ground_laion_tars": ["models"], "dedupe_and_takedown": [], "resume_and_retry": []}
+TINY = [f"model.{part}.name=open_clip/tiny-vit" for part in ("image", "text")]
+PAGES: dict[str, list[str]] = {
+    "pairs_only": [],
+    "ground_laion_tars": ["models"],
+    "dedupe_and_takedown": [],
+    "resume_and_retry": [],
+    "photographs": ["models"],
+    "grit_to_hycoclip": [],
+    "fine_tune_open_clip": [],
+    "evaluate_a_checkpoint": [],
+}
 """Page -> the verbs that need a network."""
 
 
@@ -31,27 +57,81 @@ def commands(page: str) -> list[list[str]]:
     return [shlex.split(found[1]) for line in text.splitlines() if (found := COMMAND.match(line)) and line[0] == " "]
 
 
-def adapted(word: str, tars: Path, folder: Path) -> str:
+def adapted(word: str, tars: Path, folder: Path) -> list[str]:
     """Return an argument with the paths and models of this test."""
-    word = REPLACED.get(word, word)
+    if word in REPLACED:
+        return REPLACED[word]
+    word = re.sub(r"(^|[=\[])out/", rf"\g<1>{folder}/", word)
     word = f"input={tars}/*.tar" if word.startswith("input=/data/") else word
-    word = word.replace("=takedown.txt", f"={folder}/takedown.txt")
-    return word.replace("out/", f"{folder}/") if word.partition("=")[2][:4] == "out/" or word[:4] == "out/" else word
+    word = word.replace("=takedown.txt", f"={folder}/takedown.txt").replace("data=data", f"data={folder}/data")
+    return [word.replace("laion2b_s34b_b79k", f"{folder}/weights").replace("meru:", f"meru:{folder}/")]
+
+
+def prepare(page: str, finished: Path, folder: Path) -> None:
+    """Write what a page takes for given."""
+    if page in ("dedupe_and_takedown", "fine_tune_open_clip"):
+        shutil.copytree(finished, folder / "mine")
+        (folder / "takedown.txt").write_text("example.org\n", encoding="utf-8")
+    if page in ("fine_tune_open_clip", "evaluate_a_checkpoint"):
+        shutil.copytree(finished, folder / "held_out")
+    if page == "fine_tune_open_clip":
+        (folder / "architectures").mkdir()
+        register(folder / "architectures")
+        save(tiny("tiny-vit"), "tiny-vit", folder, "folder")
+    if page in ("grit_to_hycoclip", "evaluate_a_checkpoint"):
+        write_coco(folder / "data")
+        for i in range(10):
+            write_image(folder / "data" / "eurosat" / f"Class{i}" / "a.png")
+    if page == "evaluate_a_checkpoint":
+        shutil.copytree(ROOT / "tests" / "trainer" / "finished_run", folder / "hycoclip")
+        torch.manual_seed(0)
+        model = build_model("meru", HyperbolicConfig(text=TextConfig(width=64, layers=1, heads=1), embed_dim=16))
+        write_released(folder / "meru_vit_l.pth", model)
+
+
+def mark_all(form: Path) -> None:
+    """Mark all boxes of a form as right, as a person would on its page."""
+    with form.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    with form.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0].keys())
+        writer.writeheader()
+        writer.writerows({**row, "mark": "right"} for row in rows)
+
+
+def run(verb: str, words: list[str], *more: str) -> int:
+    extra = ["ray.runner=local"] if verb in LOCAL else QUICK if verb == "train" else []
+    return main([verb, *words, *extra, *more])
 
 
 @pytest.mark.rest
 @pytest.mark.slow
 @pytest.mark.parametrize("page", PAGES)
 def test_the_commands_of_a_page_run(page: str, tars: Path, finished: Path, tmp_path: Path) -> None:
-    assert len(commands(page)) >= 3
-    if page == "dedupe_and_takedown":
-        shutil.copytree(finished, tmp_path / "mine")
-        (tmp_path / "takedown.txt").write_text("example.org\n", encoding="utf-8")
+    assert len(commands(page)) >= 2
+    prepare(page, finished, tmp_path)
+    source = finished / "grit" if page == "grit_to_hycoclip" else tars
     for verb, *words in commands(page):
         if verb in PAGES[page]:
             continue
-        extra = ["ray.runner=local"] if verb in LOCAL else QUICK if verb == "train" else []
-        assert main([verb, *(adapted(word, tars, tmp_path) for word in words), *extra]) == 0, (verb, words)
+        more = [*TINY, "data.workers=0"] if verb == "train" and page == "fine_tune_open_clip" else []
+        given = [new for word in words for new in adapted(word, source, tmp_path)]
+        assert run(verb, given, *more) == 0, (verb, words)
+        if any(word.startswith("form=") for word in words):
+            mark_all(tmp_path / "audit.csv")
+
+
+@pytest.mark.rest
+@pytest.mark.slow
+def test_the_commands_for_s3_run(tars: Path, server: str, tmp_path: Path) -> None:
+    bucket = fsspec.filesystem("s3")
+    bucket.mkdir("bucket")
+    bucket.put(str(tars / "00000.tar"), "bucket/pairs/00000.tar")
+    used = [words for words in commands("slurm_kubernetes_s3") if any("s3://" in word for word in words)]
+    assert [words[0] for words in used] == ["run", "verify", "train"]
+    for verb, *words in used:
+        assert run(verb, [new for word in words for new in adapted(word, tars, tmp_path)]) == 0, (verb, words)
+    assert bucket.exists("bucket/runs/hycoclip/model/model.safetensors")
 
 
 def test_a_model_is_published_as_the_page_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,7 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
+from ray._private import ray_logging
 
+from hypergrit_common.local_ray import divert_worker_lines
 from hypergrit_common.processes import descendants, started_at, stat_fields
 
 PROGRAM = """
@@ -127,3 +129,27 @@ ray.shutdown()
 def test_an_idle_worker_is_kept_while_actors_use_parts_of_cpus() -> None:
     found = subprocess.run([sys.executable, "-c", IDLE_PROGRAM], capture_output=True, text=True, timeout=120)
     assert found.stdout.splitlines()[-1:] == ["True"], found.stderr
+
+
+def test_lines_of_workers_go_to_a_file_in_place_of_the_terminal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    dispatcher = ray_logging.global_worker_stdstream_dispatcher
+    dispatcher.add_handler("ray_print_logs", lambda batch: print(batch["lines"]))
+    try:
+        path = Path(divert_worker_lines())
+        batch = {
+            "pid": 7,
+            "ip": "127.0.0.1",
+            "actor_name": None,
+            "task_name": "prepare",
+            "lines": ["first", "sec\udc80"],
+        }
+        dispatcher.emit(batch)
+    finally:
+        dispatcher.remove_handler("ray_print_logs")
+    assert path.parent == tmp_path
+    assert path.read_text(encoding="utf-8").splitlines()[0] == "(prepare pid=7, ip=127.0.0.1) first"
+    assert path.stat().st_mode & 0o077 == 0
+    assert not any(capsys.readouterr())

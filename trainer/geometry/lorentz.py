@@ -32,7 +32,13 @@ def exp_map0(tangent: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
 
         sinh(sqrt(c)|v|) v / (sqrt(c)|v|)      MERU eq. 9
 
-    Lengths are clamped to asinh(MAX_SINH)/sqrt(c); directions are kept.
+    Args:
+        tangent: vectors at the origin [* d].
+        curvature: c, broadcasts against [*].
+        eps: smallest sqrt(c)|v| by which is divided.
+
+    Returns:
+        Points [* d]. Lengths are clamped to asinh(MAX_SINH)/sqrt(c); directions are kept.
     """
     radius = scaled_norm(tangent, curvature)
     clamped = radius.clamp(min=eps, max=math.asinh(MAX_SINH))
@@ -42,7 +48,15 @@ def exp_map0(tangent: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
 def log_map0(point: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
     """Logarithmic map at the origin, the inverse of `exp_map0`: points [* d] to tangent vectors [* d].
 
-    asinh(sqrt(c)|x|) x / (sqrt(c)|x|)      MERU eq. 8 at the origin
+        asinh(sqrt(c)|x|) x / (sqrt(c)|x|)      MERU eq. 8 at the origin
+
+    Args:
+        point: points [* d].
+        curvature: c, broadcasts against [*].
+        eps: smallest sqrt(c)|x| by which is divided.
+
+    Returns:
+        Tangent vectors [* d].
     """
     radius = scaled_norm(point, curvature)
     return radius.clamp(min=eps).asinh() / radius.clamp(min=eps) * point
@@ -55,6 +69,15 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
 
     With the scaled distances to the origin A of x and B of y, and the angle t between x and y at the origin,
     -c <x, y> - 1 = 2 sinh^2((A - B)/2) + sinh A sinh B (1 - cos t), and 1 - cos t is half the squared chord.
+
+    Args:
+        x: points [* d].
+        y: points [* d].
+        curvature: c, broadcasts against [*].
+        eps: distances are at least acosh(1 + eps)/sqrt(c).
+
+    Returns:
+        Distances [*].
     """
     radius_x, radius_y = scaled_norm(x, curvature), scaled_norm(y, curvature)
     coshm1 = radial_coshm1(radius_x, radius_y).squeeze(-1) + (radius_x * radius_y).squeeze(-1) * squared_chord(x, y) / 2
@@ -98,8 +121,14 @@ def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps:
 
         asin(2 K / (sqrt(c)|x|))      MERU eq. 10; HyCoCLIP eq. 7
 
-    K is `min_radius`. For sqrt(c)|x| < 2 K the formula is undefined, and the half-aperture is pi/2: the cone is a
-    half-space.
+    Args:
+        apex: points [* d].
+        curvature: c, broadcasts against [*].
+        min_radius: K. For sqrt(c)|x| < 2 K the formula is undefined, and the cone is a half-space.
+        eps: half-apertures are at most pi/2 - acos(1 - eps).
+
+    Returns:
+        Angles [*].
     """
     radius = scaled_norm(apex, curvature).squeeze(-1) + eps
     one_minus_sin = ((radius - 2 * min_radius) / radius).clamp(min=eps)
@@ -116,8 +145,16 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
 
     In the plane of the origin, x and y, the geodesic leaves x in the direction (outward, sideways) =
     (sinh(B - A) - cosh A sinh B (1 - cos t), sinh B sin t), a vector whose length is the sinh of the scaled distance;
-    the angle is its atan2. A, B and t are those of `distance`. The angle of equal points is undefined; `eps` sets it to
-    pi/2.
+    the angle is its atan2. A, B and t are those of `distance`.
+
+    Args:
+        apex: points [* d].
+        point: points [* d].
+        curvature: c, broadcasts against [*].
+        eps: limits the angles to [acos(1 - eps), pi - acos(1 - eps)], and sets those of equal points, which are undefined, to pi/2.
+
+    Returns:
+        Angles [*].
     """
     return angle_of_polar(*polar(apex, point), curvature, eps)
 

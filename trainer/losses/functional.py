@@ -17,8 +17,12 @@ def contrastive(logits: Tensor, targets: Tensor | None = None) -> Tensor:
 
         -1/b sum_i log( exp(logits[i, targets[i]]) / sum_j exp(logits[i, j]) )      CLIP, figure 3; MERU, section 3
 
-    `logits` is [b n]. `targets` [b] are the indices of the queries' candidates; default: candidate i for query i.
-    Without queries (b = 0) the loss is 0.
+    Args:
+        logits: similarities [b n], divided by the temperature.
+        targets: index of each query's candidate [b]; default: candidate i for query i.
+
+    Returns:
+        A scalar; 0 without queries (b = 0).
     """
     if targets is None:
         targets = torch.arange(len(logits), device=logits.device)
@@ -30,7 +34,13 @@ def angle_outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Ten
 
         max(0, exterior angle - eta * half-aperture)      MERU eq. 12; HyCoCLIP eq. 8 and 10 with eta
 
-    `angle` and `aperture` have any shape and broadcast.
+    Args:
+        angle: exterior angles at the apexes, of any shape.
+        aperture: half-apertures of their cones; broadcasts with `angle`.
+        eta: factor of the apertures.
+
+    Returns:
+        Energies, of the broadcast shape.
     """
     return (angle - eta * aperture).clamp(min=0)
 
@@ -43,7 +53,15 @@ def mean_over_pairs(energies: Tensor) -> Tensor:
 def huber_angle(angle: Tensor, weight: Tensor, delta: float) -> Tensor:
     """Energies that pull points onto the rays of their apexes, in any shape. ARGENT has no apertures.
 
-    h(weight * angle), h(x) = x^2 / 2 up to delta, then delta (x - delta / 2)      (arXiv 2603.23311)
+        h(weight * angle), h(x) = x^2 / 2 up to delta, then delta (x - delta / 2)      (arXiv 2603.23311)
+
+    Args:
+        angle: exterior angles, of any shape.
+        weight: factor of the angles; broadcasts with them.
+        delta: where the energy becomes linear.
+
+    Returns:
+        Energies, of the broadcast shape.
     """
     scaled = weight * angle
     return F.huber_loss(scaled, torch.zeros_like(scaled), reduction="none", delta=delta)

@@ -35,7 +35,17 @@ class Words(NamedTuple):
 
 
 def lift_words(lift: Callable[[Tensor], Tensor], initial: Tensor, contextual: Tensor, head: Tensor) -> Words:
-    """Lift features of words [b w d]. `head` [b w] is `Syntax.head`."""
+    """Lift the features of words to the space of the model.
+
+    Args:
+        lift: maps features [b w d] to points [b w d].
+        initial: features of the words alone [b w d].
+        contextual: features of the words in their caption [b w d].
+        head: `Syntax.head` [b w], the index of each word's head; negative where there is no word.
+
+    Returns:
+        Both kinds of points, the point of each word's head, and masks [b w] of words and of words with an edge.
+    """
     initial, contextual = lift(initial), lift(contextual)
     is_word = head >= 0
     own_index = torch.arange(head.shape[1], device=head.device)

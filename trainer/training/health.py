@@ -19,6 +19,8 @@ logger = logging.getLogger(__name__)
 PATIENCE: Final = 5
 NEAR_CHANCE: Final = 0.01
 """Relative distance of a contrastive loss from that of equal similarities that counts as collapse."""
+LEAST_CANDIDATES: Final = 8
+"""Candidates from which such a loss is a sign: that of a few differs little from chance in any case."""
 AT_LIMIT: Final = 1e-4
 """Relative distance of a parameter from its limit that counts as pinned."""
 DEAD: Final = 1e-7
@@ -68,7 +70,11 @@ def collapse(values: dict[str, float], config: TrainConfig) -> Iterator[Problem]
     chance, loss = weight_of_contrast(config.model) * math.log(n), values.get("loss/contrastive", 0.0)
     loss = values.get("loss/contrastive/global", loss)  # of models with several contrastive losses
     has_more = getattr(config.model, "box_candidates", "") == "paper" and config.data.boxes == "all"
-    if chance and (abs(loss - chance) <= NEAR_CHANCE * chance or (has_more and loss > chance)):
+    if (
+        chance
+        and n >= LEAST_CANDIDATES
+        and (abs(loss - chance) <= NEAR_CHANCE * chance or (has_more and loss > chance))
+    ):
         yield Problem(
             "collapse",
             f"loss/contrastive is {loss:.3f}, as if all points were equal ({chance:.3f} for {n} candidates): the "

@@ -11,6 +11,7 @@ import torch
 
 from hypergrit_common.cli import MessageFormatter
 from hypergrit_common.errors import UserError, prefixed
+from hypergrit_common.text import counted
 from trainer.checkpoints.model import save_model
 from trainer.config import as_dict
 from trainer.data.preprocess import PreprocessConfig
@@ -126,5 +127,6 @@ def write_model(run: Run, model: DualEncoder) -> None:
         write_card(draft)
         shutil.rmtree(final, ignore_errors=True)
         draft.rename(final)
-    counts = {reason: n for reason, n in run.loader.counts.items() if n}
-    logger.info("%s: model saved after %d steps; samples read by this process: %s", final, run.step, counts)
+    bad = ", ".join(f"{n:,} {name}" for name, n in run.loader.counts.items() if n and name.startswith("bad/"))
+    read = f"{counted(run.loader.counts['samples'], 'sample')} read by this process{f', {bad}' if bad else ''}"
+    logger.info("model saved in %s after %s; %s", final, counted(run.step, "step"), read)

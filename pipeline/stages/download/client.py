@@ -177,7 +177,7 @@ class Client:
                 await asyncio.sleep(pause_s)
 
     async def _is_unreached(self, request: Request, host: Host, start_s: float, patience: Patience) -> bool:
-        """Return True, when it is time to try again, if the failures since `start_s` may be those of the network."""
+        """Return whether the network, not the host, may have failed since `start_s`; if so, wait first until it answers."""
         if host.is_convicted or not await self._reach.explains(request.host, start_s, patience):
             host.is_convicted = True
             return False

@@ -230,6 +230,23 @@ def test_slider_keeps_what_refilter_keeps(
             assert tab.locator("#kept, #command").count() == 0
 
 
+def test_a_row_without_kept_boxes_shows_the_removed_ones_and_small_pictures_have_a_margin(
+    browser: Any, server: Server, output: str
+) -> None:
+    boxes = "[...document.querySelectorAll('.dialog .picture .box')].map(box => box.classList.contains('removed'))"
+    rows = [row for row in rows_of(output)[30:60] if row["found"] and row["width"]]
+    bare = next(row for row in rows if all(box["removed"] for box in row["found"]))
+    mixed = next(row for row in rows if {box["removed"] is None for box in row["found"]} == {True, False})
+    for row in (bare, mixed):
+        with opened(browser, f"{server.url}#row=a/1/{row['key']}") as tab:
+            tab.wait_for_selector(".dialog .facts")
+            n = len(row["found"]) if row is bare else sum(box["removed"] is None for box in row["found"])
+            assert tab.evaluate(boxes) == [row is bare] * n
+            x, y, width, _ = map(float, tab.locator(".dialog .picture svg").get_attribute("viewBox").split())
+            assert width == pytest.approx(row["width"] - 2 * x)
+            assert x == y == min(0, -(400 - max(row["width"], row["height"])) / 2)
+
+
 def test_link_opens_the_same_row_and_filters(browser: Any, server: Server, output: str) -> None:
     row = next(row for row in rows_of(output)[30:60] if row["status"] == "kept")
     with opened(browser, server.url) as tab:

@@ -3,6 +3,9 @@
 import dataclasses
 import json
 import logging
+import os
+import pty
+import re
 import subprocess
 import sys
 import time
@@ -62,6 +65,48 @@ def test_lines_show_progress_before_the_first_shard_is_finished_and_the_end(capl
     assert last.startswith("12 of 12 rows, 100% of the work, 6 kept, 2 dropped, 4 unfinished, ")
     assert last.endswith(" rows/s")
     assert "\r" not in "".join(record.getMessage() for record in found)
+
+
+def test_a_terminal_shows_a_line_for_each_stage_and_log_lines_above_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.setenv("TERM", "xterm")
+    reader, writer = pty.openpty()
+    with os.fdopen(writer, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        handler = logging.StreamHandler()  # to the terminal, as that of a command
+        logging.getLogger().addHandler(handler)
+        try:
+            config = load_config(["input=in", "output=out", "ray.runner=local", "scorer=OWNER/CLIP"])
+            shown = progress(results(0.001), 3 * ROWS, config)
+            next(shown)
+            tell(Follower.loading, ("prepare", "infer", "write"))
+            time.sleep(1.2)  # the display is drawn once a second
+            logging.getLogger("hypergrit").warning("a line of the log")
+            tell(Follower.loading, ())
+            assert len(list(shown)) == 2
+        finally:
+            logging.getLogger().removeHandler(handler)
+    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", os.read(reader, 1 << 20).decode())
+    os.close(reader)
+    stages = ("read", "download", "captions", "parse", "ground", "score", "write")
+    last = [line.split() for line in drawn.splitlines()[-len(stages) - 1 :]]
+    assert [words[0] for words in last[:-1]] == list(stages)
+    assert last[0][:4] == ["read", "12", "8", "0"]  # passed; kept and dropped of finished shards
+    assert last[1][:4] == ["download", "12", "6", "2"]
+    assert "12 of 12 rows, 100% of the work, 6 kept, 2 dropped, 4 unfinished" in " ".join(last[-1])
+    assert "loading OWNER/CLIP" in drawn
+    assert "loading en_core_web_sm" in drawn
+    assert [line for line in drawn.splitlines() if line.strip() == "a line of the log"]
+
+
+def test_lines_without_a_terminal_name_the_models_that_are_loaded(caplog: pytest.LogCaptureFixture) -> None:
+    config = load_config(["input=in", "output=out", "ray.runner=local"])
+    with caplog.at_level(logging.INFO):
+        shown = progress(results(0.001), 3 * ROWS, config)
+        next(shown)
+        tell(Follower.loading, ("infer",))
+        list(shown)
+    assert "of the work, loading miniature, " in caplog.records[-1].getMessage()
 
 
 def test_a_short_job_gets_one_line_and_a_quiet_one_none(caplog: pytest.LogCaptureFixture) -> None:

@@ -1,17 +1,18 @@
 """Warnings about runs that do not learn, each on a run that provokes it."""
 
 import logging
+import math
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.trainer.small import small_batch, small_model
-from tests.trainer.small_run import run, small_run
+from tests.trainer.small_run import run, small_config, small_run
 from trainer.metrics.curves import SHARES
 from trainer.metrics.writers import named_values
 from trainer.models.registry import MODELS
-from trainer.training.health import Health, dead_terms
+from trainer.training.health import Health, collapse, dead_terms
 from trainer.training.step import update
 
 LONG = ("steps=60", "optim.warmup_steps=0", "save.every=100")
@@ -87,3 +88,17 @@ def test_shares_of_pairs_are_no_dead_loss_terms(tmp_path: Path, name: str) -> No
     dead = {problem.key.removeprefix("dead ") for problem in dead_terms(values, model.shares)}
     assert dead == {term for term in values if term.startswith("loss/")} - shares
     assert "loss/contrastive" in dead
+
+
+def test_a_loss_of_a_few_candidates_is_no_collapse(tmp_path: Path) -> None:
+    values = {"loss/contrastive": math.log(4)}
+    assert not list(collapse(values, small_config(tmp_path / "run", "batch_size=4")))
+    assert list(collapse({"loss/contrastive": math.log(8)}, small_config(tmp_path / "run")))
+
+
+def test_the_end_of_a_run_is_a_sentence(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        assert run(tmp_path / "run", "steps=3") == 0
+    (line,) = [record.getMessage() for record in caplog.records if record.getMessage().startswith("model saved")]
+    assert line.startswith(f"model saved in {tmp_path}/run/model after 3 steps; ")
+    assert line.endswith(" samples read by this process")

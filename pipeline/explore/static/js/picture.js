@@ -5,16 +5,20 @@ import { html } from "./html.js";
 /** Class of the colour of a box. */
 export const colour = (number) => `c${number % 8}`;
 
-/** The picture of a row. `isDrawn(box)`: draw the box at all; `isClear(box)`: draw it in full strength. */
-export function Picture({ output, row, isDrawn = () => true, isClear = () => true, onBox = null }) {
+/** The picture of a row. `isDrawn(box)`: draw the box at all; `isClear(box)`: draw it in full strength.
+ *
+ * A row without kept boxes shows the removed ones. Pictures narrower than `least` px get a margin: they are not blown up. */
+export function Picture({ output, row, isDrawn = () => true, isClear = () => true, onBox = null, least = 160 }) {
   const { boxes, rows, firstBox } = output,
     url = output.imageUrl(row);
   const width = rows.width[row] || 4,
     height = rows.height[row] || 3,
     first = firstBox[row],
+    margin = Math.max(0, (least - Math.max(width, height)) / 2),
+    areAllRemoved = output.keptBoxes(row) === 0,
     drawn = [];
   for (let box = firstBox[row + 1] - 1; box >= first; box -= 1) {
-    if (!isDrawn(box)) continue;
+    if (!areAllRemoved && !isDrawn(box)) continue;
     const kind = `${colour(box - first)} ${boxes.removed[box] ? "removed" : ""} ${isClear(box) ? "" : "faint"}`;
     drawn.push(html`<rect key=${box} class="box ${kind}" x=${boxes.x_min[box] * width}
       y=${boxes.y_min[box] * height}
@@ -23,7 +27,7 @@ export function Picture({ output, row, isDrawn = () => true, isClear = () => tru
       onMouseEnter=${onBox && (() => onBox(box - first))} />`);
   }
   return html`<div class="picture">
-    <svg viewBox="0 0 ${width} ${height}" role="img" aria-label=${output.caption(row)}>
+    <svg viewBox="${-margin} ${-margin} ${width + 2 * margin} ${height + 2 * margin}" role="img" aria-label=${output.caption(row)}>
       ${url ? html`<image href=${url} width=${width} height=${height} />` : html`<rect class="empty"
         width=${width} height=${height} />`}
       ${drawn}

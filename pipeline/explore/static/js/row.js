@@ -119,7 +119,7 @@ function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
   if (row < 0) return html`<section class="column"><p class="soft">This row is not in ${letter}.</p></section>`;
   return html`<section class="column">
     ${letter && html`<h3>${letter}: ${output.name}</h3>`}
-    <${Picture} output=${output} row=${row} onBox=${onBox} isClear=${(number) => box === null || at(number) === box}
+    <${Picture} output=${output} row=${row} least=${400} onBox=${onBox} isClear=${(number) => box === null || at(number) === box}
       isDrawn=${(number) => output.boxes.removed[number] === 0 || at(number) === box || areRemovedShown} />
     ${error && html`<p class="warning">${error}</p>`}
     ${

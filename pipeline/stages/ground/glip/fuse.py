@@ -43,6 +43,12 @@ def sample_taps(x: Tensor, offset: Tensor, mask: Tensor, stride: int) -> Tensor:
 
     Each sample is a weighted sum of four pixels. With the pixels as rows of a table, `embedding_bag` computes all sums
     in one pass.
+
+    Args:
+        x: features [b c h w].
+        offset: shifts of the nine taps of a 3 x 3 kernel from the pixel grid, y and x of each [b 18 h' w'].
+        mask: modulation of the taps [b 9 h' w'].
+        stride: step between the output's pixels.
     """
     b, c, height, width = x.shape
     rows = x.permute(0, 2, 3, 1).reshape(-1, c).float()
