@@ -18,6 +18,7 @@ from pipeline.explore.config import ExploreOptions
 from pipeline.output.lock import fence
 from pipeline.output.source import is_option, take_options
 from pipeline.output.store import Store, check_outside_outputs
+from pipeline.output.takedowns import check_unchanged
 from schemas.files import REPORT_FILE, STATS_FILE
 
 USAGE: Final = f"""\
@@ -104,13 +105,8 @@ def write_report_again(output: str) -> None:
     from pipeline.report.summary import summary_table
 
     store = Store(output)
-    known = store.takedowns
-
-    def check() -> None:
-        if Store(output).takedowns != known:
-            raise UserError(f"rows are being taken down from {output}; run the same command again")
-
-    store.fence = partial(fence, store, check)
+    check_unchanged(store)
+    store.fence = partial(fence, store, partial(check_unchanged, store))
     stats = build_stats(store, truth=read_truth(output))
     write_report(store)
     print_text(f"{summary_table(stats)}\nreport: {output}/{REPORT_FILE}")

@@ -20,7 +20,7 @@ from pipeline.faults import ShardError
 from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_images, read_manifests
 from pipeline.output.source import READ, check_hashes
 from pipeline.output.store import Store, check_outside_outputs
-from pipeline.output.takedowns import find_rows, leftovers, strangers
+from pipeline.output.takedowns import check_unchanged, find_rows, leftovers, strangers
 from pipeline.output.write.samples import kept_boxes, shorten_floats, shortest_float
 from schemas.files import FILES, INDEX_FILE
 from schemas.layout import ShardFile
@@ -102,10 +102,14 @@ def export_output(source: str, options: ExportOptions) -> int:
 
 
 def export(store: Store, manifests: Sequence[Manifest], options: ExportOptions, output: Path) -> None:
-    """Write the folder, which appears when it is complete. Raises UserError if it exists or cannot be written."""
+    """Write the folder, which appears when it is complete.
+
+    Raises UserError if it exists, if it cannot be written, and if rows are taken down meanwhile.
+    """
     try:
         with new_folder(output) as draft:
             write_folder(store, manifests, options, draft)
+            check_unchanged(store)
     except OSError as error:
         raise UserError(f"{output} cannot be written: {one_line(error)}; give another output=") from error
 

@@ -353,8 +353,8 @@ def plan_job(store: Store, config: PipelineConfig) -> tuple[Work, Provenance]:
     """
     if read_record(store) is None:
         raise UserError(
-            f"{store.url(JOB_FILE)} does not exist; retry needs an output of the job or of refilter: retry the source "
-            "of this output, and make it again"
+            f"{store.url(JOB_FILE)} does not exist; retry needs an output of the job, or of a rewrite that keeps its "
+            "shards: retry the source of this output, and make it again"
         )
     files = list_files(config.input)
     check_no_query(config, [path for path, _ in files])

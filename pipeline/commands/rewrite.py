@@ -52,7 +52,8 @@ usage: hypergrit rewrite source=A [source=B ...] output=NEW [key=value ...]
 
 Makes a new output from one or several finished ones: other thresholds or formats, several outputs in one, without
 duplicates, without evaluation images, in shards of another size. No model runs, but the scorer for dedupe=[meaning], and
-the sources are left alone. The options combine, and take effect in the order in which they stand here.
+the sources are left alone. The options combine, in this order: thresholds, duplicates (dedupe), evaluation
+images (against), shards of another size and the shuffle.
 
   hypergrit rewrite source=out/demo output=out/strict score.min_score=0.8 score.min_side_px=48
   hypergrit rewrite source=out/coyo source=out/laion output=out/both

@@ -82,7 +82,7 @@ class PartReader:
         for batch in read_batches(store, unchanged_manifest(store, part.source), names):
             table = conform(pa.Table.from_batches([batch]).select(names), schema)
             if part.thresholds is not None:
-                table = refilter_table(table, part)
+                table = filter_table(table, part)
             if part.offset is not None:
                 table = shift_keys(table, part.offset, part.source["output"])
             yield drop_by_key(table, drops).select(columns)
@@ -237,7 +237,7 @@ def decode_table(content: bytes | None, identity: str) -> pa.Table | None:
 # Other thresholds.
 
 
-def refilter_table(table: pa.Table, part: Part) -> pa.Table:
+def filter_table(table: pa.Table, part: Part) -> pa.Table:
     """Return the SCORED table that the job would have made with the thresholds of a part, from that of its shard.
 
     Rows that a stage before `score` dropped are returned as they are. Raises UserError for a box or a row whose cosine

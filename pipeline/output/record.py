@@ -208,7 +208,7 @@ def missing_shards(
 def lacked_by_sources(made: CommandRecord | None, job: JobRecord | None) -> list[LeftOut]:
     """Return the unfinished shards of the sources of a command that nothing can make any more.
 
-    A job can make what a source of refilter lacked: its plan tells what is missing now.
+    A job can make what the source of a rewrite lacked: its plan tells what is missing now.
     """
     return made.get("left_out", []) if made and job is None else []
 

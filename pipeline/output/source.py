@@ -257,9 +257,7 @@ def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     found = read_images(store, manifest, missing)
     if lost := sorted(missing - found.keys()):
         name = store.url(store.file(FILES["grit"][0], manifest["shard"]))
-        raise UserError(
-            f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see hypergrit verify"
-        )
+        raise UserError(f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see hypergrit verify")
     return add_images(table, found)
 
 

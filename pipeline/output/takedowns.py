@@ -82,6 +82,12 @@ def check_obeyed(store: Store, manifests: Sequence[Manifest]) -> None:
             )
 
 
+def check_unchanged(store: Store) -> None:
+    """Raise UserError if rows were taken down since the record of the output was read."""
+    if store.read_takedowns() != store.takedowns:
+        raise UserError(f"rows are being taken down from {store.root}; run the same command again")
+
+
 def is_obeyed(store: Store, manifest: Manifest) -> bool:
     """Return whether a shard can be read and has no row that was taken down from its output."""
     try:

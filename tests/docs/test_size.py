@@ -25,9 +25,9 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_710),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(34, 4_300),
-    "pipeline": Size(150, 32_770, 10),
-    "trainer": Size(200, 27_270, 20),
+    "hypergrit_common": Size(34, 4_310),
+    "pipeline": Size(150, 32_930, 10),
+    "trainer": Size(200, 27_370, 20),
     "demo": Size(43, 6_480),
     "benchmarks": Size(37, 5_260),
 }

@@ -1,1 +1,1 @@
-"""Evaluation: zero-shot classification, retrieval, entailment. `evaluate.Evaluation` computes all of them."""
+"""Evaluation: zero-shot classification, retrieval, entailment. Its command is `trainer.evaluate`."""

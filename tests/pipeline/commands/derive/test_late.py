@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.commands.rewrite_rows import Part, late_stages, refilter_table
+from pipeline.commands.rewrite_rows import Part, filter_table, late_stages
 from pipeline.read.types import ShardPlan
 from pipeline.stages.score.filters import Thresholds
 from schemas.manifest import Provenance
@@ -26,7 +26,7 @@ def made(tmp_path: Path, min_score: float, **columns: object) -> pa.Table:
     row = scored(0, 0.6) | {"key": f"{0:012d}", **PLACE, **columns}
     source = {"output": "out", "shard": 0, "manifest": ""}
     part = Part(source, 0, ShardPlan(0, 0, 1, ()), provenance, 0, None, thresholds, keep_all=True)  # type: ignore[arg-type]
-    return refilter_table(pa.Table.from_pylist([row], schema=SCORED), part)
+    return filter_table(pa.Table.from_pylist([row], schema=SCORED), part)
 
 
 def test_a_row_that_the_stage_has_not_seen_does_not_come_back(tmp_path: Path) -> None:

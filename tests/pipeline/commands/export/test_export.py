@@ -18,6 +18,7 @@ import yaml
 from huggingface_hub.errors import HfHubHTTPError
 
 from hypergrit import __main__ as hypergrit
+from pipeline.commands import export
 from pipeline.commands.export_card import Card, public_name, text
 from pipeline.commands.export_formats import FORMATS
 from pipeline.output.store import Store
@@ -344,6 +345,21 @@ def test_neither_damage_nor_a_row_that_was_taken_down_is_exported(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert hypergrit.main(["export", str(output), f"output={output / 'x'}", "format=odvg"]) == 2
     assert "is within the output" in capsys.readouterr().err
+
+
+def test_an_export_ends_with_an_error_if_rows_are_taken_down_meanwhile(
+    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    output, write = Path(shutil.copytree(finished, tmp_path / "out")), export.write_folder
+
+    def late(*arguments: Any) -> None:
+        write(*arguments)
+        Store(str(output)).record_takedowns(parse_takedown(["http://x/0"], "list"))
+
+    monkeypatch.setattr(export, "write_folder", late)
+    assert hypergrit.main(["export", str(output), f"output={tmp_path / 'x'}", "format=odvg"]) == 2
+    assert "rows are being taken down from" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
 def test_files_without_a_manifest_are_not_uploaded(

@@ -249,7 +249,7 @@ def test_the_help_names_the_reasons(capsys: Printed, output: Path) -> None:
 def test_an_output_that_the_job_cannot_resume_is_refused(output: Path, web: TinyWeb, capsys: Printed) -> None:
     (output / "_job.json").rename(output / "job.json")
     assert retry(output) == 2
-    assert "retry needs an output of the job or of refilter" in capsys.readouterr().err
+    assert "retry needs an output of the job, or of a rewrite" in capsys.readouterr().err
     (output / "job.json").rename(output / "_job.json")
     record = json.loads((output / "_job.json").read_text())
     record["provenance"]["packages"]["torch"] = "1.0"
