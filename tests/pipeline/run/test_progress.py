@@ -8,8 +8,10 @@ import pty
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -67,10 +69,21 @@ def test_lines_show_progress_before_the_first_shard_is_finished_and_the_end(capl
     assert "\r" not in "".join(record.getMessage() for record in found)
 
 
+def read_all(reader: int, chunks: list[bytes]) -> None:
+    """Read a terminal, which holds a few kB, until it is closed."""
+    with suppress(OSError):
+        while data := os.read(reader, 1 << 16):
+            chunks.append(data)
+    os.close(reader)
+
+
 def test_a_terminal_shows_a_line_for_each_stage_and_log_lines_above_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
     monkeypatch.setenv("TERM", "xterm")
     reader, writer = pty.openpty()
+    chunks = list[bytes]()
+    thread = threading.Thread(target=read_all, args=(reader, chunks))
+    thread.start()
     with os.fdopen(writer, "w") as terminal:
         monkeypatch.setattr(sys, "stderr", terminal)
         handler = logging.StreamHandler()  # to the terminal, as that of a command
@@ -86,8 +99,8 @@ def test_a_terminal_shows_a_line_for_each_stage_and_log_lines_above_them(monkeyp
             assert len(list(shown)) == 2
         finally:
             logging.getLogger().removeHandler(handler)
-    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", os.read(reader, 1 << 20).decode())
-    os.close(reader)
+    thread.join()
+    drawn = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", b"".join(chunks).decode())
     stages = ("read", "download", "captions", "parse", "ground", "score", "write")
     last = [line.split() for line in drawn.splitlines()[-len(stages) - 1 :]]
     assert [words[0] for words in last[:-1]] == list(stages)
