@@ -5,10 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from demo.paper.steps import Slots
 
 from demo.paper.run import Folders, run_study
 from demo.paper.sizes import SIZES
-from demo.paper.steps import Slots
 
 SIZE = SIZES["smoke"]
 
