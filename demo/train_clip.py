@@ -85,11 +85,13 @@ def main() -> int:
         run_trainer([f"{JOBS}/base.yaml", "model_name=clip", *arguments, *options.overrides])
         if options.keep:
             words = ["python -m demo.train_clip", "--whole" * options.whole, "--keep", options.keep, *options.overrides]
+            words[2:2] = ["--shards", options.shards] if options.shards else []
             keep(run, options.keep, " ".join(filter(None, map(str, words))), OUTPUT)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
-    print_text(format_table("clip", json.loads((run / "evaluation.json").read_text("utf-8"))))
+    if (path := run / "evaluation.json").is_file():
+        print_text(format_table("clip", json.loads(path.read_text("utf-8"))))
     return 0
 
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -198,10 +199,12 @@ def settings_of(run: Run, trained: Trained) -> dict[str, Any]:
 def draw(trained: Trained, tower: TowerFeatures, folders: Folders, key: str) -> None:
     """Write OUT/pictures/KEY/TASK.json with the figures beside it, for the page."""
     embedder = HeadEmbedder(trained.model, trained.tokenizer, tower)
+    sets = folders.data / "sets" / "test"
+    shutil.copytree(sets / "traversal", folders.out / "pictures" / "traversal", dirs_exist_ok=True)
     for task in PICTURED:
         folder = folders.out / "pictures" / key
         try:
-            result = CATALOG[task].evaluate(embedder, folders.data / "sets" / "test", TaskOptions())
+            result = CATALOG[task].evaluate(embedder, sets, TaskOptions())
         except UnsuitableModelError:
             continue
         write_object(as_json(result) | {"figures": draw_figures(result, task, folder)}, folder / f"{task}.json")
