@@ -13,9 +13,11 @@ from hypergrit_common.config_help import print_text
 from hypergrit_common.processes import n_cpus
 from hypergrit_common.text import message_lines
 
+EXTRA = "extra"
 EPILOG = f"""\
 sizes:
 {chr(10).join(f"  {name:6} {size.about}" for name, size in SIZES.items())}
+  {EXTRA:6} full, and what no paper measures: loose boxes, trees and lattices, a map of rate, curvature and K
 
 rows, for --rows:
 {chr(10).join(f"  {key:26} {variant.title}" for key, variant in VARIANTS.items())}
@@ -45,7 +47,7 @@ def main() -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--size", choices=tuple(SIZES), default="small", help="size of the study; default: small")
+    parser.add_argument("--size", choices=(*SIZES, EXTRA), default="small", help="size of the study; default: small")
     parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")
     parser.add_argument("--seeds", type=int, help="number of seeds")
     parser.add_argument(
@@ -57,14 +59,20 @@ def main() -> int:
     for name in ("seeds", "jobs"):
         if (getattr(options, name) or 1) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; give 1 or more")
-    size = SIZES[options.size]
+    name = "full" if options.size == EXTRA else options.size
+    size = SIZES[name]
     size = replace(size, rows=tuple(options.rows or size.rows), seeds=options.seeds or size.seeds)
-    default = ROOT / "out" / "paper" / options.size
-    from demo.paper.run import Folders, run_study  # imports torch, which --help does not need
+    default, jobs = ROOT / "out" / "paper" / name, options.jobs or n_cpus()
+    from demo.paper.extra import run_extra  # imports torch, which --help does not need
+    from demo.paper.page import write_page
+    from demo.paper.run import Folders, run_study
 
     folders = Folders(out=(options.out or default).resolve(), work=(options.work or default).resolve())
     try:
-        page = run_study(options.size, size, folders, options.jobs or n_cpus(), report)
+        run_study(size, folders, jobs, report)
+        if options.size == EXTRA:
+            run_extra(size, folders, jobs, report)
+        page = write_page(name, size, folders.out)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG

@@ -19,7 +19,7 @@ from demo.paper.heads import TowerFeatures, config_of, evaluate, train
 from demo.paper.scenes import UNSEEN_SHARE, write_scenes
 from demo.paper.sets import write_sets
 from demo.paper.sizes import Size
-from demo.paper.variants import VARIANTS, Boxes, Tower, Variant
+from demo.paper.variants import VARIANTS, Tower, Variant
 from demo.train_demo import run_verb
 from demo.train_demo_data import JOB, ROOT, is_current, make_shards, record_settings, settings_path
 from demo.world.scenes import HELD_OUT_SEEDS, SHARD_SEEDS
@@ -27,12 +27,8 @@ from hypergrit_common.errors import UserError
 from trainer.checkpoints.towers import weights_sha256
 
 TOWERS: Final[dict[Tower, Path]] = {"crops": ROOT / "demo/weights/clip", "scenes": ROOT / "demo/weights/clip_scenes"}
-GROUNDING: Final[dict[Boxes, tuple[str, ...]]] = {
-    "predicted": ("formats=[train,arrow]", "score.keep_all=true"),
-    "true": ("formats=[train]", "grounder=none", "scorer=none"),
-}
-KIND: Final = {"predicted": "pairs", "true": "true"}
-"""Tars that the pipeline reads."""
+PREDICTED: Final = ("formats=[train,arrow]", "score.keep_all=true")
+GIVEN: Final = ("formats=[train]", "grounder=none", "scorer=none")
 TASKS: Final[dict[str, tuple[str, ...]]] = {
     "test": ("classification", "hierarchical", "retrieval", "sugarcrepe", "vlchecklist", "order", "chains"),
     "unseen": ("sugarcrepe",),
@@ -90,12 +86,13 @@ def make_data(folder: Path, size: Size, rows: Sequence[Variant], report: Callabl
         report(f"features of the evaluation sets, tower {tower}")
 
 
-def write_shards(folder: Path, name: str, boxes: Boxes, size: Size) -> None:
+def write_shards(folder: Path, name: str, boxes: str, size: Size) -> None:
     """Run the pipeline, which keeps finished shards."""
     output = folder / "shards" / f"{name}-{boxes}"
     if not is_current(output, {"done": True}):
-        scenes = folder / "scenes" / name / KIND[boxes]
-        make_shards(scenes, output, *GROUNDING[boxes], f"ray.runner={size.runner}")
+        predicted = boxes == "predicted"
+        scenes = folder / "scenes" / name / ("pairs" if predicted else boxes)
+        make_shards(scenes, output, *(PREDICTED if predicted else GIVEN), f"ray.runner={size.runner}")
         record_settings(output, {"done": True})
 
 

@@ -10,7 +10,19 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
-from demo.paper.results import CONDITIONS, COUNTED, FILE, VERDICTS, Judgement, Rows, claims, estimate, judge, n_false, read_rows
+from demo.paper.results import (
+    CONDITIONS,
+    COUNTED,
+    FILE,
+    VERDICTS,
+    Judgement,
+    Rows,
+    claims,
+    estimate,
+    judge,
+    n_false,
+    read_rows,
+)
 from demo.paper.sizes import Size, rows_of
 from demo.paper.statistics import Estimate
 from demo.paper.tables import MAIN, Table, shown, tables
@@ -82,7 +94,9 @@ def notes(rows: Rows, planned: Mapping[str, int]) -> list[str]:
     """What a reader must know about the results: what is not finished, what collapsed, and claims that were changed."""
     short = [f"{key} ({len(rows[key].results) if key in rows else 0} of {n})" for key, n in planned.items()]
     missing = [text for text, (key, n) in zip(short, planned.items(), strict=True) if not has_all(rows, key, n)]
-    fell = {key: sum(bool(result.facts.get("collapsed")) for result in row.results.values()) for key, row in rows.items()}
+    fell = {
+        key: sum(bool(result.facts.get("collapsed")) for result in row.results.values()) for key, row in rows.items()
+    }
     hashes = {result.facts.get("claims") for row in rows.values() for result in row.results.values()} - {None}
     found = [f"Not finished, seeds of rows: {', '.join(missing)}."] if missing else []
     if any(fell.values()):
@@ -225,13 +239,20 @@ def settings_of(rows: Rows) -> tuple[list[tuple[str, str, str]], list[tuple[str,
     They are read from the resolved configuration of the first result of each row.
     """
     compared = {key: compare(row.variant.model, found) for key, row in rows.items() if (found := resolved(row.results))}
-    common = {key for key in set[str]().union(*compared.values()) if len({values_of(key, found) for found in compared.values()}) == 1}
+    common = {
+        key
+        for key in set[str]().union(*compared.values())
+        if len({values_of(key, found) for found in compared.values()}) == 1
+    }
     shared = [
         (key, ", ".join(sorted({found[key][0] for found in compared.values()})), next(iter(compared.values()))[key][1])
         for key in sorted(common)
     ]
     others = [
-        (rows[key].variant.title + f" ({key})", "; ".join(f"{k} {here} (paper: {paper})" for k, (paper, here) in sorted(found.items()) if k not in common))
+        (
+            rows[key].variant.title + f" ({key})",
+            "; ".join(f"{k} {here} (paper: {paper})" for k, (paper, here) in sorted(found.items()) if k not in common),
+        )
         for key, found in compared.items()
     ]
     return shared, [(name, text or "nothing else") for name, text in others]
@@ -311,14 +332,26 @@ def markdown(study: Study) -> str:
             parts += [markdown_row(about, "", *[""] * len(table.headings))] if about and lines else []
             for line in lines:
                 texts = [f"**{cell.text}**" if cell.is_best else cell.text for cell in line.cells]
-                texts = [f"{text} ({c.printed})" if c.printed else text for text, c in zip(texts, line.cells, strict=True)]
+                texts = [
+                    f"{text} ({c.printed})" if c.printed else text for text, c in zip(texts, line.cells, strict=True)
+                ]
                 parts.append(markdown_row(line.name, line.source, *texts))
     if study.judgements:
-        parts += ["", "## Claims", "", markdown_row("paper", "claim", "rows", "differences", "verdict"), "|---|---|---|---|---|"]
+        parts += [
+            "",
+            "## Claims",
+            "",
+            markdown_row("paper", "claim", "rows", "differences", "verdict"),
+            "|---|---|---|---|---|",
+        ]
     for entry in study.judgements:
         claim = entry.claim
         texts = [f"{name}: {text}" for name, text, _ in differences(entry)]
-        cells = (f"{claim.paper}, {claim.source}", f"{claim.text} ({claim.metric})", f"{claim.first} - {claim.second or 'chance'}")
+        cells = (
+            f"{claim.paper}, {claim.source}",
+            f"{claim.text} ({claim.metric})",
+            f"{claim.first} - {claim.second or 'chance'}",
+        )
         parts.append(markdown_row(*cells, "; ".join(texts), entry.verdict))
     return "\n".join(parts) + "\n"
 

@@ -1,4 +1,4 @@
-"""Run a study: data, choice of rates and steps, trainings with their evaluations, then the page. All parts resume."""
+"""Run a study: data, choice of rates and steps, trainings with their evaluations. All parts resume."""
 
 import hashlib
 import json
@@ -14,7 +14,7 @@ from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 
@@ -41,6 +41,7 @@ CHOSEN_BY: Final = (
     "retrieval:coco/image_to_text/recall@5",
 )
 """Metrics of the validation split whose mean chooses the rate and the step of a row."""
+Case = TypeVar("Case")
 PICTURED: Final = ("norms", "traversal", "interpolation", "factors", "order")
 """Tasks whose figures the page shows, of the first seed of main rows."""
 
@@ -81,8 +82,8 @@ class Run:
         return {"row": self.variant.key, "model": self.variant.model, **settings, **schedule} | data_settings(self.size)
 
 
-def run_study(name: str, size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> Path:
-    """Run what is missing and write the page. Return its path.
+def run_study(size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> None:
+    """Run what is missing.
 
     Raises RuntimeError if a step fails, and UserError for claims that are not committed.
     """
@@ -95,9 +96,6 @@ def run_study(name: str, size: Size, folders: Folders, n_jobs: int, report: Call
     chosen = tune(rows, size, folders, n_jobs, report)
     runs = [run for seed in range(size.seeds) for run in runs_of(rows, size, chosen, seed) if not is_done(run, folders)]
     each(partial(measure, folders), runs, n_jobs, report)
-    from demo.paper.page import write_page  # imports matplotlib, which trainings do not need
-
-    return write_page(name, size, folders.out)
 
 
 def runs_of(rows: Sequence[Variant], size: Size, chosen: Mapping[str, Any], seed: int) -> Iterator[Run]:
@@ -118,7 +116,7 @@ def is_done(run: Run, folders: Folders) -> bool:
     return has_result(result_path(run, folders), run.identity)
 
 
-def each(work: Callable[[Run], str], runs: Sequence[Run], n_jobs: int, report: Callable[[str], None]) -> None:
+def each(work: Callable[[Case], str], runs: Sequence[Case], n_jobs: int, report: Callable[[str], None]) -> None:
     """Do the work of each run in processes of one thread."""
     start = time.monotonic()
     with ProcessPoolExecutor(n_jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:

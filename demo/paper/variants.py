@@ -11,7 +11,6 @@ from typing import Final, Literal
 from trainer.models.registry import MODELS
 
 Tower = Literal["crops", "scenes"]
-Boxes = Literal["predicted", "true"]
 MAIN: Final = "main"
 SEEDS: Final = 10
 FEW_SEEDS: Final = 5
@@ -28,7 +27,8 @@ class Variant:
     overrides: tuple[str, ...] = ()
     table: str = MAIN
     tower: Tower = "crops"
-    boxes: Boxes = "predicted"
+    boxes: str = "predicted"
+    """predicted, true, or the name of a folder of scenes with other given boxes."""
     seeds: int = SEEDS
     tuned_as: str = ""
     """The row of the same tower whose rate and step it has; empty: its own."""
