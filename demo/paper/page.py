@@ -5,12 +5,25 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup
 
-from demo.paper.results import CONDITIONS, COUNTED, FILE, VERDICTS, Judgement, Rows, claims, estimate, judge, n_false, read_rows
+from demo.paper.results import (
+    CONDITIONS,
+    FILE,
+    VERDICTS,
+    Judgement,
+    Row,
+    Rows,
+    claims,
+    estimate,
+    judge,
+    n_false,
+    read_rows,
+)
 from demo.paper.sizes import Size, rows_of
 from demo.paper.statistics import Estimate
 from demo.paper.tables import MAIN, Table, shown, tables
@@ -32,7 +45,7 @@ HEADINGS: Final = {
     "holds": "Hold here",
     "reversed": "The opposite is shown",
     "absent": "A difference as large as the margin is excluded",
-    "mixed": "The towers disagree",
+    "mixed": "The verdict depends on the tower",
     "undecided": "Undecided: neither a difference nor its absence is shown",
     "not testable": "Not testable: a row is at chance",
 }
@@ -82,7 +95,9 @@ def notes(rows: Rows, planned: Mapping[str, int]) -> list[str]:
     """What a reader must know about the results: what is not finished, what collapsed, and claims that were changed."""
     short = [f"{key} ({len(rows[key].results) if key in rows else 0} of {n})" for key, n in planned.items()]
     missing = [text for text, (key, n) in zip(short, planned.items(), strict=True) if not has_all(rows, key, n)]
-    fell = {key: sum(bool(result.facts.get("collapsed")) for result in row.results.values()) for key, row in rows.items()}
+    fell = {
+        key: sum(bool(result.facts.get("collapsed")) for result in row.results.values()) for key, row in rows.items()
+    }
     hashes = {result.facts.get("claims") for row in rows.values() for result in row.results.values()} - {None}
     found = [f"Not finished, seeds of rows: {', '.join(missing)}."] if missing else []
     if any(fell.values()):
@@ -141,9 +156,9 @@ def answer(judgements: Sequence[Judgement]) -> list[str]:
     n_tests, n_expected = n_false(judgements)
     return [
         f"Of {len(entries)} claims, {counts['holds']} hold here, {n_restated} of them because the loss asks for it. "
-        f"Of {counts['reversed']} the opposite is shown, in {counts['absent']} a difference as large as the margin is "
-        f"excluded, in {counts['mixed']} the two towers disagree, {counts['undecided']} are undecided, "
-        f"{counts['not testable']} are not testable, and {counts['not measured']} were not measured.",
+        f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
+        f"{counts['mixed']} depend on the tower, {counts['undecided']} are undecided, {counts['not testable']} not "
+        f"testable, and {counts['not measured']} not measured.",
         f"The verdicts rest on {n_tests} tests of level 5 % without correction: if no rows differed, about "
         f"{n_expected:.0f} of them would find a direction.",
     ]
@@ -225,16 +240,23 @@ def settings_of(rows: Rows) -> tuple[list[tuple[str, str, str]], list[tuple[str,
     They are read from the resolved configuration of the first result of each row.
     """
     compared = {key: compare(row.variant.model, found) for key, row in rows.items() if (found := resolved(row.results))}
-    common = {key for key in set[str]().union(*compared.values()) if len({values_of(key, found) for found in compared.values()}) == 1}
+    common = {
+        key
+        for key in set[str]().union(*compared.values())
+        if len({values_of(key, found) for found in compared.values()}) == 1
+    }
     shared = [
         (key, ", ".join(sorted({found[key][0] for found in compared.values()})), next(iter(compared.values()))[key][1])
         for key in sorted(common)
     ]
     others = [
-        (rows[key].variant.title + f" ({key})", "; ".join(f"{k} {here} (paper: {paper})" for k, (paper, here) in sorted(found.items()) if k not in common))
+        (
+            f"{rows[key].variant.title} ({key})",
+            [f"{k} {found[k][1]} (paper: {found[k][0]})" for k in sorted(found.keys() - common)],
+        )
         for key, found in compared.items()
     ]
-    return shared, [(name, text or "nothing else") for name, text in others]
+    return shared, [(name, "; ".join(parts) or "nothing else") for name, parts in others]
 
 
 def values_of(key: str, found: Mapping[str, tuple[str, str]]) -> str | None:
@@ -257,14 +279,19 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def compare(model: str, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """The values of the job of the model's paper and of a row, for all settings in which they differ."""
-    config = load_config([str(ROOT / "jobs" / "train" / f"{model}.yaml")])
-    paper = flat(as_dict(config))
-    free = runtime_keys(TrainConfig, {"model": type(config.model)}) | SKIPPED
+    paper, free = job_of(model)
     return {
         key: (str(paper.get(key, "–")), str(value))
         for key, value in settings.items()
         if value != paper.get(key) and not any(key == name or key.startswith(f"{name}.") for name in free)
     }
+
+
+@cache
+def job_of(model: str) -> tuple[dict[str, Any], set[str]]:
+    """The settings of the job of a model's paper, and the names of those that are not compared."""
+    config = load_config([str(ROOT / "jobs" / "train" / f"{model}.yaml")])
+    return flat(as_dict(config)), runtime_keys(TrainConfig, {"model": type(config.model)}) | SKIPPED
 
 
 def facts(rows: Rows) -> dict[str, str]:
@@ -311,14 +338,26 @@ def markdown(study: Study) -> str:
             parts += [markdown_row(about, "", *[""] * len(table.headings))] if about and lines else []
             for line in lines:
                 texts = [f"**{cell.text}**" if cell.is_best else cell.text for cell in line.cells]
-                texts = [f"{text} ({c.printed})" if c.printed else text for text, c in zip(texts, line.cells, strict=True)]
+                texts = [
+                    f"{text} ({c.printed})" if c.printed else text for text, c in zip(texts, line.cells, strict=True)
+                ]
                 parts.append(markdown_row(line.name, line.source, *texts))
     if study.judgements:
-        parts += ["", "## Claims", "", markdown_row("paper", "claim", "rows", "differences", "verdict"), "|---|---|---|---|---|"]
+        parts += [
+            "",
+            "## Claims",
+            "",
+            markdown_row("paper", "claim", "rows", "differences", "verdict"),
+            "|---|---|---|---|---|",
+        ]
     for entry in study.judgements:
         claim = entry.claim
         texts = [f"{name}: {text}" for name, text, _ in differences(entry)]
-        cells = (f"{claim.paper}, {claim.source}", f"{claim.text} ({claim.metric})", f"{claim.first} - {claim.second or 'chance'}")
+        cells = (
+            f"{claim.paper}, {claim.source}",
+            f"{claim.text} ({claim.metric})",
+            f"{claim.first} - {claim.second or 'chance'}",
+        )
         parts.append(markdown_row(*cells, "; ".join(texts), entry.verdict))
     return "\n".join(parts) + "\n"
 
@@ -347,7 +386,7 @@ def as_json(study: Study) -> dict[str, Any]:
     }
 
 
-def metrics_of(row: Any) -> list[str]:
+def metrics_of(row: Row) -> list[str]:
     """The metrics of a row, TASK:METRIC."""
     return list(dict.fromkeys(name for result in row.results.values() for name in result.metrics))
 

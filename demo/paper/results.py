@@ -76,7 +76,9 @@ class Row:
 
     def chance(self, metric: str) -> float | None:
         """The chance level of a metric TASK:METRIC; None if it has none."""
-        return next((found for result in self.results.values() if (found := result.chance.get(metric)) is not None), None)
+        return next(
+            (found for result in self.results.values() if (found := result.chance.get(metric)) is not None), None
+        )
 
 
 Rows = Mapping[str, Row]
@@ -182,7 +184,11 @@ def verdict(direction: Direction, margin: float, found: Estimate) -> Verdict:
 
 def is_at_chance(row: Row, metric: str) -> bool:
     """True if the interval of a metric contains its chance level, or that of the accuracy on its set if it has none."""
-    name = metric if row.chance(metric) is not None else f"classification:{metric.partition(':')[2].split('/')[0]}/accuracy"
+    name = (
+        metric
+        if row.chance(metric) is not None
+        else f"classification:{metric.partition(':')[2].split('/')[0]}/accuracy"
+    )
     level = row.chance(name)
     found = estimate(row, name, level=level) if level is not None else None
     return found is not None and found.side == 0

@@ -110,7 +110,5 @@ def layout(row: Sequence[Items]) -> Array:
     _, place = np.unique(units, return_inverse=True)
     n_units = int(place.max()) + 1
     metrics = [items.metric() for items in row]
-    centered = [
-        np.bincount(place, items.values - metric, n_units) for items, metric in zip(row, metrics, strict=True)
-    ]
+    centered = [np.bincount(place, items.values - metric, n_units) for items, metric in zip(row, metrics, strict=True)]
     return np.array(metrics)[:, None] + np.stack(centered) * (n_units / len(units))

@@ -176,7 +176,9 @@ def lines(rows: Rows, columns: Sequence[str], beside: Mapping[str, Mapping[str, 
     for key, row in rows.items():
         cells = [our_cell(name, row, best[name], (beside or {}).get(name, {}).get(key, "")) for name in columns]
         made.append(Line(name=row.variant.title, source=f"{len(row.results)} seeds", cells=tuple(cells)))
-    levels = [next((found for row in rows.values() if (found := row.chance(name)) is not None), None) for name in columns]
+    levels = [
+        next((found for row in rows.values() if (found := row.chance(name)) is not None), None) for name in columns
+    ]
     if any(level is not None for level in levels):
         cells = [Cell(text=shown(name, level)) for name, level in zip(columns, levels, strict=True)]
         made.append(Line(name="chance", source="", cells=tuple(cells)))
@@ -211,7 +213,9 @@ def our_cell(metric: str, row: Row, best: Row | None, beside: str) -> Cell:
 def paper_lines(plan: Design, rows: Rows) -> list[Line]:
     """The papers' rows of the models of the study that have a value in one of the columns."""
     models = {MODELS[row.variant.model].title for row in rows.values()}
-    tasks = dict.fromkeys("hierarcaps" if (task := name.partition(":")[0]) == "chains" else task for name in plan.papers.values())
+    tasks = dict.fromkeys(
+        "hierarcaps" if (task := name.partition(":")[0]) == "chains" else task for name in plan.papers.values()
+    )
     found = []
     for entry in [entry for task in tasks for entry in published().get(task, ()) if entry["model"] in models]:
         cells = tuple(paper_cell(entry, plan.papers.get(name, "")) for name in plan.columns)
