@@ -116,7 +116,7 @@ def has_all(rows: Rows, key: str, n_seeds: int) -> bool:
 def html(study: Study, out: Path) -> str:
     """The page. The template escapes all texts."""
     papers = [entry for entry in study.judgements if entry.claim.kind != "component"]
-    by_verdict = defaultdict(list)
+    by_verdict: dict[str, list[Judgement]] = defaultdict(list)
     for entry in papers:
         by_verdict[entry.verdict].append(entry)
     extra = out / "results" / "extra.json"
