@@ -5,6 +5,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,10 +13,10 @@ from markupsafe import Markup
 
 from demo.paper.results import (
     CONDITIONS,
-    COUNTED,
     FILE,
     VERDICTS,
     Judgement,
+    Row,
     Rows,
     claims,
     estimate,
@@ -44,7 +45,7 @@ HEADINGS: Final = {
     "holds": "Hold here",
     "reversed": "The opposite is shown",
     "absent": "A difference as large as the margin is excluded",
-    "mixed": "The towers disagree",
+    "mixed": "The verdict depends on the tower",
     "undecided": "Undecided: neither a difference nor its absence is shown",
     "not testable": "Not testable: a row is at chance",
 }
@@ -115,7 +116,7 @@ def has_all(rows: Rows, key: str, n_seeds: int) -> bool:
 def html(study: Study, out: Path) -> str:
     """The page. The template escapes all texts."""
     papers = [entry for entry in study.judgements if entry.claim.kind != "component"]
-    by_verdict = defaultdict(list)
+    by_verdict: dict[str, list[Judgement]] = defaultdict(list)
     for entry in papers:
         by_verdict[entry.verdict].append(entry)
     extra = out / "results" / "extra.json"
@@ -155,9 +156,9 @@ def answer(judgements: Sequence[Judgement]) -> list[str]:
     n_tests, n_expected = n_false(judgements)
     return [
         f"Of {len(entries)} claims, {counts['holds']} hold here, {n_restated} of them because the loss asks for it. "
-        f"Of {counts['reversed']} the opposite is shown, in {counts['absent']} a difference as large as the margin is "
-        f"excluded, in {counts['mixed']} the two towers disagree, {counts['undecided']} are undecided, "
-        f"{counts['not testable']} are not testable, and {counts['not measured']} were not measured.",
+        f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
+        f"{counts['mixed']} depend on the tower, {counts['undecided']} are undecided, {counts['not testable']} not "
+        f"testable, and {counts['not measured']} not measured.",
         f"The verdicts rest on {n_tests} tests of level 5 % without correction: if no rows differed, about "
         f"{n_expected:.0f} of them would find a direction.",
     ]
@@ -250,12 +251,12 @@ def settings_of(rows: Rows) -> tuple[list[tuple[str, str, str]], list[tuple[str,
     ]
     others = [
         (
-            rows[key].variant.title + f" ({key})",
-            "; ".join(f"{k} {here} (paper: {paper})" for k, (paper, here) in sorted(found.items()) if k not in common),
+            f"{rows[key].variant.title} ({key})",
+            [f"{k} {found[k][1]} (paper: {found[k][0]})" for k in sorted(found.keys() - common)],
         )
         for key, found in compared.items()
     ]
-    return shared, [(name, text or "nothing else") for name, text in others]
+    return shared, [(name, "; ".join(parts) or "nothing else") for name, parts in others]
 
 
 def values_of(key: str, found: Mapping[str, tuple[str, str]]) -> str | None:
@@ -278,14 +279,19 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 def compare(model: str, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
     """The values of the job of the model's paper and of a row, for all settings in which they differ."""
-    config = load_config([str(ROOT / "jobs" / "train" / f"{model}.yaml")])
-    paper = flat(as_dict(config))
-    free = runtime_keys(TrainConfig, {"model": type(config.model)}) | SKIPPED
+    paper, free = job_of(model)
     return {
         key: (str(paper.get(key, "–")), str(value))
         for key, value in settings.items()
         if value != paper.get(key) and not any(key == name or key.startswith(f"{name}.") for name in free)
     }
+
+
+@cache
+def job_of(model: str) -> tuple[dict[str, Any], set[str]]:
+    """The settings of the job of a model's paper, and the names of those that are not compared."""
+    config = load_config([str(ROOT / "jobs" / "train" / f"{model}.yaml")])
+    return flat(as_dict(config)), runtime_keys(TrainConfig, {"model": type(config.model)}) | SKIPPED
 
 
 def facts(rows: Rows) -> dict[str, str]:
@@ -380,7 +386,7 @@ def as_json(study: Study) -> dict[str, Any]:
     }
 
 
-def metrics_of(row: Any) -> list[str]:
+def metrics_of(row: Row) -> list[str]:
     """The metrics of a row, TASK:METRIC."""
     return list(dict.fromkeys(name for result in row.results.values() for name in result.metrics))
 
