@@ -4,7 +4,7 @@ A row that bears the name of a paper has its loss and constants, those of the mo
 ablations changes what the table names.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -85,7 +85,7 @@ PRINTED: Final = (
 def ablations() -> Iterator[Variant]:
     """Yield the rows of the tables of ablations, and two controls of what decides in HyCoCLIP."""
 
-    def rows(table: str, model: str, cases: dict[str, tuple[str, ...]], seeds: int = SEEDS) -> Iterator[Variant]:
+    def rows(table: str, model: str, cases: Mapping[str, tuple[str, ...]], seeds: int = SEEDS) -> Iterator[Variant]:
         for name, overrides in cases.items():
             title = f"{MODELS[model].title}, {name.replace('-', ' ').replace('_', ' ')}"
             yield Variant(
@@ -111,7 +111,9 @@ def ablations() -> Iterator[Variant]:
     yield from rows("hycoclip-7", "hycoclip", {f"c{c}": (fixed, f"model.curv_init={c}") for c in curvatures})
     etas = (1.0, 0.9, 0.8, 0.6, 0.5)
     yield from rows("hycoclip-8", "hycoclip", {f"eta{eta}": (f"model.eta_inter={eta}",) for eta in etas})
-    factors = {f"k{k}": ("model.embed_dim=256", f"model.factor_dim={256 // k}") for k in (1, 8, 16, 32, 64, 128)}
+    factors: dict[str, tuple[str, ...]] = {
+        f"k{k}": ("model.embed_dim=256", f"model.factor_dim={256 // k}") for k in (1, 8, 16, 32, 64, 128)
+    }
     factors["l2"] = (*factors["k64"], "model.metric=l2")
     yield from rows("phyclip-4", "phyclip", factors, FEW_SEEDS)
     yield from rows(
