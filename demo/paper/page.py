@@ -159,7 +159,7 @@ def answer(judgements: Sequence[Judgement]) -> list[str]:
         f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
         f"{counts['mixed']} depend on the tower, {counts['undecided']} are undecided, {counts['not testable']} not "
         f"testable, and {counts['not measured']} not measured.",
-        f"The verdicts rest on {n_tests} tests of level 5 % without correction: if no rows differed, about "
+        f"The verdicts rest on {n_tests} tests of level 5 % without correction: if no rows differed, up to "
         f"{n_expected:.0f} of them would find a direction.",
     ]
 
