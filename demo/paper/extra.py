@@ -37,7 +37,8 @@ SEEDS: Final = 3
 ACCURACY: Final = "classification:scenes/accuracy"
 ORDER: Final = "order:cross_image/order"
 FACTORS: Final = ("clip", "hycoclip", "phyclip-k1", "phyclip-k8", "phyclip-k16", "phyclip-k32", "phyclip-k64")
-STRUCTURES: Final = ("scenes", "product", "lattice")
+STRUCTURES: Final = {"scenes": "tree", "product": "product", "lattice": "lattice"}
+"""Structures of the task `distortion`, with their names on the page: the tree is that of the concepts."""
 PHASES: Final = tuple(product((5e-4, 2e-3, 8e-3), (0.1, 1.0, 10.0), (0.03, 0.1, 0.3)))
 """Rates, initial curvatures, and K."""
 TASKS: Final = {"boxes": ("classification", "order"), "structures": ("distortion",), "phases": ("classification",)}
@@ -191,10 +192,14 @@ def show_boxes(values: Values, path: Path) -> dict[str, Any]:
 def show_structures(values: Values, path: Path) -> dict[str, Any]:
     """Distortion of trees, products and lattices by row."""
     with axes(path, 6, 3.4) as ax:
-        for place, name in enumerate(STRUCTURES):
+        for place, (name, label) in enumerate(STRUCTURES.items()):
             heights = [mean(values, case, f"distortion:{name}/distortion") for case in values]
             ax.bar(
-                [number + 0.27 * place for number in range(len(values))], heights, 0.27, color=COLORS[place], label=name
+                [number + 0.27 * place for number in range(len(values))],
+                heights,
+                0.27,
+                color=COLORS[place],
+                label=label,
             )
         ax.set_xticks([number + 0.27 for number in range(len(values))], list(values), fontsize=7)
         ax.set(ylabel="distortion; less is better")
@@ -205,7 +210,9 @@ def show_structures(values: Values, path: Path) -> dict[str, Any]:
         path,
         "Trees, products and lattices",
         "PHyCLIP's propositions predict that one hyperbolic space holds a tree, and only a product of factors a lattice.",
-        "The least distortion of " + ", ".join(f"the {name} is that of {case}" for name, case in best.items()) + ".",
+        "The least distortion of "
+        + ", ".join(f"the {STRUCTURES[name]} is that of {case}" for name, case in best.items())
+        + ".",
         f"Gromov's delta of the lattice: {deltas}.",
     )
 

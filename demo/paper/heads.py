@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from demo.paper.variants import Variant
+from demo.train_demo_data import ROOT
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
@@ -37,7 +38,9 @@ from trainer.text.base import TextTokenizer
 from trainer.training.build import Run, build
 from trainer.training.step import update
 
-JOB: Final = "jobs/train/heads.yaml"
+JOB: Final = str(ROOT / "jobs/train/heads.yaml")
+TOKENIZER: Final = str(ROOT / "demo/weights/clip/merges.txt")
+"""Tokenizer of text towers that are trained."""
 BATCH: Final = 256
 OPTIONS: Final = TaskOptions()
 HELD_OUT_PX: Final = 64
@@ -131,7 +134,7 @@ def config_of(
 ) -> TrainConfig:
     """The configuration of the training of a row."""
     settings = [JOB, f"model_name={variant.model}", *overrides, *variant.overrides]
-    settings += [f"data.features={features}", f"lr={lr}"]
+    settings += [f"data.features={features}", f"lr={lr}", f"tokenizer={TOKENIZER}"]
     settings += [f"steps={steps}", f"seed={seed}", f"data.seed={seed}", "output=unused", "device=cpu", "precision=fp32"]
     return load_config(settings)
 

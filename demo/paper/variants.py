@@ -129,7 +129,7 @@ def ablations() -> Iterator[Variant]:
     yield from rows("poinclip-4", "poinclip", grid, FEW_SEEDS)
     tokens = (
         "data.texts=tokens",
-        "model.text.name=null",
+        "model.text.vocab_size=1364",
         "model.text.width=96",
         "model.text.layers=2",
         "model.text.heads=4",
