@@ -66,16 +66,17 @@ def main_rows() -> Iterator[Variant]:
             row=f"{model}-boxes", model=model, title=f"{title} with boxes", overrides=("model.boxes_as_pairs=true",)
         )
     for model in ("hycoclip", "phyclip", "poinclip", "syntax_meru", "euclip", "uncha", "argent", "atmg"):
-        yield Variant(row=model, model=model, title=MODELS[model].title, overrides=FACTORS.get(model, ()))
+        yield Variant(row=model, model=model, title=MODELS[model].title, overrides=PAPERS.get(model, ()))
     for model in ("meru", "hycoclip"):
         title = f"{MODELS[model].title} without entailment"
         yield Variant(row=f"{model}-no-entailment", model=model, title=title, overrides=("model.entail_weight=0",))
     yield Variant(row="phyclip-printed", model="phyclip", title="PHyCLIP as printed", overrides=PRINTED)
 
 
-FACTORS: Final = {"phyclip": ("model.factor_dim=8",)}
+PAPERS: Final = {"phyclip": ("model.factor_dim=8",), "uncha": ("data.boxes=all", "data.max_boxes=5")}
+"""Settings of a row beside the defaults of its model: at width 64, 8 factors; and the boxes of UNCHA's released code."""
 PRINTED: Final = (
-    *FACTORS["phyclip"],
+    *PAPERS["phyclip"],
     "model.alpha_init=paper",
     "model.box_candidates=paper",
     "model.entail_weight=0.4",
@@ -92,7 +93,7 @@ def ablations() -> Iterator[Variant]:
                 row=f"{model}-{name}",
                 model=model,
                 title=title,
-                overrides=(*FACTORS.get(model, ()), *overrides),
+                overrides=(*PAPERS.get(model, ()), *overrides),
                 table=table,
                 seeds=seeds,
                 tuned_as=model,
