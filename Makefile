@@ -48,8 +48,8 @@ hierarchy: install
 notebook: install
 	$(BIN)/python -m docs.figures.notebook
 
-# Rebuilds the papers' tables in miniature: shards, trainings with several seeds, evaluations, and one page in
-# out/paper/SIZE. SIZE is smoke, small (about one hour on two cores), full or gpu. Repeat the command to resume.
+# Rebuilds the papers' tables in miniature: shards, features of frozen towers, heads with several seeds, and one page in
+# out/paper/SIZE. SIZE is smoke, small (about half an hour on two cores), full or gpu. Repeat the command to resume.
 SIZE ?= small
 paper: install
 	$(BIN)/python -m demo.paper --size $(SIZE) $(ARGS)

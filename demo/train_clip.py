@@ -12,7 +12,7 @@ import os
 import shutil
 import sys
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import islice
@@ -53,6 +53,8 @@ SETTINGS: Final = (
     *("batch_size=128", "optim.steps=2000", "optim.lr=2e-3", "optim.warmup_steps=100", "optim.ema=0.995"),
     *("data.crop_scale=[0.7,1.0]", "data.augment.jitter=0.8", "data.augment.hue=0.03", "evaluation.every=500"),
 )
+WHOLE: Final = ("model.boxes_as_pairs=false", "data.crop_scale=[1.0,1.0]")
+"""A tower that sees neither boxes nor parts of scenes."""
 
 
 @command("run the same command again to resume")
@@ -61,25 +63,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--out", type=Path, default=OUTPUT, help="folder of the outputs scenes/, concepts/ and clip/")
     parser.add_argument("--scenes", type=int, default=30_000, help="number of training scenes")
+    parser.add_argument("--shards", type=Path, metavar="FOLDER", help="tars of scenes in place of those that are drawn")
+    parser.add_argument(
+        "--whole", action="store_true", help="train on whole scenes and captions, without crops of boxes"
+    )
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="also save the model in half precision here")
     parser.add_argument("overrides", nargs="*", metavar="key=value", help="settings of the trainer")
     options = parser.parse_args()
     folder = options.out.resolve()
     run = folder / "clip"
+    arguments = [*SETTINGS, *(WHOLE if options.whole else ("model.boxes_as_pairs=true",)), f"output={run}"]
     try:
-        make_data(folder, options.scenes)
-        print_status(f"data in {folder}")
-        paths = {"output": run, "data.shards": folder / "scenes" / "train"}
-        paths |= {"evaluation.shards": folder / "scenes" / "held_out"}
-        arguments = [*SETTINGS, *(f"{key}={path}" for key, path in paths.items())]
-        arguments.append(f"evaluation.image_folders=[{folder / 'concepts'}]")
+        if options.shards is None:
+            make_data(folder, options.scenes)
+            print_status(f"data in {folder}")
+            arguments += [f"evaluation.image_folders=[{folder / 'concepts'}]"]
+            arguments += [f"evaluation.shards={folder / 'scenes' / 'held_out'}"]
+        else:
+            arguments += ["evaluation.image_folders=[]", 'evaluation.shards=""']
+        arguments.append(f"data.shards={options.shards or folder / 'scenes' / 'train'}")
         run_trainer([f"{JOBS}/base.yaml", "model_name=clip", *arguments, *options.overrides])
         if options.keep:
-            keep(run, options.keep, f"python -m demo.train_clip --keep {options.keep}", OUTPUT)
+            words = ["python -m demo.train_clip", "--whole" * options.whole, "--keep", options.keep, *options.overrides]
+            words[2:2] = ["--shards", options.shards] if options.shards else []
+            keep(run, options.keep, " ".join(filter(None, map(str, words))), OUTPUT)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
-    print_text(format_table("clip", json.loads((run / "evaluation.json").read_text("utf-8"))))
+    if (path := run / "evaluation.json").is_file():
+        print_text(format_table("clip", json.loads(path.read_text("utf-8"))))
     return 0
 
 
@@ -106,10 +118,15 @@ def write_scenes(folder: Path, n_scenes: int, seeds: Sequence[int]) -> None:
     settings_path(folder).unlink(missing_ok=True)
     folder.mkdir(parents=True)
     counts = [min(SCENES_PER_SHARD, n_scenes - first) for first in range(0, n_scenes, SCENES_PER_SHARD)]
+    in_processes(partial(write_shard, folder, seeds), range(len(counts)), counts)
+
+
+def in_processes(write: Callable[[int, int], None], numbers: Sequence[int], counts: Sequence[int]) -> None:
+    """Call `write` with each number and count, in one process for each core."""
     # Not forked: a child would inherit locks that threads of torch and OpenCV hold, and wait for them for ever.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(counts), os.cpu_count() or 1), mp_context=spawn) as pool:
-        list(pool.map(partial(write_shard, folder, seeds), range(len(counts)), counts))
+        list(pool.map(write, numbers, counts))
 
 
 def write_shard(folder: Path, seeds: Sequence[int], index: int, n_scenes: int) -> None:

@@ -210,8 +210,19 @@ def with_heads(layers: list[Layer]) -> list[Layer]:
     if last_value(layers, "data.texts") == "tokens":
         parts = {"image"}
         training = {"model": {key: value for key, value in training["model"].items() if key != "text"}}
+        layers = [(without_head(layer), where) for layer, where in layers]
     kept = [(without_towers(layer, parts, where.endswith((".yaml", ".yml"))), where) for layer, where in layers]
     return [*kept, (OmegaConf.create(training), str(features))]
+
+
+def without_head(layer: DictConfig) -> DictConfig:
+    """A layer without the hidden layers of a head over texts, in place of which a text tower is trained."""
+    plain = OmegaConf.to_container(layer)
+    assert isinstance(plain, dict)
+    kwargs = ((plain.get("model") or {}).get("text") or {}).get("kwargs") or {}
+    for key in ("hidden", "depth"):
+        kwargs.pop(key, None)
+    return OmegaConf.create(plain)
 
 
 def without_towers(layer: DictConfig, parts: set[str], is_file: bool) -> DictConfig:

@@ -10,28 +10,30 @@ from demo.paper.variants import VARIANTS
 from demo.train_demo_data import ROOT
 from hypergrit_common.cli import BUG, EXIT_CODES, command
 from hypergrit_common.config_help import print_text
+from hypergrit_common.processes import n_cpus
 from hypergrit_common.text import message_lines
 
+EXTRA = "extra"
 EPILOG = f"""\
 sizes:
 {chr(10).join(f"  {name:6} {size.about}" for name, size in SIZES.items())}
+  {EXTRA:6} full, and what no paper measures: loose boxes, trees and lattices, a map of rate, curvature and K
 
 rows, for --rows:
 {chr(10).join(f"  {key:26} {variant.title}" for key, variant in VARIANTS.items())}
 
 outputs in --out:
   index.html, paper.md   tables beside those of the papers, verdicts on their claims, pictures
-  paper.json             all numbers with their intervals
-  results/               metrics and held-out items of each row and seed
+  results/               metrics and held-out items of each row and seed; tuning.json, the rates and steps
+  pictures/              figures of the first seed
 
 outputs in --work:
-  data/                  scenes, shards, and evaluation sets in the benchmarks' files
-  runs/, evaluation/     trained models, and the results of trainer.evaluate
-  logs/, state/          output and state of each step
+  data/                  scenes, shards, features, and evaluation sets in the benchmarks' files
+  tuning/                scores on the validation split
 
-Repeat the command after an interruption: finished steps are kept, and a training resumes from its last checkpoint.
-A row and seed with a result is not trained again, so that a study can be made on several machines: copy the files in
-results/ to one folder, and run the command there.
+Repeat the command after an interruption: finished parts are kept. A row and seed with a result is not trained again, so
+that several machines can share a study: give each --work with a copy of data/ and other --rows, copy the files in results/
+to one folder, and run the command there.
 {EXIT_CODES}"""
 
 
@@ -40,31 +42,37 @@ def main() -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(
         "python -m demo.paper",
-        description="Write shards from scenes of the demo's world, train the papers' models on them with several "
-        "seeds, evaluate them, and write one page with the papers' tables in miniature.",
+        description="Write shards from scenes of the demo's world, cache the features of frozen towers, train heads with the "
+        "papers' losses on them with several seeds, evaluate them, and write one page with the papers' tables in miniature.",
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--size", choices=tuple(SIZES), default="small", help="size of the study; default: small")
+    parser.add_argument("--size", choices=(*SIZES, EXTRA), default="small", help="size of the study; default: small")
     parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")
     parser.add_argument("--seeds", type=int, help="number of seeds")
-    parser.add_argument("--jobs", type=int, help="steps side by side; default: one per CPU core or GPU")
+    parser.add_argument(
+        "--jobs", type=int, help="trainings side by side, each with one thread; default: one per CPU core"
+    )
     parser.add_argument("--out", type=Path, help="folder of the page and the results; default: out/paper/SIZE")
     parser.add_argument("--work", type=Path, help="folder of data, models and logs; default: out/paper/SIZE")
     options = parser.parse_args()
     for name in ("seeds", "jobs"):
         if (getattr(options, name) or 1) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; give 1 or more")
-    size = SIZES[options.size]
-    size = replace(size, variants=tuple(options.rows or size.variants), seeds=options.seeds or size.seeds)
-    default = ROOT / "out" / "paper" / options.size
-    from demo.paper.run import Folders, run_study, this_machine  # imports torch, which --help does not need
+    name = "full" if options.size == EXTRA else options.size
+    size = SIZES[name]
+    size = replace(size, rows=tuple(options.rows or size.rows), seeds=options.seeds or size.seeds)
+    default, jobs = ROOT / "out" / "paper" / name, options.jobs or n_cpus()
+    from demo.paper.extra import run_extra  # imports torch, which --help does not need
+    from demo.paper.page import write_page
+    from demo.paper.run import Folders, run_study
 
     folders = Folders(out=(options.out or default).resolve(), work=(options.work or default).resolve())
-    machine = this_machine()
-    slots = machine.slots(options.jobs)
     try:
-        page = run_study(options.size, size, folders, slots, machine.loader_workers(slots), report)
+        run_study(size, folders, jobs, report)
+        if options.size == EXTRA:
+            run_extra(size, folders, jobs, report)
+        page = write_page(name, size, folders.out)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG

@@ -7,10 +7,11 @@ drawing may have any colour.
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 from random import Random
 from typing import Final, NamedTuple
 
+from demo.paper.scenes import is_unseen, unseen_colours, unseen_pairs
 from demo.world.captions import article
 from demo.world.grammar import LARGE, RELATIONS, SMALL
 from demo.world.layout import Slot, WorldConfig, relations
@@ -48,16 +49,20 @@ def mention(slot: Slot, adjective: str | None = None) -> str:
     return f"{article(words)} {words}"
 
 
-def absent_slot(view: View, slot: Slot) -> Slot:
-    """The slot with a concept whose category the scene does not have."""
+def absent_slot(view: View, slot: Slot, beside: Slot | None = None) -> Slot:
+    """The slot with a concept whose category the scene does not have; with `beside`, one that is seen together with it."""
     present = {other.concept.category for other in view.scene}
     choices: list[Concept] = [c for c in CONCEPTS if c.is_countable and c.category not in present]
+    if beside:
+        choices = [c for c in choices if not is_unseen("concepts", *sorted((beside.concept.name, c.name)))]
     return replace(slot, concept=view.rng.choice(choices))
 
 
-def other_colour(view: View, slot: Slot) -> str:
-    """A colour that the object does not have, and that is not the name of its concept."""
-    return view.rng.choice([colour for colour in COLOURS if colour not in (slot.colour, slot.concept.name)])
+def other_colour(view: View, slot: Slot, seen: bool = False) -> str:
+    """A colour that the object does not have, and that is not the name of its concept; `seen` with it, if that is true."""
+    name = slot.concept.name
+    choices = [colour for colour in COLOURS if colour not in (slot.colour, name)]
+    return view.rng.choice([colour for colour in choices if not (seen and is_unseen("colour", colour, name))])
 
 
 def related(view: View) -> tuple[Slot, Slot, str] | None:
@@ -109,12 +114,45 @@ def swap_att(view: View) -> Captions | None:
     return None
 
 
+def listed(slots: Sequence[Slot]) -> str:
+    """All objects, as "a dog, a cat and a bell"."""
+    *first, last = map(mention, slots)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
 def add_obj(view: View) -> Captions | None:
-    """An absent object is added."""
-    if not view.singles:
+    """An absent object is added to all those of the scene."""
+    if len(view.singles) < len(view.scene):
         return None
-    slot = view.rng.choice(view.singles)
-    return Captions(mention(slot), f"{mention(slot)} and {mention(absent_slot(view, slot))}")
+    more = absent_slot(view, view.scene[0])
+    return Captions(listed(view.singles), listed([*view.singles, more]))
+
+
+def combined(unseen: bool) -> "Maker":
+    """The maker that replaces one of two concepts, which training never, or does, show together; the false pair is seen."""
+
+    def make(view: View) -> Captions | None:
+        found = unseen_pairs(view.singles)
+        pairs = found if unseen else [pair for pair in combinations(view.singles, 2) if pair not in found]
+        if not pairs or (not unseen and unseen_pairs(view.scene)):
+            return None
+        first, second = view.rng.choice(pairs)
+        return Captions(listed([first, second]), listed([first, absent_slot(view, second, beside=first)]))
+
+    return make
+
+
+def coloured(unseen: bool) -> "Maker":
+    """The maker that replaces a colour, with which training never, or does, show the concept; the false colour is seen."""
+
+    def make(view: View) -> Captions | None:
+        slots = [slot for slot in view.singles if slot.colour and bool(unseen_colours([slot])) == unseen]
+        if not slots:
+            return None
+        slot = view.rng.choice(slots)
+        return Captions(mention(slot, slot.colour), mention(slot, other_colour(view, slot, seen=True)))
+
+    return make
 
 
 def change_size(view: View) -> Captions | None:
@@ -144,6 +182,12 @@ SUGARCREPE: Final[dict[str, Maker]] = {
     "add_att": tinted(lambda view, slot: Captions(mention(slot), mention(slot, other_colour(view, slot)))),
 }
 """Maker of each file of SugarCrepe."""
+
+COMBINATIONS: Final[dict[str, dict[str, Maker]]] = {
+    kind: {"replace_obj": combined(kind == "unseen"), "replace_att": coloured(kind == "unseen")}
+    for kind in ("unseen", "seen")
+}
+"""Makers of files in SugarCrepe's form about pairs of concepts, and of colour and concept, that training shows or does not."""
 
 VL_CHECKLIST: Final[dict[str, Maker]] = {
     "Attribute/color": REPLACE_ATT,

@@ -1,48 +1,60 @@
 """Write the page of the study: index.html and paper.md, each without external files, and paper.json with all numbers."""
 
-from collections import Counter
+import hashlib
+import math
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup
 
-from demo.paper.plan import Run
-from demo.paper.results import VERDICTS, Judgement, Row
-from demo.paper.sizes import Size
-from demo.paper.statistics import Interval, estimate
-from demo.paper.tables import REFERENCE, Table
+from demo.paper.results import (
+    CONDITIONS,
+    FILE,
+    VERDICTS,
+    Judgement,
+    Row,
+    Rows,
+    claims,
+    estimate,
+    judge,
+    n_false,
+    read_rows,
+)
+from demo.paper.sizes import Size, rows_of
+from demo.paper.statistics import Estimate
+from demo.paper.tables import MAIN, Table, shown, tables
+from demo.train_demo_data import ROOT
+from hypergrit_common.config import runtime_keys
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.html import render_page
 from hypergrit_common.json_file import read_object, write_object
-from hypergrit_common.plots import COLORS, axes
-from trainer.evaluation.plots import draw_bars
+from trainer.config import TrainConfig, as_dict, load_config
 from trainer.evaluation.report import page as evaluation_page
 from trainer.evaluation.report.page import Details, inline_file
-from trainer.evaluation.report.tables import escape, is_share, show
+from trainer.evaluation.report.tables import escape, is_share
 from trainer.evaluation.report.tables import row as markdown_row
 
 FOLDER: Final = Path(__file__).resolve().parent
-PICTURES: Final = {"norms": None, "order": "roc", "factors": None}
-"""Tasks whose figures are shown, of one figure only if it is named."""
+PICTURES: Final = ("norms", "order", "factors")
 WALKS: Final = ("traversal", "interpolation")
-PLOTS: Final = {
-    "accuracy.png": "Zero-shot accuracy: means over seeds",
-    "differences.png": "The claims' differences with their 95 % intervals; those of TIE, which is not a share, are omitted",
+HEADINGS: Final = {
+    "holds": "Hold here",
+    "reversed": "The opposite is shown",
+    "absent": "A difference as large as the margin is excluded",
+    "mixed": "The verdict depends on the tower",
+    "undecided": "Undecided: neither a difference nor its absence is shown",
+    "not testable": "Not testable: a row is at chance",
 }
-"""Plots of a study with their captions; one without claims has the first alone."""
 LEGEND: Final = """\
-All rows see the same image-text pairs; rows with boxes see crops and phrases in addition. Tables have means ± deviations
-over seeds. ↓: lower is better. Rows of papers are as printed, on other data."""
-MARKS_LEGEND: Final = """\
-+ and - mark differences from {reference} whose 95 % interval of a paired bootstrap over held-out images and seeds
-excludes 0."""
-VERDICTS_LEGEND: Final = """\
-Each claim compares two rows, or one row with chance (50 %). It is shown or contradicted if the 95 % interval of
-the difference lies on one side of 0, and otherwise not shown; "at chance": neither row differs from chance. Claims
-that something does not help are shown by a loss alone. Not measured: a row is not part of this size. Of many
-intervals, a few miss 0 by chance."""
+Tables have means ± half of the 95 % interval over seeds and held-out items (crossed, Satterthwaite); ˢ: over seeds alone,
+because the metric is no mean of items or its items are not stored. Bold: the best, and rows that the paired interval does
+not separate from it. ↓: lower is better. Rows of papers are as printed, on photographs."""
+SKIPPED: Final = {"output", "seed", "data.seed", "data.features", "data.shards", "model_name"}
+"""Settings that are not compared with the papers' jobs."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,122 +63,302 @@ class Study:
 
     name: str
     size: Size
-    rows: Mapping[str, Row]
+    rows: Rows
     tables: Sequence[Table]
     judgements: Sequence[Judgement]
-    facts: Mapping[str, Any]
-    """Command, machine, versions and times."""
+    notes: Sequence[str]
 
 
-def write_study(study: Study, folder: Path) -> None:
-    """Write index.html, paper.md, paper.json and the plots to `folder`."""
-    plots = folder / "plots"
-    plots.mkdir(parents=True, exist_ok=True)
-    draw_accuracy(study.rows, "classification:concepts/accuracy", plots / "accuracy.png")
-    if study.size.has_claims:
-        draw_differences(study.judgements, plots / "differences.png")
-    write_object(as_json(study), folder / "paper.json")
-    for name, text in (("index.html", html(study, folder)), ("paper.md", markdown(study))):
-        with atomic_write(folder / name) as draft:
+def write_page(name: str, size: Size, out: Path) -> Path:
+    """Write index.html, paper.md and paper.json from the results and pictures in `out`. Return the path of the page.
+
+    Raises UserError for results that cannot be read, or whose items differ.
+    """
+    planned = [(variant, size.seeds_of(variant)) for variant in rows_of(size)]
+    rows = read_rows(out / "results", planned)
+    study = Study(
+        name=name,
+        size=size,
+        rows=rows,
+        tables=tables(rows),
+        judgements=[judge(claim, rows) for claim in claims()] if size.has_claims else [],
+        notes=notes(rows, {variant.key: n for variant, n in planned}),
+    )
+    write_object(as_json(study), out / "paper.json")
+    for file, text in (("index.html", html(study, out)), ("paper.md", markdown(study))):
+        with atomic_write(out / file) as draft:
             draft.write_text(text, encoding="utf-8", errors="backslashreplace")
+    return out / "index.html"
 
 
-def html(study: Study, folder: Path) -> str:
+def notes(rows: Rows, planned: Mapping[str, int]) -> list[str]:
+    """What a reader must know about the results: what is not finished, what collapsed, and claims that were changed."""
+    short = [f"{key} ({len(rows[key].results) if key in rows else 0} of {n})" for key, n in planned.items()]
+    missing = [text for text, (key, n) in zip(short, planned.items(), strict=True) if not has_all(rows, key, n)]
+    fell = {
+        key: sum(bool(result.facts.get("collapsed")) for result in row.results.values()) for key, row in rows.items()
+    }
+    hashes = {result.facts.get("claims") for row in rows.values() for result in row.results.values()} - {None}
+    found = [f"Not finished, seeds of rows: {', '.join(missing)}."] if missing else []
+    if any(fell.values()):
+        collapsed = ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in fell.items() if n)
+        found.append(f"The loss or a gradient was not finite in seeds of: {collapsed}.")
+    if hashes - {hashlib.sha256(FILE.read_bytes()).hexdigest()}:
+        found.append("claims.csv is not the file that was there when the test sets were read.")
+    return found
+
+
+def has_all(rows: Rows, key: str, n_seeds: int) -> bool:
+    """True if all seeds of a row have a result."""
+    return key in rows and len(rows[key].results) == n_seeds
+
+
+def html(study: Study, out: Path) -> str:
     """The page. The template escapes all texts."""
+    papers = [entry for entry in study.judgements if entry.claim.kind != "component"]
+    by_verdict: dict[str, list[Judgement]] = defaultdict(list)
+    for entry in papers:
+        by_verdict[entry.verdict].append(entry)
+    extra = out / "results" / "extra.json"
     return render_page(
         FOLDER,
         "page.html",
         style=Markup(Path(evaluation_page.FOLDER / "page.css").read_text(encoding="utf-8")),
         study=study,
-        legend=legend(study),
-        verdicts_legend=VERDICTS_LEGEND,
-        counts=counts(study.judgements),
-        claims=[(entry, shown(entry.claim.metric, entry.interval), verdict(entry)) for entry in study.judgements],
-        reference=reference(study),
-        shown=shown,
-        plots=[(inline_file(folder / "plots" / name), title) for name, title in PLOTS.items()],
-        models=[
-            (row.variant.title, Markup(path.read_text("utf-8")))
-            for row in study.rows.values()
-            if (path := pictures_path(folder / "results", row.variant.key)).is_file()
+        answer=answer(study.judgements),
+        groups=[(title, by_verdict[key]) for key, title in HEADINGS.items() if by_verdict[key]],
+        unmeasured=by_verdict["not measured"],
+        components=sorted(
+            (entry for entry in study.judgements if entry.claim.kind == "component" and size_of(entry) is not None),
+            key=lambda entry: -abs(size_of(entry) or 0),
+        ),
+        counts=count_by_paper(papers),
+        verdicts=[*VERDICTS, "mixed"],
+        plots=plots(study.rows),
+        conditions=CONDITIONS,
+        differences=differences,
+        legend=LEGEND,
+        settings=settings_of(study.rows),
+        facts=facts(study.rows),
+        pictures=pictures(out / "pictures", study.rows),
+        extra=[
+            entry | {"source": inline_file(out / "pictures" / "extra" / entry["figure"])}
+            for entry in (read_object(extra)["entries"] if extra.is_file() else [])
         ],
     )
 
 
-def counts(judgements: Sequence[Judgement]) -> dict[str, int]:
-    """Number of claims by verdict."""
-    found = Counter(entry.verdict for entry in judgements)
-    return {verdict: found[verdict] for verdict in VERDICTS}
-
-
-def legend(study: Study) -> str:
-    """The sentences that explain the tables."""
-    title = reference(study)
-    return f"{LEGEND} {MARKS_LEGEND.format(reference=title)}" if study.size.has_claims and title else LEGEND
-
-
-def reference(study: Study) -> str:
-    """The title of the row that the others are compared with; empty if it is not part of the study."""
-    return study.rows[REFERENCE].variant.title if REFERENCE in study.rows else ""
-
-
-def verdict(entry: Judgement) -> str:
-    """The verdict, and whether both rows are at chance."""
-    return entry.verdict + ", at chance" * entry.is_at_chance
-
-
-def shown(name: str, interval: Interval | None) -> str:
-    """A difference of a metric TASK:METRIC with its interval, in percentage points or in the unit of the metric."""
-    if interval is None:
-        return "–"
-    task, _, metric = name.partition(":")
-    value, low, high = (show(task, metric, number) for number in interval)
-    unit = " points" if is_share(metric) and "." in value and len(value.rpartition(".")[2]) == 1 else ""
-    return f"{value} [{low}, {high}]{unit}"
-
-
-def pictures_path(results: Path, key: str) -> Path:
-    """The file with the pictures of a row, a part of the page."""
-    return results / f"{key}.html"
-
-
-def write_pictures(run: Run, sets: Path) -> None:
-    """Write the part of the page with figures and walks of an evaluated run. `sets` has the images of the walks."""
-    contents = {task: read_object(run.evaluated / f"{task}.json") for task in (*PICTURES, *WALKS)}
-    figures = [
-        {"title": figure["title"], "source": inline_file(run.evaluated / figure["file"])}
-        for task, only in PICTURES.items()
-        for figure in contents[task].get("figures", ())
-        if only is None or figure["file"] == f"{task}-{only}.png"
+def answer(judgements: Sequence[Judgement]) -> list[str]:
+    """The first sentences of the page."""
+    entries = [entry for entry in judgements if entry.claim.kind != "component"]
+    counts = Counter(entry.verdict for entry in entries)
+    n_restated = sum(entry.claim.kind == "objective" for entry in entries if entry.verdict == "holds")
+    n_tests, n_expected = n_false(judgements)
+    return [
+        f"Of {len(entries)} claims, {counts['holds']} hold here, {n_restated} of them because the loss asks for it. "
+        f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
+        f"{counts['mixed']} depend on the tower, {counts['undecided']} are undecided, {counts['not testable']} not "
+        f"testable, and {counts['not measured']} not measured.",
+        f"The verdicts rest on {n_tests} tests of level 5 % without correction: if no rows differed, up to "
+        f"{n_expected:.0f} of them would find a direction.",
     ]
-    walks = {task: contents[task].get("details", {}).get("pexels", []) for task in WALKS}
-    drawn = {task: Details(sets).draw(entries) for task, entries in walks.items() if entries}
-    path = pictures_path(run.result.parent, run.variant.key)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as draft:
-        draft.write_text(render_page(FOLDER, "pictures.html", figures=figures, walks=drawn), encoding="utf-8")
+
+
+def size_of(entry: Judgement) -> float | None:
+    """The first measured difference of an entry, in the order of the conditions."""
+    return next((found.estimate.value for found in entry.findings.values() if found.estimate), None)
+
+
+def count_by_paper(entries: Sequence[Judgement]) -> dict[str, Counter[str]]:
+    """Numbers of claims by paper and verdict."""
+    found: dict[str, Counter[str]] = defaultdict(Counter)
+    for entry in entries:
+        found[entry.claim.paper][entry.verdict] += 1
+    return dict(found)
+
+
+def differences(entry: Judgement) -> list[tuple[str, str, str]]:
+    """Condition, difference with its interval, and verdict of the measured findings of a claim."""
+    return [
+        (name, interval(entry.claim.metric, found.estimate), found.verdict)
+        for name, found in entry.findings.items()
+        if found.estimate
+    ]
+
+
+def interval(metric: str, found: Estimate) -> str:
+    """A difference of a metric TASK:METRIC with its interval, in percentage points or in the unit of the metric."""
+    value, low, high = (shown(metric, number) for number in (found.value, found.low, found.high))
+    unit = " points" if is_share(metric) and "." in value and len(value.rpartition(".")[2]) == 1 else ""
+    bounds = f" [{low}, {high}]" if math.isfinite(found.error) else " (one seed)"
+    return f"{'+' * (found.value > 0)}{value}{unit}{bounds}{'' if found.has_items else 'ˢ'}"
+
+
+def plots(rows: Rows) -> list[dict[str, Any]]:
+    """Dot plots of the main metrics: for each row, its values by condition."""
+    main = dict.fromkeys(row.variant.row for row in rows.values() if row.variant.table == "main")
+    found = []
+    for metric, title in MAIN.items():
+        entries = []
+        for name in main:
+            keys = {label: f"{name}{suffix}" for label, (suffix, _) in CONDITIONS.items()}
+            made = {label: estimate(rows[key], metric) for label, key in keys.items() if key in rows}
+            title_of = next(row.variant.title for row in rows.values() if row.variant.row == name)
+            entries.append((title_of, {label: value for label, value in made.items() if value is not None}))
+        level = next((chance for row in rows.values() if (chance := row.chance(metric)) is not None), None)
+        if any(values for _, values in entries):
+            found.append({"title": title, **plot(metric, entries, level)})
+    return found
+
+
+def plot(metric: str, entries: Sequence[tuple[str, Mapping[str, Estimate]]], level: float | None) -> dict[str, Any]:
+    """Positions of dots and intervals in percent of the width, with the values at both ends of the axis."""
+    bounds = [
+        bound
+        for _, values in entries
+        for found in values.values()
+        for bound in ((found.low, found.high) if math.isfinite(found.error) else (found.value,))
+    ]
+    low, high = min(bounds), max(bounds)
+    span = (high - low) or 1.0
+
+    def place(value: float) -> float:
+        return round(3 + 94 * min(1.0, max(0.0, (value - low) / span)), 2)
+
+    lines = [
+        (name, [(label, *map(place, (v.value, v.low, v.high)), interval(metric, v)) for label, v in values.items()])
+        for name, values in entries
+    ]
+    is_inside = level is not None and low <= level <= high
+    chance = place(level) if level is not None and is_inside else None
+    return {"lines": lines, "low": shown(metric, low), "high": shown(metric, high), "chance": chance}
+
+
+def settings_of(rows: Rows) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
+    """Settings that differ from the papers' jobs: those that all rows share with their values, and the others by row.
+
+    They are read from the resolved configuration of the first result of each row.
+    """
+    compared = {key: compare(row.variant.model, found) for key, row in rows.items() if (found := resolved(row.results))}
+    common = {
+        key
+        for key in set[str]().union(*compared.values())
+        if len({values_of(key, found) for found in compared.values()}) == 1
+    }
+    shared = [
+        (key, ", ".join(sorted({found[key][0] for found in compared.values()})), next(iter(compared.values()))[key][1])
+        for key in sorted(common)
+    ]
+    others = [
+        (
+            f"{rows[key].variant.title} ({key})",
+            [f"{k} {found[k][1]} (paper: {found[k][0]})" for k in sorted(found.keys() - common)],
+        )
+        for key, found in compared.items()
+    ]
+    return shared, [(name, "; ".join(parts) or "nothing else") for name, parts in others]
+
+
+def values_of(key: str, found: Mapping[str, tuple[str, str]]) -> str | None:
+    """The value of a setting here; None if it does not differ from the paper's."""
+    return found[key][1] if key in found else None
+
+
+def resolved(results: Mapping[int, Any]) -> dict[str, Any]:
+    """The settings of the first result of a row by their names with dots; empty if it has none."""
+    return flat(next(iter(results.values())).facts.get("settings") or {})
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their names with dots."""
+    found: dict[str, Any] = {}
+    for key, value in values.items():
+        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
+    return found
+
+
+def compare(model: str, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
+    """The values of the job of the model's paper and of a row, for all settings in which they differ."""
+    paper, free = job_of(model)
+    return {
+        key: (str(paper.get(key, "–")), str(value))
+        for key, value in settings.items()
+        if value != paper.get(key) and not any(key == name or key.startswith(f"{name}.") for name in free)
+    }
+
+
+@cache
+def job_of(model: str) -> tuple[dict[str, Any], set[str]]:
+    """The settings of the job of a model's paper, and the names of those that are not compared."""
+    config = load_config([str(ROOT / "jobs" / "train" / f"{model}.yaml")])
+    return flat(as_dict(config)), runtime_keys(TrainConfig, {"model": type(config.model)}) | SKIPPED
+
+
+def facts(rows: Rows) -> dict[str, str]:
+    """Machines, versions and times of all results."""
+    made = [result.facts for row in rows.values() for result in row.results.values()]
+    minutes = {
+        kind: sum(found.get("seconds", {}).get(kind) or 0 for found in made) / 60 for kind in ("train", "evaluate")
+    }
+    return {
+        "machines": "; ".join(sorted({found.get("machine", "unknown") for found in made})),
+        "versions": "HyperGRIT " + ", ".join(sorted({found.get("version", "unknown") for found in made})),
+        "trainings": f"{len(made)}, {minutes['train']:.0f} min in total, each with one thread",
+        "evaluations": f"{minutes['evaluate']:.0f} min in total",
+    }
+
+
+def pictures(folder: Path, rows: Rows) -> list[tuple[str, Markup]]:
+    """The figures and walks of the rows that have them, each as a part of the page."""
+    found = []
+    for key, row in rows.items():
+        files = {task: folder / key / f"{task}.json" for task in (*PICTURES, *WALKS)}
+        made = {task: read_object(path) for task, path in files.items() if path.is_file()}
+        figures = [
+            {"title": figure["title"], "source": inline_file(folder / key / figure["file"])}
+            for task in PICTURES
+            for figure in made.get(task, {}).get("figures", ())
+        ]
+        walks = {task: made.get(task, {}).get("details", {}).get("pexels", []) for task in WALKS}
+        drawn = {task: Details(folder).draw(entries) for task, entries in walks.items() if entries}
+        if figures or drawn:
+            part = render_page(FOLDER, "pictures.html", figures=figures, walks=drawn)
+            found.append((row.variant.title, Markup(part)))
+    return found
 
 
 def markdown(study: Study) -> str:
-    """The tables and claims in Markdown."""
-    facts = [f"- {escape(name)}: {escape(str(value))}" for name, value in study.facts.items()]
-    parts = [f"# The papers in miniature: {escape(study.name)}", "", escape(study.size.about), "", *facts]
-    if not study.size.has_claims:
-        parts += ["", "No claims: the trainings are too short."]
-    parts += ["", escape(legend(study))]
+    """The answer, the tables and the claims in Markdown."""
+    parts = [f"# The papers in miniature: {escape(study.name)}", "", "Drawn scenes, not photographs.", ""]
+    parts += [escape(text) for text in (*study.notes, *(answer(study.judgements) if study.judgements else ()), LEGEND)]
     for table in study.tables:
-        parts += ["", f"## {table.design.title}", "", markdown_row("row", "source", *table.headings)]
+        parts += ["", f"## {escape(table.title)}", "", markdown_row("row", "source", *table.headings)]
         parts.append(markdown_row("---", "---", *["---:"] * len(table.headings)))
-        for line in (*table.ours, *table.papers):
-            cells = [f"{cell.text} {cell.mark}".strip() for cell in line.cells]
-            parts.append(markdown_row(line.name, line.source, *cells))
-    if study.size.has_claims:
-        parts += ["", "## Claims", "", escape(VERDICTS_LEGEND), ""]
-        parts += [markdown_row("paper", "claim", "rows", "difference", "verdict"), "|---|---|---|---|---|"]
-        for entry in study.judgements:
-            claim, difference = entry.claim, shown(entry.claim.metric, entry.interval)
-            name = f"{claim.paper}, {claim.source}"
-            parts.append(markdown_row(name, f"{claim.text} ({claim.metric})", claim.rows, difference, verdict(entry)))
+        for about, lines in [*table.groups.items(), ("", table.papers)]:
+            parts += [markdown_row(about, "", *[""] * len(table.headings))] if about and lines else []
+            for line in lines:
+                texts = [f"**{cell.text}**" if cell.is_best else cell.text for cell in line.cells]
+                texts = [
+                    f"{text} ({c.printed})" if c.printed else text for text, c in zip(texts, line.cells, strict=True)
+                ]
+                parts.append(markdown_row(line.name, line.source, *texts))
+    if study.judgements:
+        parts += [
+            "",
+            "## Claims",
+            "",
+            markdown_row("paper", "claim", "rows", "differences", "verdict"),
+            "|---|---|---|---|---|",
+        ]
+    for entry in study.judgements:
+        claim = entry.claim
+        texts = [f"{name}: {text}" for name, text, _ in differences(entry)]
+        cells = (
+            f"{claim.paper}, {claim.source}",
+            f"{claim.text} ({claim.metric})",
+            f"{claim.first} - {claim.second or 'chance'}",
+        )
+        parts.append(markdown_row(*cells, "; ".join(texts), entry.verdict))
     return "\n".join(parts) + "\n"
 
 
@@ -175,59 +367,31 @@ def as_json(study: Study) -> dict[str, Any]:
     return {
         "study": study.name,
         "size": asdict(study.size),
-        "facts": dict(study.facts),
-        "rows": {key: {"title": row.variant.title, "seeds": len(row.results)} for key, row in study.rows.items()},
-        "tables": [
-            {
-                "title": table.design.title,
-                "rows": {
-                    line.name: {
-                        name: {
-                            "mean": cell.estimate.mean,
-                            "deviation": cell.estimate.deviation,
-                            "difference": cell.interval._asdict() if cell.interval else None,
-                        }
-                        for name, cell in zip(table.design.columns, line.cells, strict=True)
-                        if cell.estimate
-                    }
-                    for line in table.ours
-                },
-            }
-            for table in study.tables
-        ],
+        "notes": list(study.notes),
+        "facts": facts(study.rows),
+        "rows": {key: {"title": row.variant.title, "seeds": sorted(row.results)} for key, row in study.rows.items()},
+        "metrics": {
+            key: {name: numbers(found) for name in metrics_of(row) if (found := estimate(row, name))}
+            for key, row in study.rows.items()
+        },
         "claims": [
             asdict(entry.claim)
-            | {"verdict": entry.verdict, "is_at_chance": entry.is_at_chance}
-            | {"difference": entry.interval._asdict() if entry.interval else None}
+            | {"verdict": entry.verdict}
+            | {
+                name: {"verdict": found.verdict} | (numbers(found.estimate) if found.estimate else {})
+                for name, found in entry.findings.items()
+            }
             for entry in study.judgements
         ],
     }
 
 
-COLOR_OF: Final = {"shown": COLORS[2], "not shown": COLORS[5], "contradicted": COLORS[1]}
+def metrics_of(row: Row) -> list[str]:
+    """The metrics of a row, TASK:METRIC."""
+    return list(dict.fromkeys(name for result in row.results.values() for name in result.metrics))
 
 
-def draw_accuracy(rows: Mapping[str, Row], name: str, path: Path) -> None:
-    """Draw the accuracy of each row, with a mark at chance level."""
-    bars = {}
-    for row in rows.values():
-        if values := row.metric(name):
-            bars[row.variant.title] = (estimate(values).mean, row.chance(name) or 0.0)
-    draw_bars(bars, path)
-
-
-def draw_differences(judgements: Sequence[Judgement], path: Path) -> None:
-    """Draw the difference of each measured claim in percentage points with its interval, in the claim's direction."""
-    shown = [entry for entry in judgements if entry.interval and is_share(entry.claim.metric)][::-1]
-    with axes(path, 9, 1 + 0.26 * len(shown)) as ax:
-        for place, entry in enumerate(shown):
-            assert entry.interval is not None
-            sign = 1 if entry.claim.direction == "above" else -1
-            low, high = sorted((100 * sign * entry.interval.low, 100 * sign * entry.interval.high))
-            color = COLOR_OF[entry.verdict]
-            ax.plot([low, high], [place, place], color=color, lw=2)
-            ax.plot([100 * sign * entry.interval.value], [place], "o", color=color, ms=5)
-        names = [f"{entry.claim.paper}: {entry.claim.text}".replace("$", r"\$") for entry in shown]
-        ax.set_yticks(range(len(shown)), names, fontsize=7)
-        ax.axvline(0, color="#888888", lw=1)
-        ax.set(xlabel="difference in percentage points; right of 0: as claimed")
+def numbers(found: Estimate) -> dict[str, Any]:
+    """An estimate for JSON; without an interval if there is one seed."""
+    bounds = {"low": found.low, "high": found.high} if math.isfinite(found.error) else {}
+    return {"value": found.value, "n_seeds": found.n_seeds, "has_items": found.has_items, **bounds}

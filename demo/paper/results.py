@@ -1,107 +1,208 @@
-"""Results of the runs by variant, and the verdicts on the claims."""
+"""Results of the rows, and the verdicts on the claims."""
 
 import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
-from demo.paper.plan import run_name
-from demo.paper.statistics import Interval, above, difference
+from demo.paper.statistics import Estimate, crossed, layout, seeds_only
 from demo.paper.store import Result, read_result
 from demo.paper.variants import Variant
-from trainer.evaluation.metrics.items import Items
 
-Direction = Literal["above", "below", "not above"]
-CHANCE: Final = 0.5
 FILE: Final = Path(__file__).with_name("claims.csv")
+Direction = Literal["above", "below", "not above", "not below", "equal", "differ"]
+Kind = Literal["claim", "objective", "component"]
+"""What a claim is: a result, a restatement of what a loss asks for, or one component of a model, without a direction."""
+Verdict = Literal["holds", "reversed", "absent", "undecided", "not testable", "not measured"]
+"""reversed: the opposite is shown; absent: a difference as large as the margin is excluded."""
+VERDICTS: Final[tuple[Verdict, ...]] = get_args(Verdict)
+CONDITIONS: Final = {
+    "crops": ("", "features of a CLIP that saw crops of boxes"),
+    "scenes": ("@scenes", "features of a CLIP that saw whole scenes only"),
+    "true boxes": ("@true", "features as for crops, true boxes"),
+}
+"""Suffix of the rows and description by condition. Rows that use no box are the same with predicted and with true boxes."""
+COUNTED: Final = ("crops", "scenes")
+"""The conditions on which a claim is judged; the last one is shown beside them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """A claim of a paper, with its table, figure or equation. `metric` is TASK:METRIC of `trainer.evaluate`."""
+    """A claim of a paper with its source. `metric` is TASK:METRIC; without `second`, the row is compared with chance.
+
+    `margin`, in the unit of the metric, is the difference that counts as none.
+    """
 
     paper: str
     source: str
+    kind: Kind
     text: str
     metric: str
     first: str
-    second: str | None
+    second: str
     direction: Direction
-
-    @property
-    def rows(self) -> str:
-        """The rows whose difference is judged."""
-        return f"{self.first} - {self.second or 'chance'}"
+    margin: float
 
 
 @cache
 def claims() -> tuple[Claim, ...]:
     """The claims in the order of the file."""
     with FILE.open(newline="", encoding="utf-8") as file:
-        rows: list[dict[str, Any]] = [{**row, "second": row["second"] or None} for row in csv.DictReader(file)]
+        rows: list[dict[str, Any]] = [{**row, "margin": float(row["margin"])} for row in csv.DictReader(file)]
     return tuple(Claim(**row) for row in rows)
-
-
-Verdict = Literal["shown", "not shown", "contradicted", "not measured"]
-VERDICTS: Final[tuple[Verdict, ...]] = ("shown", "not shown", "contradicted", "not measured")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """The results of a variant, one per seed."""
+    """The results of a variant by seed."""
 
     variant: Variant
-    results: Sequence[Result]
+    results: Mapping[int, Result]
 
-    def metric(self, name: str) -> list[float]:
-        """The values of a metric TASK:METRIC, one per seed; empty if the model has no such metric."""
-        values = [result.metrics[name] for result in self.results if name in result.metrics]
-        return values if len(values) == len(self.results) else []
+    def values(self, metric: str, seeds: Sequence[int] | None = None) -> list[float]:
+        """The values of a metric TASK:METRIC for seeds that have it."""
+        return [self.results[seed].metrics[metric] for seed in seeds or self.seeds(metric)]
 
-    def items_of(self, name: str) -> list[Items]:
-        """The items of a metric, one per seed; empty if there are none."""
-        return [result.items[name] for result in self.results if name in result.items]
+    def seeds(self, metric: str) -> list[int]:
+        """The seeds with a metric TASK:METRIC."""
+        return [seed for seed, result in sorted(self.results.items()) if metric in result.metrics]
 
-    def chance(self, name: str) -> float | None:
+    def has_items(self, metric: str) -> bool:
+        """True if the metric is a mean of items, and they are stored."""
+        found = [self.results[seed].items.get(metric) for seed in self.seeds(metric)]
+        return bool(found) and all(items is not None and items.reduction == "mean" for items in found)
+
+    def chance(self, metric: str) -> float | None:
         """The chance level of a metric TASK:METRIC; None if it has none."""
-        return self.results[0].chance.get(name)
+        return next(
+            (found for result in self.results.values() if (found := result.chance.get(metric)) is not None), None
+        )
 
 
-def read_row(results: Path, variant: Variant, n_seeds: int) -> Row:
-    """Read the results of a variant. Raises UserError, naming the file, for one that is missing or damaged."""
-    paths = [results / f"{run_name(variant, seed)}.parquet" for seed in range(n_seeds)]
-    return Row(variant=variant, results=[read_result(path) for path in paths])
+Rows = Mapping[str, Row]
+
+
+def read_rows(folder: Path, variants: Sequence[tuple[Variant, int]]) -> dict[str, Row]:
+    """Read the results of variants, each with its number of seeds. Rows and seeds without a file are left out.
+
+    Raises UserError, naming the file, for one that is damaged.
+    """
+    rows = {}
+    for variant, n_seeds in variants:
+        paths = {seed: folder / f"{variant.key}-{seed}.parquet" for seed in range(n_seeds)}
+        if results := {seed: read_result(path) for seed, path in paths.items() if path.is_file()}:
+            rows[variant.key] = Row(variant=variant, results=results)
+    return rows
+
+
+def estimate(first: Row, metric: str, second: Row | None = None, level: float = 0.0) -> Estimate | None:
+    """The metric of a row minus that of a second one, on their common seeds, or minus a level. None without the metric.
+
+    It covers seeds and items if both rows have the items of the metric, and else seeds alone.
+    """
+    rows = [first, *([second] if second else [])]
+    seeds = sorted(set.intersection(*(set(row.seeds(metric)) for row in rows)))
+    if not seeds:
+        return None
+    if not all(row.has_items(metric) for row in rows):
+        values = [row.values(metric, seeds) for row in rows]
+        return seeds_only([found[0] - (found[1] if second else level) for found in zip(*values, strict=True)])
+    cells = layout([row.results[seed].items[metric] for row in rows for seed in seeds])
+    return crossed(cells[: len(seeds)] - (cells[len(seeds) :] if second else level))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """The verdict on a claim under one condition, with the difference; None if it was not measured."""
+
+    verdict: Verdict
+    estimate: Estimate | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judgement:
-    """The verdict on a claim, with the measured difference of its rows and the interval; None if not measured."""
+    """A claim with its findings by condition, and the verdict over the towers; "mixed" if they differ."""
 
     claim: Claim
-    verdict: Verdict
-    interval: Interval | None
-    is_at_chance: bool = False
-    """True if the claim could not be shown, because neither row differs from chance level."""
+    findings: Mapping[str, Finding]
+
+    @property
+    def verdict(self) -> Verdict | Literal["mixed"]:
+        """The verdict of all towers on which the claim was measured."""
+        found = {self.findings[name].verdict for name in COUNTED} - {"not measured"}
+        return "mixed" if len(found) > 1 else found.pop() if found else "not measured"
 
 
-def judge(claim: Claim, rows: Mapping[str, Row], n_replicates: int) -> Judgement:
-    """Compare the rows of a claim. A claim is shown or contradicted if the interval lies on one side of 0."""
-    first, second = (
-        rows[key].items_of(claim.metric) if key in rows else [] for key in (claim.first, claim.second or "")
+def judge(claim: Claim, rows: Rows) -> Judgement:
+    """Judge a claim under each condition."""
+    return Judgement(claim=claim, findings={name: finding(claim, rows, name) for name in CONDITIONS})
+
+
+def finding(claim: Claim, rows: Rows, condition: str) -> Finding:
+    """Compare the rows of a claim under a condition."""
+    first, second = (rows.get(key) for key in keys_of(claim, rows, condition))
+    level = first.chance(claim.metric) if first and not claim.second else 0.0
+    if first is None or level is None or (claim.second and second is None):
+        return Finding(verdict="not measured")
+    found = estimate(first, claim.metric, second, level)
+    if found is None:
+        return Finding(verdict="not measured")
+    tested = [row for row in (first, second) if row and claim.second and claim.kind == "claim"]
+    if any(is_at_chance(row, claim.metric) for row in tested):
+        return Finding(verdict="not testable", estimate=found)
+    return Finding(verdict=verdict(claim.direction, claim.margin, found), estimate=found)
+
+
+def keys_of(claim: Claim, rows: Rows, condition: str) -> tuple[str, str]:
+    """The keys of the rows of a claim under a condition. With true boxes, a row without boxes is that of the crops."""
+    suffix = CONDITIONS[condition][0]
+    first, second = f"{claim.first}{suffix}", f"{claim.second}{suffix}"
+    if condition == "true boxes" and (first in rows or second in rows):
+        uses_boxes = [key in rows and rows[key].variant.has_boxes for key in (claim.first, claim.second)]
+        return (first if uses_boxes[0] else claim.first, second if uses_boxes[1] else claim.second)
+    return first, second
+
+
+def verdict(direction: Direction, margin: float, found: Estimate) -> Verdict:
+    """The verdict on a difference. Directions above and below need an interval of 95 % on their side of 0.
+
+    The others need one-sided tests of level 5 % against the margin; they are reversed if the interval of 95 % lies on
+    the other side of 0.
+    """
+    sign = -1 if direction in ("below", "not below") else 1
+    signed = found._replace(value=sign * found.value)
+    if direction in ("above", "below", "differ"):
+        side = abs(signed.side) if direction == "differ" else signed.side
+        found_by_side: dict[int, Verdict] = {1: "holds", -1: "reversed"}
+        return found_by_side.get(side, "absent" if signed.is_within(margin) else "undecided")
+    if signed.is_within(margin) if direction == "equal" else signed.is_below(margin):
+        return "holds"
+    return "reversed" if signed.side > 0 or (direction == "equal" and signed.side) else "undecided"
+
+
+def is_at_chance(row: Row, metric: str) -> bool:
+    """True if the interval of a metric contains its chance level, or that of the accuracy on its set if it has none."""
+    name = (
+        metric
+        if row.chance(metric) is not None
+        else f"classification:{metric.partition(':')[2].split('/')[0]}/accuracy"
     )
-    if not first or (claim.second and not second):
-        return Judgement(claim=claim, verdict="not measured", interval=None)
-    found = difference(first, second, n_replicates) if claim.second else above(first, CHANCE, n_replicates)
-    sign = 1 if claim.direction == "above" else -1
-    verdicts: dict[int, Verdict] = {1: "shown", 0: "not shown", -1: "contradicted"}
-    keys = [claim.first, claim.second] if claim.second and not found.side else []
-    at_chance = bool(keys) and all(is_at_chance(rows[key], claim.metric, n_replicates) for key in keys)
-    return Judgement(claim=claim, verdict=verdicts[sign * found.side], interval=found, is_at_chance=at_chance)
+    level = row.chance(name)
+    found = estimate(row, name, level=level) if level is not None else None
+    return found is not None and found.side == 0
 
 
-def is_at_chance(row: Row, metric: str, n_replicates: int) -> bool:
-    """True if the interval of a metric TASK:METRIC contains its chance level."""
-    level = row.chance(metric)
-    return level is not None and above(row.items_of(metric), level, n_replicates).side == 0
+def n_false(judgements: Sequence[Judgement]) -> tuple[int, float]:
+    """The number of tests on which verdicts rest, and how many would find a direction if no rows differed.
+
+    A test of level 5 % does so in 5 of 100 cases, half of them in the claimed direction.
+    """
+    n_tests = sum(
+        found.estimate is not None and found.verdict != "not testable"
+        for entry in judgements
+        for name, found in entry.findings.items()
+        if name in COUNTED
+    )
+    return n_tests, 0.05 * n_tests

@@ -1,45 +1,49 @@
-"""Run a study: data, trainings and evaluations, then the page. All parts resume."""
+"""Run a study: data, choice of rates and steps, trainings with their evaluations. All parts resume."""
 
+import hashlib
+import json
 import os
 import platform
-import shlex
-import sys
+import shutil
+import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
+from functools import lru_cache, partial
+from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Final
+from statistics import fmean
+from typing import Any, Final, TypeVar
 
-from demo.paper.page import Study, write_pictures, write_study
-from demo.paper.plan import Run, chosen, plan, steps_of
-from demo.paper.results import Row, claims, judge, read_row
-from demo.paper.sets import data_settings, make_data
-from demo.paper.sizes import Size
-from demo.paper.steps import Slots, Step, run_steps, seconds_of
-from demo.paper.store import missing_results, write_result
-from demo.paper.tables import DESIGNS, build_table
+import torch
+
+from demo.paper.data import TASKS, data_settings, features_of, make_data, tower_features
+from demo.paper.heads import HeadEmbedder, TowerFeatures, Trained, config_of, evaluate, train
+from demo.paper.sizes import Size, rows_of
+from demo.paper.store import has_result, write_result
+from demo.paper.variants import MAIN, VARIANTS, Tower, Variant
+from demo.train_demo_data import ROOT
+from hypergrit_common.errors import UserError
+from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.version import hypergrit_version
+from trainer.config import as_dict
+from trainer.evaluation.catalog import TASKS as CATALOG
+from trainer.evaluation.run.runner import as_json, draw_figures
+from trainer.evaluation.task import TaskOptions, UnsuitableModelError
+from trainer.models.hyperbolic import Hyperbolic
 
-LOADER_CPUS: Final = 8
-"""CPUs of a training on a GPU, for its loader."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Machine:
-    """CPUs and GPUs that the study may use."""
-
-    n_cpus: int
-    n_gpus: int
-
-    def slots(self, n_jobs: int | None = None) -> Slots:
-        """Steps side by side: one per CPU, or one per GPU that has CPUs to load its data; `n_jobs` overrides it."""
-        if self.n_gpus:
-            return Slots(n_steps=n_jobs or min(self.n_gpus, max(1, self.n_cpus // 2)), n_gpus=self.n_gpus)
-        return Slots(n_steps=n_jobs or self.n_cpus)
-
-    def loader_workers(self, slots: Slots) -> int:
-        """Loader processes of a training: none on a CPU, where they would take the time of another training."""
-        return min(LOADER_CPUS, max(1, self.n_cpus // slots.n_steps - 1)) if self.n_gpus else 0
+CLAIMS: Final = Path(__file__).with_name("claims.csv")
+TUNING: Final = "tuning.json"
+CHOSEN_BY: Final = (
+    "classification:scenes/accuracy",
+    "retrieval:coco/text_to_image/recall@5",
+    "retrieval:coco/image_to_text/recall@5",
+)
+"""Metrics of the validation split whose mean chooses the rate and the step of a row."""
+Case = TypeVar("Case")
+PICTURED: Final = ("norms", "traversal", "interpolation", "factors", "order")
+"""Tasks whose figures the page shows, of the first seed of main rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,81 +58,215 @@ class Folders:
         """The files of the results, see `demo.paper.store`."""
         return self.out / "results"
 
-
-def this_machine() -> Machine:
-    """The CPUs of this process and the visible GPUs."""
-    import torch
-
-    return Machine(n_cpus=len(os.sched_getaffinity(0)), n_gpus=torch.cuda.device_count())
+    @property
+    def data(self) -> Path:
+        """The data, see `demo.paper.data`."""
+        return self.work / "data"
 
 
-def run_study(
-    name: str, size: Size, folders: Folders, slots: Slots, workers: int, report: Callable[[str], None]
-) -> Path:
-    """Run what is missing and write the page. Return its path.
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """The training of a row with a seed at a rate, and its evaluation after each of the steps `at`."""
 
-    Raises RuntimeError if a step fails, and UserError for results that cannot be read.
+    variant: Variant
+    seed: int
+    lr: float
+    at: tuple[int, ...]
+    size: Size
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """All that the result depends on, but for the code."""
+        settings = {"overrides": [*self.variant.overrides, *self.size.overrides], "seed": self.seed, "lr": self.lr}
+        schedule = {"steps": self.size.steps[-1], "at": self.at}
+        return {"row": self.variant.key, "model": self.variant.model, **settings, **schedule} | data_settings(self.size)
+
+
+def run_study(size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> None:
+    """Run what is missing.
+
+    Raises RuntimeError if a step fails, and UserError for claims that are not committed.
     """
-    runs = plan(folders.work, folders.results, size, data_settings(size), workers)
-    missing = missing_results(runs)
-    report(f"{len(runs) - len(missing)} of {len(runs)} results are in {folders.results}")
-    if missing:
-        make(missing, size, folders, slots, report)
-    report("statistics")
-    rows = {variant.key: read_row(folders.results, variant, size.seeds) for variant in chosen(size)}
-    study = Study(
-        name=name,
-        size=size,
-        rows=rows,
-        tables=[build_table(design, rows, size.replicates if size.has_claims else 0) for design in DESIGNS],
-        judgements=[judge(claim, rows, size.replicates) for claim in claims()] if size.has_claims else [],
-        facts=facts(rows),
-    )
-    write_study(study, folders.out)
-    return folders.out / "index.html"
-
-
-def make(runs: list[Run], size: Size, folders: Folders, slots: Slots, report: Callable[[str], None]) -> None:
-    """Make the results of runs. Each is written as soon as its evaluation is finished."""
+    rows = rows_of(size)
+    if size.has_claims:
+        check_claims()
     start = time.monotonic()
-    make_data(folders.work / "data", size)
-    report(f"data in {folders.work / 'data'}, {time.monotonic() - start:.0f} s")
-    by_step = {run.evaluation.name: run for run in runs}
-
-    def keep(step: Step) -> None:
-        if step.name in by_step:
-            keep_result(by_step[step.name], folders)
-
-    for run in runs:  # an earlier command ended between the evaluation and its result
-        if seconds_of(folders.work, run.evaluation) is not None:
-            keep_result(run, folders)
-    run_steps(folders.work, steps_of(missing_results(runs)), slots, report, keep)
+    make_data(folders.data, size, rows, report)
+    report(f"data in {folders.data}, {time.monotonic() - start:.0f} s")
+    chosen = tune(rows, size, folders, n_jobs, report)
+    runs = [run for seed in range(size.seeds) for run in runs_of(rows, size, chosen, seed) if not is_done(run, folders)]
+    each(partial(measure, folders), runs, n_jobs, report)
 
 
-def keep_result(run: Run, folders: Folders) -> None:
-    """Write the result of an evaluated run, and the pictures of a model of the first seed."""
-    times = {step.kind.split()[0]: seconds_of(folders.work, step) for step in (run.training, run.evaluation)}
-    if run.seed == 0 and not run.variant.is_ablation:
-        write_pictures(run, folders.work / "data" / "sets")
-    write_result(run, {"seconds": times, "machine": machine_name(), "version": hypergrit_version()})
+def runs_of(rows: Sequence[Variant], size: Size, chosen: Mapping[str, Any], seed: int) -> Iterator[Run]:
+    """Yield the runs of a seed, so that an interrupted study has all rows of the first seeds."""
+    for variant in rows:
+        if seed < size.seeds_of(variant):
+            found = chosen[variant.choice]
+            yield Run(variant=variant, seed=seed, lr=found["lr"], at=(found["step"],), size=size)
 
 
-def machine_name() -> str:
-    """Architecture and number of CPUs of this machine, and its GPUs."""
-    import torch
-
-    gpus = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
-    return ", ".join([f"{platform.machine()}, {os.cpu_count()} CPUs", *gpus])
+def result_path(run: Run, folders: Folders) -> Path:
+    """The file of the result of a run."""
+    return folders.results / f"{run.variant.key}-{run.seed}.parquet"
 
 
-def facts(rows: Mapping[str, Row]) -> dict[str, Any]:
-    """Command, and the machines, versions and times of all results."""
-    made = [result.facts for row in rows.values() for result in row.results]
-    minutes = {kind: sum(found["seconds"][kind] or 0 for found in made) / 60 for kind in ("train", "evaluate")}
-    return {
-        "command": shlex.join([Path(sys.executable).name, "-m", "demo.paper", *sys.argv[1:]]),
-        "machines": "; ".join(sorted({found["machine"] for found in made})),
-        "versions": "HyperGRIT " + ", ".join(sorted({found["version"] for found in made})),
-        "trainings": f"{len(made)}, {minutes['train']:.0f} min in total, each with one thread",
-        "evaluations": f"{minutes['evaluate']:.0f} min in total",
+def is_done(run: Run, folders: Folders) -> bool:
+    """True if a run has a result that was made with the same settings."""
+    return has_result(result_path(run, folders), run.identity)
+
+
+def each(work: Callable[[Case], str], runs: Sequence[Case], n_jobs: int, report: Callable[[str], None]) -> None:
+    """Do the work of each run in processes of one thread."""
+    start = time.monotonic()
+    with ProcessPoolExecutor(n_jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        futures = [pool.submit(work, run) for run in runs]
+        try:
+            for done, future in enumerate(as_completed(futures), 1):
+                left = (time.monotonic() - start) / done * (len(runs) - done) / 60
+                report(f"{done} of {len(runs)}: {future.result()}; about {left:.0f} min left")
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+
+
+@lru_cache
+def cached_features(folder: Path, tower: Tower) -> TowerFeatures:
+    """The features of the evaluation sets, read once in each process."""
+    return tower_features(folder, tower)
+
+
+def trainings(run: Run, folders: Folders) -> Iterator[Trained]:
+    """Train a row, and yield the head after each of its steps."""
+    variant, steps = run.variant, run.size.steps[-1]
+    config = config_of(variant, features_of(folders.data, variant), run.seed, run.lr, steps, run.size.overrides)
+    return train(config, run.at)
+
+
+def measure(folders: Folders, run: Run) -> str:
+    """Train a row and write its result. Return what was done."""
+    if is_done(run, folders):  # by another machine
+        return f"{run.variant.key}-{run.seed} is finished"
+    trained = next(trainings(run, folders))
+    start = time.monotonic()
+    tower = cached_features(folders.data, run.variant.tower)
+    found = {
+        name: evaluate(trained, tower, folders.data / "sets" / name, tasks)
+        for name, tasks in TASKS.items()
+        if name != "validation"
     }
+    seconds = {"train": round(trained.seconds, 2), "evaluate": round(time.monotonic() - start, 2)}
+    prefixes = {("" if name == "test" else f"{name}/"): results for name, results in found.items()}
+    write_result(result_path(run, folders), prefixes, facts(run, trained, seconds), run.variant.keeps_items)
+    if run.seed == 0 and run.variant.key == run.variant.row and run.variant.table == MAIN:
+        draw(trained, tower, folders, run.variant.key)
+    return f"{run.variant.key}-{run.seed}, {seconds['train']:.0f} + {seconds['evaluate']:.0f} s"
+
+
+def facts(run: Run, trained: Trained, seconds: Mapping[str, float]) -> dict[str, Any]:
+    """What a result says of its run."""
+    model = trained.model
+    curvature = model.curv.exp().flatten().tolist() if isinstance(model, Hyperbolic) else []
+    return {
+        "identity": run.identity,
+        "settings": settings_of(run, trained),
+        "seconds": seconds,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "version": hypergrit_version(),
+        "claims": hashlib.sha256(CLAIMS.read_bytes()).hexdigest(),
+        "tower": run.variant.tower,
+        "boxes": run.variant.boxes,
+        "loss": trained.loss,
+        "collapsed": trained.has_collapsed,
+        "curvature": [round(value, 4) for value in curvature],
+        "temperature": round(1 / float(model.pair_scale().detach()), 5),
+    }
+
+
+def settings_of(run: Run, trained: Trained) -> dict[str, Any]:
+    """The resolved settings of the training that papers print too."""
+    plain = as_dict(trained.config)
+    model = {key: value for key, value in plain["model"].items() if key not in ("image", "text")}
+    data = {key: plain["data"][key] for key in ("boxes", "captions", "texts")}
+    return {"model_name": run.variant.model, "batch_size": plain["batch_size"], "step": run.at[-1]} | {
+        "model": model,
+        "optim": plain["optim"],
+        "data": data,
+    }
+
+
+def draw(trained: Trained, tower: TowerFeatures, folders: Folders, key: str) -> None:
+    """Write OUT/pictures/KEY/TASK.json with the figures beside it, for the page."""
+    embedder = HeadEmbedder(trained.model, trained.tokenizer, tower)
+    sets = folders.data / "sets" / "test"
+    shutil.copytree(sets / "traversal", folders.out / "pictures" / "traversal", dirs_exist_ok=True)
+    for task in PICTURED:
+        folder = folders.out / "pictures" / key
+        try:
+            result = CATALOG[task].evaluate(embedder, sets, TaskOptions())
+        except UnsuitableModelError:
+            continue
+        write_object(as_json(result) | {"figures": draw_figures(result, task, folder)}, folder / f"{task}.json")
+
+
+def tune(
+    rows: Sequence[Variant], size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]
+) -> dict[str, Any]:
+    """Choose the rate and the step of each row on the validation split. Choices that were made are kept."""
+    path = folders.results / TUNING
+    chosen: dict[str, Any] = read_object(path) if path.is_file() else {}
+    by_name = {
+        f"{variant.tower}/{variant.row}": variant for variant in VARIANTS.values() if variant.boxes == "predicted"
+    }
+    missing = {name: by_name[name] for name in dict.fromkeys(variant.choice for variant in rows) if name not in chosen}
+    cases = [(lr, seed) for lr in size.rates for seed in range(size.tuning_seeds)]
+    runs = [
+        Run(variant=variant, seed=seed, lr=lr, at=size.steps, size=size)
+        for variant in missing.values()
+        for lr, seed in cases
+    ]
+    each(partial(validate, folders), [run for run in runs if not validated(run, folders).is_file()], n_jobs, report)
+    for name, variant in missing.items():
+        scores = {
+            f"{lr}@{step}": [
+                read_object(validated(Run(variant=variant, seed=seed, lr=lr, at=size.steps, size=size), folders))[
+                    str(step)
+                ]
+                for seed in range(size.tuning_seeds)
+            ]
+            for lr in size.rates
+            for step in size.steps
+        }
+        best = max(scores, key=lambda case: fmean(scores[case]))
+        lr, _, step = best.partition("@")
+        chosen[name] = {"lr": float(lr), "step": int(step), "scores": scores}
+    folders.results.mkdir(parents=True, exist_ok=True)
+    write_object(chosen, path)
+    return chosen
+
+
+def validated(run: Run, folders: Folders) -> Path:
+    """The file with the scores of a run on the validation split, by step."""
+    name = hashlib.sha256(json.dumps(run.identity).encode()).hexdigest()[:12]
+    return folders.work / "tuning" / f"{run.variant.key}-{run.lr}-{run.seed}-{name}.json"
+
+
+def validate(folders: Folders, run: Run) -> str:
+    """Write the scores of a row on the validation split after each step."""
+    scores = {}
+    tower = cached_features(folders.data, run.variant.tower)
+    for trained in trainings(run, folders):
+        found = evaluate(trained, tower, folders.data / "sets" / "validation", TASKS["validation"])
+        values = [found[task].metrics[metric] for task, _, metric in (name.partition(":") for name in CHOSEN_BY)]
+        scores[str(trained.step)] = round(fmean(values), 5)
+    path = validated(run, folders)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_object(scores, path)
+    return f"{run.variant.key} at {run.lr}: {scores}"
+
+
+def check_claims() -> None:
+    """Raise UserError unless the claims are committed: they are made before the test sets are read."""
+    command = ["git", "status", "--porcelain", "--", str(CLAIMS)]
+    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if found.returncode == 0 and found.stdout.strip():
+        raise UserError(f"{CLAIMS} is not committed; commit the claims before the test sets are read")

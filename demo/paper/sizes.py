@@ -3,89 +3,80 @@
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
-FP32: Final = ("precision=fp32",)
-TINY: Final = (
-    "model.image.size_px=32",
-    "model.image.kwargs.channels=[16,16,32,32]",
-    "model.image.kwargs.stem_width=8",
-    "model.text.width=32",
-    "model.text.layers=1",
-    "model.text.heads=2",
-    "model.embed_dim=32",
-)
-"""Overrides of towers for SIZE=smoke."""
+from demo.paper.variants import VARIANTS, Variant
 
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """Data, trainings and evaluations of a study. All trainings see the same number of image-text pairs."""
+    """Data, trainings and evaluations of a study. All trainings of a row see the same number of image-text pairs."""
 
     about: str
     train_rows: int
     held_out_rows: int
-    steps: int
-    batch_size: int
-    seeds: int
-    variants: tuple[str, ...] = ()
+    rows: tuple[str, ...] = ()
     """Keys of `variants.VARIANTS`; empty: all."""
-    pictures: int = 6
-    """Zero-shot pictures of each concept and style."""
-    captioned: int = 500
-    """Images for retrieval, with two captions each."""
-    pairs: int = 300
+    seeds: int = 10
+    """Largest number of seeds of a row."""
+    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
+    steps: tuple[int, ...] = (500, 1000)
+    """Learning rates, and steps of a training of the last number, among which the validation split chooses."""
+    tuning_seeds: int = 2
+    pictures: int = 28
+    """Test scenes of each concept."""
+    captioned: int = 2000
+    """Scenes for retrieval, with two captions each; a quarter as many chains."""
+    pairs: int = 1000
     """Pairs of captions in each file of hard negatives."""
-    replicates: int = 2000
-    """Replicates of the bootstrap."""
-    overrides: tuple[str, ...] = FP32
+    overrides: tuple[str, ...] = ()
     has_claims: bool = True
     """False if the trainings are too short for statements about the models."""
     runner: Literal["ray", "local"] = "ray"
     """Runner of the pipeline."""
 
+    def seeds_of(self, variant: Variant) -> int:
+        """The number of seeds of a row."""
+        return min(self.seeds, variant.seeds)
 
-COMPARED: Final = ("clip-boxes", "meru-boxes", "hycoclip", "hycoclip-no-entailment", "phyclip")
 
+def rows_of(size: Size) -> list[Variant]:
+    """The rows of a size, in the order in which they are trained."""
+    return [VARIANTS[key] for key in size.rows or VARIANTS]
+
+
+COMPARED: Final = ("clip", "clip-boxes", "meru", "meru-boxes", "hycoclip", "hycoclip-no-entailment", "phyclip")
 FULL: Final = Size(
-    about="all models and ablations with 6 seeds, about 4 h on 2 cores",
-    train_rows=9600,
-    held_out_rows=400,
-    steps=600,
-    batch_size=48,
-    seeds=6,
+    about="all rows, about 4 h on 2 cores after 1 h for the data, both estimated", train_rows=60_000, held_out_rows=1000
 )
 SIZES: Final[dict[str, Size]] = {
     "smoke": Size(
         about="a check of all commands, at most 4 min on 2 cores; no claims",
         train_rows=120,
         held_out_rows=48,
-        steps=12,
-        batch_size=16,
+        rows=("clip", "hycoclip", "phyclip@scenes", "clip-boxes@true", "meru-w96"),
         seeds=2,
-        variants=("clip-boxes", "hycoclip", "phyclip"),
+        rates=(1e-3, 2e-3),
+        steps=(5, 10),
+        tuning_seeds=1,
         pictures=1,
         captioned=24,
         pairs=8,
-        replicates=200,
-        overrides=(*FP32, *TINY, "optim.warmup_steps=2"),
+        overrides=("batch_size=32", "optim.warmup_steps=2"),
         has_claims=False,
         runner="local",
     ),
     "small": replace(
         FULL,
-        about="CLIP and MERU with boxes, HyCoCLIP with and without entailment, PHyCLIP; about 1 h on 2 cores",
+        about="seven rows on one tower with 3 seeds, about 30 min on 2 cores",
+        train_rows=6000,
+        held_out_rows=400,
+        rows=COMPARED,
         seeds=3,
-        variants=COMPARED,
+        rates=(1e-3,),
+        steps=(1000,),
+        pictures=10,
+        captioned=800,
+        pairs=400,
     ),
     "full": FULL,
-    "gpu": replace(
-        FULL,
-        about="full with ten times the rows, for GPUs",
-        train_rows=96_000,
-        held_out_rows=2000,
-        steps=4050,
-        batch_size=160,
-        captioned=1000,
-        pairs=500,
-        overrides=("precision=auto",),
-    ),
+    "gpu": replace(FULL, about="full with ten times the scenes, for GPUs and many cores", train_rows=600_000),
 }

@@ -1,115 +1,111 @@
-"""The tables of the study: rows of ours with deviations and marked differences, above the rows of the papers."""
+"""The tables of the study: rows of ours with intervals, beside the printed ones."""
 
+import csv
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
-from demo.paper.results import Row
-from demo.paper.statistics import Estimate, Interval, difference, estimate
+from demo.paper.results import CONDITIONS, Row, Rows, estimate
+from demo.paper.statistics import Estimate
 from trainer.analyses import RELATION_NAMES
-from trainer.evaluation.report.tables import heading, published, show, source_of
+from trainer.evaluation.report.tables import heading, is_share, published, show, source_of
 from trainer.evaluation.tasks.sugarcrepe import FILES
 from trainer.models.registry import MODELS
 
-REFERENCE: Final = "hycoclip"
-"""Row that the others are compared with."""
-RELATIONS: Final = ("text_image", "box_text_image", "cross_image", "cross_text")
-OBJECTS: Final = ("center", "mid", "margin", "large", "medium", "small")
-ONE_SET: Final = ("coco", "concepts")
+PRINTED: Final = Path(__file__).with_name("printed.csv")
+ONE_SET: Final = ("coco", "scenes")
 """Data sets that headings do not name."""
-SHARE_OF_REPLICATES: Final = {"mean": 1.0, "auc": 0.2, "ap": 0.2}
-"""Replicates of the bootstrap by reduction: those of ranked pairs cost more."""
+ACCURACY: Final = "classification:scenes/accuracy"
+MAIN: Final = {
+    ACCURACY: "zero-shot accuracy",
+    "hierarchical:scenes/TIE": "TIE ↓",
+    "retrieval:coco/text_to_image/recall@5": "text → image R@5",
+    "retrieval:coco/image_to_text/recall@5": "image → text R@5",
+    "vlchecklist:object": "VL-CheckList object",
+    "sugarcrepe:overall": "SugarCrepe",
+    "order:cross_image/order": "box > image",
+    "order:cross_text/order": "phrase > caption",
+}
+"""Headings of the main table by metric."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Design:
-    """A table: its columns TASK:METRIC, and the papers' metric of each column that has one, as TASK:METRIC."""
+    """A table: its columns TASK:METRIC with headings, and the papers' metric of each column that has one, TASK:METRIC."""
 
     title: str
-    columns: tuple[str, ...]
+    columns: Mapping[str, str]
     papers: Mapping[str, str]
-    headings: tuple[str, ...] = ()
-    """Headings of the columns; empty: those of the metrics."""
+    table: str = "main"
+    """The rows: those of the variants' table, and the main rows with a printed value in it."""
 
 
-def design(
-    title: str,
-    task: str,
-    metrics: Sequence[str],
-    papers: Mapping[str, str] | None = None,
-    headings: tuple[str, ...] = (),
-) -> Design:
-    """A table of one task, whose columns have the papers' names unless `papers` has others."""
+def design(title: str, task: str, metrics: Sequence[str], papers: Mapping[str, str] | None = None) -> Design:
+    """A table of the main rows on one task, whose columns have the papers' names unless `papers` has others."""
     named = {metric: metric for metric in metrics} if papers is None else papers
     return Design(
         title=title,
-        columns=tuple(f"{task}:{metric}" for metric in metrics),
+        columns={f"{task}:{metric}": column_heading(metric) for metric in metrics},
         papers={f"{task}:{metric}": f"{task}:{name}" for metric, name in named.items()},
-        headings=headings,
     )
 
 
-RECALLS: Final = [f"coco/{way}/recall@{k}" for way in ("text_to_image", "image_to_text") for k in (5, 10)]
-HIERARCHY: Final = ("TIE", "LCA", "J", "P_H", "R_H")
+def column_heading(metric: str) -> str:
+    """The heading of a metric: without the name of a single data set, and with the relation in words."""
+    first, *others = heading(metric)
+    relation = RELATION_NAMES.get(first.replace(" ", "_"))
+    words = [relation, *others] if relation else others if first in ONE_SET and others else [first, *others]
+    return " ".join(words) + " ↓" * (words[-1] in ("TIE", "LCA"))
 
-MAIN: Final = {
-    "zero-shot": "classification:concepts/accuracy",
-    "text to image recall@10": "retrieval:coco/text_to_image/recall@10",
-    "TIE ↓": "hierarchical:concepts/TIE",
-    "VL-CheckList object": "vlchecklist:object",
-    "box > image order": "order:cross_image/order",
-    "phrase > caption order": "order:cross_text/order",
-}
-"""Metrics of the main table by heading."""
+
+RELATIONS: Final = ("text_image", "box_text_image", "cross_image", "cross_text")
+HIERARCHY: Final = ("TIE", "LCA", "J", "P_H", "R_H")
+RECALLS: Final = [f"coco/{way}/recall@{k}" for way in ("text_to_image", "image_to_text") for k in (1, 5, 10)]
+UNSEEN: Final = [f"{part}/{name}" for name in ("replace_obj", "replace_att") for part in ("seen", "unseen")]
+OBJECTS: Final = [f"object/{name}" for name in ("center", "mid", "margin", "large", "medium", "small")]
+CHAINS: Final = {f"scenes/path/{name}": f"path/{name}" for name in ("precision", "recall", "tau")}
+ENTAILMENT: Final = [f"{name}/{kind}" for kind in ("auc", "ap", "pep_auc", "pep_ap") for name in RELATIONS]
 
 DESIGNS: Final = (
-    Design(title="Main results", columns=tuple(MAIN.values()), papers={}, headings=tuple(MAIN)),
+    Design(title="Main results", columns=MAIN, papers={}),
     design(
-        "Zero-shot classification",
+        "Zero-shot classification (papers: ImageNet)",
         "classification",
-        ("concepts/accuracy", "unseen_style/accuracy"),
-        {"concepts/accuracy": "imagenet/accuracy"},
-        ("concepts (papers: ImageNet)", "unseen art style"),
+        ("scenes/accuracy", "unseen_style/accuracy"),
+        {"scenes/accuracy": "imagenet/accuracy"},
     ),
     design("Retrieval", "retrieval", RECALLS),
     design(
         "Hierarchical classification",
         "hierarchical",
-        [f"concepts/{name}" for name in HIERARCHY],
-        {f"concepts/{name}": name for name in HIERARCHY},
-        ("TIE ↓", "LCA ↓", *HIERARCHY[2:]),
+        [f"scenes/{name}" for name in HIERARCHY],
+        {f"scenes/{name}": name for name in HIERARCHY},
     ),
     design(
         "VL-CheckList",
         "vlchecklist",
-        [*(f"object/{name}" for name in OBJECTS), "object", "attribute/color", "attribute/size", "relation/spatial"],
+        [*OBJECTS, "object", "attribute/color", "attribute/size", "relation/spatial"],
     ),
     design("SugarCrepe", "sugarcrepe", (*FILES, "overall")),
+    design("Pairs that training did not show", "sugarcrepe", UNSEEN, {}),
     design("Order: general points nearer the root", "order", [f"{name}/order" for name in RELATIONS], {}),
-    design(
-        "Entailment by angle minus aperture",
-        "order",
-        [f"{name}/{kind}" for kind in ("auc", "ap") for name in RELATIONS],
-        {},
-    ),
-    design(
-        "Entailment by PEP", "order", [f"{name}/{kind}" for kind in ("pep_auc", "pep_ap") for name in RELATIONS], {}
-    ),
+    design("Entailment: angle minus aperture, and PEP", "order", ENTAILMENT, {}),
+    design("Chains of four captions (papers: HierarCaps)", "chains", list(CHAINS), CHAINS),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A metric of a row, and its difference from the reference row; None for the reference itself."""
+    """A metric of a row as text, with its estimate."""
 
     text: str
-    estimate: Estimate | None
-    interval: Interval | None
-
-    @property
-    def mark(self) -> str:
-        """Sign of a difference beyond its interval: + or -."""
-        return {1: "+", -1: "-"}.get(self.interval.side, "") if self.interval else ""
+    estimate: Estimate | None = None
+    is_best: bool = False
+    """True for the best mean, and for those that the interval of the paired difference does not separate from it."""
+    printed: str = ""
+    """The value of the paper's table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,75 +119,111 @@ class Line:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with its headings, our rows and the papers' rows."""
+    """A table: rows of ours by condition, and the papers' rows."""
 
-    design: Design
-    headings: tuple[str, ...]
-    ours: tuple[Line, ...]
-    papers: tuple[Line, ...]
+    title: str
+    headings: Sequence[str]
+    columns: Sequence[str]
+    groups: Mapping[str, Sequence[Line]]
+    papers: Sequence[Line] = ()
 
 
-def build_table(plan: Design, rows: Mapping[str, Row], n_replicates: int) -> Table:
-    """Fill a table with the results of the rows, and a row with the chance levels. Without replicates: no differences."""
-    ours = tuple(
-        Line(
-            name=row.variant.title,
-            source="this study",
-            cells=tuple(our_cell(name, row, rows.get(REFERENCE), n_replicates) for name in plan.columns),
-        )
-        for row in rows.values()
-    )
-    chance = Line(name="chance", source="", cells=tuple(chance_cell(name, rows) for name in plan.columns))
+def tables(rows: Rows) -> list[Table]:
+    """All tables with at least one row."""
+    found = [build_table(plan, rows) for plan in DESIGNS] + [build_ablation(name, rows) for name in printed()]
+    return [table for table in found if any(table.groups.values())]
+
+
+def build_table(plan: Design, rows: Rows) -> Table:
+    """A table of the main rows, with those of the papers."""
+    groups = {}
+    for suffix, about in CONDITIONS.values():
+        keys = [key for key, row in rows.items() if row.variant.table == "main" and key == row.variant.row + suffix]
+        groups[about] = lines({key: rows[key] for key in keys}, list(plan.columns))
     return Table(
-        design=plan,
-        headings=plan.headings or tuple(map(column_heading, plan.columns)),
-        ours=(*ours, chance),
-        papers=tuple(paper_lines(plan, rows)),
+        title=plan.title,
+        headings=list(plan.columns.values()),
+        columns=list(plan.columns),
+        groups=groups,
+        papers=paper_lines(plan, rows),
     )
 
 
-def column_heading(name: str) -> str:
-    """The heading of a metric TASK:METRIC: without the name of a single data set, and with the relation in words."""
-    first, *others = heading(name.partition(":")[2])
-    relation = RELATION_NAMES.get(first.replace(" ", "_"))
-    return " ".join([relation, *others] if relation else others if first in ONE_SET and others else [first, *others])
+@cache
+def printed() -> dict[str, dict[str, dict[str, str]]]:
+    """The printed values of tables of ablations, by title, TASK:METRIC and row; empty texts where nothing is printed."""
+    found: dict[str, dict[str, dict[str, str]]] = {}
+    with PRINTED.open(newline="", encoding="utf-8") as file:
+        for entry in csv.DictReader(file):
+            pairs = (text.partition("=") for text in entry["rows"].split())
+            found.setdefault(entry["title"], {})[entry["metric"]] = {key: value for key, _, value in pairs}
+    return found
 
 
-def chance_cell(name: str, rows: Mapping[str, Row]) -> Cell:
-    """The chance level of a metric TASK:METRIC; the evaluations of all rows have the same."""
-    task, _, metric = name.partition(":")
-    found = next((level for row in rows.values() if (level := row.chance(name)) is not None), None)
-    return Cell(text=show(task, metric, found), estimate=None, interval=None)
+def build_ablation(title: str, rows: Rows) -> Table:
+    """A table of ablations, with the printed value beside each of ours."""
+    by_metric = printed()[title]
+    keys = list(dict.fromkeys(key for values in by_metric.values() for key in values if key in rows))
+    made = lines({key: rows[key] for key in keys}, list(by_metric), by_metric)
+    headings = [MAIN.get(name) or column_heading(name.partition(":")[2]) for name in by_metric]
+    return Table(title=title, headings=headings, columns=list(by_metric), groups={CONDITIONS["crops"][1]: made})
 
 
-def our_cell(name: str, row: Row, reference: Row | None, n_replicates: int) -> Cell:
+def lines(rows: Rows, columns: Sequence[str], beside: Mapping[str, Mapping[str, str]] | None = None) -> list[Line]:
+    """The lines of rows, with the best of each column marked, and a line with the chance levels."""
+    best = {name: best_of(rows, name) for name in columns}
+    made = []
+    for key, row in rows.items():
+        cells = [our_cell(name, row, best[name], (beside or {}).get(name, {}).get(key, "")) for name in columns]
+        made.append(Line(name=row.variant.title, source=f"{len(row.results)} seeds", cells=tuple(cells)))
+    levels = [
+        next((found for row in rows.values() if (found := row.chance(name)) is not None), None) for name in columns
+    ]
+    if any(level is not None for level in levels):
+        cells = [Cell(text=shown(name, level)) for name, level in zip(columns, levels, strict=True)]
+        made.append(Line(name="chance", source="", cells=tuple(cells)))
+    return made
+
+
+def shown(metric: str, value: float | None) -> str:
+    """A value of TASK:METRIC as text."""
+    task, _, name = metric.partition(":")
+    return show(task, name, value)
+
+
+def best_of(rows: Rows, metric: str) -> Row | None:
+    """The row with the best mean of a metric: the smallest of TIE and LCA, else the largest."""
+    sign = 1 if is_share(metric) or metric.endswith("tau") else -1
+    found = [(sign * sum(values) / len(values), row) for row in rows.values() if (values := row.values(metric))]
+    return max(found, key=lambda pair: pair[0])[1] if len(found) > 1 else None
+
+
+def our_cell(metric: str, row: Row, best: Row | None, beside: str) -> Cell:
     """The cell of a metric TASK:METRIC."""
-    values = row.metric(name)
-    if not values:
-        return Cell(text="–", estimate=None, interval=None)
-    task, _, metric = name.partition(":")
-    found = estimate(values)
-    text = show(task, metric, found.mean)
-    text += f" ± {show(task, metric, found.deviation)}" if found.deviation is not None else ""
-    items, others = row.items_of(name), reference.items_of(name) if reference and reference is not row else []
-    if not items or not others or not n_replicates:
-        return Cell(text=text, estimate=found, interval=None)
-    n = max(1, round(n_replicates * SHARE_OF_REPLICATES[items[0].reduction]))
-    return Cell(text=text, estimate=found, interval=difference(items, others, n))
+    found = estimate(row, metric)
+    if found is None:
+        return Cell(text="–", printed=beside)
+    gap = estimate(row, metric, best) if best else None
+    half = f" ± {shown(metric, found.half())}" if found.n_seeds > 1 else ""
+    mark = "" if found.has_items else "ˢ"
+    is_best = row is best or (gap is not None and gap.n_seeds > 1 and gap.side == 0)
+    return Cell(text=f"{shown(metric, found.value)}{half}{mark}", estimate=found, is_best=is_best, printed=beside)
 
 
-def paper_lines(plan: Design, rows: Mapping[str, Row]) -> list[Line]:
+def paper_lines(plan: Design, rows: Rows) -> list[Line]:
     """The papers' rows of the models of the study that have a value in one of the columns."""
     models = {MODELS[row.variant.model].title for row in rows.values()}
-    tasks = dict.fromkeys(name.partition(":")[0] for name in plan.papers.values())
-    lines = []
+    tasks = dict.fromkeys(
+        "hierarcaps" if (task := name.partition(":")[0]) == "chains" else task for name in plan.papers.values()
+    )
+    found = []
     for entry in [entry for task in tasks for entry in published().get(task, ()) if entry["model"] in models]:
         cells = tuple(paper_cell(entry, plan.papers.get(name, "")) for name in plan.columns)
         if any(cell.text != "–" for cell in cells):
-            lines.append(Line(name=entry["model"], source=source_of(entry), cells=cells))
-    return lines
+            found.append(Line(name=entry["model"], source=source_of(entry), cells=cells))
+    return found
 
 
 def paper_cell(entry: Mapping[str, Any], name: str) -> Cell:
     """The printed value of a metric TASK:METRIC in a published row."""
-    return Cell(text=entry["values"].get(name.partition(":")[2], "–"), estimate=None, interval=None)
+    return Cell(text=entry["values"].get(name.partition(":")[2], "–"))

@@ -1,61 +1,153 @@
-"""Rows of the tables: each registered model, and its ablations that its settings allow.
+"""Rows of the tables: each is the training of a head with the loss of a model on cached features.
 
-A new entry of `trainer.models.registry.MODELS` gets a row by itself, a row without boxes if it has the setting
-`use_boxes`, and a row without entailment loss if it has one (`entail_weight` above 0).
+A row that bears the name of a paper has its loss and constants, those of the model's defaults. A row of a table of
+ablations changes what the table names.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Final, Literal
 
-from demo.train_demo import job_files
 from trainer.models.registry import MODELS
+
+Tower = Literal["crops", "scenes"]
+MAIN: Final = "main"
+SEEDS: Final = 10
+FEW_SEEDS: Final = 5
+"""Seeds of a row, and those of large grids and of slow rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A row: a model with settings of the trainer. `has_boxes` is true if it is trained on boxes."""
+    """A row: a model with settings of the trainer, on the features of a tower and the boxes of a detector or the true ones."""
 
-    key: str
+    row: str
     model: str
     title: str
-    has_boxes: bool
     overrides: tuple[str, ...] = ()
-    is_ablation: bool = False
+    table: str = MAIN
+    tower: Tower = "crops"
+    boxes: str = "predicted"
+    """predicted, true, or the name of a folder of scenes with other given boxes."""
+    seeds: int = SEEDS
+    tuned_as: str = ""
+    """The row of the same tower whose rate and step it has; empty: its own."""
 
-    def arguments(self) -> list[str]:
-        """The arguments of `trainer.train`."""
-        return [*job_files(self.model, few_steps=True), f"model_name={self.model}", *self.overrides]
-
-
-def variants_of(model: str) -> Iterator[Variant]:
-    """Yield the rows of a registered model."""
-    entry = MODELS[model]
-    name = entry.title + " (experimental)" * entry.is_experimental
-    plain = ("model.boxes_as_pairs=false",)
-    uses_boxes = hasattr(entry.config, "use_boxes")
-    yield Variant(key=model, model=model, title=name, has_boxes=uses_boxes, overrides=plain)
-    if entry.has_paired_boxes:
-        pairs = ("model.boxes_as_pairs=true",)
-        yield Variant(key=f"{model}-boxes", model=model, title=f"{name} with boxes", has_boxes=True, overrides=pairs)
-    if uses_boxes:
-        yield Variant(
-            key=f"{model}-no-boxes",
-            model=model,
-            title=f"{name} without boxes",
-            has_boxes=False,
-            overrides=(*plain, "model.use_boxes=false"),
-            is_ablation=True,
-        )
-    if getattr(entry.config(), "entail_weight", 0):
-        yield Variant(
-            key=f"{model}-no-entailment",
-            model=model,
-            title=f"{name} without entailment",
-            has_boxes=uses_boxes,
-            overrides=(*plain, "model.entail_weight=0"),
-            is_ablation=True,
+    @property
+    def key(self) -> str:
+        """The name of the row, with its tower or boxes if they are not those of most rows."""
+        return (
+            f"{self.row}@scenes" if self.tower == "scenes" else f"{self.row}@true" * (self.boxes == "true") or self.row
         )
 
+    @property
+    def choice(self) -> str:
+        """The name of the choice of rate and step that the row uses: TOWER/ROW."""
+        return f"{self.tower}/{self.tuned_as or self.row}"
 
-VARIANTS: Final[dict[str, Variant]] = {variant.key: variant for model in MODELS for variant in variants_of(model)}
+    @property
+    def has_boxes(self) -> bool:
+        """True if boxes are used, as general concepts or as further pairs."""
+        config = MODELS[self.model].config
+        return hasattr(config, "use_boxes") or "model.boxes_as_pairs=true" in self.overrides
+
+    @property
+    def keeps_items(self) -> bool:
+        """True if results hold the single held-out items, for intervals that cover them."""
+        return self.table == MAIN
+
+
+def main_rows() -> Iterator[Variant]:
+    """Yield the rows of the main table, with the papers' losses and constants."""
+    for model in ("clip", "meru"):
+        title = MODELS[model].title
+        yield Variant(row=model, model=model, title=title)
+        yield Variant(
+            row=f"{model}-boxes", model=model, title=f"{title} with boxes", overrides=("model.boxes_as_pairs=true",)
+        )
+    for model in ("hycoclip", "phyclip", "poinclip", "syntax_meru", "euclip", "uncha", "argent", "atmg"):
+        yield Variant(row=model, model=model, title=MODELS[model].title, overrides=PAPERS.get(model, ()))
+    for model in ("meru", "hycoclip"):
+        title = f"{MODELS[model].title} without entailment"
+        yield Variant(row=f"{model}-no-entailment", model=model, title=title, overrides=("model.entail_weight=0",))
+    yield Variant(row="phyclip-printed", model="phyclip", title="PHyCLIP as printed", overrides=PRINTED)
+
+
+PAPERS: Final = {"phyclip": ("model.factor_dim=8",), "uncha": ("data.boxes=all", "data.max_boxes=5")}
+"""Settings of a row beside the defaults of its model: at width 64, 8 factors; and the boxes of UNCHA's released code."""
+PRINTED: Final = (
+    *PAPERS["phyclip"],
+    "model.alpha_init=paper",
+    "model.box_candidates=paper",
+    "model.entail_weight=0.4",
+)
+
+
+def ablations() -> Iterator[Variant]:
+    """Yield the rows of the tables of ablations, and two controls of what decides in HyCoCLIP."""
+
+    def rows(table: str, model: str, cases: Mapping[str, tuple[str, ...]], seeds: int = SEEDS) -> Iterator[Variant]:
+        for name, overrides in cases.items():
+            title = f"{MODELS[model].title}, {name.replace('-', ' ').replace('_', ' ')}"
+            yield Variant(
+                row=f"{model}-{name}",
+                model=model,
+                title=title,
+                overrides=(*PAPERS.get(model, ()), *overrides),
+                table=table,
+                seeds=seeds,
+                tuned_as=model,
+            )
+
+    for model in ("clip", "meru"):
+        yield from rows("meru-3", model, {f"w{width}": (f"model.embed_dim={width}",) for width in (512, 256, 128, 96)})
+    yield from rows("meru-4", "meru", {"fixed-c": ("model.curv_learnable=false",), "inner": ("model.logits=inner",)})
+    terms = [("contrast", side) for side in ("image", "text", "box_image", "box_text")]
+    terms += [("entail", name) for name in ("text_image", "box_text_image", "cross_image", "cross_text")]
+    yield from rows("hycoclip-4", "hycoclip", {f"no-{k}-{name}": (f"model.{k}_terms.{name}=0",) for k, name in terms})
+    batches = (128, 160, 192, 224, 384)
+    yield from rows("hycoclip-6", "meru", {f"b{size}": (f"batch_size={size}",) for size in batches})
+    fixed = "model.curv_learnable=false"
+    curvatures = (1.0, 0.8, 0.6, 0.3, 0.1)
+    yield from rows("hycoclip-7", "hycoclip", {f"c{c}": (fixed, f"model.curv_init={c}") for c in curvatures})
+    etas = (1.0, 0.9, 0.8, 0.6, 0.5)
+    yield from rows("hycoclip-8", "hycoclip", {f"eta{eta}": (f"model.eta_inter={eta}",) for eta in etas})
+    factors: dict[str, tuple[str, ...]] = {
+        f"k{k}": ("model.embed_dim=256", f"model.factor_dim={256 // k}") for k in (1, 8, 16, 32, 64, 128)
+    }
+    factors["l2"] = (*factors["k64"], "model.metric=l2")
+    yield from rows("phyclip-4", "phyclip", factors, FEW_SEEDS)
+    yield from rows(
+        "poinclip-3", "poinclip", {order: (f"model.order={order}",) for order in ("text", "norm", "random")}
+    )
+    weights = (0.01, 0.1, 0.5, 1)
+    grid = {"l0": ("model.entail_weight=0",)} | {
+        f"l{a}-r{b}": (f"model.entail_weight={a}", f"model.entail_reward={b}")
+        for b in (0, *weights)
+        for a in weights
+        if (a, b) != (0.1, 0.1)
+    }
+    yield from rows("poinclip-4", "poinclip", grid, FEW_SEEDS)
+    tokens = (
+        "data.texts=tokens",
+        "model.text.vocab_size=1364",
+        "model.text.width=96",
+        "model.text.layers=2",
+        "model.text.heads=4",
+    )
+    for model in ("clip", "meru", "hycoclip"):
+        yield from rows("tokens", model, {"tokens": tokens}, FEW_SEEDS)
+    controls = {"eq4": ("model.box_candidates=paper",), "k03": ("model.min_radius=0.3",)}
+    yield from rows("control", "hycoclip", controls)
+
+
+def variants() -> Iterator[Variant]:
+    """Yield all rows in the order in which they are trained."""
+    main = list(main_rows())
+    yield from main
+    yield from (replace(row, tower="scenes") for row in main)
+    yield from ablations()
+    yield from (replace(row, boxes="true", tuned_as=row.row) for row in main if row.has_boxes)
+
+
+VARIANTS: Final[dict[str, Variant]] = {variant.key: variant for variant in variants()}

@@ -15,6 +15,7 @@ from demo.world.wide.scenes import mixed_stream
 from hypergrit_common.json_file import read_object
 from pipeline.stages.ground.glip.config import MINIATURE
 from pipeline.stages.ground.glip.model import Glip
+from trainer.config import load_config
 from trainer.inference.model import load_model
 
 
@@ -29,6 +30,19 @@ def test_the_boxes_of_a_scene_are_those_of_its_phrases() -> None:
         assert 0 <= x_min < x_max <= 1
         assert 0 <= y_min < y_max <= 1
         assert score == 1
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_tower_of_whole_scenes_sees_no_boxes(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[str] = []
+    monkeypatch.setattr(train_clip, "run_trainer", found.extend)
+    command = ["train_clip", "--out", str(tmp_path), "--shards", str(tmp_path / "scenes"), *["--whole"] * whole]
+    monkeypatch.setattr(sys, "argv", command)
+    assert train_clip.main() == 0
+    config = load_config(found)
+    assert config.model.boxes_as_pairs == (not whole)
+    assert config.data.shards == str(tmp_path / "scenes")
+    assert (config.data.crop_scale == (1.0, 1.0)) == whole
 
 
 @pytest.mark.rest

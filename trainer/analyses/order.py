@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.analyses import RELATION_NAMES
-from trainer.analyses.shard_points import HELD_OUT, embed_shards
+from trainer.analyses.shard_points import HELD_OUT, ShardPoints, embed_shards
 from trainer.evaluation.metrics.chains import entailment_probability
 from trainer.evaluation.metrics.entailment import (
     CHANCE,
@@ -34,6 +34,7 @@ from trainer.evaluation.plots import draw_histograms, draw_roc
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult
 from trainer.models.cones import Cones
+from trainer.models.dual_encoder import DualEncoder
 from trainer.models.poinclip import PoinCLIP
 from trainer.models.terms import Entails
 
@@ -93,8 +94,11 @@ RELATIONS: Final = (
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate the relations whose parts the shards have. Raises MissingFilesError without held-out shards."""
-    points = embed_shards(embedder, root, options.max_examples)
-    model = embedder.model
+    return measure(embedder.model, embed_shards(embedder, root, options.max_examples), root, options)
+
+
+def measure(model: DualEncoder, points: ShardPoints, root: Path, options: TaskOptions) -> TaskResult:
+    """The result of the task, from features of the held-out shards below `root`."""
     lifted = points.lifted(model)
     owner = points.owner.to(lifted["text"].device) if "box_text" in lifted else None
     relations = [entails for entails in RELATIONS if {entails.general, entails.specific} <= lifted.keys()]

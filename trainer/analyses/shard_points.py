@@ -141,7 +141,11 @@ def embed_shards(embedder: Embedder, root: Path, limit: int = 0) -> ShardPoints:
 
     Raises MissingFilesError without shards, or if no image can be read.
     """
-    content = read_shards(root, embedder.model.config.image.size_px, limit)
+    return embed_content(embedder, read_shards(root, embedder.model.config.image.size_px, limit), root)
+
+
+def embed_content(embedder: Embedder, content: ShardContent, root: Path) -> ShardPoints:
+    """Embed what `read_shards` has read. Raises MissingFilesError if no image can be read."""
     found, boxes = embedder.images(content.images, "squeeze"), embedder.images(content.box_images, "squeeze")
     keep = torch.ones(len(content.images), dtype=torch.bool)
     keep[list(found.errors)] = False

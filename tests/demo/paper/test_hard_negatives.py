@@ -34,7 +34,7 @@ def is_true(caption: str, slots: list[Slot]) -> bool:
         first, second = named(found[1], slots), named(found[3], slots)
         held = relations(first, second, slots, DEFAULT) if first and second else []
         return any(RELATIONS[name][0] == found[2] for name in held)
-    return all(named(phrase, slots) for phrase in caption.split(" and "))
+    return all(named(phrase, slots) for phrase in re.split(" and |, ", caption))
 
 
 def pairs_of(name: str) -> list[tuple[list[Slot], Captions]]:

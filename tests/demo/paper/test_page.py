@@ -1,4 +1,4 @@
-"""Verdicts, tables and pages of the miniature study, on invented results."""
+"""Verdicts, tables and the page of the study, on invented results."""
 
 import json
 from collections.abc import Mapping
@@ -9,137 +9,195 @@ import numpy as np
 import pytest
 import torch
 
-from demo.paper.page import Study, write_study
-from demo.paper.results import Claim, Row, judge, read_row
+from demo.paper.page import write_page
+from demo.paper.results import Claim, Direction, Row, claims, estimate, judge, n_false, verdict
 from demo.paper.sizes import SIZES
-from demo.paper.store import Result
-from demo.paper.tables import DESIGNS, build_table
+from demo.paper.statistics import Estimate
+from demo.paper.store import Result, write_result
+from demo.paper.tables import build_ablation, printed
 from demo.paper.variants import VARIANTS
 from hypergrit_common.errors import UserError
+from tests.pipeline.browser import needs_browser, started_browser
 from trainer.evaluation.metrics.items import Items, mean_items
+from trainer.evaluation.task import TaskResult
 
-ACCURACY = "classification:concepts/accuracy"
+ACCURACY = "classification:scenes/accuracy"
 N = 300
-
-
-def row(key: str, shares: Mapping[str, float], n_seeds: int = 4) -> Row:
-    """A row whose metrics have about these shares of correct items."""
-    items = [
-        {name: correct(share, seed=17 * seed + number) for number, (name, share) in enumerate(shares.items())}
-        for seed in range(n_seeds)
-    ]
-    results = [
-        Result(
-            metrics={name: found.metric() for name, found in part.items()},
-            chance={ACCURACY: 0.007},
-            items=part,
-            facts={},
-        )
-        for part in items
-    ]
-    return Row(variant=VARIANTS[key], results=results)
+CLAIM = Claim(
+    paper="A",
+    source="table 1",
+    kind="claim",
+    text="A is better than B",
+    metric=ACCURACY,
+    first="hycoclip",
+    second="clip",
+    direction="above",
+    margin=0.02,
+)
 
 
 def correct(share: float, seed: int) -> Items:
     return mean_items(torch.from_numpy(np.random.default_rng(seed).random(N) < share))
 
 
-def claim(direction: str, second: str | None = "clip") -> Claim:
-    return Claim(
-        paper="A paper <b>",
-        source="table 1",
-        text="A | is better than <i>B</i>",
-        metric=ACCURACY,
-        first="hycoclip",
-        second=second,
-        direction=direction,  # type: ignore[arg-type]
-    )
+def row(key: str, share: float, n_seeds: int = 4) -> Row:
+    results = {}
+    for seed in range(n_seeds):
+        items = correct(share, 17 * seed + len(key))
+        found = {ACCURACY: items} if VARIANTS[key].keeps_items else {}
+        results[seed] = Result(metrics={ACCURACY: items.metric()}, chance={ACCURACY: 0.007}, items=found, facts={})
+    return Row(variant=VARIANTS[key], results=results)
 
 
 @pytest.mark.parametrize(
-    ("ours", "direction", "verdict"),
+    ("value", "direction", "expected"),
     [
-        (0.8, "above", "shown"),
-        (0.8, "below", "contradicted"),
-        (0.8, "not above", "contradicted"),
-        (0.5, "above", "not shown"),
-        (0.5, "not above", "not shown"),
-        (0.2, "above", "contradicted"),
-        (0.2, "below", "shown"),
-        (0.2, "not above", "shown"),
+        (5, "above", "holds"),
+        (-5, "above", "reversed"),
+        (-5, "below", "holds"),
+        (0.1, "above", "absent"),
+        (1.8, "above", "undecided"),
+        (0.1, "not above", "holds"),
+        (-5, "not above", "holds"),
+        (1.8, "not above", "undecided"),
+        (5, "not above", "reversed"),
+        (5, "not below", "holds"),
+        (-5, "not below", "reversed"),
+        (0.1, "equal", "holds"),
+        (-5, "equal", "reversed"),
+        (-5, "differ", "holds"),
+        (0.1, "differ", "absent"),
     ],
 )
-def test_verdict_follows_the_interval(ours: float, direction: str, verdict: str) -> None:
-    rows = {"hycoclip": row("hycoclip", {ACCURACY: ours}), "clip": row("clip", {ACCURACY: 0.5})}
-    assert judge(claim(direction), rows, 300).verdict == verdict
+def test_verdict_follows_the_interval_and_the_margin(value: float, direction: Direction, expected: str) -> None:
+    assert verdict(direction, 2.0, Estimate(value, 1.0, 500.0, 10, has_items=True)) == expected
 
 
-def test_claim_without_second_row_is_compared_with_chance() -> None:
-    found = judge(claim("above", None), {"hycoclip": row("hycoclip", {ACCURACY: 0.7})}, 300)
-    assert found.verdict == "shown"
-    assert found.interval is not None
-    assert found.interval.value == pytest.approx(0.2, abs=0.05)
+def test_claims_name_rows_of_the_study_and_printed_values_too() -> None:
+    for claim in claims():
+        assert {claim.first, claim.second} - {""} <= VARIANTS.keys(), claim.text
+        assert claim.margin > 0
+    assert len({(claim.text, claim.metric, claim.first, claim.second) for claim in claims()}) == len(claims())
+    rows = {key for table in printed().values() for values in table.values() for key in values}
+    assert {key for key in rows - VARIANTS.keys() if not key.endswith("-tokens")} == set()
 
 
-@pytest.mark.parametrize(("ours", "is_at_chance"), [(0.007, True), (0.04, False)])
-def test_claim_about_two_rows_at_chance_says_so(ours: float, is_at_chance: bool) -> None:
-    rows = {"hycoclip": row("hycoclip", {ACCURACY: ours}), "clip": row("clip", {ACCURACY: ours})}
-    found = judge(claim("above"), rows, 300)
-    assert (found.verdict, found.is_at_chance) == ("not shown", is_at_chance)
+def test_claims_that_compare_order_with_a_row_without_that_loss_are_marked_as_objectives() -> None:
+    for claim in claims():
+        if claim.metric.startswith("order:") and claim.direction == "above":
+            assert claim.kind == "objective", claim.text
 
 
-def test_claim_about_a_row_that_was_not_trained_is_not_measured() -> None:
-    assert judge(claim("above"), {"hycoclip": row("hycoclip", {ACCURACY: 0.7})}, 10).verdict == "not measured"
+def test_a_claim_is_judged_on_each_tower_and_mixed_if_they_differ() -> None:
+    rows = {"hycoclip": row("hycoclip", 0.8), "clip": row("clip", 0.5)}
+    assert judge(CLAIM, rows).verdict == "holds"
+    rows |= {"hycoclip@scenes": row("hycoclip@scenes", 0.3), "clip@scenes": row("clip@scenes", 0.5)}
+    found = judge(CLAIM, rows)
+    assert found.findings["scenes"].verdict == "reversed"
+    assert found.verdict == "mixed"
+    assert n_false([found]) == (2, pytest.approx(0.1))
 
 
-def study(has_claims: bool) -> Study:
-    size = replace(SIZES["smoke"], has_claims=has_claims)
-    rows = {key: row(key, {ACCURACY: share}) for key, share in (("clip", 0.3), ("hycoclip", 0.6))}
-    judgements = [judge(claim("above"), rows, 200), judge(claim("above", "phyclip"), rows, 200)] if has_claims else []
-    return Study(
-        name="<script>size",
-        size=size,
-        rows=rows,
-        tables=[build_table(design, rows, 200 if has_claims else 0) for design in DESIGNS],
-        judgements=judgements,
-        facts={"command": "python <script>"},
-    )
+def test_with_true_boxes_a_row_without_boxes_is_that_of_the_crops() -> None:
+    rows = {"hycoclip@true": row("hycoclip@true", 0.8), "hycoclip": row("hycoclip", 0.5), "clip": row("clip", 0.5)}
+    found = judge(CLAIM, rows)
+    assert found.findings["true boxes"].verdict == "holds"
+    assert found.verdict != "holds"  # true boxes are not counted
 
 
-def test_page_and_markdown_escape_texts_and_hold_tables_and_verdicts(tmp_path: Path) -> None:
-    write_study(study(has_claims=True), tmp_path)
-    page, text = ((tmp_path / name).read_text("utf-8") for name in ("index.html", "paper.md"))
+@pytest.mark.parametrize(("kind", "expected"), [("claim", "not testable"), ("objective", "holds")])
+def test_a_row_at_chance_makes_a_claim_untestable(kind: str, expected: str) -> None:
+    rows = {"hycoclip": row("hycoclip", 0.5), "clip": row("clip", 0.007)}
+    assert judge(replace(CLAIM, kind=kind), rows).verdict == expected  # type: ignore[arg-type]
+
+
+def test_a_claim_about_a_row_that_was_not_trained_is_not_measured() -> None:
+    assert judge(CLAIM, {"hycoclip": row("hycoclip", 0.7)}).verdict == "not measured"
+
+
+def test_rows_without_items_have_intervals_over_their_common_seeds() -> None:
+    found = estimate(row("hycoclip-eq4", 0.5, 3), ACCURACY, row("hycoclip", 0.5, 5))
+    assert found is not None
+    assert (found.has_items, found.n_seeds) == (False, 3)
+
+
+def test_ablations_have_the_printed_value_and_mark_what_is_not_below_the_best() -> None:
+    rows = {key: row(key, share) for key, share in (("meru", 0.5), ("meru-fixed-c", 0.5), ("meru-inner", 0.1))}
+    table = build_ablation(next(title for title in printed() if title.startswith("MERU, table 4")), rows)
+    lines = {line.name: line.cells[-1] for line in next(iter(table.groups.values()))}
+    cell = lines[VARIANTS["meru-fixed-c"].title]
+    assert cell.printed == "37.9"
+    assert cell.text.endswith("ˢ")
+    assert cell.is_best
+    assert not lines[VARIANTS["meru-inner"].title].is_best
+
+
+def write(out: Path, shares: Mapping[str, float], n_seeds: int = 3) -> None:
+    """Result files of rows, as the runner writes them."""
+    for key, share in shares.items():
+        for seed in range(n_seeds):
+            items = {"scenes/accuracy": correct(share, 100 * seed + len(key))}
+            metrics = {name: found.metric() for name, found in items.items()}
+            result = TaskResult(metrics=metrics, chance=dict.fromkeys(metrics, 0.007), n_used=N, items=items)
+            facts = {"settings": {"batch_size": 256, "model": {"embed_dim": 64}}, "claims": "old", "machine": "<b>m"}
+            path = out / "results" / f"{key}-{seed}.parquet"
+            write_result(path, {"": {"classification": result}}, facts, VARIANTS[key].keeps_items)
+
+
+SIZE = replace(SIZES["small"], rows=("clip", "hycoclip", "meru"), seeds=3)
+
+
+def test_page_opens_with_the_answer_and_names_what_is_missing(tmp_path: Path) -> None:
+    write(tmp_path, {"clip": 0.3, "hycoclip": 0.6})
+    page = write_page("<script>size", SIZE, tmp_path).read_text("utf-8")
+    text = (tmp_path / "paper.md").read_text("utf-8")
     for found in (page, text):
         assert "<script>" not in found
-        assert "<i>" not in found
-        assert "not measured" in found
-        assert "HyCoCLIP, table 1, B/16, GRIT with boxes" in found
+        assert "<b>m" not in found
+        assert "Not finished, seeds of rows: meru (0 of 3)." in found
+        assert "claims.csv is not the file" in found
+        assert "HyCoCLIP classifies better than CLIP" in found
+    assert page.index("Which claims hold here") < page.index("<svg") < page.index("Tables</h2>")
     assert "http://" not in page
     assert "https://" not in page
-    assert page.count("data:image/png") == 2
     content = json.loads((tmp_path / "paper.json").read_text("utf-8"))
-    assert [entry["verdict"] for entry in content["claims"]] == ["shown", "not measured"]
-    numbers = content["tables"][0]["rows"]["CLIP"]["concepts/accuracy".join(["classification:", ""])]
-    assert numbers["mean"] == pytest.approx(0.3, abs=0.05)
-    assert numbers["difference"]["high"] < 0  # CLIP is below the reference row, HyCoCLIP
-    line = next(line for line in text.splitlines() if line.startswith("| CLIP | this study"))
-    assert " -" in line
+    claim = next(
+        c for c in content["claims"] if (c["first"], c["second"], c["metric"]) == ("hycoclip", "clip", ACCURACY)
+    )
+    assert claim["verdict"] == "holds"
+    assert claim["crops"]["value"] == pytest.approx(0.3, abs=0.05)
+    assert claim["crops"]["low"] > 0
 
 
-def test_tables_have_the_papers_rows_of_experimental_models_too() -> None:
-    tables = [build_table(design, {"poinclip": row("poinclip", {ACCURACY: 0.3})}, 0) for design in DESIGNS]
-    assert {line.name for table in tables for line in table.papers} == {"PoinCLIP"}
+def test_page_lists_settings_that_differ_from_the_papers_job(tmp_path: Path) -> None:
+    write(tmp_path, {"clip": 0.3, "hycoclip": 0.6})
+    page = write_page("small", SIZE, tmp_path).read_text("utf-8")
+    part = page[page.index("Settings that differ") :]
+    assert "<td><code>batch_size</code></td><td>256</td><td>2048, 768</td>" in part
+    assert "<td><code>model.embed_dim</code></td><td>64</td><td>512</td>" in part
 
 
-def test_small_studies_make_no_claims_and_mark_no_differences(tmp_path: Path) -> None:
-    write_study(study(has_claims=False), tmp_path)
-    page = (tmp_path / "index.html").read_text("utf-8")
+def test_smoke_makes_no_claims(tmp_path: Path) -> None:
+    write(tmp_path, {"clip": 0.3})
+    page = write_page("smoke", replace(SIZE, has_claims=False), tmp_path).read_text("utf-8")
     assert "No claims" in page
-    assert "Claims of the papers" not in page
-    assert 'class="n mark"' not in page
-    assert page.count("data:image/png") == 1
+    assert "Which claims hold here" not in page
 
 
-def test_missing_results_are_an_error_that_names_the_file(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=str(tmp_path / "clip-0.parquet")):
-        read_row(tmp_path, VARIANTS["clip"], 1)
+def test_damaged_result_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    write(tmp_path, {"clip": 0.3})
+    (tmp_path / "results" / "clip-1.parquet").write_bytes(b"no parquet")
+    with pytest.raises(UserError, match=r"clip-1\.parquet"):
+        write_page("small", SIZE, tmp_path)
+
+
+@needs_browser
+@pytest.mark.browser
+def test_page_fits_a_phone_and_a_desktop(tmp_path: Path) -> None:
+    write(tmp_path, {"clip": 0.3, "hycoclip": 0.6, "meru": 0.3})
+    page = write_page("small", SIZE, tmp_path)
+    with started_browser() as browser:
+        for width in (1280, 390):
+            tab = browser.new_page(viewport={"width": width, "height": 900})
+            tab.goto(page.as_uri())
+            assert tab.evaluate("document.documentElement.scrollWidth") <= width

@@ -1,14 +1,16 @@
 """The miniature study end to end: `make paper SIZE=smoke`."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from demo.paper import extra
+from demo.paper.page import write_page
 from demo.paper.run import Folders, run_study
 from demo.paper.sizes import SIZES
-from demo.paper.steps import Slots
+from demo.paper.store import read_result
+from hypergrit_common.json_file import read_object
 
 SIZE = SIZES["smoke"]
 
@@ -16,27 +18,45 @@ SIZE = SIZES["smoke"]
 @pytest.mark.rest
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path) -> None:
+def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[str] = []
     folders = Folders(out=tmp_path / "page", work=tmp_path)
-    page = run_study("smoke", SIZE, folders, Slots(n_steps=2), 0, lines.append)
-    text = page.read_text("utf-8")
-    assert "No claims" in text
-    assert text.count("data:image/png") == 13  # accuracy; CLIP 1, HyCoCLIP 2, PHyCLIP 9 with its factors
-    assert text.count("data:image/jpeg") > 4
-    content = json.loads((folders.out / "paper.json").read_text("utf-8"))
-    empty = [table["title"] for table in content["tables"] if not all(table["rows"].get("HyCoCLIP", {}).values())]
-    assert empty == []
-    columns = [name for table in content["tables"] for name in table["rows"]["HyCoCLIP"]]
-    assert len(columns) == 55
-    assert len(list((tmp_path / "data" / "shards" / "train" / "grit").glob("*"))) > 0
+    run_study(SIZE, folders, 2, lines.append)
+    assert write_page("smoke", SIZE, folders.out).is_file()
+    names = {path.name for path in folders.results.glob("*.parquet")}
+    assert names == {f"{key}-{seed}.parquet" for key in SIZE.rows for seed in range(SIZE.seeds)}
+    main, other = (read_result(folders.results / f"{key}-0.parquet") for key in ("hycoclip", "meru-w96"))
+    assert {"classification", "hierarchical", "retrieval", "sugarcrepe", "vlchecklist", "order", "chains"} == {
+        name.partition(":")[0] for name in main.metrics
+    }
+    assert {"sugarcrepe:unseen/replace_att", "sugarcrepe:seen/replace_obj", "order:cross_text/pep_auc"} <= set(
+        main.metrics
+    )
+    assert len(main.items["classification:scenes/accuracy"].values) == 141
+    assert main.items["retrieval:coco/text_to_image/recall@5"].metric() == pytest.approx(
+        main.metrics["retrieval:coco/text_to_image/recall@5"]
+    )
+    assert other.metrics.keys() >= {"classification:scenes/accuracy", "hierarchical:scenes/TIE"}
+    assert not other.items
+    assert other.facts["settings"]["model"]["embed_dim"] == 96
+    assert main.facts["settings"]["model"]["min_radius"] == 0.1
+    tuning = read_object(folders.results / "tuning.json")
+    assert set(tuning) == {"crops/clip", "crops/hycoclip", "scenes/phyclip", "crops/clip-boxes", "crops/meru"}
+    assert main.facts["identity"]["lr"] == tuning["crops/hycoclip"]["lr"]
+    pictures = {path.name for path in (folders.out / "pictures" / "hycoclip").iterdir()}
+    assert {"norms.json", "traversal.json", "order.json", "norms-histogram.png", "order-roc.png"} <= pictures
+    assert len(list((folders.out / "pictures" / "traversal").glob("*.jpg"))) == 4
 
+    (folders.results / "clip-1.parquet").unlink()
     lines.clear()
-    elsewhere = Folders(out=folders.out, work=tmp_path / "elsewhere")  # as on another machine with the results alone
-    run_study("smoke", replace(SIZE, has_claims=True, replicates=20), elsewhere, Slots(n_steps=2), 0, lines.append)
-    assert lines == [f"6 of 6 results are in {folders.results}", "statistics"]
-    assert not elsewhere.work.exists()
-    claims = json.loads((folders.out / "paper.json").read_text("utf-8"))["claims"]
-    measured = [claim for claim in claims if claim["verdict"] != "not measured"]
-    assert {claim["first"] for claim in measured} == {"hycoclip", "phyclip"}
-    assert len(measured) == 18
+    run_study(SIZE, folders, 1, lines.append)
+    assert [line.partition(",")[0] for line in lines if " of " in line] == ["1 of 1: clip-1"]
+
+    monkeypatch.setattr(extra, "FACTORS", ("clip", "hycoclip"))
+    monkeypatch.setattr(extra, "PHASES", ((1e-3, 1.0, 0.1), (1e-2, 10.0, 0.3)))
+    monkeypatch.setattr(extra, "IOUS", (0.8, 0.4))
+    extra.run_extra(replace(SIZE, seeds=1), folders, 1, lines.append)
+    entries = read_object(folders.results / "extra.json")["entries"]
+    assert [entry["figure"] for entry in entries] == ["boxes.png", "structures.png", "phases.png"]
+    assert all(len(entry["text"]) == 3 for entry in entries)
+    assert all((folders.out / "pictures" / "extra" / entry["figure"]).is_file() for entry in entries)

@@ -1,102 +1,92 @@
-"""Means and intervals of the miniature study, against metrics of the trainer and known distributions."""
+"""Intervals of the study: their coverage by simulation, and the verdicts that one-sided tests give."""
 
 import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
+from scipy.stats import t
 
-from demo.paper.statistics import above, difference, estimate, replicate
+from demo.paper.statistics import Estimate, crossed, crossed_parts, layout, seeds_only
 from hypergrit_common.errors import UserError
-from trainer.evaluation.metrics.items import Items, mean_items, pair_items
+from trainer.evaluation.metrics.items import Items, mean_items
 
-N = 400
+N = 1500
 
 
-def correct(share: float, seed: int, n: int = N) -> Items:
+def coverage(n_seeds: int, deviations: tuple[float, float, float]) -> float:
+    """Share of 95 % intervals that hold the true mean, 0, for deviations of seeds, items and the rest."""
+    rng = np.random.default_rng(n_seeds)
+    shapes = ((N, n_seeds, 1), (N, 1, 60), (N, n_seeds, 60))
+    parts = [deviation * rng.standard_normal(shape) for deviation, shape in zip(deviations, shapes, strict=True)]
+    mean, error, freedom = crossed_parts(parts[0] + parts[1] + parts[2])
+    return float(np.mean(np.abs(mean) <= t.isf(0.025, freedom) * error))
+
+
+@pytest.mark.parametrize("deviations", [(0, 0.5, 1), (0.15, 0, 1), (0.2, 0.5, 1), (0.5, 0.5, 1), (0.02, 1, 0.3)])
+@pytest.mark.parametrize(("n_seeds", "least", "most"), [(3, 0.93, 1.0), (6, 0.93, 0.97), (10, 0.93, 0.97)])
+def test_intervals_hold_the_true_mean_as_often_as_they_say(
+    n_seeds: int, least: float, most: float, deviations: tuple[float, float, float]
+) -> None:
+    noise = 1.64 * (0.05 * 0.95 / N) ** 0.5  # of a share of N trials
+    assert least - noise <= coverage(n_seeds, deviations) <= most + noise
+
+
+def correct(share: float, seed: int, n: int = 400, units: torch.Tensor | None = None) -> Items:
     """n items of which about `share` are correct."""
-    return mean_items(torch.from_numpy(np.random.default_rng(seed).random(n) < share))
+    return mean_items(torch.from_numpy(np.random.default_rng(seed).random(n) < share), units)
 
 
-def scores(reduction: str, seed: int = 0) -> Items:
-    rng = np.random.default_rng(seed)
-    true, other = torch.from_numpy(rng.integers(3, 12, 30)), torch.from_numpy(rng.integers(0, 9, 200))
-    units = torch.arange(30), torch.arange(200) % 30
-    return pair_items(true, other, units, reduction)  # type: ignore[arg-type]
+def test_standard_error_has_the_variances_of_seeds_and_of_items() -> None:
+    rng = np.random.default_rng(0)
+    cells = rng.standard_normal((200, 1)) + 3 * rng.standard_normal((1, 4000)) + rng.standard_normal((200, 4000))
+    expected = (1 / 200 + 9 / 4000 + 1 / (200 * 4000)) ** 0.5
+    assert crossed(cells).error == pytest.approx(expected, rel=0.1)
 
 
-def ones(items: Items) -> NDArray[np.float64]:
-    return np.ones((1, len(items.values)))
-
-
-def test_estimate_has_the_sample_deviation_and_none_with_one_seed() -> None:
-    assert estimate([0.2, 0.4]) == (pytest.approx(0.3), pytest.approx(0.2 / np.sqrt(2)), 2)
-    assert estimate([0.2]) == (0.2, None, 1)
-
-
-@pytest.mark.parametrize("reduction", ["auc", "ap"])
-def test_unit_weights_give_the_metric_with_its_ties(reduction: str) -> None:
-    items = scores(reduction)
-    assert replicate(items, ones(items))[0] == pytest.approx(items.metric(), abs=1e-12)
-
-
-@pytest.mark.parametrize("reduction", ["auc", "ap"])
-def test_a_weight_of_two_is_the_same_as_an_item_twice(reduction: str) -> None:
-    items = scores(reduction)
-    weights = ones(items)
-    weights[0, :5] = 2
-    twice = [np.concatenate([part, part[:5]]) for part in (items.values, items.units, items.is_true)]
-    # A true pair that counts twice gives the mismatched pairs twice its share of weight in `ap` as well.
-    doubled = Items(values=twice[0], units=twice[1], is_true=twice[2], reduction=items.reduction)
-    assert replicate(items, weights)[0] == pytest.approx(doubled.metric(), abs=1e-12)
+def test_one_seed_has_the_interval_of_its_items() -> None:
+    row = [correct(0.7, 0)]
+    found = crossed(layout(row))
+    assert found.value == row[0].metric()
+    assert found.error == pytest.approx(row[0].values.std(ddof=1) / 20)
+    assert seeds_only([0.2]).half() == np.inf
 
 
 def test_equal_rows_have_no_difference() -> None:
-    row = [correct(0.5, 0), correct(0.5, 1)]
-    assert difference(row, row, 200) == (0, 0, 0)
+    cells = layout([correct(0.5, seed) for seed in (0, 1, 0, 1)])
+    found = crossed(cells[:2] - cells[2:])
+    assert (found.value, found.low, found.high, found.side) == (0, 0, 0, 0)
 
 
-def test_interval_of_one_seed_is_that_of_the_paired_items() -> None:
-    first, second = correct(0.7, 0), correct(0.5, 1)
-    found = difference([first], [second], 2000)
-    paired = first.values - second.values
-    half = 1.96 * paired.std() / np.sqrt(N)
-    assert found.value == pytest.approx(paired.mean())
-    assert (found.low, found.high) == (
-        pytest.approx(paired.mean() - half, abs=0.01),
-        pytest.approx(paired.mean() + half, abs=0.01),
-    )
-    assert found.side == 1
-    assert difference([second], [first], 2000).side == -1
-
-
-def test_seeds_that_disagree_widen_the_interval() -> None:
-    second = [correct(0.5, seed) for seed in range(4)]
-    steady = [correct(0.7, 10 + seed) for seed in range(4)]
-    erratic = [correct(share, 20 + seed) for seed, share in enumerate((0.4, 0.9, 0.5, 1.0))]
-    narrow, wide = difference(steady, second, 1000), difference(erratic, second, 1000)
-    assert narrow.side == 1
-    assert wide.side == 0
-    assert wide.high - wide.low > 3 * (narrow.high - narrow.low)
-
-
-@pytest.mark.parametrize("n_seeds", [3, 6])
-def test_intervals_of_no_difference_contain_zero_about_as_often_as_they_say(n_seeds: int) -> None:
-    rng = np.random.default_rng(0)
-    covered = []
-    for trial in range(200):
-        levels = 0.5 + 0.1 * rng.standard_normal((2, n_seeds))  # seeds differ by more than items, rows do not
-        rows = [[correct(share, 1000 * trial + 10 * r + s, 200) for s, share in enumerate(levels[r])] for r in range(2)]
-        covered.append(difference(rows[0], rows[1], 200).side == 0)
-    assert 0.93 <= np.mean(covered) <= 0.99
-
-
-def test_items_of_one_unit_are_drawn_together() -> None:
+def test_items_of_one_unit_count_as_one() -> None:
     values = torch.from_numpy(np.random.default_rng(0).random(40) < 0.5).repeat_interleave(10)
-    single = above([mean_items(values)], 0.5, 1000)
-    grouped = above([mean_items(values, torch.arange(400) // 10)], 0.5, 1000)
-    assert grouped.high - grouped.low > 2.5 * (single.high - single.low)
+    single = crossed(layout([mean_items(values)]))
+    grouped = crossed(layout([mean_items(values, torch.arange(400) // 10)]))
+    assert grouped.value == pytest.approx(single.value)
+    assert grouped.half() > 2.5 * single.half()
 
 
-def test_rows_of_other_items_are_refused() -> None:
+def test_units_of_unequal_size_keep_the_mean_of_the_items() -> None:
+    units = torch.tensor([0, 1, 1, 1, 2, 2])
+    row = [mean_items(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), units)]
+    assert layout(row).mean() == pytest.approx(2 / 6)
+
+
+def test_results_of_other_items_are_refused() -> None:
     with pytest.raises(UserError, match="different held-out items"):
-        difference([correct(0.5, 0)], [correct(0.5, 0, N + 1)], 10)
+        layout([correct(0.5, 0), correct(0.5, 0, 401)])
+
+
+@pytest.mark.parametrize(
+    ("value", "is_below", "is_within"), [(0.0, True, True), (-5.0, True, False), (1.9, False, False)]
+)
+def test_margins_need_one_sided_tests(value: float, is_below: bool, is_within: bool) -> None:
+    found = Estimate(value, 0.5, 1000.0, 10, has_items=True)
+    assert (found.is_below(2.0), found.is_within(2.0)) == (is_below, is_within)
+
+
+def test_seeds_alone_have_students_t() -> None:
+    values: NDArray[np.float64] = np.array([0.1, 0.2, 0.4])
+    low, high = t.interval(0.95, 2, values.mean(), values.std(ddof=1) / 3**0.5)
+    found = seeds_only(list(values))
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+    assert not found.has_items

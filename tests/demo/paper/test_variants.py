@@ -1,80 +1,61 @@
-"""Rows of the miniature study: every registered model, and settings that the trainer accepts."""
+"""Rows of the miniature study: a row with a paper's name has its loss and constants, and the trainer accepts all settings."""
 
+import re
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
-import demo.paper.variants as module
-from demo.paper.plan import MEASURED, plan
-from demo.paper.results import claims
-from demo.paper.sizes import SIZES
-from demo.paper.tables import DESIGNS, REFERENCE
-from demo.paper.variants import VARIANTS, variants_of
-from trainer.config import load_config
-from trainer.models.config import HyCoCLIPConfig
-from trainer.models.registry import MODELS, ModelEntry
+from demo.paper.heads import config_of
+from demo.paper.sizes import SIZES, rows_of
+from demo.paper.variants import MAIN, VARIANTS
+from trainer.models.registry import MODELS
 
-ROOT = Path(__file__).parents[3]
+MAIN_ROWS = [variant for variant in VARIANTS.values() if variant.table == MAIN]
+FEATURES = {"width": 192, "hidden": 512, "depth": 1}
 
 
-def test_every_model_has_a_row_and_every_entailment_loss_a_row_without_it() -> None:
-    assert {variant.model for variant in VARIANTS.values()} == set(MODELS)
-    assert {key for key in VARIANTS if key.startswith(("clip", "hycoclip"))} == {
-        "clip",
-        "clip-boxes",
-        "hycoclip",
-        "hycoclip-no-boxes",
-        "hycoclip-no-entailment",
-    }
-    with_entailment = {name for name in MODELS if f"{name}-no-entailment" in VARIANTS}
-    assert with_entailment == set(MODELS) - {"clip", "atmg"}
+@pytest.fixture
+def features(monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of features, as far as a configuration reads it."""
+    tower = {"name": "cached", "weights": "demo/weights/clip", "kwargs": FEATURES}
+    training = {"tokenizer": "demo/weights/clip/merges.txt", "model": {"image": tower, "text": tower}}
+    record = {"training": training}
+    monkeypatch.setattr("trainer.config.read_records", lambda _: [record])
+    monkeypatch.chdir(Path(__file__).parents[3])
+    return Path("features")
 
 
-def test_a_new_entry_of_the_registry_gets_its_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    entry = ModelEntry(HyCoCLIPConfig, "trainer.models.new:NewCLIP")
-    monkeypatch.setattr(module, "MODELS", {**MODELS, "new": entry})
-    monkeypatch.setattr("demo.train_demo.MODELS", {**MODELS, "new": entry})
-    assert [variant.title for variant in variants_of("new")] == [
-        "NewCLIP",
-        "NewCLIP without boxes",
-        "NewCLIP without entailment",
-    ]
+def test_rows_with_the_name_of_a_model_have_the_papers_loss_and_constants(features: Path) -> None:
+    named = [variant for variant in MAIN_ROWS if variant.title == MODELS[variant.model].title]
+    assert {variant.model for variant in named} == set(MODELS) - {"hyper3", "taxonomy"}
+    for variant in named:
+        found = asdict(config_of(variant, features, 0, 1e-3, 1000).model)
+        default = asdict(MODELS[variant.model].config())
+        differing = {key for key in default if found[key] != default[key]} - {"image", "text"}
+        assert differing == {"embed_dim"}, variant
 
 
 @pytest.mark.rest
+def test_all_rows_are_accepted_and_no_two_are_the_same(features: Path) -> None:
+    seen = {}
+    for variant in VARIANTS.values():
+        config = config_of(variant, features, 0, 1e-3, 1000)
+        assert (config.model.boxes_as_pairs or hasattr(config.model, "use_boxes")) == variant.has_boxes
+        facts = repr((variant.tower, variant.boxes, config))
+        assert facts not in seen, (variant.key, seen[facts])
+        seen[facts] = variant.key
+
+
+def test_keys_name_tower_and_boxes_and_are_names_of_files() -> None:
+    assert VARIANTS["hycoclip@scenes"].tower == "scenes"
+    assert VARIANTS["hycoclip@true"].boxes == "true"
+    assert "clip@true" not in VARIANTS
+    assert all(re.fullmatch(r"[\w.@-]+", key) and key == variant.key for key, variant in VARIANTS.items())
+    assert len(MAIN_ROWS) == 2 * 15 + 8
+
+
 @pytest.mark.parametrize("size", SIZES)
-def test_the_trainer_accepts_the_settings_of_every_step(
-    size: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(ROOT)
-    runs = plan(tmp_path, tmp_path, SIZES[size], {}, workers=0)
-    n_rows = len(SIZES[size].variants or VARIANTS)
-    assert len(runs) == n_rows * SIZES[size].seeds
-    trainings = [run.training for run in runs]
-    for step in trainings[:n_rows]:
-        config = load_config(list(step.command[3:]))
-        assert config.optim.steps == SIZES[size].steps
-        assert config.model.boxes_as_pairs == (step.name in ("train-clip-boxes-0", "train-meru-boxes-0"))
-    seeds = {argument for step in trainings for argument in step.command if "seed=" in argument}
-    assert seeds == {f"{key}={seed}" for key in ("seed", "data.seed") for seed in range(SIZES[size].seeds)}
-
-
-def test_rows_without_entailment_have_no_entailment_loss(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    runs = [run for run in plan(tmp_path, tmp_path, SIZES["full"], {}, workers=0) if run.seed == 0]
-    without = [run.training for run in runs if run.variant.key.endswith("no-entailment")]
-    assert len(without) == len(MODELS) - 2  # CLIP and ATMG have none
-    for step in without:
-        assert getattr(load_config(list(step.command[3:])).model, "entail_weight") == 0  # noqa: B009
-
-
-def test_claims_name_rows_and_metrics_that_exist() -> None:
-    columns = {name for design in DESIGNS for name in design.columns}
-    assert REFERENCE in VARIANTS
-    assert len({(claim.paper, claim.text) for claim in claims()}) == len(claims())
-    for claim in claims():
-        assert claim.metric in columns, claim
-        assert claim.metric.partition(":")[0] in MEASURED
-        assert {claim.first, claim.second or claim.first} <= VARIANTS.keys(), claim
-        assert claim.first != claim.second
-        assert claim.paper in ("MERU", "HyCoCLIP", "PHyCLIP", "PoinCLIP", "Syntax-MERU", "UNCHA")
+def test_the_rates_of_all_rows_of_a_size_are_those_of_a_row_that_exists(size: str) -> None:
+    names = {f"{variant.tower}/{variant.row}" for variant in VARIANTS.values() if variant.boxes == "predicted"}
+    assert {variant.choice for variant in rows_of(SIZES[size])} <= names

@@ -1,0 +1,91 @@
+"""Scenes of the study: those of the training, which never show some pairs together, and those of the evaluation.
+
+A share of all pairs of concepts, and of colours with concepts, is unseen: no training scene shows them together. The
+choice depends on the names alone.
+"""
+
+import hashlib
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from functools import cache, partial
+from itertools import combinations, count, islice
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from demo.train_clip import grit_fields, has_box, in_processes
+from demo.train_demo_data import JPEG_QUALITY, add_member
+from demo.world.layout import Slot
+from demo.world.scenes import Scene, compose, make_scene
+from demo.world.sprites import TRAIN_STYLES, Style
+from hypergrit_common.disk import atomic_write
+from pipeline.images import encode_jpeg
+
+UNSEEN_SHARE: Final = {"concepts": 0.04, "colour": 0.1}
+"""Shares of the pairs of two concepts, and of a colour and a concept, that no training scene shows."""
+SCENES_PER_TAR: Final = 3000
+KINDS: Final = ("pairs", "true")
+FORMAT: Final = tarfile.USTAR_FORMAT
+
+
+@cache
+def is_unseen(kind: str, first: str, second: str) -> bool:
+    """True for a pair of names that no training scene shows together."""
+    digest = hashlib.sha256(f"{kind} {first} {second}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") < UNSEEN_SHARE[kind] * 2**32
+
+
+def unseen_pairs(slots: Sequence[Slot]) -> list[tuple[Slot, Slot]]:
+    """The pairs of objects of a layout whose concepts are unseen together."""
+    pairs = combinations(sorted(slots, key=lambda slot: slot.concept.name), 2)
+    return [(a, b) for a, b in pairs if is_unseen("concepts", a.concept.name, b.concept.name)]
+
+
+def unseen_colours(slots: Sequence[Slot]) -> list[Slot]:
+    """The objects of a layout whose colour is unseen with their concept."""
+    return [slot for slot in slots if slot.colour and is_unseen("colour", slot.colour, slot.concept.name)]
+
+
+def style_of(seed: int) -> Style:
+    """The art style of a scene."""
+    return Random(f"style {seed}").choice(TRAIN_STYLES)
+
+
+def training_scenes(first: int) -> Iterator[Scene]:
+    """Yield the scenes from a seed on that have a box and no unseen pair."""
+    for seed in count(first):
+        slots, _, _ = compose(seed)
+        if not unseen_pairs(slots) and not unseen_colours(slots):
+            scene = make_scene(seed, style_of(seed))
+            if has_box(scene):
+                yield scene
+
+
+def write_scenes(folder: Path, n_scenes: int, seeds: range) -> None:
+    """Write tars of scenes: FOLDER/pairs/ with captions alone, and FOLDER/true/ with their true boxes as GRIT has them.
+
+    Finished tars are kept.
+    """
+    for kind in KINDS:
+        (folder / kind).mkdir(parents=True, exist_ok=True)
+    counts = [min(SCENES_PER_TAR, n_scenes - first) for first in range(0, n_scenes, SCENES_PER_TAR)]
+    in_processes(partial(write_tar, folder, seeds), range(len(counts)), counts)
+
+
+def write_tar(folder: Path, seeds: range, index: int, n_scenes: int) -> None:
+    """Write one tar of each kind. The seeds of the tars are apart, because some scenes are left out."""
+    paths = {kind: folder / kind / f"{index:05d}.tar" for kind in KINDS}
+    if all(path.is_file() for path in paths.values()):
+        return
+    scenes = islice(training_scenes(seeds[4 * SCENES_PER_TAR * index]), n_scenes)
+    with ExitStack() as stack:
+        drafts = {kind: stack.enter_context(atomic_write(path)) for kind, path in paths.items()}
+        tars = {kind: stack.enter_context(tarfile.open(path, "w", format=FORMAT)) for kind, path in drafts.items()}
+        for number, scene in enumerate(scenes):
+            key, image = f"{SCENES_PER_TAR * index + number:09d}", encode_jpeg(scene.image, JPEG_QUALITY)
+            texts = {"pairs": ("txt", scene.caption), "true": ("json", json.dumps(grit_fields(scene)))}
+            for kind, (end, text) in texts.items():
+                add_member(tars[kind], f"{key}.jpg", image)
+                add_member(tars[kind], f"{key}.{end}", text.encode())
