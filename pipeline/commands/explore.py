@@ -14,9 +14,9 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
+from pipeline.commands.frame import is_option, take_options
 from pipeline.explore.config import ExploreOptions
 from pipeline.output.lock import fence
-from pipeline.output.source import is_option, take_options
 from pipeline.output.store import Store, check_outside_outputs
 from pipeline.output.takedowns import check_unchanged
 from schemas.files import REPORT_FILE, STATS_FILE
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
         write_report_again(absolute(names[0]))
     elif options.row:
         from pipeline.explore.index import open_output
-        from pipeline.explore.life import describe_rows
+        from pipeline.explore.rows import describe_rows
 
         print_text(describe_rows(*open_output(absolute(names[0])), options.row))
     elif options.compare:

@@ -26,7 +26,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import counted
 from hypergrit_common.urls import check_no_user
-from pipeline.commands.frame import keys_of_job
+from pipeline.commands.frame import check_keys, keys_of_job, take_options
 from pipeline.config import KEYS, PipelineConfig
 from pipeline.faults import ShardError
 from pipeline.output.commit import finish_replacements, open_output
@@ -35,7 +35,7 @@ from pipeline.output.ledger import check_finished, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.record import check_secrets, read_record
 from pipeline.output.resume import Work, plan_work
-from pipeline.output.source import check_formats, check_hashes, check_keys, read_config, read_table, take_options
+from pipeline.output.source import check_formats, check_hashes, read_config, read_table
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.source import planned_rows

@@ -16,7 +16,7 @@ from hypergrit_common.config import check_positive, check_range, flatten, split_
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
-from pipeline.commands.frame import CODES, derive_command
+from pipeline.commands.frame import CODES, derive_command, given_keys, new_config, take_options, take_path, take_paths
 from pipeline.commands.rewrite_order import MixedShard, key_end, make_mixed, plan_order
 from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
 from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey, scorer_identity
@@ -27,16 +27,7 @@ from pipeline.output.ledger import read_batches
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import plan_from_json, read_manifest
 from pipeline.output.record import read_record, settings_of
-from pipeline.output.source import (
-    Source,
-    check_hashes,
-    given_keys,
-    new_config,
-    take_options,
-    take_path,
-    take_paths,
-    unchanged_manifest,
-)
+from pipeline.output.source import Source, check_hashes, unchanged_manifest
 from pipeline.output.store import Store, indices, settle_layout
 from pipeline.run.derived import NewShard, check_overwrite, write_output
 from pipeline.run.loop import connected

@@ -19,7 +19,15 @@ from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
-from pipeline.commands.frame import TakedownOptions, derive_command
+from pipeline.commands.frame import (
+    RUNNING,
+    TakedownOptions,
+    check_keys,
+    derive_command,
+    take_options,
+    take_output,
+    take_path,
+)
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
 from pipeline.faults import ShardError
@@ -36,7 +44,7 @@ from pipeline.output.commit import (
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_batches, read_manifests, write_summary
 from pipeline.output.lock import fenced
-from pipeline.output.source import RUNNING, check_keys, read_config, take_options, take_output, take_path
+from pipeline.output.source import read_config
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import FoundRows, find_rows, listed_strangers, read_errors, remove_leftovers, unreadable
 from pipeline.output.write.grit import write_arrow, write_grit_parquet

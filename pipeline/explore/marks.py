@@ -18,7 +18,7 @@ from hypergrit_common.text import one_line
 from pipeline.explore.index import read_parts, read_words
 from pipeline.explore.quality.boxes import MODEL_STAGES, Sample, found_row
 from pipeline.explore.quality.marks import COLUMNS, Candidate, form_row, safe
-from pipeline.output.source import Row
+from pipeline.explore.rows import Row
 
 CHOICES: Final = ("right", "wrong", "unsure", "")
 """The marks of a box; an empty one removes it."""

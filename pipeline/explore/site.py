@@ -22,7 +22,7 @@ from pipeline.explore.disk import read_disk
 from pipeline.explore.index import cached_index, open_output, read_meta, read_parts, write_json
 from pipeline.explore.pairs import pair_rows
 from pipeline.explore.quality.marks import COLUMNS, FORMULA
-from pipeline.output.source import CHUNK_ROWS, Shards
+from pipeline.explore.rows import CHUNK_ROWS, Shards
 from pipeline.output.store import Store
 from schemas.manifest import Manifest
 

@@ -16,10 +16,10 @@ from hypergrit_common.errors import UserError
 from pipeline.commands import quality
 from pipeline.explore.marks import MarkFile
 from pipeline.explore.quality.marks import marked_boxes, read_marks
+from pipeline.explore.rows import Shard
 from pipeline.explore.server import CHANGED, is_own_name
 from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
 from pipeline.output.ledger import read_images, read_manifests
-from pipeline.output.source import Shard
 from pipeline.output.store import Store
 from tests.pipeline.commands.derive.outputs import kept, picture
 from tests.pipeline.explore.conftest import TOKEN, Server

@@ -26,7 +26,7 @@ import pipeline.commands.rewrite
 import pipeline.commands.takedown
 import pipeline.commands.verify
 import pipeline.explore.compare
-import pipeline.explore.life
+import pipeline.explore.rows
 import pipeline.explore.site
 import pipeline.run.job
 import pipeline.run.loop as loop

@@ -13,12 +13,13 @@ import pyarrow as pa
 
 from hypergrit_common.config import to_yaml
 from hypergrit_common.images import Image
+from pipeline.commands.frame import new_config
 from pipeline.commands.rewrite import Pass, RewriteOptions, plan_parts
 from pipeline.config import PipelineConfig
 from pipeline.images import encode_jpeg
 from pipeline.output.ledger import read_images, read_manifests
 from pipeline.output.record import make_record, write_record
-from pipeline.output.source import Source, new_config
+from pipeline.output.source import Source
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan

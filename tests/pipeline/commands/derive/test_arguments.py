@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from pipeline.commands import rewrite, takedown
+from pipeline.commands.frame import is_option, take_output
 from pipeline.grit import main as run_main
-from pipeline.output.source import is_option, take_output
 from tests.pipeline.commands.derive.rows import rows_of
 from tests.pipeline.commands.derive.scenes import write_output
 

@@ -19,13 +19,13 @@ import pytest
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import descendants, started_at
 from pipeline.commands import rewrite
-from pipeline.commands.frame import derive_command
+from pipeline.commands.frame import derive_command, new_config
 from pipeline.commands.rewrite import RewriteOptions, make_table
 from pipeline.commands.rewrite_rows import PartReader
 from pipeline.commands.takedown import remove_rows
 from pipeline.faults import ShardError
 from pipeline.output.lock import hold_lease
-from pipeline.output.source import Source, new_config
+from pipeline.output.source import Source
 from pipeline.output.store import Store
 from pipeline.output.write import stage
 from pipeline.run import derived as output

@@ -1,0 +1,219 @@
+"""Single rows of an output: read by number for the page, or found by key and described in whole for a terminal."""
+
+import bisect
+import itertools
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.tar import iter_members, reader_of
+from pipeline.output.ledger import read_batches
+from pipeline.output.manifest import read_manifest
+from pipeline.output.source import image_places
+from pipeline.output.store import Store
+from schemas.files import FILES, GRIT_IMAGE
+from schemas.manifest import Manifest
+from schemas.rows import SCORED
+from schemas.status import KEPT
+
+COLUMNS: Final = [name for name in SCORED.names if name != "image"]
+MOST_ROWS: Final = 20
+"""Rows with the same URL or id that are described."""
+DETAILS: Final = (
+    *("key", "id", "url", "source", "source_row", "status", "stage", "reason", "detail"),
+    *("caption", "caption_original", "extra", "width", "height", "original_width", "original_height"),
+    *("original_format", "sha256", "tokens", "noun_chunks", "ref_exps", "boxes", "box_scores", "clip_similarity"),
+    "head_score",
+)
+"""Columns that the page shows of an opened row."""
+CHUNK_ROWS: Final = 128
+"""Rows of a file of details; those of arrow/ are read 1024 at a time."""
+OPEN_SHARDS: Final = 64
+
+Row = dict[str, Any]
+
+
+def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> str:
+    """Return the life of the rows with this key, id or URL; at most MOST_ROWS of them. Raises UserError if there is none."""
+    found = [describe_row(store, manifest, row) for manifest, row in find_rows(store, manifests, wanted)]
+    if not found:
+        raise UserError(
+            f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits"
+        )
+    more = [f"{len(found) - MOST_ROWS} more rows have the URL or id {wanted}"] if len(found) > MOST_ROWS else []
+    return "\n\n".join([*found[:MOST_ROWS], *more])
+
+
+def find_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> Iterator[tuple[Manifest, Row]]:
+    """Yield the rows with this key, id or URL, with their shards. A key may be given without its leading zeros."""
+    names = [wanted, f"{int(wanted):012d}"] if wanted.isascii() and wanted.isdigit() else [wanted]
+    for manifest in manifests:
+        for number, batch in enumerate(read_batches(store, manifest, ("key", "id", "url"))):
+            matches = [i for i, row in enumerate(batch.to_pylist()) if {row["key"], row["id"], row["url"]} & {*names}]
+            if matches:
+                whole = next(b for n, b in enumerate(read_batches(store, manifest, COLUMNS)) if n == number)
+                for row in whole.take(pc.cast(matches, "int64")).to_pylist():
+                    yield manifest, row
+
+
+def describe_row(store: Store, manifest: Manifest, row: Row) -> str:
+    """Return the life of a row, a line for each step of its way."""
+    kinds = [name for name in ("train", "grit") if row["status"] == KEPT and name in manifest["formats"]]
+    files = [store.file(FILES[name][0], manifest["shard"]) for name in ("arrow", *kinds)]
+    detail = f" ({row['detail']})" if row["detail"] else ""
+    lines = [
+        ("row", f"{row['key']}, shard {manifest['shard']}: {', '.join(files)}"),
+        ("read", f"row {row['source_row']} of {row['source']}" + (f", id {row['id']}" if row["id"] else "")),
+        ("url", row["url"]),
+        ("caption as read", row["caption_original"]),
+        ("download", describe_image(row)),
+        ("sha256", row["sha256"]),
+        ("caption", row["caption"]),
+        *(("phrase", text) for text in describe_phrases(row)),
+        ("similarity", None if row["clip_similarity"] is None else f"{row['clip_similarity']:.3f} (image and caption)"),
+        ("result", KEPT if row["status"] == KEPT else f"dropped by {row['stage']}: {row['reason']}{detail}"),
+    ]
+    return "\n".join(f"{name:>16}  {text}" for name, text in lines if text)
+
+
+def describe_image(row: Row) -> str | None:
+    """Return the sizes of the image of a row."""
+    if row["width"] is None:
+        return None
+    size = f"{row['original_width']} x {row['original_height']} px"
+    return f"{row['original_format']} of {size}, stored with {row['width']} x {row['height']} px"
+
+
+def describe_phrases(row: Row) -> Iterator[str]:
+    """Yield each noun chunk with its boxes, their scores, and why one was removed."""
+    boxes = list(zip(row["boxes"] or [], row["box_scores"] or [], strict=False))
+    for number, chunk in enumerate(row["noun_chunks"] or []):
+        mine = [describe_box(box, score) for box, score in boxes if box["phrase"] == number]
+        state = f"removed: {chunk['removed']}" if chunk["removed"] else f"boxes: {len(mine)}"
+        yield "\n".join([f"{row['caption'][chunk['start'] : chunk['end']]!r}, {state}", *mine])
+
+
+def describe_box(box: Mapping[str, Any], score: Mapping[str, Any]) -> str:
+    """Return a box: corners in fractions of the image, grounding score, cosine and verdict."""
+    corners = ", ".join(f"{box[name]:.3f}" for name in ("x_min", "y_min", "x_max", "y_max"))
+    cosine = "" if score["clip_cosine"] is None else f", cosine {score['clip_cosine']:.3f}"
+    verdict = f"removed: {score['removed']}" if score["removed"] else "kept"
+    return f"{'':>18}[{corners}] score {box['score']:.3f}{cosine}, {verdict}"
+
+
+# Rows by number: their images, and everything that arrow/ holds about them.
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A finished shard; its keys and the places of its images are read once. Rows are numbered from 0."""
+
+    store: Store
+    manifest: Manifest
+
+    @cached_property
+    def keys(self) -> list[list[str]]:
+        """The keys of the rows, by batch of arrow/."""
+        return [batch["key"].to_pylist() for batch in read_batches(self.store, self.manifest, ("key",))]
+
+    @cached_property
+    def starts(self) -> list[int]:
+        """The number of the first row of each batch, and the number of all rows."""
+        return list(itertools.accumulate(map(len, self.keys), initial=0))
+
+    @property
+    def n_rows(self) -> int:
+        """The number of rows."""
+        return self.starts[-1]
+
+    @cached_property
+    def places(self) -> Mapping[str, tuple[int, int]]:
+        """Key -> offset and size of the image in grit/: from `_index/`, or from the headers of the tar without it."""
+        return image_places(self.store, self.manifest) or self._places_in_tar()
+
+    def _places_in_tar(self) -> dict[str, tuple[int, int]]:
+        name = self.store.file(FILES["grit"][0], self.manifest["shard"])
+        if name not in self.manifest["files"]:
+            return {}
+        with self.store.open(name) as file:
+            members = iter_members(reader_of(file), 0, self.manifest["files"][name]["bytes"])
+            parts = ((member.name.partition("."), member) for member in members)
+            return {key: (m.data_offset, m.size) for (key, _, kind), m in parts if kind == GRIT_IMAGE}
+
+    @contextmanager
+    def unchanged(self) -> Iterator[None]:
+        """Raise UserError at the end if the shard was written again since the start, or is being written.
+
+        Its manifest is removed before its files are replaced, so that what was read before is that of the manifest.
+        """
+        try:
+            yield
+        finally:
+            if read_manifest(self.store, self.manifest["shard"]) != self.manifest:
+                raise UserError(f"shard {self.manifest['shard']} of {self.store.root} has changed")
+
+    def image(self, number: int) -> bytes | None:
+        """Return the stored image of a row, or None without one. Raises UserError if the shard has changed."""
+        with self.unchanged():
+            batch, place = self._place(number)
+            if at := self.places.get(self.keys[batch][place]):
+                path = self.store.readable(self.store.file(FILES["grit"][0], self.manifest["shard"]))
+                return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
+            image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
+            return image
+
+    def details(self, chunk: int) -> list[Row]:
+        """Return the rows of a chunk, CHUNK_ROWS consecutive ones, with DETAILS. Raises UserError like `image`."""
+        first, end = chunk * CHUNK_ROWS, min((chunk + 1) * CHUNK_ROWS, self.n_rows)
+        rows = list[Row]()
+        with self.unchanged():
+            while first < end:
+                number, place = self._place(first)
+                batch = read_batch(self.store, self.manifest, DETAILS, number).slice(place, end - first)
+                rows += batch.to_pylist()
+                first += batch.num_rows
+        return rows
+
+    def row(self, number: int) -> Row:
+        """Return a row with DETAILS. Raises IndexError if the shard has none with this number, UserError like `image`."""
+        self._place(number)
+        chunk, place = divmod(number, CHUNK_ROWS)
+        return self.details(chunk)[place]
+
+    def _place(self, number: int) -> tuple[int, int]:
+        """Return the batch of a row, and its place there. Raises IndexError if the shard has no such row."""
+        if not 0 <= number < self.n_rows:
+            raise IndexError(f"shard {self.manifest['shard']} has no row {number}")
+        batch = bisect.bisect_right(self.starts, number) - 1
+        return batch, number - self.starts[batch]
+
+
+def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
+    """Return one batch of arrow/ with these columns, without reading those before it."""
+    with store.open_arrow(store.file(FILES["arrow"][0], manifest["shard"])) as source:
+        schema = pa.ipc.open_file(source).schema
+        fields = sorted(schema.get_field_index(name) for name in columns)
+        batch = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields)).get_batch(number)
+        batch.validate(full=True)
+        return batch
+
+
+class Shards:
+    """The shards of an output by index; a few of them are kept open."""
+
+    def __init__(self, store: Store, manifests: list[Manifest]) -> None:
+        self._manifests = {manifest["shard"]: manifest for manifest in manifests}
+        self._lock = threading.Lock()
+        self._opened = lru_cache(OPEN_SHARDS)(lambda index: Shard(store, self._manifests[index]))
+
+    def get(self, index: int) -> Shard:
+        """Return a shard. Raises KeyError if the output has none with this index."""
+        with self._lock:
+            return self._opened(index)
