@@ -9,7 +9,6 @@
 Each part resumes, and is kept once it is finished.
 """
 
-import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +23,7 @@ from demo.train_demo import run_verb
 from demo.train_demo_data import JOB, ROOT, is_current, make_shards, record_settings, settings_path
 from demo.world.scenes import HELD_OUT_SEEDS, SHARD_SEEDS
 from hypergrit_common.errors import UserError
+from pipeline.config import content_hash, load_config
 from trainer.checkpoints.towers import weights_sha256
 
 TOWERS: Final[dict[Tower, Path]] = {"crops": ROOT / "demo/weights/clip", "scenes": ROOT / "demo/weights/clip_scenes"}
@@ -42,8 +42,8 @@ ROWS_PER_FILE: Final = 4096
 def data_settings(size: Size) -> dict[str, Any]:
     """All that the data depend on."""
     names = ("train_rows", "held_out_rows", "pictures", "captioned", "pairs")
-    job = hashlib.sha256((ROOT / JOB).read_bytes()).hexdigest()[:8]
-    return {"job": job, "unseen": UNSEEN_SHARE, **{name: asdict(size)[name] for name in names}}
+    job = load_config([str(ROOT / JOB), "input=pairs", "output=shards"])
+    return {"job": content_hash(job)[:8], "unseen": UNSEEN_SHARE, **{name: asdict(size)[name] for name in names}}
 
 
 def features_of(folder: Path, variant: Variant) -> Path:
