@@ -5,6 +5,8 @@ import dataclasses
 import inspect
 import io
 import re
+import shutil
+import sys
 import textwrap
 import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -150,9 +152,17 @@ def key_lines(keys: Sequence[Key], short: Mapping[str, str] | None = None, title
         if len(value) >= MAX_DEFAULT_CHARS:
             value = f"{value[: MAX_DEFAULT_CHARS - 4]}..."
         lines.append(f"  {name} = {value}{f'   {RUNTIME_MARK}' if key.is_runtime else ''}")
-        if key.comment:
-            lines.append(f"      {key.comment}")
+        lines += comment_lines(key.comment)
     return "\n".join(lines)
+
+
+def comment_lines(comment: str) -> list[str]:
+    """Return the lines of the comment of a key: one, or as many as fit between the margins of a terminal."""
+    margin = " " * 6
+    if not sys.stdout.isatty():
+        return [margin + comment] if comment else []
+    width = max(shutil.get_terminal_size().columns - len(margin), 40)
+    return [margin + line for line in textwrap.wrap(comment, width, break_long_words=False)]
 
 
 def print_text(text: str) -> None:

@@ -252,12 +252,20 @@ def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
     return MODELS[name].config
 
 
+MAIN: Final = (
+    "model_name", "output", "init", "batch_size", "precision", "device", "seed", "resume", "compile", "data.shards",
+    "data.features", "data.layout", "data.workers", "optim.lr", "optim.steps", "evaluation.image_folders",
+    "evaluation.shards", "save.every", "log.wandb_project", "parallel.strategy", "ray.workers",
+)  # fmt: skip
+"""The keys that `--help` lists."""
+
+
 def help_text(usage: str, arguments: Sequence[str] = ()) -> str:
-    """The text of --help, with the names of the models and the settings of the model that the arguments select."""
+    """The text of --help, with the names of the models, or all settings of the model that the arguments select."""
     selected = [item for item in arguments if item.startswith("model_name=")]
     model = model_config_class(read_layers(selected, KEYS))
     usage, topic = f"{usage.rstrip()}\n\n{model_names()}\n", help_topic(arguments) or ""
-    return describe(usage, TrainConfig, KEYS.short, {"model": model}, topic=topic)
+    return describe(usage, TrainConfig, KEYS.short, {"model": model}, () if selected else MAIN, topic)
 
 
 def model_names() -> str:

@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [
-        (["trainer.train", "--help"], "model.entail_weight = 0.2"),
+        (["trainer.train", "--help"], "lr (= optim.lr) = "),
         (["trainer.train", "--help", "model_name=phyclip"], "model.factor_dim = 8"),
         (["trainer.evaluate", "--help"], "zero_shot/FOLDER/accuracy_micro"),
         (["trainer.export", "--help"], "local-dir:out/open_clip"),
