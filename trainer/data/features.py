@@ -215,11 +215,6 @@ class FeatureBuilder:
     equal: list[NDArray[np.bool_]] = field(init=False)  # `equal` of the boxes of each shard
 
     def __post_init__(self) -> None:
-        if "parse" in self.needs and self.config.texts == "tokens":
-            raise UserError(
-                "the parses in features are those of the frozen text tower, which the model needs; set data.texts=features, "
-                "or train on shards"
-            )
         columns = (shard.table.column("equal").flatten() for shard in self.index.shards)
         self.equal = [column.to_numpy(zero_copy_only=False) for column in columns]
 
@@ -235,20 +230,26 @@ class FeatureBuilder:
             "images": rows.take("image", self.draw(at, IMAGE_VIEW, self.index.views)),
             "keys": rows,
         }
-        if "parse" in self.needs:
-            batch["token_ids"], batch["syntax"] = self.states(rows), collate_trees(self.trees(rows))
-        elif self.config.texts == "features":
-            batch["token_ids"] = rows.take("text")
+        trees = self.trees(rows) if "parse" in self.needs else None
+        if self.config.texts == "tokens":
+            batch["token_ids"] = self.token_ids(rows.values("caption"), trees)
         else:
-            batch["token_ids"] = self.token_ids(rows.values("caption"))
+            batch["token_ids"] = rows.take("text") if trees is None else self.states(rows)
+        if trees is not None:
+            batch["syntax"] = collate_trees(trees, batch["token_ids"].shape[1] if self.config.texts == "tokens" else 0)
         if "boxes" in self.needs:
             batch |= self.boxes(rows, at)
             report.counts["equal_phrases"] += int(batch["box_equal"].sum())
         return batch, report
 
-    def token_ids(self, texts: Sequence[str]) -> Tensor:
-        """Token ids [b l] of texts, truncated to the context."""
+    def token_ids(self, texts: Sequence[str], trees: Sequence[WordTree] | None = None) -> Tensor:
+        """Token ids [b l] of texts, truncated to the context. Raises UserError if they are not those of their trees."""
         ids = [self.tokenizer.truncate(self.tokenizer.encode(text)) for text in texts]
+        if trees is not None and [*map(len, ids)] != [len(tree.word_of_token) for tree in trees]:
+            raise UserError(
+                f"the parses of {self.config.features} belong to the tokens of its frozen text tower: give the tokenizer and "
+                "the model.text.context_length of that, set data.texts=features, or train on shards"
+            )
         return pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
 
     def draw(self, at: Numbers, choice: int, n: Numbers | int) -> Numbers:

@@ -122,16 +122,32 @@ def test_a_stopped_run_gives_the_weights_of_an_uninterrupted_one(world: World, t
     assert all(torch.equal(first[name], second[name]) for name in second)
 
 
-def test_the_text_tower_can_be_trained_with_frozen_images(world: World, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", ["hycoclip", "syntax_meru"])
+def test_the_text_tower_can_be_trained_with_frozen_images(world: World, tmp_path: Path, model: str) -> None:
     merges = world.root / "merges.txt"
     text = ["vocab_size=514", "context_length=8", "width=32", "layers=1", "heads=2"]
-    others = ["model_name=hycoclip", "steps=3", "data.texts=tokens", f"tokenizer={merges}"]
+    others = [f"model_name={model}", "steps=3", "data.texts=tokens", f"tokenizer={merges}"]
     arguments = [item for item in world.training(tmp_path / "run") if not item.startswith("model.text.")]
     assert train.run([*arguments, *others, *(f"model.text.{item}" for item in text)]) == 0
     names = load_file(tmp_path / "run" / "model" / "model.safetensors")
     assert "textual.resblocks.0.ln_1.weight" in names
     assert "visual.head.mean" in names
     assert load_model(tmp_path / "run", device="cpu").encode_text(["a dog"]).shape == (1, 16)
+
+
+def test_trees_of_features_are_those_of_the_captions(world: World) -> None:
+    builder = build(world, frozenset({"parse"}), texts="tokens")
+    drawn = builder.order.take(0, 8)
+    batch, _ = builder.build(0, drawn)
+    rows = builder.index.locate(drawn.samples)
+    for ids, owners, caption in zip(
+        batch["token_ids"], batch["syntax"].word_of_token, rows.values("caption"), strict=True
+    ):
+        expected = builder.tokenizer.truncate(builder.tokenizer.encode(caption))
+        assert ids[: len(expected)].tolist() == expected
+        assert (owners[len(expected) :] == -1).all()
+        assert owners.max() >= 1  # several words
+    assert batch["syntax"].word_of_token.shape == batch["token_ids"].shape
 
 
 @pytest.fixture(scope="module")
@@ -284,8 +300,10 @@ def test_features_without_what_the_model_needs_are_named(world: World, tmp_path:
         FeatureStore(str(tmp_path / "plain"), frozenset({"levels"}))
     with pytest.raises(UserError, match=r"one caption .*data\.captions=first"):
         FeatureStore(str(tmp_path / "plain"), frozenset({"captions"}))
-    with pytest.raises(UserError, match=r"the parses .*data\.texts=features"):
-        build(world, frozenset({"parse"}), texts="tokens")
+    other = build(world, frozenset({"parse"}), texts="tokens")
+    other.tokenizer = read_tokenizer(world.root / "merges.txt", 4)
+    with pytest.raises(UserError, match=r"the parses of .*context_length .*data\.texts=features"):
+        other.build(0, other.order.take(0, 8))
     (tmp_path / "plain" / "_manifests" / "00002.json").unlink()
     with pytest.raises(UserError, match="2 of 3 files"):
         FeatureStore(str(tmp_path / "plain"), frozenset())
