@@ -135,7 +135,7 @@ def ablations() -> Iterator[Variant]:
         "model.text.layers=2",
         "model.text.heads=4",
     )
-    for model in ("clip", "meru", "hycoclip"):
+    for model in ("clip", "meru", "syntax_meru", "hycoclip"):
         yield from rows("tokens", model, {"tokens": tokens}, FEW_SEEDS)
     controls = {"eq4": ("model.box_candidates=paper",), "k03": ("model.min_radius=0.3",)}
     yield from rows("control", "hycoclip", controls)
