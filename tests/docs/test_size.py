@@ -25,9 +25,9 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_710),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(34, 4_310),
+    "hypergrit_common": Size(34, 4_320),
     "pipeline": Size(150, 32_930, 10),
-    "trainer": Size(200, 27_380, 20),
+    "trainer": Size(200, 27_390, 20),
     "demo": Size(45, 7_430),
     "benchmarks": Size(37, 5_260),
 }
