@@ -73,14 +73,16 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Four processes on two cores: tests wait for other processes half of the time. Each needs up to 2.5 GB.
+# Four processes on two cores: tests wait for other processes half of the time. Each needs up to 2.5 GB. Those of
+# test-rest keep both cores busy by themselves.
 TEST_PROCESSES ?= 4
-PYTEST := $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 # The checks of every change. Exhaustive variants and long journeys have the marker `rest`.
 test: lint
 	$(PYTEST) -m "not rest"
 
+test-rest: TEST_PROCESSES = 2
 test-rest: install
 	$(PYTEST) -m rest
 

@@ -27,6 +27,7 @@ def free_port() -> int:
 
 
 @pytest.mark.rest
+@pytest.mark.timeout(1200)
 @pytest.mark.slow
 def test_the_commands_lead_from_ten_urls_to_an_evaluated_model(tmp_path: Path) -> None:
     script = blocks("bash").replace("8800", str(free_port())) + f"\npython - <<'END'\n{blocks('python')}\nEND\n"
@@ -41,7 +42,7 @@ def test_the_commands_lead_from_ten_urls_to_an_evaluated_model(tmp_path: Path) -
             start_new_session=True,
         )  # fmt: skip
     try:
-        shell.wait(timeout=280)
+        shell.wait(timeout=1100)
     finally:
         os.killpg(shell.pid, signal.SIGKILL)
     printed = log.read_text(encoding="utf-8")

@@ -50,7 +50,7 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, monkey
     (folders.results / "clip-1.parquet").unlink()
     lines.clear()
     run_study(SIZE, folders, 1, lines.append)
-    assert [line.partition(",")[0] for line in lines if " of " in line] == ["1 of 1: clip-1"]
+    assert [line.partition(",")[0] for line in lines if line[:1].isdigit()] == ["1 of 1: clip-1"]
 
     monkeypatch.setattr(extra, "FACTORS", ("clip", "hycoclip"))
     monkeypatch.setattr(extra, "PHASES", ((1e-3, 1.0, 0.1), (1e-2, 10.0, 0.3)))
