@@ -11,6 +11,7 @@ Each part resumes, and is kept once it is finished.
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,11 +40,16 @@ TASKS: Final[dict[str, tuple[str, ...]]] = {
 ROWS_PER_FILE: Final = 4096
 
 
+@cache
+def job_hash() -> str:
+    """The hash of the settings of the pipeline that decide the content of shards."""
+    return content_hash(load_config([str(ROOT / JOB), "input=pairs", "output=shards"]))[:8]
+
+
 def data_settings(size: Size) -> dict[str, Any]:
     """All that the data depend on."""
     names = ("train_rows", "held_out_rows", "pictures", "captioned", "pairs")
-    job = load_config([str(ROOT / JOB), "input=pairs", "output=shards"])
-    return {"job": content_hash(job)[:8], "unseen": UNSEEN_SHARE, **{name: asdict(size)[name] for name in names}}
+    return {"job": job_hash(), "unseen": UNSEEN_SHARE, **{name: asdict(size)[name] for name in names}}
 
 
 def features_of(folder: Path, variant: Variant) -> Path:

@@ -7,7 +7,7 @@ import math
 import tempfile
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Final
@@ -112,7 +112,6 @@ class HeadEmbedder:
     model: DualEncoder
     tokenizer: TextTokenizer
     tower: TowerFeatures
-    seen: dict[ImageSource, None] = field(default_factory=dict)
 
     @torch.inference_mode()
     def texts(self, texts: Sequence[str]) -> Tensor:

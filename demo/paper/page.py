@@ -18,6 +18,7 @@ from demo.paper.results import (
     Judgement,
     Row,
     Rows,
+    chance_of,
     claims,
     estimate,
     judge,
@@ -28,7 +29,7 @@ from demo.paper.sizes import Size, rows_of
 from demo.paper.statistics import Estimate
 from demo.paper.tables import MAIN, Table, shown, tables
 from demo.train_demo_data import ROOT
-from hypergrit_common.config import runtime_keys
+from hypergrit_common.config import flatten, runtime_keys
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.html import render_page
 from hypergrit_common.json_file import read_object, write_object
@@ -93,8 +94,8 @@ def write_page(name: str, size: Size, out: Path) -> Path:
 
 def notes(rows: Rows, planned: Mapping[str, int]) -> list[str]:
     """What a reader must know about the results: what is not finished, what collapsed, and claims that were changed."""
-    short = [f"{key} ({len(rows[key].results) if key in rows else 0} of {n})" for key, n in planned.items()]
-    missing = [text for text, (key, n) in zip(short, planned.items(), strict=True) if not has_all(rows, key, n)]
+    made = {key: len(rows[key].results) if key in rows else 0 for key in planned}
+    missing = [f"{key} ({made[key]} of {n})" for key, n in planned.items() if made[key] != n]
     fell = {
         key: sum(bool(result.facts.get("collapsed")) for result in row.results.values()) for key, row in rows.items()
     }
@@ -106,11 +107,6 @@ def notes(rows: Rows, planned: Mapping[str, int]) -> list[str]:
     if hashes - {hashlib.sha256(FILE.read_bytes()).hexdigest()}:
         found.append("claims.csv is not the file that was there when the test sets were read.")
     return found
-
-
-def has_all(rows: Rows, key: str, n_seeds: int) -> bool:
-    """True if all seeds of a row have a result."""
-    return key in rows and len(rows[key].results) == n_seeds
 
 
 def html(study: Study, out: Path) -> str:
@@ -205,7 +201,7 @@ def plots(rows: Rows) -> list[dict[str, Any]]:
             made = {label: estimate(rows[key], metric) for label, key in keys.items() if key in rows}
             title_of = next(row.variant.title for row in rows.values() if row.variant.row == name)
             entries.append((title_of, {label: value for label, value in made.items() if value is not None}))
-        level = next((chance for row in rows.values() if (chance := row.chance(metric)) is not None), None)
+        level = chance_of(rows, metric)
         if any(values for _, values in entries):
             found.append({"title": title, **plot(metric, entries, level)})
     return found
@@ -266,15 +262,7 @@ def values_of(key: str, found: Mapping[str, tuple[str, str]]) -> str | None:
 
 def resolved(results: Mapping[int, Any]) -> dict[str, Any]:
     """The settings of the first result of a row by their names with dots; empty if it has none."""
-    return flat(next(iter(results.values())).facts.get("settings") or {})
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by their names with dots."""
-    found: dict[str, Any] = {}
-    for key, value in values.items():
-        found |= flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
-    return found
+    return flatten(next(iter(results.values())).facts.get("settings") or {})
 
 
 def compare(model: str, settings: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
@@ -291,7 +279,7 @@ def compare(model: str, settings: Mapping[str, Any]) -> dict[str, tuple[str, str
 def job_of(model: str) -> tuple[dict[str, Any], set[str]]:
     """The settings of the job of a model's paper, and the names of those that are not compared."""
     config = load_config([str(ROOT / "jobs" / "train" / f"{model}.yaml")])
-    return flat(as_dict(config)), runtime_keys(TrainConfig, {"model": type(config.model)}) | SKIPPED
+    return flatten(as_dict(config)), runtime_keys(TrainConfig, {"model": type(config.model)}) | SKIPPED
 
 
 def facts(rows: Rows) -> dict[str, str]:

@@ -84,6 +84,11 @@ class Row:
 Rows = Mapping[str, Row]
 
 
+def chance_of(rows: Rows, metric: str) -> float | None:
+    """The chance level of a metric TASK:METRIC in the first row that has one; None without one."""
+    return next((found for row in rows.values() if (found := row.chance(metric)) is not None), None)
+
+
 def read_rows(folder: Path, variants: Sequence[tuple[Variant, int]]) -> dict[str, Row]:
     """Read the results of variants, each with its number of seeds. Rows and seeds without a file are left out.
 

@@ -7,10 +7,12 @@ import platform
 import shutil
 import subprocess
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import product
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import fmean
@@ -218,27 +220,21 @@ def tune(
         f"{variant.tower}/{variant.row}": variant for variant in VARIANTS.values() if variant.boxes == "predicted"
     }
     missing = {name: by_name[name] for name in dict.fromkeys(variant.choice for variant in rows) if name not in chosen}
-    cases = [(lr, seed) for lr in size.rates for seed in range(size.tuning_seeds)]
-    runs = [
-        Run(variant=variant, seed=seed, lr=lr, at=size.steps, size=size)
-        for variant in missing.values()
-        for lr, seed in cases
-    ]
-    each(partial(validate, folders), [run for run in runs if not validated(run, folders).is_file()], n_jobs, report)
-    for name, variant in missing.items():
-        scores = {
-            f"{lr}@{step}": [
-                read_object(validated(Run(variant=variant, seed=seed, lr=lr, at=size.steps, size=size), folders))[
-                    str(step)
-                ]
-                for seed in range(size.tuning_seeds)
-            ]
-            for lr in size.rates
-            for step in size.steps
-        }
+    cases = list(product(size.rates, range(size.tuning_seeds)))
+    runs = {
+        name: [Run(variant=variant, seed=seed, lr=lr, at=size.steps, size=size) for lr, seed in cases]
+        for name, variant in missing.items()
+    }
+    left = [run for found in runs.values() for run in found if not validated(run, folders).is_file()]
+    each(partial(validate, folders), left, n_jobs, report)
+    for name, found in runs.items():
+        scores: dict[str, list[float]] = defaultdict(list)
+        for run in found:
+            for step, score in read_object(validated(run, folders)).items():
+                scores[f"{run.lr}@{step}"].append(score)
         best = max(scores, key=lambda case: fmean(scores[case]))
-        lr, _, step = best.partition("@")
-        chosen[name] = {"lr": float(lr), "step": int(step), "scores": scores}
+        rate, _, step = best.partition("@")
+        chosen[name] = {"lr": float(rate), "step": int(step), "scores": scores}
     folders.results.mkdir(parents=True, exist_ok=True)
     write_object(chosen, path)
     return chosen

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from demo.paper.results import CONDITIONS, Row, Rows, estimate
+from demo.paper.results import CONDITIONS, Row, Rows, chance_of, estimate
 from demo.paper.statistics import Estimate
 from trainer.analyses import RELATION_NAMES
 from trainer.evaluation.report.tables import heading, is_share, published, show, source_of
@@ -176,9 +176,7 @@ def lines(rows: Rows, columns: Sequence[str], beside: Mapping[str, Mapping[str, 
     for key, row in rows.items():
         cells = [our_cell(name, row, best[name], (beside or {}).get(name, {}).get(key, "")) for name in columns]
         made.append(Line(name=row.variant.title, source=f"{len(row.results)} seeds", cells=tuple(cells)))
-    levels = [
-        next((found for row in rows.values() if (found := row.chance(name)) is not None), None) for name in columns
-    ]
+    levels = [chance_of(rows, name) for name in columns]
     if any(level is not None for level in levels):
         cells = [Cell(text=shown(name, level)) for name, level in zip(columns, levels, strict=True)]
         made.append(Line(name="chance", source="", cells=tuple(cells)))

@@ -36,9 +36,9 @@ class Variant:
     @property
     def key(self) -> str:
         """The name of the row, with its tower or boxes if they are not those of most rows."""
-        return (
-            f"{self.row}@scenes" if self.tower == "scenes" else f"{self.row}@true" * (self.boxes == "true") or self.row
-        )
+        if self.tower == "scenes":
+            return f"{self.row}@scenes"
+        return f"{self.row}@true" if self.boxes == "true" else self.row
 
     @property
     def choice(self) -> str:
