@@ -7,7 +7,7 @@ LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models train-demo hierarchy notebook paper test test-rest test-all figures site soak lint lock clean
+.PHONY: install demo demo-models train-demo hierarchy notebook paper test test-rest test-all coverage figures site soak lint lock clean
 
 install: .venv/.installed
 
@@ -76,17 +76,30 @@ lint: install
 # Four processes on two cores: tests wait for other processes half of the time. Each needs up to 2.5 GB. Those of
 # test-rest keep both cores busy by themselves.
 TEST_PROCESSES ?= 4
-PYTEST = $(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
 # The checks of every change. Exhaustive variants and long journeys have the marker `rest`.
 test: lint
-	$(PYTEST) -m "not rest"
+	$(BIN)/python $(PYTEST) -m "not rest"
 
 test-rest: TEST_PROCESSES = 2
 test-rest: install
-	$(PYTEST) -m rest
+	-@$(MAKE) --no-print-directory .venv-site/.installed  # without it, the test of the site is skipped
+	$(BIN)/python $(PYTEST) -m rest
 
 test-all: test test-rest
+
+# Prints how many lines and branches of the packages run in the checks of `make test`, and in all. Child processes count,
+# apart from those that SIGKILL ends. Tests take longer, and one that fails does not end it.
+MEASURE = PYTHONPATH=$(CURDIR)/tests/coverage $(BIN)/python -m coverage
+TOTALS = $(MEASURE) combine --quiet --append && $(MEASURE) json --quiet -o out/coverage/report.json && $(BIN)/python tests/coverage/totals.py
+coverage: install
+	@mkdir -p out/coverage
+	$(MEASURE) erase
+	-$(MEASURE) run $(PYTEST) -m "not rest"
+	@$(TOTALS)
+	-$(MEASURE) run $(subst -n $(TEST_PROCESSES),-n 2,$(PYTEST)) -m rest
+	@$(TOTALS)
 
 # Runs the long tests. Tests that have already passed at this commit are skipped, unless ARGS=--fresh. Example:
 # SOAK_SEED=1 make soak ARGS=--fresh

@@ -49,7 +49,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Truth:
-    """What is known of a picture. `wrong` are boxes that people marked as wrong; None: every true box is known."""
+    """The known boxes of an image. `wrong` are boxes that people marked as wrong; None: every true box is known."""
 
     right: Sequence[KnownObject]
     wrong: Sequence[KnownObject] | None = None

@@ -158,5 +158,5 @@ def plain_model(name: str, config: ModelConfig | None = None) -> MERU:
         boxes = model.image_features(batch.box_images), model.text_features(batch.box_token_ids)
         return Pairs(image=image, text=text, box_image=boxes[0], box_text=boxes[1])
 
-    model.features = features  # type: ignore[method-assign]
+    model.features = features  # type: ignore[assignment, method-assign]
     return model

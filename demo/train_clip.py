@@ -123,7 +123,7 @@ def write_scenes(folder: Path, n_scenes: int, seeds: Sequence[int]) -> None:
 
 def in_processes(write: Callable[[int, int], None], numbers: Sequence[int], counts: Sequence[int]) -> None:
     """Call `write` with each number and count, in one process for each core."""
-    # Not forked: a child would inherit locks that threads of torch and OpenCV hold, and wait for them for ever.
+    # Not forked: a child would inherit locks that threads of torch and OpenCV hold, and wait for them without end.
     spawn = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(min(len(counts), os.cpu_count() or 1), mp_context=spawn) as pool:
         list(pool.map(write, numbers, counts))

@@ -110,7 +110,7 @@ def run_verb(verb: str, arguments: Sequence[str]) -> None:
 
 def job_files(model: str, few_steps: bool = False) -> list[str]:
     """Return the YAML files of a miniature model: a head with the loss of its paper or, for `few_steps`, towers from random
-    weights with deviations that let them learn. Features hold neither levels nor patches: models of those are towers.
+    weights with deviations that let them learn. Models of labels and of patches are always such towers.
     """
     config = MODELS[model].config
     if not few_steps and not issubclass(config, (Hyper3Config, TaxonomyConfig)):

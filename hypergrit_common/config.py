@@ -18,10 +18,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import reduce
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_type_hints
 
 import yaml
-from omegaconf import Container, DictConfig, ListConfig, OmegaConf, ValueNode
+from omegaconf import Container, DictConfig, ListConfig, OmegaConf, StringNode, ValueNode
 from omegaconf.errors import OmegaConfBaseException
 
 from hypergrit_common.errors import UserError, prefixed
@@ -178,7 +178,10 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
         except Exception as error:  # PyYAML and OmegaConf raise many types for values that they cannot convert
             if keys.is_secret(key):
                 raise UserError(f"the value of {key}= cannot be read; see --help for its form") from None
-            raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
+            if value[0] in "[{" or not isinstance(error, yaml.MarkedYAMLError) or INTERPOLATION in value:
+                raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
+            layer = OmegaConf.create({})
+            OmegaConf.update(layer, key, value, force_add=True)  # a text, such as a condition
         source = f"{key}=..." if keys.is_secret(key) else item
         layers.append((_long_keys(layer, keys.short), source))
     return layers
@@ -205,7 +208,7 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
         merged = OmegaConf.merge(merged, {name: OmegaConf.structured(kind)})
     for layer, source in layers:
         try:
-            merged = OmegaConf.merge(merged, layer)
+            merged = OmegaConf.merge(merged, _as_written(layer, source, merged))
         except (OmegaConfBaseException, TypeError, OverflowError) as error:
             if problem := _form_difference(merged, layer):
                 raise UserError(f"{source}: {problem}; --help all lists all keys") from None
@@ -221,6 +224,22 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
                 problem += f". Did you mean: '{name}'?"
             raise UserError(f"{source}: {problem} ({where}; --help all lists all keys)") from None
     return _build(merged, "")
+
+
+def _as_written(layer: DictConfig, source: str, merged: DictConfig) -> DictConfig:
+    """Return the layer of an argument with its value as it was written if the key holds a text.
+
+    YAML reads 007 as a number, no as False, and what follows ` #` as a comment.
+    """
+    names, node, target = list[str](), cast(Any, layer), cast(Any, merged)
+    while isinstance(node, DictConfig) and len(node) == 1 and isinstance(target, DictConfig):
+        names += map(str, node)
+        node, target = node._get_node(names[-1]), target._get_node(names[-1], validate_access=False)
+    value = source.partition("=")[2].strip()
+    is_plain = isinstance(node, ValueNode) and node._value() is not None and value[:1] not in ("", "'", '"', "{", "[")
+    if not is_plain or not isinstance(target, StringNode) or value == "...":  # `...`: a secret
+        return layer
+    return OmegaConf.create(reduce(lambda inner, name: {name: inner}, reversed(names), cast(Any, value)))
 
 
 def merge_some(cls: type, layers: Sequence[Layer]) -> Any:

@@ -1,4 +1,4 @@
-"""What counts as the same image: spellings of its URL, perceptual hashes that differ in few bits, embeddings that are alike.
+"""Rules for the same image: spellings of its URL, perceptual hashes that differ in few bits, similar embeddings.
 
 Takedown lists, dedupe, decontaminate and the evaluation's count of training images use these rules.
 """
@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from yarl import URL
 
 from hypergrit_common.images import Image
-from hypergrit_common.urls import without_user
+from hypergrit_common.urls import with_query_spaces, without_user
 
 DEFAULT_PORTS: Final = {"http": ":80", "https": ":443"}
 HOST: Final = re.compile(r"(?:[a-z0-9_](?:[a-z0-9_-]*[a-z0-9_])?\.)+[a-z0-9-]*[a-z][a-z0-9-]*")
@@ -48,7 +48,7 @@ def normal_url(url: str) -> str | None:
     """
     text = url.strip()
     try:
-        parsed = URL(text)
+        parsed = URL(with_query_spaces(text))
         place = parsed.host_port_subcomponent
     except Exception:  # ValueError, but the parsers raise IndexError and others too
         return refused_url(without_user(text))
@@ -66,7 +66,7 @@ def refused_url(text: str) -> str | None:
     port = PORT.search(authority)
     host = ascii_host(PORT.sub("", authority)) or PORT.sub("", authority).lower().rstrip(".")
     shown = "" if port is None or port[0] in (":", DEFAULT_PORTS[scheme.lower()]) else port[0]
-    return f"//{host}{shown}{path_and_query(URL(f'http://host{rest}'))}" if host else None
+    return f"//{host}{shown}{path_and_query(URL(with_query_spaces(f'http://host{rest}')))}" if host else None
 
 
 def path_and_query(url: URL) -> str:

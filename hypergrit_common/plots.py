@@ -19,7 +19,7 @@ def axes(path: Path, width: float, height: float) -> Iterator[Any]:
         matplotlib.use("Agg")
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UserError("plots need matplotlib; pip install matplotlib") from error
+        raise UserError("plots need matplotlib; pip install matplotlib, or leave out the plot") from error
     figure = Figure(figsize=(width, height), dpi=110, facecolor="white", layout="constrained")
     found = figure.add_subplot()
     found.spines[["top", "right"]].set_visible(False)

@@ -23,6 +23,12 @@ URL_START: Final = re.compile(r"(?<![\w+.-])(?:https?|ftps?|s3):|:[/\\]|[/\\]{2}
 QUERY_KEY: Final = re.compile(r"[\w.~%\[\]-]{1,100}=")
 
 
+def with_query_spaces(url: str) -> str:
+    """Write the spaces of a query as %20, as browsers do; yarl writes them as +."""
+    path, mark, query = url.partition("?")
+    return f"{path}{mark}{query.replace(' ', '%20')}"
+
+
 def without_user(url: str) -> str:
     """Remove the user name and the password from a URL or a path; other values are returned unchanged.
 

@@ -14,11 +14,18 @@ ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:  # when started as a file from another folder
     sys.path.insert(0, str(ROOT))
 
-from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, NOTHING_KEPT, command, set_up_logging  # noqa: E402
-from hypergrit_common.config import command_line, merge_some, read_layers  # noqa: E402
-from hypergrit_common.config_help import describe, help_topic, list_keys, print_text  # noqa: E402
-from hypergrit_common.errors import UserError  # noqa: E402
-from pipeline.config import KEYS, Messages, config_kind, load_config  # noqa: E402
+try:
+    from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
+    from hypergrit_common.config import command_line, merge_some, read_layers
+    from hypergrit_common.config_help import describe, help_topic, list_keys, print_text
+    from hypergrit_common.errors import UserError
+    from pipeline.config import KEYS, Messages, config_kind, load_config
+except ModuleNotFoundError as error:  # an interpreter of another environment
+    if __name__ != "__main__":
+        raise
+    print(f"error: {sys.executable} lacks the packages of HyperGRIT ({error}); run `make install`, and start "
+          f"{ROOT}/.venv/bin/python {ROOT}/pipeline/grit.py", file=sys.stderr)  # fmt: skip
+    sys.exit(2)
 
 USAGE: Final = f"""\
 usage: hypergrit run [CONFIG.yaml ...] [key=value ...]
@@ -28,7 +35,7 @@ to boxes, filters the boxes, and writes shards and a report. Finished shards are
 stopped, run the same command again.
 
   hypergrit run input=pairs.parquet output=out/mine limit=1000 \\
-      grounder=models/glip_t scorer=openai/clip-vit-base-patch32
+      grounder=iSEE-Laboratory/llmdet_tiny scorer=openai/clip-vit-base-patch32
   hypergrit run input=pairs.parquet output=out/mine ray.runner=local      without Ray
   hypergrit run jobs/pipeline/coyo.yaml input=pairs.parquet output=out/mine dry_run=true
   hypergrit run retry=true output=out/mine         try rows again whose download failed for a while (--help retry=true)
@@ -86,8 +93,8 @@ def main(arguments: Sequence[str]) -> int:
     if topic is not None:
         print_text(help_text(arguments))
         return 0
-    config = load_config(arguments)
     set_up_logging(mode.level, is_json=mode.log.format == "json")
+    config = load_config(arguments)
     # What follows imports torch and spaCy, which takes seconds; --help and wrong keys do not need them.
     if config.dry_run:
         from pipeline.commands.dry_run import dry_run
@@ -95,8 +102,7 @@ def main(arguments: Sequence[str]) -> int:
         return FAILED_SHARDS if dry_run(config) else 0
     from pipeline.run.job import run_job
 
-    result = run_job(config, command_line("hypergrit run", arguments, KEYS))
-    return FAILED_SHARDS if result.n_failures else 0 if result.n_kept else NOTHING_KEPT
+    return run_job(config, command_line("hypergrit run", arguments, KEYS)).exit_code
 
 
 if __name__ == "__main__":

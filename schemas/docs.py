@@ -90,24 +90,25 @@ The parquet file has one row for each input row. The similarity column is called
 """
 ARROW_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with every input row and the columns of the `score` stage.
-`image` is null unless `write.image_bytes=true`; entries of `captions` end with `tokens` unless a caption
-after the first has boxes. The metadata of the schema has the keys
+`image` is null unless `write.image_bytes=true` or, in dropped rows, `score.keep_all=true`. An entry of
+`captions` has only the fields `kind`, `text` and `tokens`. But if any row of the shard has boxes for a second or
+later caption, the entries of the shard have all fields. The metadata of the schema has the keys
 `hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest).
 """
 INDEX_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with the place of every sample in the tars of the shard.
-Its metadata has `subreddits: true` if a kept row has a subreddit, which the JSON of its sample in
-`train/` names.
+Its metadata has `subreddits: true` if a kept row has a subreddit. The JSON of the sample of such a row in
+`train/` names the subreddit.
 """
 DROPPED_NOTE: Final = """\
-An Arrow IPC file with thumbnails for the report: of the first 3 rows that each stage
-after the download dropped for each reason. It is written after the manifest, which does not name it.
+An Arrow IPC file with thumbnails for the report. It has up to 3 rows for each stage after the download and each drop
+reason: the first ones dropped there. It is written after the manifest, which does not name it.
 """
 SUMMARY_NOTE: Final = f"""\
-Statistics for the report that can be added up, as JSON compressed with zstd: of a shard, and of
-{SHARDS_PER_ROLLUP:,} shards. `manifests` names the manifests that were counted by index: in a summary by
-their SHA-256, in a rollup by their sizes in bytes; `version` is that of this format, `sha256` that of the
-JSON without it. The rest mirrors
+Statistics for the report, as JSON compressed with zstd. A summary is of one shard, a rollup is the sum over
+{SHARDS_PER_ROLLUP:,} shards. `manifests` maps the index of each shard that was counted to a stamp of its
+manifest: its SHA-256 in a summary, its size in bytes in a rollup. `version` is the version of this format,
+and `sha256` the hash of the JSON without this entry. The rest mirrors
 `stats.json`: counts, histograms with bins for percentiles, sketches of texts with an `error`, and hashes
 of images. Summaries that are missing or do not fit are computed again from `arrow/`; none of these files
 is needed. The time of the stages of {SHARDS_PER_ROLLUP:,} shards is in
@@ -279,8 +280,8 @@ def files() -> list[str]:
         "The job that wrote the shards. A later run compares its settings, versions, models and input with it.\n",
         json_table(JobRecord),
         f"### layout: `{LAYOUT_FILE}`\n",
-        f"{LayoutRecord.__doc__} A new output of more than {MAX_FLAT:,} planned shards has it, and for example the file "
-        f"`{FOLDERS.path(FILES['train'][0], 12_345)}`. The layout of an output never changes.\n",
+        f"{LayoutRecord.__doc__} A new output of more than {MAX_FLAT:,} planned shards has it. Its files "
+        f"are in folders, as in `{FOLDERS.path(FILES['train'][0], 12_345)}`. The layout of an output never changes.\n",
         json_table(LayoutRecord),
         f"### outputs of commands: `{COMMAND_FILE}`\n",
         f"{CommandRecord.__doc__}\n",

@@ -21,10 +21,11 @@ def _list(item: pa.DataType, n: int = -1) -> pa.DataType:
     return pa.list_(pa.field("item", item, nullable=False), n)
 
 
-def feature_schema(image_width: int, text_width: int, with_tokens: bool) -> pa.Schema:
+def feature_schema(image_width: int, text_width: int, with_tokens: bool, n_patches: int = 0) -> pa.Schema:
     """The schema of a shard. `image_width` is that of all views of an image: their number times f.
 
-    With tokens, each caption also has the states of its tokens and its tree, for models that need the parse.
+    With tokens, each caption also has the states of its tokens and its tree, for models that need the parse. With patches,
+    each image has their states, and the texts that can be its queries.
     """
     image, text = _list(pa.float16(), image_width), _list(pa.float16(), text_width)
     columns = [
@@ -36,6 +37,9 @@ def feature_schema(image_width: int, text_width: int, with_tokens: bool) -> pa.S
         field("phrase", _list(pa.string()), "phrase of each box"),
         field("box_text", _list(text), "features of each phrase"),
         field("equal", _list(pa.bool_()), "true for a phrase with the tokens of its caption"),
+        field("label", _list(pa.string()), "known labels of a taxonomy, from general to specific; may be empty"),
+        field("depth", _list(pa.int16()), "level of each label, counted from 0"),
+        field("label_text", _list(text), "features of each label"),
     ]
     if with_tokens:
         columns += [
@@ -44,6 +48,13 @@ def feature_schema(image_width: int, text_width: int, with_tokens: bool) -> pa.S
             field("word_of_token", _list(pa.int16()), "word of each token; -1 for none"),
             field("head", _list(pa.int16()), "head of each word; the word itself if it has none"),
             field("relation", _list(pa.int16()), "dependency relation of each word: its index in RELATIONS"),
+        ]
+    if n_patches:
+        patches = _list(pa.float16(), n_patches * image_width)
+        columns += [
+            field("patches", patches, "states of the patches of the views of the image, one after the other"),
+            field("query", _list(pa.string()), "parts of the caption, and phrases, that can be queries"),
+            field("query_text", _list(text), "features of each of them"),
         ]
     return pa.schema(columns, metadata={"hypergrit_schema": VERSION})
 
@@ -57,13 +68,15 @@ class TowerRecord(TypedDict):
 
 
 class FeatureRecord(TypedDict):
-    """What made the features. A run with another record does not add to them; `shards` may have moved."""
+    """The settings that made the features. A run with another record adds none to them; `shards` may have moved."""
 
     schema: Annotated[str, "version of the schemas"]
     hypergrit: Annotated[str, "version of HyperGRIT"]
     tower: Annotated[TowerRecord, "the frozen model"]
     settings: Annotated[dict[str, Any], "settings that decide the content"]
-    sources: Annotated[str, "SHA-256 of the names, sizes and hashes of the training shards"]
+    sources: Annotated[
+        str, "SHA-256 of the names, sizes and hashes of the training shards, or modification times of those without"
+    ]
     n_samples: Annotated[int, "samples of the training shards, usable or not"]
     training: Annotated[dict[str, Any], "settings of a training that follow from the towers"]
     shards: Annotated[str, "the training shards, as they were given"]

@@ -142,8 +142,8 @@ class TrainAnnotations(Grounding):
     captions: NotRequired[
         Annotated[
             list[dict[str, Any]],
-            "all captions if the row has several: kind, text and tokens; the first is `caption`, and the others have, with "
-            "`ground.captions=all`, parents, boxes, noun_chunks and ref_exps too. Their parentNNN follow those of `caption`",
+            "all captions if the row has several (kind, text, tokens); the first is `caption`. With `ground.captions=all`, "
+            "the others also have parents, boxes, noun_chunks and ref_exps; their parentNNN follow those of `caption`",
         ]
     ]
     extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]

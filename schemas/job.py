@@ -17,22 +17,22 @@ class InputFile(TypedDict):
         str,
         "`sha256:` and the hash of the content; for local files above 1 GB `blocks:` and the hash of 64 blocks of 1 MiB "
         "at equal distances, the first and the last included; for local tars above 16 MiB `samples:` and the hash "
-        "of 16 such blocks of 64 KiB; for objects `etag:` and the ETag, or what the store has "
-        "in its place; for links to files that do not exist `link:` and the target; for folders of images "
-        "`listing:` and the hash of the names, sizes and times of modification or ETags of their files",
+        "of 16 such blocks of 64 KiB; for objects `etag:` and the ETag, or another version that the store "
+        "gives; for links to files that do not exist `link:` and the target; for folders of images `listing:` "
+        "and one hash of the name, size and version of each file (version: modification time or ETag)",
     ]
     footer: NotRequired[Annotated[str, "SHA-256 of the footer of a parquet file that is not hashed completely"]]
     mtime_ns: NotRequired[Annotated[int, "time of modification of a local file; while it, `size`, `ctime_ns` and "
                                          "`inode` are equal, the file is not hashed again"]]  # fmt: skip
     ctime_ns: NotRequired[
-        Annotated[int, "time of the last change of a local file or its attributes, which cannot be set"]
+        Annotated[int, "time, which cannot be set, of the last change of a local file or its attributes"]
     ]
     inode: NotRequired[Annotated[int, "inode number of a local file"]]
     damage: NotRequired[Annotated[str, "the error at which the rows of a damaged file end"]]
     cuts: Annotated[
         list[list[int]],
-        "[row, byte, line] of the first row, of those at which a shard starts in a file other than parquet, and of the "
-        "end of the file",
+        "[row, byte, line] of the first row, of each row at which a shard starts (for parquet files these are left "
+        "out), and of the end of the file",
     ]
 
 
@@ -53,7 +53,11 @@ class JobRecord(TypedDict):
     settings: Annotated[dict[str, Any], "the settings that decide the content, by key"]
     provenance: Annotated[Provenance, "versions, models, thresholds and configuration"]
     secrets: NotRequired[
-        Annotated[list[str], "the proxy and the origins with headers, without their values; a later run needs them too"]
+        Annotated[
+            list[str],
+            "settings of the downloads that are secret, by name: `proxy`, and each origin with `download.headers`; their "
+            "values are not stored, and a later run needs them again",
+        ]
     ]
     batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
 
@@ -74,7 +78,9 @@ class CommandRecord(TypedDict):
     shards: Annotated[list[int], "indices of all its shards, finished or not"]
     left_out: NotRequired[
         Annotated[
-            list[LeftOut], "unfinished shards of the sources, and of theirs (`incomplete=true`); absent without any"
+            list[LeftOut],
+            "unfinished shards of the sources, and shards that are missing in a source because it was itself made "
+            "with `incomplete=true`; absent if there are none",
         ]
     ]
 
@@ -83,9 +89,9 @@ class Takedowns(TypedDict):
     """`_takedowns.json`: what was taken down from the output and its sources. Nothing that it names is written again."""
 
     urls: Annotated[list[str], "hex SHA-256 of each URL, in its normal form (hypergrit_common.near_duplicates)"]
-    without_queries: Annotated[list[str], "the same of these URLs without their queries"]
+    without_queries: Annotated[list[str], "hex SHA-256 of each of these URLs without its query"]
     hosts: Annotated[list[str], "hex SHA-256 of each host name, which stands for its subdomains too"]
-    images: Annotated[list[str], "hex SHA-256 of each hash of an image, which is 64 hex digits"]
+    images: Annotated[list[str], "hex SHA-256 of the hash of each image; the hash is a text of 64 hex digits"]
 
 
 class Lease(TypedDict):

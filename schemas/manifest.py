@@ -25,7 +25,7 @@ class PlanJson(TypedDict):
     n_rows: Annotated[int, "number of rows"]
     pieces: Annotated[list[PieceJson], "the rows by file"]
     appends: NotRequired[
-        Annotated[list[int], "first rows of the files that were appended to the input, up to those of this shard"]
+        Annotated[list[int], "first row in the input of each batch of appended files, up to the batch of this shard"]
     ]
 
 
@@ -81,7 +81,7 @@ class Models(TypedDict):
     parser: Annotated[ParserIdentity, "parser of the captions"]
     grounder: Annotated[ModelIdentity, "grounding model"]
     scorer: Annotated[ModelIdentity, "CLIP model"]
-    head: NotRequired[Annotated[ModelIdentity, "linear head on the scorer's embeddings; absent without one"]]
+    head: NotRequired[Annotated[ModelIdentity, "model of `score.head`; absent without one"]]
     captioner: NotRequired[Annotated[CaptionerIdentity, "model of further captions; absent without one"]]
 
 
@@ -94,7 +94,7 @@ class ThresholdValues(TypedDict):
     min_clip_score: Annotated[float, "lowest CLIPScore"]
     min_presence: NotRequired[Annotated[float, "lowest presence of a phrase; absent without one"]]
     min_image_similarity: NotRequired[Annotated[float, "lowest cosine of image and caption; absent without one"]]
-    min_head_score: NotRequired[Annotated[float, "lowest score of the linear head; absent without one"]]
+    min_head_score: NotRequired[Annotated[float, "lowest score of the head; absent without one"]]
 
 
 class Plugin(TypedDict):
@@ -167,7 +167,7 @@ class StagedFile(FileFacts):
 
 
 class Journal(TypedDict):
-    """`_replace/NNNNN.json`: a finished shard that is being replaced. After a kill, the next command finishes it."""
+    """`_replace/NNNNN.json`: a finished shard that is being replaced. After a kill, the next command ends that."""
 
     manifest: Annotated[Manifest, "its new manifest"]
     files: Annotated[dict[str, StagedFile], "its new files, by their names"]

@@ -201,6 +201,7 @@ SCORED: Final = extend(
     GROUNDED,
     field("box_scores", _list(BOX_SCORE), "measurements and filter result of each box, in the order of `boxes`", True),
     field("clip_similarity", pa.float32(), "cosine of the full image and the full caption in [-1, 1]", True),
+    # Or the distance of the caption to the root of a hyperbolic model. The text below is in all files, whose bytes stay.
     field("head_score", pa.float32(), "score of the linear head `score.head` on the embedding of the image", True),
 )
 NARROW: Final = SCORED.set(SCORED.get_field_index("captions"), SCORED.field("captions").with_type(_list(CAPTION)))

@@ -48,8 +48,8 @@ class MostFrequent(TypedDict):
     errors: NotRequired[
         Annotated[
             dict[str, int],
-            "how much too high the counts of a list can be: phrases, heads, kept_heads, hosts, host_rows, or a reason of "
-            "PHRASE_REMOVALS; 0 for lists that are missing",
+            "list -> largest possible excess of its counts; lists: phrases, heads, kept_heads, hosts, host_rows, or a "
+            "reason of PHRASE_REMOVALS; the counts of lists that are missing here are exact",
         ]
     ]
 

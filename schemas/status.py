@@ -66,7 +66,7 @@ _OWN: Final = {
         "low_presence": "the last remaining boxes had phrases that are probably not in the image",
         "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
         "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
-        "low_head_score": "the score of the linear head `score.head` is below `score.min_head_score`",
+        "low_head_score": "the score of `score.head` is below `score.min_head_score`",
     },
     "write": {
         "same_url": "a row that stays has the same URL; `detail` is its key",

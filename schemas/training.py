@@ -1,4 +1,4 @@
-"""What the models of the trainer need besides an image and a caption, and which of them some shards can train."""
+"""The data that models need besides an image and a caption, and the models that some shards can train."""
 
 from collections.abc import Collection, Iterable
 from types import MappingProxyType
@@ -26,8 +26,10 @@ def needs_of(formats: Iterable[str], parser: str, levels: str | None, n_kept: in
     return {need for need, value in has.items() if value and (need == "boxes" or "train" in formats)}
 
 
-def training_line(found: Collection[str], n_pairs: int = 0) -> str:
+def training_line(found: Collection[str], n_pairs: int = 0, unknown: Collection[str] = ()) -> str:
     """Tell in one line which models samples can train that have what `found` names; `n_pairs` lack boxes.
+
+    Nothing is said of models whose need is `unknown`.
 
     >>> training_line({"parse"})
     'can train: clip, meru, poinclip, atmg, euclip, syntax_meru; not: hycoclip, phyclip, uncha, argent, hyper3 (no boxes), \
@@ -36,7 +38,7 @@ taxonomy (no levels)'
     able = [name for name, need in MODEL_NEEDS.items() if need is None or need in found]
     unable: dict[str, list[str]] = {}
     for name, need in MODEL_NEEDS.items():
-        if name not in able and need:
+        if name not in able and need and need not in unknown:
             unable.setdefault(need, []).append(name)
     line = f"can train: {', '.join(able)}"
     if unable:

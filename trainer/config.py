@@ -44,7 +44,7 @@ KEYS: Final = Keys(short={"shards": "data.shards", "steps": "optim.steps", "lr":
 class SaveConfig:
     """Checkpoints of the run, in OUTPUT/checkpoints."""
 
-    # steps between two checkpoints; the run also saves one at its end and when it receives SIGTERM or SIGINT
+    # steps between two checkpoints; the run also saves one at its end and when it receives SIGTERM, SIGINT or SIGUSR1
     every: int = 1000
     # number of checkpoints to keep; older ones are deleted
     keep: int = 3
@@ -107,8 +107,8 @@ class TrainConfig:
     # else fp16 (with fsdp fp32); on a CPU fp32; losses are always computed in fp32
     precision: Precision = runtime("auto")
     # also keep the weights of the towers' blocks, the residual streams, and the activations that the backward pass needs in
-    # bf16: less memory and a faster GPU, small changes of the loss (docs/training.md). The optimizer updates fp32 weights,
-    # of which each step takes copies; checkpoints and model/ hold those. Needs precision=bf16
+    # bf16: less memory and a faster GPU, small changes of the loss (docs/training.md). Each step copies them from fp32
+    # weights, which the optimizer updates, and which checkpoints and model/ hold. Needs precision=bf16
     bf16_parameters: bool = runtime(False)
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")

@@ -23,10 +23,10 @@ usage: hypergrit evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TA
        hypergrit evaluate MODEL [MODEL ...] [CONFIG.yaml ...] [key=value ...]
 
 The first form evaluates models on the benchmarks of the papers, from their own files in data=FOLDER. A model is the
-folder of a finished run, its folder model/, or NAME:FILE.pth, a released file with the name of its model. The second
-form evaluates models without benchmark files, side by side: zero-shot classification of image folders, retrieval and
-entailment on held-out shards; pictures=FOLDER shows how far images and texts are from the root. YAML files may hold the
-keys of either form. Later files and arguments override earlier ones.
+folder of a finished run, its folder model/, a folder of open_clip, or NAME:FILE.pth, a released file with the name of its
+model. The second form evaluates models without benchmark files, side by side: zero-shot classification of image folders,
+retrieval and entailment on held-out shards; pictures=FOLDER shows how far images and texts are from the root. YAML files
+may hold the keys of either form. Later files and arguments override earlier ones.
 
   hypergrit evaluate model=[out/hycoclip] data=datasets/eval output=out/eval         all tasks whose files are there
   hypergrit evaluate "model=[out/hycoclip/model,meru:meru_vit_s.pth]" data=datasets/eval \\
@@ -56,6 +56,7 @@ tasks:
 
 results of the second form; output=FILE.json also writes them to a file, as numbers from 0 to 1:
   zero_shot/FOLDER/accuracy         share of the images of a class that are classified correctly, mean over classes
+                                    (0 for a class without images that is predicted)
   zero_shot/FOLDER/accuracy_micro   share of all images that are classified correctly
   zero_shot/FOLDER/chance           expected accuracy of random guesses
   retrieval/text_to_image/recall@K  share of captions whose image is among the K best ranked ones; K is 1, 5 and 10

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
 from hypergrit_common.config_help import describe_topic, help_topic, print_text
@@ -21,12 +22,12 @@ Write the towers of MODEL to the folder OUT in open_clip's layout:
   hypergrit export out/open_clip out/again                         back, with the same weights
   hypergrit evaluate out/again shards=out/held_out/train           evaluate what came back
 
-  MODEL  the folder of a finished run, its folder model/, or a folder written by this command
+  MODEL  the folder of a finished run, its folder model/, or a folder written by this command or by open_clip
   OUT    a folder that does not exist, or is empty
 
 encode_image and encode_text of that model return the features before the lift into the model's space; normalised, they
-are CLIP's points. OUT also keeps what open_clip does not know, such as curvatures. If MODEL is a folder written by this
-command, OUT becomes a folder for trainer.load_model, with the same weights, bit for bit.
+are CLIP's points. OUT also keeps what open_clip does not know, such as curvatures. If MODEL is already in open_clip's
+layout, OUT becomes a folder for trainer.load_model, with the same weights, bit for bit.
 
 The image tower must be vit_small, vit_base or vit_large, or a vision transformer or a network with a linear projection
 of open_clip/NAME; the tokenizer must be OpenAI's.
@@ -63,22 +64,22 @@ def convert(source: Path, out: Path, is_onnx: bool = False) -> None:
     """
     from trainer.checkpoints.model import load_model, save_model
     from trainer.checkpoints.onnx_file import write_onnx
-    from trainer.checkpoints.open_clip import CONFIG_FILE
-    from trainer.checkpoints.open_clip_layout import export_model, import_model
+    from trainer.checkpoints.open_clip_layout import CONFIG_FILE, export_model
     from trainer.inference.hub import write_card  # torch is not needed for --help
 
     try:
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} is not empty; give a new folder")
+        found = load_model(source)
+        parts: dict[str, Any] = {"tokenizer": found.tokenizer, "preprocess": found.preprocess}
+        parts["record"] = found.config.get("record") or {}
         if is_onnx:
-            write_onnx(load_model(source), out)
+            write_onnx(found, out)
         elif (source / CONFIG_FILE).is_file():
-            found = import_model(source)
-            parts = {"tokenizer": found.tokenizer, "preprocess": found.preprocess, "record": found.config["record"]}
             save_model(out, found.model, **parts)
             write_card(out)
         else:
-            export_model(load_model(source), out)
+            export_model(out, found.model, **parts)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 

@@ -20,7 +20,7 @@ Train a model of images and texts on shards: those of this project's pipeline, t
 image-text pairs. Later files and arguments override earlier ones. Repeat the command to resume a run that was stopped:
 it continues from its last checkpoint.
 
-  hypergrit train data=synthetic steps=20 output=out/try                    does it run here? no data needed
+  hypergrit train data=synthetic steps=20 batch_size=8 optim.warmup_steps=1 output=out/try    does it run here? without data
   hypergrit train jobs/train/hycoclip.yaml shards=out/grit/train output=out/hycoclip
   python -m trainer.torchrun --nproc-per-node 8 -m trainer.train jobs/train/hycoclip.yaml shards=... output=...
   srun python -m trainer.train jobs/train/hycoclip.yaml shards=... output=...    (jobs/train/slurm.sh)

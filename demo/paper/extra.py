@@ -1,6 +1,9 @@
-"""What no paper measures, `SIZE=extra`: each experiment has one figure and three sentences on the page of the full study.
+"""Experiments that no paper has, `SIZE=extra`: each has one figure and three sentences on the page of the full study.
 
 - boxes: HyCoCLIP on true boxes that are moved until they overlap the true one by a given IoU.
+- score, side: HyCoCLIP on predicted boxes, with other rules for a box than the score of 0.65 and the 32 px of GRIT.
+- captions: MERU on the captions that are farthest from the root of another MERU, and on as many at random. MERU's authors
+  propose to filter captions so (section 7).
 - structures: distortion of trees, of a product of trees and of a lattice, and Gromov's delta, by number of factors.
 - phases: HyCoCLIP by rate, initial curvature and K: where it learns, and where it collapses.
 
@@ -19,21 +22,35 @@ from random import Random
 from statistics import fmean
 from typing import Any, Final
 
-from demo.paper.data import write_features, write_shards
+from demo.paper.data import PREDICTED, features_of, make_data, write_features, write_shards
+from demo.paper.heads import JOB as HEADS
 from demo.paper.heads import evaluate
-from demo.paper.run import Folders, Run, cached_features, each, trainings
+from demo.paper.run import Folders, Run, cached_features, choices, each, run_of, trainings
 from demo.paper.scenes import FORMAT
 from demo.paper.sizes import Size
 from demo.paper.variants import VARIANTS, Variant
-from demo.train_demo_data import add_member
+from demo.train_demo import run_verb
+from demo.train_demo_data import add_member, is_current, make_shards, record_settings
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.plots import COLORS, axes
+from pipeline.output.ledger import read_batches, read_manifests
+from pipeline.output.store import Store
+from schemas.status import KEPT
 
 IOUS: Final = (0.85, 0.7, 0.5, 0.3)
 N_TARS: Final = 4
 """Tars of scenes whose boxes are moved: 12,000 scenes of the full study."""
 SEEDS: Final = 3
+SCORES: Final = (0.2, 0.35, 0.5, 0.65, 0.75)
+SIDES: Final = (0, 32, 48, 64)
+RULES: Final = {f"score{score}": (f"score.min_score={score}", "score.min_side_px=32") for score in SCORES} | {
+    f"side{side}": ("score.min_score=0.5", f"score.min_side_px={side}") for side in SIDES
+}
+"""Rules for boxes by name, as settings of a rewrite."""
+FAR, RANDOM, ALL = "far{}", "random{}", "every"
+SHARES: Final = (75, 50, 25)
+"""Percent of the captions that stay: those farthest from the root, or as many at random; and every caption."""
 ACCURACY: Final = "classification:scenes/accuracy"
 ORDER: Final = "order:cross_image/order"
 FACTORS: Final = ("clip", "hycoclip", "phyclip-k1", "phyclip-k8", "phyclip-k16", "phyclip-k32", "phyclip-k64")
@@ -41,7 +58,12 @@ STRUCTURES: Final = {"scenes": "tree", "product": "product", "lattice": "lattice
 """Structures of the task `distortion`, with their names on the page: the tree is that of the concepts."""
 PHASES: Final = tuple(product((5e-4, 2e-3, 8e-3), (0.1, 1.0, 10.0), (0.03, 0.1, 0.3)))
 """Rates, initial curvatures, and K."""
-TASKS: Final = {"boxes": ("classification", "order"), "structures": ("distortion",), "phases": ("classification",)}
+TASKS: Final = {
+    **dict.fromkeys(("boxes", "score", "side"), ("classification", "order")),
+    "captions": ("classification", "retrieval"),
+    "structures": ("distortion",),
+    "phases": ("classification",),
+}
 """Tasks of each experiment."""
 Values = Mapping[str, list[dict[str, float]]]
 """The figures of each case, by seed."""
@@ -49,13 +71,20 @@ Values = Mapping[str, list[dict[str, float]]]
 
 def run_extra(size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> None:
     """Run what is missing on the data of a study, and write the entries of its page."""
-    chosen = read_object(folders.results / "tuning.json")
+    make_data(folders.data, size, [VARIANTS[key] for key in ("meru", *FACTORS)], report)
+    chosen = choices(folders)
     for iou in IOUS:
         move_boxes(folders.data / "scenes" / "train", iou)
-        row = moved(iou)
+        row = on_boxes("hycoclip", f"iou{iou}")
         write_shards(folders.data, "train", row.boxes, size)
         write_features(folders.data, row)
         report(f"features of boxes with an IoU of {iou}")
+    candidates = write_candidates(folders, size, chosen)
+    filters = {**RULES, **caption_filters(candidates)}
+    for name, settings in filters.items():
+        write_filtered(folders.data, candidates, name, settings)
+        write_features(folders.data, on_boxes("hycoclip", name))
+        report(f"features of the filtered shards {name}")
     runs = list(all_runs(size, chosen))
     missing = [(name, run) for name, run in runs if not path_of(folders, name, run).is_file()]
     each(partial(measure, folders), missing, n_jobs, report)
@@ -69,31 +98,78 @@ def run_extra(size: Size, folders: Folders, n_jobs: int, report: Callable[[str],
     write_object({"entries": entries}, folders.results / "extra.json")
 
 
-def moved(iou: float) -> Variant:
-    """HyCoCLIP on moved boxes."""
-    return replace(VARIANTS["hycoclip@true"], boxes=f"iou{iou}")
+def on_boxes(row: str, name: str) -> Variant:
+    """A row on the features of the shards train-NAME."""
+    return replace(VARIANTS[row], boxes=name)
+
+
+def write_candidates(folders: Folders, size: Size, chosen: Mapping[str, Any]) -> Path:
+    """Run the pipeline on the first scenes, with all scores and pictures, and the distances of captions to the root."""
+    output, meru = folders.data / "shards" / "train-candidates", folders.work / "extra" / "meru"
+    if not is_current(output, {"done": True}):
+        found, features = chosen[VARIANTS["meru"].choice], features_of(folders.data, VARIANTS["meru"])
+        settings = [f"lr={found['lr']}", f"steps={found['step']}", "seed=100", "device=cpu", f"output={meru}"]
+        run_verb("train", [HEADS, "model_name=meru", f"data.features={features}", *size.overrides, *settings])
+        scenes = folders.data / "scenes" / "train" / "first"
+        scenes.mkdir(exist_ok=True)
+        for path in sorted((folders.data / "scenes" / "train" / "pairs").glob("*.tar"))[:N_TARS]:
+            (scenes / path.name).unlink(missing_ok=True)
+            (scenes / path.name).hardlink_to(path)
+        settings = [*PREDICTED, "write.image_bytes=true", f"score.head={meru}/model", f"ray.runner={size.runner}"]
+        make_shards(scenes, output, *settings)
+        record_settings(output, {"done": True})
+    return output
+
+
+def caption_filters(candidates: Path) -> dict[str, tuple[str, ...]]:
+    """Settings of rewrites that keep shares of the rows: by the distance of the caption to the root, and at random."""
+    store = Store(str(candidates))
+    rows = [
+        (row["head_score"], row["sha256"])
+        for manifest in read_manifests(store)
+        for batch in read_batches(store, manifest, ("status", "head_score", "sha256"))
+        for row in batch.to_pylist()
+        if row["status"] == KEPT
+    ]
+    distances, images = sorted(distance for distance, _ in rows), sorted({image for _, image in rows})
+    Random(0).shuffle(images)
+    filters: dict[str, tuple[str, ...]] = {ALL: ()}
+    for share in SHARES:
+        filters[FAR.format(share)] = (f"score.min_head_score={distances[len(distances) * (100 - share) // 100]}",)
+        path = candidates.with_name(f"{candidates.name}-not-{share}.txt")
+        path.write_text("".join(f"{image}\n" for image in images[len(images) * share // 100 :]), "utf-8")
+        filters[RANDOM.format(share)] = (f"against={path}",)
+    return filters
+
+
+def write_filtered(folder: Path, candidates: Path, name: str, settings: Sequence[str]) -> None:
+    """Write the shards train-NAME: rows and boxes of the candidates that pass a filter."""
+    output = folder / "shards" / f"train-{name}"
+    if not is_current(output, {"settings": list(settings)}):
+        fixed = ["write.formats=[train]", "ray.runner=local", "overwrite=true"]
+        run_verb("rewrite", [f"source={candidates}", f"output={output}", *fixed, *settings])
+        record_settings(output, {"settings": list(settings)})
 
 
 def all_runs(size: Size, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Run]]:
     """Yield the trainings of all experiments, with the name of the experiment."""
     for seed in range(min(SEEDS, size.seeds)):
-
-        def run(variant: Variant, seed: int = seed, lr: float | None = None) -> Run:
-            found = chosen[variant.choice]
-            return Run(variant=variant, seed=seed, lr=lr or found["lr"], at=(found["step"],), size=size)
-
-        yield from (("boxes", run(moved(iou))) for iou in IOUS)
+        run = partial(run_of, size=size, chosen=chosen, seed=seed)
+        yield from (("boxes", run(on_boxes("hycoclip", f"iou{iou}"))) for iou in IOUS)
+        yield from ((name.rstrip(".0123456789"), run(on_boxes("hycoclip", name))) for name in RULES)
+        names = (ALL, *(kind.format(share) for share in SHARES for kind in (FAR, RANDOM)))
+        yield from (("captions", run(on_boxes("meru", name))) for name in names)
         yield from (("structures", run(VARIANTS[key])) for key in FACTORS)
         for lr, curvature, radius in PHASES:
             settings = (f"model.curv_init={curvature}", f"model.min_radius={radius}")
-            yield "phases", run(replace(VARIANTS["hycoclip"], overrides=settings), lr=lr)
+            yield "phases", replace(run(replace(VARIANTS["hycoclip"], overrides=settings)), lr=lr)
 
 
 def case_of(name: str, run: Run) -> str:
-    """What differs between the trainings of an experiment."""
+    """The setting that differs between the trainings of an experiment."""
     if name == "phases":
         return " ".join([f"{run.lr:g}", *(setting.partition("=")[2] for setting in run.variant.overrides)])
-    return run.variant.boxes.removeprefix("iou") if name == "boxes" else run.variant.key
+    return run.variant.key if name == "structures" else run.variant.boxes.removeprefix("iou")
 
 
 def path_of(folders: Folders, name: str, run: Run) -> Path:
@@ -162,30 +238,48 @@ def mean(values: Values, case: str, metric: str) -> float:
     return fmean(found[metric] for found in values[case])
 
 
-def show_boxes(values: Values, path: Path) -> dict[str, Any]:
-    """Accuracy and order by the IoU of the boxes."""
+def draw_lines(path: Path, xs: Sequence[float], lines: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> None:
+    """Draw a line for each label over the same values."""
     with axes(path, 6, 3.4) as ax:
-        for metric, label, color in (
-            (ACCURACY, "accuracy", COLORS[0]),
-            (ORDER, "box nearer the root than image", COLORS[1]),
-        ):
-            ax.plot(
-                [float(case) for case in values],
-                [100 * mean(values, case, metric) for case in values],
-                "o-",
-                color=color,
-                label=label,
-            )
-        ax.set(xlabel="IoU of the boxes with the true ones", ylabel="percent")
+        for (label, heights), color in zip(lines.items(), COLORS, strict=False):
+            ax.plot(xs, heights, "o-", color=color, label=label)
+        ax.set(xlabel=xlabel, ylabel=ylabel)
         ax.legend()
-    first, last = (f"{100 * mean(values, f'{iou}', ACCURACY):.1f} %" for iou in (IOUS[0], IOUS[-1]))
-    orders = [f"{100 * mean(values, f'{iou}', ORDER):.0f} %" for iou in (IOUS[0], IOUS[-1])]
+
+
+def show_boxes(title: str, boxes: str, xlabel: str, prefix: str, values: Values, path: Path) -> dict[str, Any]:
+    """Accuracy and order by a property of the `boxes` that is swept."""
+    limits = [float(case.removeprefix(prefix)) for case in values]
+    found, orders = ([100 * mean(values, case, metric) for case in values] for metric in (ACCURACY, ORDER))
+    draw_lines(path, limits, {"accuracy": found, "box nearer the root than image": orders}, xlabel, "percent")
+    (low, at_low), (high, at_high) = (f(zip(found, limits, strict=True)) for f in (min, max))
     return entry(
         path,
-        "Loose boxes",
-        f"HyCoCLIP was trained on true boxes that were moved until their IoU with the true one was {IOUS[0]} to {IOUS[-1]}.",
-        f"The accuracy is {first} at an IoU of {IOUS[0]} and {last} at {IOUS[-1]}.",
-        f"Boxes are nearer the root than their images in {orders[0]} and {orders[1]} of the pairs.",
+        title,
+        f"HyCoCLIP was trained on {boxes} {limits[0]:g} to {limits[-1]:g}.",
+        f"The accuracy is lowest at {at_low:g} ({low:.1f} %) and highest at {at_high:g} ({high:.1f} %).",
+        f"Boxes are nearer the root than their images in {orders[0]:.0f} % of the pairs at {limits[0]:g}, and in "
+        f"{orders[-1]:.0f} % at {limits[-1]:g}.",
+    )
+
+
+def show_captions(values: Values, path: Path) -> dict[str, Any]:
+    """Accuracy by the share of captions that stay."""
+    kinds = {"farthest from the root": FAR, "at random": RANDOM}
+    found = {
+        label: [100 * mean(values, case, ACCURACY) for case in (ALL, *map(kind.format, SHARES))]
+        for label, kind in kinds.items()
+    }
+    draw_lines(path, (100, *SHARES), found, "captions that stay, percent", "accuracy, percent")
+    middle = len(SHARES) // 2
+    far, random = (f"{line[1 + middle]:.1f} %" for line in found.values())
+    return entry(
+        path,
+        "Without general captions",
+        "The captions nearest to the root of a MERU were left out with rewrite, and another MERU was trained on the rest.",
+        f"On all pairs the accuracy is {found['at random'][0]:.1f} %, on the {SHARES[middle]} % that are farthest from the "
+        f"root {far}, and on {SHARES[middle]} % at random {random}.",
+        "All trainings have the same number of steps.",
     )
 
 
@@ -242,4 +336,14 @@ def entry(path: Path, title: str, *sentences: str) -> dict[str, Any]:
     return {"title": title, "text": list(sentences), "figure": path.name}
 
 
-SHOWN: Final = {"boxes": show_boxes, "structures": show_structures, "phases": show_phases}
+MOVED: Final = "true boxes that were moved until their IoU with the true one was"
+LEAST_SCORE: Final = "predicted boxes with a grounding score of at least"
+LEAST_SIDE: Final = "predicted boxes with a side in pixels of at least"
+SHOWN: Final[dict[str, Callable[[Values, Path], dict[str, Any]]]] = {
+    "boxes": partial(show_boxes, "Loose boxes", MOVED, "IoU of the boxes with the true ones", ""),
+    "score": partial(show_boxes, "The rule for the score of a box", LEAST_SCORE, "least grounding score", "score"),
+    "side": partial(show_boxes, "The rule for the side of a box", LEAST_SIDE, "least side in pixels", "side"),
+    "captions": show_captions,
+    "structures": show_structures,
+    "phases": show_phases,
+}

@@ -13,6 +13,7 @@ from markupsafe import Markup
 
 from demo.paper.results import (
     CONDITIONS,
+    COUNTED,
     FILE,
     VERDICTS,
     Judgement,
@@ -83,7 +84,7 @@ def write_page(name: str, size: Size, out: Path) -> Path:
         rows=rows,
         tables=tables(rows),
         judgements=[judge(claim, rows) for claim in claims()] if size.has_claims else [],
-        notes=notes(rows, {variant.key: n for variant, n in planned}),
+        notes=notes(rows, {variant.key: n for variant, n in planned}, size),
     )
     write_object(as_json(study), out / "paper.json")
     for file, text in (("index.html", html(study, out)), ("paper.md", markdown(study))):
@@ -92,18 +93,22 @@ def write_page(name: str, size: Size, out: Path) -> Path:
     return out / "index.html"
 
 
-def notes(rows: Rows, planned: Mapping[str, int]) -> list[str]:
-    """What a reader must know about the results: what is not finished, what collapsed, and claims that were changed."""
+def notes(rows: Rows, planned: Mapping[str, int], size: Size) -> list[str]:
+    """Notes on the results: unfinished and collapsed runs, choices at the edge of the grid, and changed claims."""
     made = {key: len(rows[key].results) if key in rows else 0 for key in planned}
     missing = [f"{key} ({made[key]} of {n})" for key, n in planned.items() if made[key] != n]
-    fell = {
-        key: sum(bool(result.facts.get("collapsed")) for result in row.results.values()) for key, row in rows.items()
-    }
-    hashes = {result.facts.get("claims") for row in rows.values() for result in row.results.values()} - {None}
+    facts = {key: [result.facts for result in row.results.values()] for key, row in rows.items()}
+    fell = {key: sum(bool(run.get("collapsed")) for run in runs) for key, runs in facts.items()}
+    hashes = {run.get("claims") for runs in facts.values() for run in runs} - {None}
+    chosen = [runs[0].get("identity", {}) for runs in facts.values()]
+    n_steps = sum(run.get("at") == [max(size.steps)] for run in chosen)
+    n_rate = sum(run.get("lr") in (min(size.rates), max(size.rates)) for run in chosen)
     found = [f"Not finished, seeds of rows: {', '.join(missing)}."] if missing else []
-    if any(fell.values()):
-        collapsed = ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in fell.items() if n)
+    if collapsed := ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in fell.items() if n):
         found.append(f"The loss or a gradient was not finite in seeds of: {collapsed}.")
+    if n_steps and len(size.rates) > 1:
+        words = f"{n_steps} of {len(chosen)} rows have the largest number of steps that was tried"
+        found.append(f"{words}, and {n_rate} the smallest or largest rate: differences may be those of speed.")
     if hashes - {hashlib.sha256(FILE.read_bytes()).hexdigest()}:
         found.append("claims.csv is not the file that was there when the test sets were read.")
     return found
@@ -133,6 +138,8 @@ def html(study: Study, out: Path) -> str:
         plots=plots(study.rows),
         conditions=CONDITIONS,
         differences=differences,
+        words_of=words_of,
+        is_small=is_small,
         legend=LEGEND,
         settings=settings_of(study.rows),
         facts=facts(study.rows),
@@ -155,9 +162,17 @@ def answer(judgements: Sequence[Judgement]) -> list[str]:
         f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
         f"{counts['mixed']} depend on the tower, {counts['undecided']} are undecided, {counts['not testable']} not "
         f"testable, and {counts['not measured']} not measured.",
-        f"The verdicts rest on {n_tests} tests of level 5 % without correction: if no rows differed, up to "
-        f"{n_expected:.0f} of them would find a direction.",
+        f"{sum(map(is_small, entries))} that hold or are reversed differ by less than their margin. The verdicts rest on "
+        f"{n_tests} tests of level 5 % without correction: if no rows differed, on average at most {n_expected:.0f} "
+        "of them would find a direction.",
     ]
+
+
+def is_small(entry: Judgement) -> bool:
+    """True if a direction is shown, but a difference as large as the margin is excluded on all towers."""
+    found = [entry.findings[name].estimate for name in COUNTED]
+    is_shown = entry.claim.direction in ("above", "below", "differ") and entry.verdict in ("holds", "reversed")
+    return is_shown and all(value is None or value.is_within(entry.claim.margin) for value in found)
 
 
 def size_of(entry: Judgement) -> float | None:
@@ -167,10 +182,8 @@ def size_of(entry: Judgement) -> float | None:
 
 def count_by_paper(entries: Sequence[Judgement]) -> dict[str, Counter[str]]:
     """Numbers of claims by paper and verdict."""
-    found: dict[str, Counter[str]] = defaultdict(Counter)
-    for entry in entries:
-        found[entry.claim.paper][entry.verdict] += 1
-    return dict(found)
+    papers = dict.fromkeys(entry.claim.paper for entry in entries)
+    return {paper: Counter(entry.verdict for entry in entries if entry.claim.paper == paper) for paper in papers}
 
 
 def differences(entry: Judgement) -> list[tuple[str, str, str]]:
@@ -180,6 +193,12 @@ def differences(entry: Judgement) -> list[tuple[str, str, str]]:
         for name, found in entry.findings.items()
         if found.estimate
     ]
+
+
+def words_of(entry: Judgement) -> str:
+    """The verdict, with a mark if the difference is smaller than the margin."""
+    words = "an effect" if entry.claim.kind == "component" and entry.verdict == "holds" else entry.verdict
+    return f"{words}, less than the margin" if is_small(entry) else words
 
 
 def interval(metric: str, found: Estimate) -> str:
@@ -209,13 +228,8 @@ def plots(rows: Rows) -> list[dict[str, Any]]:
 
 def plot(metric: str, entries: Sequence[tuple[str, Mapping[str, Estimate]]], level: float | None) -> dict[str, Any]:
     """Positions of dots and intervals in percent of the width, with the values at both ends of the axis."""
-    bounds = [
-        bound
-        for _, values in entries
-        for found in values.values()
-        for bound in ((found.low, found.high) if math.isfinite(found.error) else (found.value,))
-    ]
-    low, high = min(bounds), max(bounds)
+    ends = [(v.low, v.high) if math.isfinite(v.error) else (v.value,) for _, values in entries for v in values.values()]
+    low, high = min(map(min, ends)), max(map(max, ends))
     span = (high - low) or 1.0
 
     def place(value: float) -> float:
@@ -239,25 +253,17 @@ def settings_of(rows: Rows) -> tuple[list[tuple[str, str, str]], list[tuple[str,
     common = {
         key
         for key in set[str]().union(*compared.values())
-        if len({values_of(key, found) for found in compared.values()}) == 1
+        if len({found.get(key, ("", None))[1] for found in compared.values()}) == 1
     }
     shared = [
         (key, ", ".join(sorted({found[key][0] for found in compared.values()})), next(iter(compared.values()))[key][1])
         for key in sorted(common)
     ]
-    others = [
-        (
-            f"{rows[key].variant.title} ({key})",
-            [f"{k} {found[k][1]} (paper: {found[k][0]})" for k in sorted(found.keys() - common)],
-        )
-        for key, found in compared.items()
-    ]
-    return shared, [(name, "; ".join(parts) or "nothing else") for name, parts in others]
-
-
-def values_of(key: str, found: Mapping[str, tuple[str, str]]) -> str | None:
-    """The value of a setting here; None if it does not differ from the paper's."""
-    return found[key][1] if key in found else None
+    others = []
+    for key, found in compared.items():
+        parts = [f"{k} {found[k][1]} (job: {found[k][0]})" for k in sorted(found.keys() - common)]
+        others.append((f"{rows[key].variant.title} ({key})", "; ".join(parts) or "nothing else"))
+    return shared, others
 
 
 def resolved(results: Mapping[int, Any]) -> dict[str, Any]:
@@ -285,9 +291,8 @@ def job_of(model: str) -> tuple[dict[str, Any], set[str]]:
 def facts(rows: Rows) -> dict[str, str]:
     """Machines, versions and times of all results."""
     made = [result.facts for row in rows.values() for result in row.results.values()]
-    minutes = {
-        kind: sum(found.get("seconds", {}).get(kind) or 0 for found in made) / 60 for kind in ("train", "evaluate")
-    }
+    times = [found.get("seconds", {}) for found in made]
+    minutes = {kind: sum(found.get(kind) or 0 for found in times) / 60 for kind in ("train", "evaluate")}
     return {
         "machines": "; ".join(sorted({found.get("machine", "unknown") for found in made})),
         "versions": "HyperGRIT " + ", ".join(sorted({found.get("version", "unknown") for found in made})),
@@ -325,28 +330,16 @@ def markdown(study: Study) -> str:
         for about, lines in [*table.groups.items(), ("", table.papers)]:
             parts += [markdown_row(about, "", *[""] * len(table.headings))] if about and lines else []
             for line in lines:
-                texts = [f"**{cell.text}**" if cell.is_best else cell.text for cell in line.cells]
-                texts = [
-                    f"{text} ({c.printed})" if c.printed else text for text, c in zip(texts, line.cells, strict=True)
-                ]
-                parts.append(markdown_row(line.name, line.source, *texts))
+                texts = [(f"{c.text} ({c.printed})" if c.printed else c.text, "**" * c.is_best) for c in line.cells]
+                parts.append(markdown_row(line.name, line.source, *[f"{mark}{text}{mark}" for text, mark in texts]))
     if study.judgements:
-        parts += [
-            "",
-            "## Claims",
-            "",
-            markdown_row("paper", "claim", "rows", "differences", "verdict"),
-            "|---|---|---|---|---|",
-        ]
+        parts += ["", "## Claims", "", "| paper | claim | rows | differences | verdict |", "|---|---|---|---|---|"]
     for entry in study.judgements:
         claim = entry.claim
-        texts = [f"{name}: {text}" for name, text, _ in differences(entry)]
-        cells = (
-            f"{claim.paper}, {claim.source}",
-            f"{claim.text} ({claim.metric})",
-            f"{claim.first} - {claim.second or 'chance'}",
-        )
-        parts.append(markdown_row(*cells, "; ".join(texts), entry.verdict))
+        measured = "; ".join(f"{name}: {text}" for name, text, _ in differences(entry))
+        names = (f"{claim.paper}, {claim.source}", f"{claim.text} ({claim.metric})")
+        compared = f"{claim.first} - {claim.second or 'chance'}"
+        parts.append(markdown_row(*names, compared, measured, words_of(entry)))
     return "\n".join(parts) + "\n"
 
 

@@ -136,8 +136,10 @@ class Judgement:
     @property
     def verdict(self) -> Verdict | Literal["mixed"]:
         """The verdict of all towers on which the claim was measured."""
-        found = {self.findings[name].verdict for name in COUNTED} - {"not measured"}
-        return "mixed" if len(found) > 1 else found.pop() if found else "not measured"
+        is_two_sided = self.claim.direction == "differ"
+        counted = [item for name in COUNTED if (item := self.findings[name]).verdict != "not measured"]
+        found = {(item.verdict, item.estimate.side if is_two_sided and item.estimate else 0) for item in counted}
+        return "mixed" if len(found) > 1 else counted[0].verdict if counted else "not measured"
 
 
 def judge(claim: Claim, rows: Rows) -> Judgement:

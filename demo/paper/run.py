@@ -77,21 +77,29 @@ class Run:
     size: Size
 
     @property
+    def steps(self) -> int:
+        """The number of steps of the schedule."""
+        return self.size.steps[-1] * self.variant.longer
+
+    @property
     def identity(self) -> dict[str, Any]:
         """All that the result depends on, but for the code."""
         settings = {"overrides": [*self.variant.overrides, *self.size.overrides], "seed": self.seed, "lr": self.lr}
-        schedule = {"steps": self.size.steps[-1], "at": self.at}
+        schedule = {"steps": self.steps, "at": self.at}
         return {"row": self.variant.key, "model": self.variant.model, **settings, **schedule} | data_settings(self.size)
 
 
 def run_study(size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> None:
-    """Run what is missing.
+    """Run what is missing. Without a missing result, no data is made.
 
     Raises RuntimeError if a step fails, and UserError for claims that are not committed.
     """
-    rows = rows_of(size)
     if size.has_claims:
         check_claims()
+    known = choices(folders)
+    rows = [row for row in rows_of(size) if not is_complete(row, size, known, folders)]
+    if not rows:
+        return
     start = time.monotonic()
     make_data(folders.data, size, rows, report)
     report(f"data in {folders.data}, {time.monotonic() - start:.0f} s")
@@ -100,12 +108,30 @@ def run_study(size: Size, folders: Folders, n_jobs: int, report: Callable[[str],
     each(partial(measure, folders), runs, n_jobs, report)
 
 
+def is_complete(row: Variant, size: Size, chosen: Mapping[str, Any], folders: Folders) -> bool:
+    """True if all seeds of a row have results."""
+    return row.choice in chosen and all(
+        is_done(run, folders) for seed in range(size.seeds) for run in runs_of([row], size, chosen, seed)
+    )
+
+
+def choices(folders: Folders) -> dict[str, Any]:
+    """The rates and steps that were chosen, by tower and row."""
+    path = folders.results / TUNING
+    return read_object(path) if path.is_file() else {}
+
+
 def runs_of(rows: Sequence[Variant], size: Size, chosen: Mapping[str, Any], seed: int) -> Iterator[Run]:
     """Yield the runs of a seed, so that an interrupted study has all rows of the first seeds."""
     for variant in rows:
         if seed < size.seeds_of(variant):
-            found = chosen[variant.choice]
-            yield Run(variant=variant, seed=seed, lr=found["lr"], at=(found["step"],), size=size)
+            yield run_of(variant, size, chosen, seed)
+
+
+def run_of(variant: Variant, size: Size, chosen: Mapping[str, Any], seed: int) -> Run:
+    """The run of a row with a seed, at the rate and the step that were chosen."""
+    found = chosen[variant.choice]
+    return Run(variant=variant, seed=seed, lr=found["lr"], at=(found["step"] * variant.longer,), size=size)
 
 
 def result_path(run: Run, folders: Folders) -> Path:
@@ -139,8 +165,8 @@ def cached_features(folder: Path, tower: Tower) -> TowerFeatures:
 
 def trainings(run: Run, folders: Folders) -> Iterator[Trained]:
     """Train a row, and yield the head after each of its steps."""
-    variant, steps = run.variant, run.size.steps[-1]
-    config = config_of(variant, features_of(folders.data, variant), run.seed, run.lr, steps, run.size.overrides)
+    variant = run.variant
+    config = config_of(variant, features_of(folders.data, variant), run.seed, run.lr, run.steps, run.size.overrides)
     return train(config, run.at)
 
 
@@ -165,7 +191,7 @@ def measure(folders: Folders, run: Run) -> str:
 
 
 def facts(run: Run, trained: Trained, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """What a result says of its run."""
+    """The facts about a run that its result stores."""
     model = trained.model
     curvature = model.curv.exp().flatten().tolist() if isinstance(model, Hyperbolic) else []
     return {
@@ -214,8 +240,7 @@ def tune(
     rows: Sequence[Variant], size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]
 ) -> dict[str, Any]:
     """Choose the rate and the step of each row on the validation split. Choices that were made are kept."""
-    path = folders.results / TUNING
-    chosen: dict[str, Any] = read_object(path) if path.is_file() else {}
+    chosen = choices(folders)
     by_name = {
         f"{variant.tower}/{variant.row}": variant for variant in VARIANTS.values() if variant.boxes == "predicted"
     }
@@ -236,7 +261,7 @@ def tune(
         rate, _, step = best.partition("@")
         chosen[name] = {"lr": float(rate), "step": int(step), "scores": scores}
     folders.results.mkdir(parents=True, exist_ok=True)
-    write_object(chosen, path)
+    write_object(chosen, folders.results / TUNING)
     return chosen
 
 

@@ -17,7 +17,7 @@ class Size:
     """Keys of `variants.VARIANTS`; empty: all."""
     seeds: int = 10
     """Largest number of seeds of a row."""
-    rates: tuple[float, ...] = (5e-4, 1e-3, 2e-3)
+    rates: tuple[float, ...] = (2e-3, 4e-3, 8e-3, 1.6e-2)
     steps: tuple[int, ...] = (500, 1000)
     """Learning rates, and steps of a training of the last number, among which the validation split chooses."""
     tuning_seeds: int = 2
@@ -71,7 +71,7 @@ SIZES: Final[dict[str, Size]] = {
         held_out_rows=400,
         rows=COMPARED,
         seeds=3,
-        rates=(1e-3,),
+        rates=(8e-3,),
         steps=(1000,),
         pictures=10,
         captioned=800,

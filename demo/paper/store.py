@@ -75,11 +75,16 @@ def write_result(
 
 
 def columns(items: Items | None) -> dict[str, Any]:
-    """The columns of the items of a metric; empty without items, and for areas under curves."""
+    """The columns of the items of a metric; empty without items, and for areas under curves.
+
+    Units are numbered in order of appearance: the numbers that a task gives them may depend on the folder of its data.
+    """
     if items is None or items.reduction != "mean":
         return {}
-    alone = np.array_equal(items.units, np.arange(len(items.units)))
-    return {"reduction": items.reduction, "values": items.values, "units": None if alone else items.units}
+    _, first, place = np.unique(items.units, return_index=True, return_inverse=True)
+    units = first.argsort().argsort()[place]
+    alone = np.array_equal(units, np.arange(len(units)))
+    return {"reduction": items.reduction, "values": items.values, "units": None if alone else units}
 
 
 def read_result(path: Path) -> Result:
@@ -105,15 +110,11 @@ def read_result(path: Path) -> Result:
 
 
 def arrays_of(table: pa.Table, row: int) -> dict[str, Any]:
-    """The items of a row of the table as numpy arrays, with the units numbered in order of appearance.
-
-    The numbers that a task gives its units may depend on the folder of its data.
-    """
+    """The items of a row of the table as numpy arrays."""
     values, units = (table[name][row] for name in ("values", "units"))
     found = values.values.to_numpy(zero_copy_only=False)
     owners = units.values.to_numpy(zero_copy_only=False) if units.is_valid else np.arange(len(found))
-    _, first, place = np.unique(owners, return_index=True, return_inverse=True)
-    return {"values": found, "units": first.argsort().argsort()[place], "is_true": np.ones(len(found), bool)}
+    return {"values": found, "units": owners, "is_true": np.ones(len(found), bool)}
 
 
 def has_result(path: Path, identity: Mapping[str, Any]) -> bool:

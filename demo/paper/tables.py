@@ -57,7 +57,7 @@ def column_heading(metric: str) -> str:
     first, *others = heading(metric)
     relation = RELATION_NAMES.get(first.replace(" ", "_"))
     words = [relation, *others] if relation else others if first in ONE_SET and others else [first, *others]
-    return " ".join(words) + " ↓" * (words[-1] in ("TIE", "LCA"))
+    return " ".join(words)
 
 
 RELATIONS: Final = ("text_image", "box_text_image", "cross_image", "cross_text")

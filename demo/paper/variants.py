@@ -1,7 +1,7 @@
 """Rows of the tables: each is the training of a head with the loss of a model on cached features.
 
-A row that bears the name of a paper has its loss and constants, those of the model's defaults. A row of a table of
-ablations changes what the table names.
+A row that bears the name of a paper has the defaults of its model: the loss and constants of the paper or of its released
+code (docs/paper.md has the differences). A row of a table of ablations changes what the table names.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,6 +15,8 @@ MAIN: Final = "main"
 SEEDS: Final = 10
 FEW_SEEDS: Final = 5
 """Seeds of a row, and those of large grids and of slow rows."""
+LONG: Final = ("clip", "clip-boxes", "meru", "hycoclip", "hycoclip-no-entailment", "phyclip")
+"""Main rows that are also trained with twice the steps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +34,8 @@ class Variant:
     seeds: int = SEEDS
     tuned_as: str = ""
     """The row of the same tower whose rate and step it has; empty: its own."""
+    longer: int = 1
+    """Factor on the number of steps."""
 
     @property
     def key(self) -> str:
@@ -137,6 +141,11 @@ def ablations() -> Iterator[Variant]:
     )
     for model in ("clip", "meru", "syntax_meru", "hycoclip"):
         yield from rows("tokens", model, {"tokens": tokens}, FEW_SEEDS)
+    for row in main_rows():
+        if row.row in LONG:
+            title = f"{row.title}, twice the steps"
+            name = f"{row.row}-long"
+            yield replace(row, row=name, title=title, table="long", seeds=FEW_SEEDS, tuned_as=row.row, longer=2)
     controls = {"eq4": ("model.box_candidates=paper",), "k03": ("model.min_radius=0.3",)}
     yield from rows("control", "hycoclip", controls)
 

@@ -45,7 +45,7 @@ class OrderEmbeddings(DualEncoder):
         return cosine_similarity(F.normalize(queries, dim=-1), F.normalize(candidates, dim=-1))
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Energies [b] |max(0, general - specific)|^2      eq. 2, where the general point is the image's"""
+        """Energies [b] |max(0, general - specific)|^2      eq. 2, whose y is the general point"""
         return (general - specific).clamp(min=0).square().sum(-1)
 
     @property

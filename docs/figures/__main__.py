@@ -38,16 +38,19 @@ def heads(target: Path) -> None:
 
 
 class Figure(NamedTuple):
-    """A function that draws a picture, and the arguments of Python that make what it shows, unless that exists."""
+    """A function that draws a picture, the arguments of Python that make what it shows, unless that exists, and the end
+    of its name."""
 
     draw: Callable[[Path], None]
     needs: tuple[str, ...] = ()
+    ending: str = "png"
 
 
 FIGURES: Final = {
     "overview": Figure(overview.draw),
     "architecture": Figure(architecture.draw),
     "performance": Figure(performance.draw),
+    "photographs": Figure(pages.photographs, ending="jpg"),
     "report": Figure(pages.report, MAKE_DEMO),
     "explorer": Figure(pages.explorer, MAKE_DEMO),
     "calibration": Figure(calibration, MAKE_DEMO),
@@ -82,7 +85,7 @@ def main() -> int:
             if needs:
                 run(*needs)
         for name in names:
-            target = options.to.resolve() / f"{name}.png"
+            target = options.to.resolve() / f"{name}.{FIGURES[name].ending}"
             FIGURES[name].draw(target)
             print_text(str(target))
     except RuntimeError as error:

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,11 @@ from typing import Any, Final
 
 from PIL import Image
 
-from docs.figures.paths import DEMO, ROOT
+from docs.figures.paths import DEMO, PHOTOGRAPHS, ROOT
 from hypergrit_common.errors import UserError
 
 REPORT_SIZE: Final = (1240, 800)
+PHOTOGRAPHS_SIZE: Final = (1240, 640)
 EXPLORER_SIZE: Final = (1280, 960)
 THRESHOLD: Final = 0.7
 """The grounding score at which the explorer's slider stands, so that boxes are shown on both sides."""
@@ -39,8 +41,8 @@ def opened(address: str, width: int, height: int) -> Iterator[Any]:
 
 
 def save(screenshot: bytes, target: Path) -> None:
-    """Write a screenshot as PNG in full color; a palette would draw bands or dots."""
-    Image.open(io.BytesIO(screenshot)).convert("RGB").save(target, optimize=True)
+    """Write a screenshot as PNG, or as JPEG, in full color; a palette would draw bands or dots."""
+    Image.open(io.BytesIO(screenshot)).convert("RGB").save(target, optimize=True, quality=90)
 
 
 def picture_from(address: str, selector: str, size: tuple[int, int], target: Path) -> None:
@@ -48,13 +50,21 @@ def picture_from(address: str, selector: str, size: tuple[int, int], target: Pat
     width, height = size
     with opened(address, width, height) as page:
         top = page.locator(selector).first.bounding_box()
-        clip = {"x": 0, "y": max(top["y"] - 24, 0), "width": width, "height": height}
+        clip = {"x": 0, "y": max(top["y"] - 12, 0), "width": width, "height": height}
         save(page.screenshot(full_page=True, clip=clip), target)
 
 
 def report(target: Path) -> None:
     """Take the sample images of the demo's report."""
     picture_from((DEMO / "report.html").as_uri(), "#samples", REPORT_SIZE, target)
+
+
+def photographs(target: Path) -> None:
+    """Run the pipeline on photographs with boxes made by hand, and take the sample images of its report."""
+    with tempfile.TemporaryDirectory() as folder:
+        job = [f"input={PHOTOGRAPHS}", f"output={folder}/out", "grounder=none", "scorer=none", "ray.runner=local"]
+        subprocess.run([sys.executable, "-m", "hypergrit", "run", *job], cwd=ROOT, check=True)
+        picture_from((Path(folder) / "out" / "report.html").as_uri(), ".pictures", PHOTOGRAPHS_SIZE, target)
 
 
 def explorer(target: Path) -> None:

@@ -81,7 +81,7 @@ def read_evaluation_set(paths: Sequence[str], radius: int, strip_queries: bool =
         except store_errors(ValueError) as error:
             raise UserError(f"against={path} cannot be read: {one_line(error)}") from None
         entries, pictures = entries | found.entries, pictures | set(found.pictures)
-    return EvaluationSet(entries.without_queries() if strip_queries else entries, tuple(sorted(pictures)), radius)
+    return EvaluationSet(entries.without_queries(strip_queries), tuple(sorted(pictures)), radius)
 
 
 def read_folder(fs: AbstractFileSystem, root: str, path: str) -> EvaluationSet:

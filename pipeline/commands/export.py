@@ -190,7 +190,6 @@ def region_of(row: Record, i: int) -> Record:
 def upload(store: Store, manifests: Sequence[Manifest], options: ExportOptions) -> None:
     """Upload the folder of the export, or the shards of the output with a card. Raises UserError."""
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
 
     if options.output is None and not store.is_local:
         raise UserError(f"{store.root} is no folder of this machine; copy it, or give output= and format=")
@@ -208,7 +207,9 @@ def upload(store: Store, manifests: Sequence[Manifest], options: ExportOptions) 
                 api.upload_folder(folder_path=folder, **place)
             others = [*strangers(store), *(name for names in leftovers(store, manifests).values() for name in names)]
             api.upload_folder(folder_path=store.root, allow_patterns=SHARDS, ignore_patterns=others, **place)
-    except (HFValidationError, OSError) as error:  # HfHubHTTPError is an OSError
+    except UserError:
+        raise
+    except Exception as error:  # of the hub's client, whose network errors have no common class
         reason = one_line(error)[:300]
         raise UserError(
             f"the hub does not take {options.repo}: {reason}; check the name and `hf auth login`"

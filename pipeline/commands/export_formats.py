@@ -145,6 +145,8 @@ class Yolo(Format):
 
         It has no `path`, for which Ultralytics then takes its folder: `.` would be that in which the training starts.
         """
+        if "train" not in self.splits:
+            raise UserError("format=yolo: all pictures are in the split val; give a smaller validation=")
         val = "val" if "val" in self.splits else "train"
         names = {number: name for name, number in self.names.items()}
         content = {"train": "images/train", "val": f"images/{val}", "names": names}

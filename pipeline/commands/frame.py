@@ -4,11 +4,12 @@ import dataclasses
 import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, Final, TypeVar, cast
 
 from omegaconf import OmegaConf
 
-from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
+from hypergrit_common.cli import command, set_up_logging
 from hypergrit_common.config import Keys, flatten, merge, read_layers
 from hypergrit_common.config_help import Key, describe, help_topic, list_keys, print_text
 from hypergrit_common.errors import UserError
@@ -24,12 +25,7 @@ RUNNING: Final = ("log", "quiet", "ray", "report")
 """Settings that every command takes: they do not decide the content."""
 
 Main = Callable[[Sequence[str]], int]
-"""Runs a command with its `key=value` arguments; returns the number of shards that failed."""
-
-CODES: Final = f"""\
-{EXIT_CODES}
-3 done, but some shards failed: NEW/_failed/ has their errors, and the same command tries them again.
-"""
+"""Runs a command with its `key=value` arguments; returns the exit code."""
 
 
 def derive_command(usage: str, run: Main, options: type, settings: Sequence[str] = ()) -> Main:
@@ -48,7 +44,7 @@ def derive_command(usage: str, run: Main, options: type, settings: Sequence[str]
             Messages, read_layers([item for item in arguments if item.startswith(("quiet=", "log.", "log="))], Keys())
         )
         set_up_logging(messages.level, is_json=messages.log.format == "json")
-        return FAILED_SHARDS if run(arguments) else 0
+        return run(arguments)
 
     return main
 
@@ -92,20 +88,26 @@ class TakedownOptions:
 # The arguments of a command: outputs, its own options, and settings of the job that wrote its source.
 
 
-def given_keys(changes: Sequence[str]) -> set[str]:
-    """Return the full keys that `key=value` arguments set. Raises UserError like `read_config`."""
-    layers = (OmegaConf.to_container(layer) for layer, _ in read_layers(changes, KEYS))
-    return {key for layer in layers if isinstance(layer, dict) for key in flatten(cast(dict[str, Any], layer))}
+def check_keys(
+    changes: Sequence[str], taken: Collection[str], command: str, same: Collection[str] = (), own: Collection[str] = ()
+) -> set[str]:
+    """Return the full keys that `key=value` arguments set.
 
-
-def check_keys(changes: Sequence[str], taken: Collection[str], command: str, same: Collection[str] = ()) -> None:
-    """Raise UserError if `key=value` arguments set a key that is not among `taken`: the command would ignore it.
-
-    The name of a group allows all settings of the group. The `same` keys have their values in the job.
+    Raises UserError like `read_config`, and for a key that the command would ignore, since it is not among `taken` and
+    RUNNING. The name of a group allows all settings of the group. The `same` keys have their values in the job. `own` are
+    the other keys of the command; without them, the keys are known to be settings of the job.
     """
-    for key in sorted(given_keys(changes).difference(same)):
-        if not any(key == name or key.startswith(f"{name}.") for name in taken):
-            raise UserError(f"{command} cannot change {key}, a setting of the job; it takes {', '.join(sorted(taken))}")
+    layers = (OmegaConf.to_container(layer) for layer, _ in read_layers(changes, KEYS))
+    given = {key for layer in layers if isinstance(layer, dict) for key in flatten(cast(dict[str, Any], layer))}
+    names = sorted({*taken, *RUNNING, *own})
+    for key in sorted(given.difference(same)):
+        if not any(f"{key}.".startswith(f"{name}.") for name in (*taken, *RUNNING)):
+            problem = f"cannot change {key}, a setting of the job"
+            if own and not keys_of_job([key]):
+                near = get_close_matches(key, names, n=1)
+                problem = f"has no key {key}{f' (did you mean {near[0]}?)' if near else ''}"
+            raise UserError(f"{command} {problem}; it takes {', '.join(names)}")
+    return given
 
 
 def take_paths(arguments: Sequence[str], name: str) -> tuple[list[str], list[str]]:
@@ -167,13 +169,12 @@ def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options,
     return options, [item for item in arguments if item not in mine]
 
 
-def new_config(store: Store, changes: Sequence[str], output: str, allowed: Collection[str]) -> PipelineConfig:
+def new_config(store: Store, changes: Sequence[str], output: str) -> PipelineConfig:
     """Return the configuration of a rewritten output: that of the source with the `key=value` arguments `changes`.
 
-    Raises UserError if a change is neither in `allowed` nor a setting without influence on the content.
+    Raises UserError if they bring back the queries of URLs.
     """
     old, new = read_config(store), read_config(store, changes)
-    check_keys(changes, (*allowed, *RUNNING, "overwrite"), "rewrite")
     if old.write.strip_url_queries and not new.write.strip_url_queries:
         raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
     return dataclasses.replace(new, output=output)

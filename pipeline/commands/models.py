@@ -19,7 +19,7 @@ convert  Checks a released GLIP checkpoint (a .pth or .safetensors file) and wri
          format, with its configuration and vocabulary. The folder is a grounder: grounder=FOLDER.
 
   hypergrit models fetch grounder=IDEA-Research/grounding-dino-tiny scorer=openai/clip-vit-base-patch32
-  hypergrit models fetch jobs/mine.yaml                            the models of a job file
+  hypergrit models fetch mine.yaml                                 the models of a job file
   hypergrit models fetch grounder=s3://bucket/models/glip_l scorer=open_clip:ViT-B-32/laion2b_s34b_b79k
   hypergrit models convert glip_tiny.pth output=models/glip_t vocabulary=vocab.txt
   hypergrit run ... grounder=models/glip_t                         use a converted checkpoint

@@ -71,8 +71,8 @@ class QualityOptions:
     marks: str | None = None
     # precision that the recommended thresholds reach
     precision: float = 0.9
-    # file of the curve
-    plot: str = "calibration.png"
+    # file of the curve; null: none
+    plot: str | None = "calibration.png"
     # number of boxes of a sample to mark
     boxes: int = 200
     # seed of the sample
@@ -130,8 +130,9 @@ def draw_sample(output: str, options: QualityOptions) -> None:
 
 def calibrate(output: str, options: QualityOptions) -> None:
     """Print precision and recall at each threshold, from known boxes or marks, and draw the curve."""
-    plot = Path(options.plot)
-    check_plot(plot)
+    plot = None if options.plot is None else Path(options.plot)
+    if plot:
+        check_plot(plot)
     judges, limits = known(output, options) if options.marks is None else marked(output, Path(options.marks))
     print_text(limits.describe() + "\n")
     curves = {clip: score_points(*judges(clip), clip, limits.scores(clip)) for clip in limits.clip_scores()}
@@ -143,8 +144,9 @@ def calibrate(output: str, options: QualityOptions) -> None:
     by_clip = [point for points in curves.values() for point in points if point.min_score == min_score]
     print_text(table(f"CLIPScore, with score.min_score={min_score:g}:", "CLIPScore", by_clip, recall_name))
     print_text(advice(best, options.precision, recall_name))
-    draw(curves, best, options.precision, recall_name, plot)
-    print_text(f"curve: {plot}")
+    if plot:
+        draw(curves, best, options.precision, recall_name, plot)
+        print_text(f"curve: {plot}")
 
 
 Judges = Callable[[float], tuple[Sequence[Judged], int]]

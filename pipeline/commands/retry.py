@@ -37,9 +37,10 @@ from pipeline.output.record import check_secrets, read_record
 from pipeline.output.resume import Work, plan_work
 from pipeline.output.source import check_formats, check_hashes, read_config, read_table
 from pipeline.output.store import Store
+from pipeline.output.takedowns import check_recorded
 from pipeline.read.listing import list_files
 from pipeline.read.source import planned_rows
-from pipeline.read.takedown import TAKEN_DOWN, read_takedown, refuse
+from pipeline.read.takedown import TAKEN_DOWN, listed, refuse
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.cards import DroppedPicture, read_dropped
 from pipeline.report.summary import report
@@ -298,13 +299,13 @@ def retry(arguments: Sequence[str]) -> int:
     same = {key for key, value in after.items() if key in before and before[key] == value}
     check_keys(changes, (*TAKEN, *KEYS.plugins, "output"), "retry", same)
     config.download.check_use()
-    if config.read.takedown is not None:
-        read_takedown(config.read.takedown)
     check_writable(store)
+    entries = listed(config.read.takedown).without_queries(config.write.strip_url_queries)
     start = time.perf_counter()
     with open_output(store) as lease:
         work, provenance = plan_job(store, old)
         check_secrets(work.old_record, config)
+        check_recorded(store, entries, config.read.takedown)
         manifests = finished_shards(store, work)
         chosen = [
             manifest for manifest in manifests

@@ -4,7 +4,6 @@ import dataclasses
 import hashlib
 import json
 import logging
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,11 +11,12 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
+from hypergrit_common.cli import EXIT_CODES
 from hypergrit_common.config import check_positive, check_range, flatten, split_runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
-from pipeline.commands.frame import CODES, derive_command, given_keys, new_config, take_options, take_path, take_paths
+from pipeline.commands.frame import check_keys, derive_command, new_config, take_options, take_path, take_paths
 from pipeline.commands.rewrite_order import MixedShard, key_end, make_mixed, plan_order
 from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
 from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey, scorer_identity
@@ -42,7 +42,7 @@ USAGE: Final = f"""\
 usage: hypergrit rewrite source=A [source=B ...] output=NEW [key=value ...]
 
 Makes a new output from one or several finished ones: other thresholds or formats, several outputs in one, without
-duplicates, without evaluation images, in shards of another size. No model runs, but the scorer for dedupe=[meaning], and
+duplicates, without evaluation images, in shards of another size. No model runs except the scorer for dedupe=[meaning];
 the sources are left alone. The options combine, in this order: thresholds, duplicates (dedupe), evaluation
 images (against), shards of another size and the shuffle.
 
@@ -59,7 +59,7 @@ images (against), shards of another size and the shuffle.
                        thresholds can be raised; they can be lowered if the job ran with score.keep_all=true
   score.min_presence   lowest presence of a phrase in the image, of a grounder that predicts it
   score.min_image_similarity, score.min_head_score
-                       lowest cosine of image and caption, lowest score of the job's linear head
+                       lowest cosine of image and caption, lowest score of the job's head
   ground.keep_pairs=false
                        drop the rows without a box, which HyCoCLIP's own loader cannot read
   against              evaluation images to drop: a folder (with its subfolders), or a text file with a URL, a SHA-256
@@ -69,18 +69,26 @@ images (against), shards of another size and the shuffle.
   quiet, log.*         as in the job
   overwrite            true: discard other shards in `output`
 
-{CODES}"""
+{EXIT_CODES}
+3 done, but some shards failed: NEW/_failed/ has their errors, and the same command tries them again. 4 done, but no row
+  was kept; the report shows why.
+"""
 MAX_RADIUS: Final = 8
 MAX_EVALUATION_RADIUS: Final = 16
 """Largest `against_radius`: hashes of unrelated images differ in 32 bits on average, 1 of 4,000 pairs in at most 16."""
 THRESHOLDS: Final = tuple(field.name for field in dataclasses.fields(Thresholds))
 FILTERS: Final = (*(f"score.{name}" for name in THRESHOLDS), "score.keep_all", "ground.keep_pairs")
 """Settings of the filters, which decide anew what is kept."""
+BOX_FILTERS: Final = {f"score.{name}" for name in THRESHOLDS} - {"score.min_image_similarity", "score.min_head_score"}
+"""Thresholds of boxes; the others are of rows."""
+SETTINGS: Final = (*FILTERS, "write", "overwrite")
+"""Settings of the job that the command takes, besides those of every command."""
 NEEDED: Final = {
-    "dedupe_radius": "dedupe", "dedupe_cosine": "dedupe", "memory_gb": "dedupe", "against_radius": "against",
-    "shuffle": "samples_per_shard", "seed": "samples_per_shard", "mix_shards": "samples_per_shard",
+    "dedupe_radius": "dedupe=[picture]", "dedupe_cosine": "dedupe=[meaning]", "memory_gb": "dedupe=[url]",
+    "against_radius": "against=FOLDER",
+    **dict.fromkeys(("shuffle", "seed", "mix_shards"), "samples_per_shard=10000"),
 }  # fmt: skip
-"""Option -> the option without which it has no effect."""
+"""Option -> an example of the option without which it has no effect."""
 ROW_KEYS: Final = ("input", "output", "limit", "rows_per_shard")
 """Settings that select rows, and do not decide what becomes of them."""
 
@@ -113,8 +121,8 @@ class RewriteOptions:
     shuffle: bool = True
     # seed of the order
     seed: int = 0
-    # shards of the sources whose samples are mixed: first the shards are shuffled, then the samples of this many of
-    # them; each shard of arrow/ is read about this many times. null: all, so that every order is equally likely
+    # number of source shards whose samples are mixed: first the shards are shuffled, then the samples of each group of
+    # so many; each shard of arrow/ is read about mix_shards times. null: all, so that every order is equally likely
     mix_shards: int | None = 64
     # also read a source with unfinished shards of the job, whose rows are left out; the new output records their number
     incomplete: bool = False
@@ -149,20 +157,22 @@ class RewriteOptions:
 
 
 def rewrite(arguments: Sequence[str]) -> int:
-    """Write the output; return the number of shards that failed. Raises UserError."""
+    """Write the output; return the exit code. Raises UserError."""
     output, rest = take_path(arguments, "output")
     folders, rest = take_paths(rest, "source")
     names = {item.partition("=")[0] for item in rest}
-    if lacking := next((name for name, needed in NEEDED.items() if name in names and needed not in names), None):
-        raise UserError(f"{lacking} has no effect without {NEEDED[lacking]}=; give both, or neither")
+    for name, example in NEEDED.items():
+        if name in names and (needed := example.partition("=")[0]) not in names:
+            raise UserError(f"{name} has no effect without {needed}=; add it, such as {example}, or leave out {name}")
     against, rest = take_paths(rest, "against") if "against" in names else ([], rest)
     options, changes = take_options(rest, RewriteOptions)
     sources = [Source(folder, options.incomplete) for folder in folders]
     places = [place_of(source.store) for source in sources]
     if twice := next((folders[i] for i, place in enumerate(places) if place in places[:i]), None):
         raise UserError(f"source={twice} is given twice; every row would be in the output twice")
-    given = given_keys(changes)
-    new = new_config(sources[0].store, changes, output, (*FILTERS, "write"))
+    own = ("source", "output", "against", *RewriteOptions.__dataclass_fields__)
+    given = check_keys(changes, SETTINGS, "rewrite", own=own)
+    new = new_config(sources[0].store, changes, output)
     olds = [source.config for source in sources]
     new = joint_config(olds, new, given)
     owns = [own_config(old, new, given) for old in olds]
@@ -176,20 +186,19 @@ def rewrite(arguments: Sequence[str]) -> int:
         raise UserError(
             f"dedupe=[meaning] compares embeddings of the scorer, but {folders[0]} was made with scorer=none"
         )
-    lacks_queries = new.write.strip_url_queries
-    evaluation = read_evaluation_set(against, options.against_radius, lacks_queries) if against else None
+    evaluation = read_evaluation_set(against, options.against_radius, new.write.strip_url_queries) if against else None
     pass_ = Pass(parts, new, options, evaluation, bool(given & set(FILTERS)))
     record = None
     if len(sources) == 1 and pass_.keeps_shards and (record := read_record(sources[0].store)):
         record = {**record, "settings": settings_of(new), "provenance": parts[0].provenance}
     left_out = [left for source in sources for left in source.left_out]
-    n_failed = write_output(
+    result = write_output(
         partial(make_table, pass_.reader), pass_.plan, [source.store for source in sources], new, left_out, record,
         pass_.prepare,
     )  # fmt: skip
-    if not n_failed:
+    if not result.n_failures:
         pass_.survey.clean(Store(output))
-    return n_failed
+    return result.exit_code
 
 
 @dataclass(frozen=True)
@@ -217,7 +226,7 @@ def check_part(part: Part) -> Part:
 
 @dataclass(frozen=True)
 class Pass:
-    """What the command does with the rows of `parts`; `filters`: thresholds are applied anew."""
+    """One pass of the command over the rows of `parts`; `filters`: thresholds are applied again."""
 
     parts: Sequence[Part]
     config: PipelineConfig
@@ -239,6 +248,8 @@ class Pass:
     def settings(self) -> dict[str, Any]:
         """The settings that decide the content, as the manifests record them."""
         options, found = self.options, dict[str, Any]()
+        if any(part.takes_out_pairs for part in self.parts):  # no setting of a job tells it
+            found["keep_pairs"] = False
         if options.dedupe:
             identities = json.dumps([part.identity for part in self.parts])
             found |= {"dedupe": options.criteria, "parts": hashlib.sha256(identities.encode()).hexdigest()}
@@ -263,7 +274,7 @@ class Pass:
 
     @property
     def survey(self) -> Survey:
-        """What must be known before a shard is written."""
+        """The survey that is made before a shard is written."""
         options = self.options
         return Survey(
             self.parts, self.reader, self.config, options.criteria, options.dedupe_radius or 0,
@@ -316,8 +327,12 @@ def plan_parts(
     """
     parts, offset = list[Part](), 0
     for source, old, own in zip(sources, olds, owns, strict=True):
+        lacks_boxes = not any(shard["boxes"] or shard["removed"]["boxes"] for shard in source.manifests.values())
+        if lacks_boxes and (useless := sorted(given & BOX_FILTERS)):
+            logger.warning("without effect on %s, which has no boxes: %s", source.output, ", ".join(useless))
         if "score.min_presence" in given and own.score.min_presence is not None:
             check_presence(source)
+        keeps_pairs = own.ground.keep_pairs if "ground.keep_pairs" in given else own.ground.keeps_pairs
         plans, known = list[Any](), dict[str, Provenance]()
         for index, manifest in source.manifests.items():
             text = json.dumps(manifest["provenance"], sort_keys=True)
@@ -333,7 +348,8 @@ def plan_parts(
             parts.append(
                 Part(
                     source.shard(index), len(parts), plan, known[text], manifest["counts"]["kept"],
-                    offset if len(sources) > 1 else None, thresholds, own.score.keep_all, own.ground.keeps_pairs,
+                    offset if len(sources) > 1 else None, thresholds, own.score.keep_all, keeps_pairs,
+                    keeps_pairs != own.ground.keeps_pairs,
                 )
             )  # fmt: skip
         offset += key_end(plans)
@@ -447,8 +463,4 @@ def differing(values: Iterable[dict[str, Any]]) -> list[str]:
     return [f"{key}: {', '.join(found)}" for key, found in by_key.items() if len(found) > 1]
 
 
-main = derive_command(USAGE, rewrite, RewriteOptions, (*FILTERS, "write", "overwrite"))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+main = derive_command(USAGE, rewrite, RewriteOptions, SETTINGS)

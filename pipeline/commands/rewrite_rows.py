@@ -38,7 +38,7 @@ class Part:
     `number` counts the shards of all sources. `plan` and `provenance` are those of its rows in the new output, and
     `n_kept` is the number of its kept rows. `offset` is added to keys, None: they stay as they are. `thresholds` are
     applied anew, None: the rows stay as they are; `keep_all` is the setting score.keep_all, `keeps_pairs` that of
-    `ground`.
+    `ground`. `takes_out_pairs` are those that its job keeps without a grounder.
     """
 
     source: SourceShard
@@ -50,10 +50,11 @@ class Part:
     thresholds: Thresholds | None = None
     keep_all: bool = False
     keeps_pairs: bool = False
+    takes_out_pairs: bool = False
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What its rows depend on, as JSON gives it back."""
+        """The settings that its rows depend on, as they are read back from JSON."""
         thresholds = None if self.thresholds is None else dataclasses.asdict(self.thresholds)
         kept = {"keep_all": self.keep_all, "keeps_pairs": self.keeps_pairs}
         return {"source": self.source, "offset": self.offset, "thresholds": thresholds, **kept}
@@ -339,7 +340,7 @@ class StoredCosines:
         return found
 
     def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        """Return the score of the linear head for each row; None without a head."""
+        """Return the score of the head for each row; None without a head."""
         return [self._heads[i] for i in indices]
 
     def of_captions(self, further: Further) -> "StoredCosines":

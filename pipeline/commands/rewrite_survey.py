@@ -1,4 +1,4 @@
-"""What `rewrite` finds out before it writes: duplicates among all rows, and how many rows of each shard are kept."""
+"""The survey of `rewrite` before it writes: duplicates among all rows, and the number of kept rows of each shard."""
 
 import dataclasses
 import hashlib
@@ -69,7 +69,7 @@ AT_ONCE: Final = 64
 
 @dataclass(frozen=True)
 class Survey:
-    """What is looked for among the rows of `parts`: duplicates by `criteria`, and the number of kept rows if `counts`.
+    """A search of the rows of `parts`: duplicates by `criteria`, and the number of kept rows if `counts`.
 
     `radius` is that of pictures, in bits, and `cosine` the least one of images with the same meaning. The files are in the
     output until `clean`; an interrupted survey goes on.

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import logging
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,20 +13,12 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hypergrit_common.cli import EXIT_CODES
+from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
-from pipeline.commands.frame import (
-    RUNNING,
-    TakedownOptions,
-    check_keys,
-    derive_command,
-    take_options,
-    take_output,
-    take_path,
-)
+from pipeline.commands.frame import TakedownOptions, check_keys, derive_command, take_options, take_output, take_path
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
 from pipeline.faults import ShardError
@@ -224,7 +215,7 @@ class Found:
 
 
 def takedown(arguments: Sequence[str]) -> int:
-    """Remove the rows, or list them with `dry_run=true`; return the number of shards that failed. Raises UserError."""
+    """Remove the rows, or list them with `dry_run=true`; return the exit code. Raises UserError."""
     output, rest = take_output(arguments, "hypergrit takedown OUT list=FILE")
     path, rest = take_path(rest, "list")
     options, changes = take_options(rest, TakedownOptions)
@@ -232,16 +223,17 @@ def takedown(arguments: Sequence[str]) -> int:
     if not len(entries):
         raise UserError(f"list={path} has no entries; give one URL, host or SHA-256 a line")
     store = Store(output)
+    check_keys(changes, (), "takedown", own=("list", "dry_run"))
     config = dataclasses.replace(read_config(store, changes), output=output)
-    check_keys(changes, RUNNING, "takedown")
-    return list_rows(store, config, entries) if options.dry_run else remove_all(store, config, entries)
+    work = list_rows if options.dry_run else remove_all
+    return FAILED_SHARDS if work(store, config, entries) else 0
 
 
 def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
     """Print the rows that would go, in the order of their shards; nothing is written. Returns the number of failures."""
     manifests = read_manifests(store)
     check_finished(store, manifests)
-    entries = entries.without_queries() if config.write.strip_url_queries else entries
+    entries = entries.without_queries(config.write.strip_url_queries)
     step = partial(find_in, config.output, entries, None)
     run = Run(config)
     found = list(found_by(run, step, manifests))
@@ -264,9 +256,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
     check_writable(store)
     with open_output(store) as lease:
         manifests = read_manifests(store)
-        if config.write.strip_url_queries:
-            entries = entries.without_queries()
-        store.record_takedowns(entries)
+        store.record_takedowns(entries.without_queries(config.write.strip_url_queries))
         store.remove([REPORT_FILE, STATS_FILE])
         remove_cached(store)
         remove_leftovers(store, manifests)
@@ -331,13 +321,9 @@ another command writes their rows to it again, or to outputs made from it.
 
 {EXIT_CODES}
 0 the rows are in no file of the output.
-3 some shards are damaged, and still have their rows: the log has their errors; `hypergrit verify OUT requeue=true`, then
-  the same command again. Or files of others are below the output, which the log names: remove them, then the same.
+3 some shards are damaged, and still have listed rows: the log has their errors; `hypergrit verify OUT requeue=true`, then
+  the same command again. Or foreign files, which the log names, are below the output: remove them, then the same command.
 """
 
 
 main = derive_command(USAGE, takedown, TakedownOptions)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

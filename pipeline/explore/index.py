@@ -34,6 +34,7 @@ from pipeline.output.manifest import manifest_hash
 from pipeline.output.source import read_config
 from pipeline.output.store import Store
 from pipeline.output.takedowns import check_obeyed
+from pipeline.summary.totals import encode_json
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
@@ -234,7 +235,7 @@ def write_part(folder: Path, number: int, parts: Sequence[Part]) -> dict[str, in
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file without spaces."""
-    path.write_text(json.dumps(value, ensure_ascii=False, separators=(",", ":")), encoding="utf-8")
+    path.write_bytes(encode_json(value))
 
 
 def read_meta(folder: Path) -> Meta:

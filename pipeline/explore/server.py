@@ -25,6 +25,7 @@ from pipeline.explore.config import ExploreOptions
 from pipeline.explore.disk import read_disk
 from pipeline.explore.marks import MarkFile
 from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_outputs, site
+from pipeline.summary.totals import encode_json
 
 # Access to the server: a token, names of this machine only, and headers that forbid the page everything else.
 
@@ -124,7 +125,7 @@ class Explorer:
         self.marks = MarkFile(Path(options.marks))
         self.files = code_files() | {name: path for output in outputs for name, path in index_files(output).items()}
         disks = [*map(read_disk, options.disk)]
-        self.made = {SITE_FILE: json_bytes(site(outputs, [None] * len(outputs), options.marks, token, disks))}
+        self.made = {SITE_FILE: encode_json(site(outputs, [None] * len(outputs), options.marks, token, disks))}
         if len(outputs) == 2:
             self.made[PAIRS_FILE] = pair_outputs(outputs, options.match)
 
@@ -154,7 +155,7 @@ class Explorer:
         """Return the details of a chunk of rows."""
         shard, chunk = int(request.match_info["shard"]), int(request.match_info["chunk"])
         rows = await read(lambda: self.output(request).shards.get(shard).details(chunk))
-        return web.Response(body=json_bytes(rows), content_type="application/json", headers=CACHED)
+        return web.Response(body=encode_json(rows), content_type="application/json", headers=CACHED)
 
     async def image(self, request: web.Request) -> web.Response:
         """Return the stored image of a row."""
@@ -171,7 +172,7 @@ class Explorer:
             marks = await asyncio.to_thread(self.marks.marks, index)
         except UserError as error:
             raise web.HTTPInternalServerError(text=str(error)) from error
-        return web.Response(body=json_bytes(marks), content_type="application/json")
+        return web.Response(body=encode_json(marks), content_type="application/json")
 
     async def set_mark(self, request: web.Request) -> web.Response:
         """Write the mark of a box of the first output: {"shard", "number", "box", "mark"}."""
@@ -204,11 +205,6 @@ async def read(work: Any) -> Any:
         raise web.HTTPNotFound(text="no such row") from error
     except (pa.ArrowException, OSError, UserError) as error:
         raise web.HTTPServiceUnavailable(text=CHANGED) from error
-
-
-def json_bytes(value: Any) -> bytes:
-    """Return a value as JSON in UTF-8."""
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
 async def serve(outputs: Sequence[Output], options: ExploreOptions) -> None:

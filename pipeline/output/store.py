@@ -190,7 +190,7 @@ class Store:
 
     @cached_property
     def takedowns(self) -> TakedownList:
-        """What was taken down from this output and its sources; read once. Raises UserError if its record is damaged."""
+        """The entries taken down from this output and its sources; read once. Raises UserError if their record is damaged."""
         return self.read_takedowns()
 
     def read_takedowns(self) -> TakedownList:

@@ -1,4 +1,4 @@
-"""What was taken down: the rows of an output that a list names, and what is left of them where no manifest counts.
+"""Takedowns: the rows of an output that a list names, and their traces in files that no manifest counts.
 
 The rows of a shard are found in whichever of its formats has most columns.
 """
@@ -86,6 +86,15 @@ def check_unchanged(store: Store) -> None:
     """Raise UserError if rows were taken down since the record of the output was read."""
     if store.read_takedowns() != store.takedowns:
         raise UserError(f"rows are being taken down from {store.root}; run the same command again")
+
+
+def check_recorded(store: Store, entries: TakedownList, path: str | None) -> None:
+    """Raise UserError for entries of a job's list at `path` that were not taken down from its output, which has shards."""
+    if store.takedowns | entries != store.takedowns:
+        raise UserError(
+            f"read.takedown={path} names rows that finished shards of {store.root} may have; run hypergrit takedown "
+            f"{store.root} list={path} first, and then the same command again"
+        )
 
 
 def is_obeyed(store: Store, manifest: Manifest) -> bool:

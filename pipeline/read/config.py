@@ -45,7 +45,7 @@ class ReadConfig:
     # column with the image URL; null: url, image_url or link, in any letter case
     url_column: str | None = None
     # column with the caption; null: caption, text, alt_text, alt or title. Several, such as caption,title: those that are
-    # not empty follow each other, and `captions` is the rule
+    # not empty form a list, used as read.captions says
     caption_column: str | None = None
     # column with the image itself: its bytes, or a struct {bytes, path} as in Hugging Face datasets; null: image or img,
     # in files without a URL column
@@ -60,9 +60,9 @@ class ReadConfig:
     # random (random), or all as a list, from which the trainer draws (all); null: such rows are dropped
     captions: Captions | None = None
     # labels of a taxonomy, from general to specific, which become `levels` in the JSON of train/; without a caption column,
-    # the finest is the caption. kingdom,phylum,class: columns with the names, of which a label is all down to its level, as
-    # in RCME and BioCLIP; kingdom|phylum|class: each name alone; COLUMN:PATTERN: the groups of a regular expression that is
-    # searched in one column, such as a path, as a label each of all names down to its level
+    # the finest is the caption. kingdom,phylum,class: columns with names; a label joins the names down to its level, as in
+    # RCME and BioCLIP; kingdom|phylum|class: a label is one name; COLUMN:PATTERN: the names are the groups of a regular
+    # expression that is searched in one column, such as a path, and are joined too
     levels: str | None = None
     # condition on the columns of a row, such as "pwatermark < 0.5 and similarity > 0.3"; other rows are dropped as
     # not_selected, before any download
@@ -83,8 +83,8 @@ class ReadConfig:
     json_layout: Literal["rows", "columns"] = "rows"
     # leave out input files of which no row can be read, instead of stopping; the job then ends with exit code 3
     skip_damaged: bool = runtime(False)
-    # file with URLs, hosts and SHA-256 hashes of images, one per line: their rows are dropped as taken_down. New entries
-    # do not discard finished shards; pipeline.commands.takedown removes their rows from these
+    # file with URLs, hosts and SHA-256 hashes of images, one per line: their rows are dropped as taken_down, and the output
+    # keeps the digests. For new entries after shards are finished, run `hypergrit takedown` first
     takedown: str | None = runtime(None)
 
     max_row_bytes: ClassVar[int] = 1_048_576
@@ -105,14 +105,14 @@ class ReadConfig:
     """Boxes in each of GRIT's columns; rows with more are dropped."""
 
     def __post_init__(self) -> None:
-        if self.delimiter is not None and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
+        if self.delimiter not in (None, r"\t") and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise UserError(
                 f'delimiter is {self.delimiter!r}; give one character, such as ";" or "|", or "\\t" for a tab'
             )
         if len(set(self.columns)) != len(self.columns) or not all(self.columns):
             raise UserError(f"columns is {list(self.columns)}; give each column a name of its own")
         try:
-            is_text = codecs.lookup(self.encoding)._is_text_encoding
+            is_text = (found := codecs.lookup(self.encoding))._is_text_encoding and "escape" not in found.name
             codecs.getincrementaldecoder(self.encoding)
         except (LookupError, ValueError):
             is_text = False

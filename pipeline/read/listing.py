@@ -4,6 +4,7 @@ import logging
 import math
 import os
 import re
+from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Final
@@ -65,6 +66,8 @@ KNOWN: Final = f"{SUFFIXES} (all but .parquet also in {', '.join(COMPRESSIONS)})
 Files = list[tuple[str, int]]
 """Input files as pairs (path, size in bytes)."""
 
+GLOB: Final = "*?["
+"""Characters of which a glob has one."""
 MAX_PATTERNS: Final = 1_000_000
 RANGE: Final = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?\}")
 
@@ -80,11 +83,21 @@ def list_files(input: str) -> Files:
     """
     if "://" in input:
         check_no_user("input", input)
+    has_braces = "{" in input and not os.path.lexists(input)
     with reported(f"waiting for the list of {input}") if "://" in input else nullcontext():
-        if "{" not in input or os.path.lexists(input):
-            return _list_files(input)
-        found = {path: size for files in map_concurrently(_list_files, expand_braces(input)) for path, size in files}
-        return sorted(found.items())
+        lists = [*map_concurrently(_list_files, expand_braces(input))] if has_braces else [_list_files(input)]
+        check_whole_folders(input, lists)
+    return sorted({path: size for files, _ in lists for path, size in files}.items())
+
+
+def check_whole_folders(input: str, lists: Sequence[tuple[Files, Counter[str]]]) -> None:
+    """Raise UserError if patterns match a part of the images of a folder, which is read as a whole."""
+    for folder, n in sum((images for _, images in lists), Counter[str]()).items():
+        if n < (n_all := len(list_folder(folder).images)):
+            raise UserError(
+                f"input {input!r} matches {n} of the {n_all} images of {folder}, and folders of images are read as a "
+                "whole; give the folder, or move the others"
+            )
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -102,7 +115,8 @@ def expand_braces(pattern: str) -> list[str]:
         raise UserError(f"input {pattern!r}: {one_line(error)}; close each brace, as in data/{{00..99}}.tar") from None
 
 
-def _list_files(input: str) -> Files:
+def _list_files(input: str) -> tuple[Files, Counter[str]]:
+    """Return the files, and the number of images that a glob matches in each folder of images."""
     if "::" in input and os.path.lexists(input):
         raise chain_error(input)
     fs, root = open_store(input)
@@ -116,7 +130,11 @@ def _list_files(input: str) -> Files:
         if not files:
             raise UserError(f"input {input!r} holds no file of a known format; names must end in {KNOWN}")
         check_names(files)
-        return [(url := _url(fs, path), _size(fs, path, url)) for path in files]
+        is_glob = any(sign in input for sign in GLOB) and files[0].endswith("/")
+        names = (path.rpartition("/") for path in (found if is_glob else ()))
+        counts = Counter(folder for folder, _, name in names if is_image(name))
+        images = Counter({_url(fs, f"{folder}/"): n for folder, n in counts.items()})
+        return [(url := _url(fs, path), _size(fs, path, url)) for path in files], images
     except store_errors(ValueError) as error:
         text = text_without_secrets(f"input {input!r} cannot be listed: {one_line(error)}", strip_query=True)
         raise UserError(f"{text}; check the URL, the credentials and their permissions") from error
@@ -138,7 +156,7 @@ def _size(fs: AbstractFileSystem, path: str, url: str) -> int:
 def find_files(fs: AbstractFileSystem, root: str) -> list[str]:
     """Return the paths of a glob, those below a folder that are not hidden, or the path of a file that exists."""
     fs.invalidate_cache()  # other machines may have added files since this process listed them
-    if any(sign in root for sign in "*?[") and not fs.exists(root):
+    if any(sign in root for sign in GLOB) and not fs.exists(root):
         found = list(fs.glob(root))
         if any(format_of(path) for path in found):
             return found

@@ -4,7 +4,9 @@ import hashlib
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
@@ -106,8 +108,14 @@ def find_column(names: Iterable[str], configured: str | None, known: Sequence[st
     """The configured column, or if none is configured, the first of `known` in any letter case; None if missing."""
     if configured is not None:
         return configured if configured in names else None
-    by_lower_case = {name.lower(): name for name in names}
+    by_lower_case = names_by_lower_case(tuple(names))
     return next((by_lower_case[name] for name in known if name in by_lower_case), None)
+
+
+@lru_cache(maxsize=64)
+def names_by_lower_case(names: tuple[str, ...]) -> dict[str, str]:
+    """Map names in lower case to the names; one in lower case comes first, else the first in the alphabet."""
+    return {name.lower(): name for name in sorted(names, reverse=True)} | {name: name for name in names}
 
 
 def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool) -> Columns:
@@ -133,6 +141,10 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
     """
     if names is None:
         return
+    if twice := next((name for name, n in Counter(filter(None, names)).items() if n > 1), None):
+        raise UserError(
+            f"{path} has several columns {twice!r}; give each a name of its own, in CSV by read.columns=[...]"
+        )
     found = find_columns(names, config, kind.has_images)
     if not any((found.url, found.image, found.path, config.url_column, config.image_column, config.image_roots)) and (
         name := find_column(names, config.image_path_column, (*PATH_NAMES, *IMAGE_NAMES))
@@ -141,7 +153,9 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
             f"{path} has paths of images in its column {name}, which are read only from folders that "
             "read.image_roots=[FOLDER, ...] names; or set read.url_column=NAME"
         )
-    in_object = "; or, if the rows are in a list within an object, read.json_key=NAME" if kind.name == "json" else ""
+    more = "; or, if the rows are in a list within an object, read.json_key=NAME" if kind.name == "json" else ""
+    if kind.name in ("csv", "tsv") and len(names) == 1:
+        more = next((f"; or read.delimiter={sign!r}" for sign in ",;|\t" if sign in names[0]), "")
     for role, configured, known in (
         ("url", config.url_column, URL_NAMES),
         ("image", config.image_column, IMAGE_NAMES),
@@ -153,7 +167,7 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
         if find_column(names, configured, known) is None and (configured is not None or not is_optional):
             raise UserError(
                 f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
-                f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{in_object}"
+                f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{more}"
             )
     for name in config.level_rule.columns if config.level_rule else ():
         if name not in names:
@@ -346,6 +360,8 @@ def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
 
 
 def _id(value: Any) -> Any:
+    if isinstance(value, float) and math.isnan(value):
+        return None
     return str(value) if isinstance(value, int | float) else value
 
 
@@ -366,7 +382,7 @@ def _text(value: Any, what: str, most: int) -> str | None:
     try:
         value.encode()
     except UnicodeEncodeError:
-        raise BadRowError(f"{what} is not valid Unicode") from None
+        raise BadRowError(f"{what} is not valid Unicode; see read.encoding") from None
     return value
 
 

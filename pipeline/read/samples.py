@@ -178,9 +178,9 @@ def parse_sample(sample: Sample, file: IO[bytes], config: ReadConfig) -> Record 
         record = parsed
     if GRIT_CAPTION in members and record.get("caption") is None:
         try:
-            record["caption"] = content(GRIT_CAPTION).decode()
-        except UnicodeDecodeError as error:
-            return BadRecord(f"the caption is not UTF-8: {error.reason}")
+            record["caption"] = content(GRIT_CAPTION).decode(config.encoding)
+        except UnicodeError as error:
+            return BadRecord(f"the caption is not {config.encoding}: {one_line(error)}; see read.encoding")
     return {**record, IMAGE: content(image_suffix)} if image_suffix else record
 
 

@@ -247,4 +247,5 @@ def input_errors(path: str, rows: str = "") -> Iterator[None]:
         kind = DamagedFileError if is_broken or isinstance(error, UNREADABLE) else UserError
         reason = "it is a link to a file that does not exist, or to itself" if is_broken else one_line(error)
         fix = "replace the file, or remove it from the input"
+        fix = f"set read.encoding, such as utf-16, or {fix}" if isinstance(error, UnicodeDecodeError) else fix
         raise kind(f"cannot read {rows}input file {path}: {reason}; {fix}") from error

@@ -63,9 +63,9 @@ class TakedownList:
             raise ValueError("it has other entries than digests")
         return cls(*columns)
 
-    def without_queries(self) -> "TakedownList":
-        """Return the list for an output whose URLs have no queries."""
-        return replace(self, urls=self.urls | self.bare_urls)
+    def without_queries(self, strip: bool = True) -> "TakedownList":
+        """Return the list for an output whose URLs have no queries; unchanged if `strip` is false."""
+        return replace(self, urls=self.urls | self.bare_urls) if strip else self
 
     def match_url(self, url: str | None) -> Kind | None:
         """Return the kind of the entry that names a URL, or None."""
@@ -74,7 +74,7 @@ class TakedownList:
         normal = normal_url(url)
         if normal is None:
             return None
-        if digest_of(normal) in self.urls:
+        if any(digest_of(spelling) in self.urls for spelling in spellings(normal)):
             return "url"
         return "host" if self.hosts and self._has_host(host_of(normal)) else None
 
@@ -89,6 +89,12 @@ class TakedownList:
     def _has_host(self, host: str) -> bool:
         parents = (host[i + 1 :] for i, character in enumerate(host) if character == ".")
         return any(digest_of(name) in self.hosts for name in (host, *parents))
+
+
+def spellings(normal: str) -> set[str]:
+    """Return a `normal_url` as it is, and with %20 in its query as +, which is a space there too."""
+    path, mark, query = normal.partition("?")
+    return {normal, f"{path}{mark}{query.replace('%20', '+')}"}
 
 
 def digest_of(entry: str) -> str:
@@ -138,14 +144,18 @@ def parse_takedown(lines: Iterable[str], name: str) -> TakedownList:
                 f"{name}, line {number}: {entry[:80]!r} is no http(s) URL, host name or SHA-256 of 64 hex digits; "
                 "correct or remove the line"
             )
+    urls = {spelling for url in urls for spelling in spellings(url)}
     columns = (urls, {url.partition("?")[0] for url in urls}, hosts, hashes)
     return TakedownList(*(frozenset(map(digest_of, column)) for column in columns))
 
 
-@cache
-def entries_of(path: str | None) -> TakedownList:
-    """Return the list at `path`, read once per process; an empty one without a path. Raises UserError."""
+def listed(path: str | None) -> TakedownList:
+    """Return the list at `path`, an empty one without a path. Raises UserError."""
     return TakedownList() if path is None else read_takedown(path)
+
+
+entries_of: Final = cache(listed)
+"""`listed`, read once per process: that of a worker, which does so for each shard."""
 
 
 def refuse_urls(table: pa.Table, entries: TakedownList) -> pa.Table:

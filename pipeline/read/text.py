@@ -148,6 +148,9 @@ class JsonLines(JsonRows):
                 yield RawRow(found.offset, found.number, found.text)
 
 
+csv.field_size_limit(ReadConfig.max_row_bytes)  # of all readers; 131,072 characters by default
+
+
 class Csv(Sequential):
     """Fields between commas or other delimiters; a field in quotes may have line breaks."""
 
@@ -181,7 +184,7 @@ class Csv(Sequential):
     def dialect(self, config: ReadConfig) -> dict[str, Any]:
         """Return the options of csv.reader."""
         quoting = csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE
-        return {"delimiter": config.delimiter or self.delimiter, "quoting": quoting}
+        return {"delimiter": (config.delimiter or self.delimiter).replace(r"\t", "\t"), "quoting": quoting}
 
     def find(self, file: IO[bytes], offset: int, line: int, n_columns: int, config: ReadConfig) -> Iterator[RawRow]:
         if not offset:

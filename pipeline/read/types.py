@@ -1,4 +1,4 @@
-"""What reading passes on: records, pieces of files and plans of shards; and the base classes of the input formats."""
+"""The types of reading: records, pieces of files, plans of shards, and the base classes of the input formats."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator

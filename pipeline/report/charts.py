@@ -95,7 +95,7 @@ STYLES: Final = {
         "Full image and full caption of each kept row",
         factor=CLIP_SCORE_WEIGHT,
     ),
-    "head_score": Style("Score of the head", "score", "Linear head on the image of each compared row"),
+    "head_score": Style("Score of the head", "score", "Head on the image or caption of each compared row"),
     "image_side": Style(
         "Image size", "pixels", "Sides of each downloaded image, before resizing", is_stacked=False, is_log=True
     ),

@@ -85,6 +85,7 @@ TRUTH_COLUMNS: Final = {
     "n_true": "true boxes",
     "n_absent": "boxes of absent objects",
     "n_abstract": "boxes of abstract nouns",
+    "n_images": "images",
 }
 """Count in the `truth` of stats.json -> column heading."""
 

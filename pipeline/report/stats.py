@@ -89,7 +89,14 @@ def trainable(stats: Statistics) -> list[str]:
     if not kept or not {"train", "grit"} & {*formats}:
         return []
     parser = stats["provenance"].get("models", {}).get("parser", {"name": "none"})["name"]
-    return [training_line(needs_of(formats, parser, levels, kept, pairs), pairs)]
+    # The input may have labels without the setting, in a column `levels`.
+    return [
+        training_line(
+            needs_of(formats, parser, levels, kept, pairs),
+            pairs,
+            ("levels",) if "train" in formats and not levels else (),
+        )
+    ]
 
 
 def progress_text(stats: Statistics) -> str:

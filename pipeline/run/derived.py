@@ -25,7 +25,7 @@ from pipeline.output.takedowns import is_obeyed
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.summary import report
-from pipeline.run.loop import Run, connected
+from pipeline.run.loop import JobResult, Run, connected
 from pipeline.run.provenance import check_apart, check_writable
 from pipeline.run.steps import Done, Recipe
 from schemas.files import JOB_FILE, MANIFEST_FILE
@@ -58,8 +58,8 @@ def write_output(
     left_out: Sequence[LeftOut] = (),
     record: JobRecord | None = None,
     prepare: Prepare | None = None,
-) -> int:
-    """Make the shards that are not finished, and write the report; return the number of shards that failed.
+) -> JobResult:
+    """Make the shards that are not finished, and write the report.
 
     `left_out` are unfinished shards of the sources, which are recorded. `record` lets the job itself resume the output.
     `plan` gives the shards; `prepare` is called before the first one is made. No other command can write to the output
@@ -100,15 +100,15 @@ def write_output(
             raise UserError(
                 "rows were taken down from a source while it was copied; run the same command again with overwrite=true"
             )
-        report(config, store, [shard.plan.index for shard in shards])
-    return len(run.failed)
+        stats = report(config, store, [shard.plan.index for shard in shards])
+    return JobResult(len(run.failed), stats["rows"]["kept"])
 
 
 def inherit_takedowns(store: Store, sources: Sequence[Store], config: PipelineConfig) -> bool:
     """Record in an output what was taken down from its sources until now; return whether some of it is new."""
     before = store.takedowns
     for entries in (source.read_takedowns() for source in sources):
-        store.record_takedowns(entries.without_queries() if config.write.strip_url_queries else entries)
+        store.record_takedowns(entries.without_queries(config.write.strip_url_queries))
     return store.takedowns != before
 
 

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import NamedTuple
 
 from hypergrit_common.cli import notify
 from hypergrit_common.config import RESOLVED_FILE, to_yaml
@@ -22,12 +21,13 @@ from pipeline.output.manifest import failed_indices, failed_shard, read_manifest
 from pipeline.output.record import check_secrets
 from pipeline.output.resume import Work, plan_work
 from pipeline.output.store import Store
+from pipeline.output.takedowns import check_recorded
 from pipeline.read.listing import list_files
-from pipeline.read.takedown import read_takedown
+from pipeline.read.takedown import listed
 from pipeline.read.types import ShardPlan, Task
 from pipeline.report.stats import read_run
 from pipeline.report.summary import report
-from pipeline.run.loop import Run
+from pipeline.run.loop import JobResult, Run
 from pipeline.run.provenance import (
     check_models,
     check_no_query,
@@ -125,13 +125,6 @@ def check_rows(stats: Statistics, plans: Sequence[ShardPlan], output: Store) -> 
         )
 
 
-class JobResult(NamedTuple):
-    """The end of a job: the number of failures, which are failed shards and damaged input files, and of rows kept."""
-
-    n_failures: int
-    n_kept: int
-
-
 def plan_with_models(config: PipelineConfig, files: Files, provenance: Provenance, output: Store) -> Work:
     """Plan like `plan_work`. Raises UserError also for models that do not exist, if there is something to compute.
 
@@ -157,18 +150,20 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
     check_output_outside_input(config, [path for path, _ in files])
     output = Store(config.output)
     check_writable(output)
-    if config.read.takedown is not None:
-        read_takedown(config.read.takedown)
+    entries = listed(config.read.takedown).without_queries(config.write.strip_url_queries)
     with open_output(output) as lease:
         provenance = make_provenance(config)
         work = plan_with_models(config, files, provenance, output)
         if work.unfinished:  # before shards are discarded
             check_secrets(work.old_record, config)
         n_shards = len(work.plans)
+        if len(work.unfinished) < n_shards:
+            check_recorded(output, entries, config.read.takedown)
         logger.info("%s", describe_work(work, output))
         lease.check()
         output.remove_drafts()
         work.begin(output)
+        output.record_takedowns(entries)
         start = time.perf_counter()
         run = Run(config, lease, records=True, limited=work.plans)
         shards = Shards(run, provenance, work.formats)

@@ -6,8 +6,9 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
+from hypergrit_common.cli import FAILED_SHARDS, NOTHING_KEPT
 from hypergrit_common.errors import UserError
 from hypergrit_common.progress import tracked
 from hypergrit_common.text import counted
@@ -112,6 +113,18 @@ class Run:
         if recipe.job is not None:
             return progress(results, sum(plan.n_rows for plan in plans), config)
         return tracked(results, len(plans), recipe.text, quiet=config.quiet, most_s=config.log.interval_s)
+
+
+class JobResult(NamedTuple):
+    """The end of a job: the number of failures, which are failed shards and damaged input files, and of rows kept."""
+
+    n_failures: int
+    n_kept: int
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of the command."""
+        return FAILED_SHARDS if self.n_failures else 0 if self.n_kept else NOTHING_KEPT
 
 
 def tasks_of(manifests: Iterable[Manifest]) -> list[Task]:

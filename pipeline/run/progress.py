@@ -19,6 +19,7 @@ from rich.text import Text
 from hypergrit_common.progress import FIRST_S, has_bar, now_and_then
 from hypergrit_common.text import counted, duration_text
 from pipeline.config import PipelineConfig
+from pipeline.models import NO_MODEL
 from pipeline.run.steps import Done
 from pipeline.stages.order import steps_of
 from schemas.manifest import FailedShard
@@ -206,7 +207,7 @@ class Progress(Follower):
         self.drops = Counter[str]()  # by stage
         self.steps = {stage: step for step, stages in steps_of(config).items() for stage in stages}
         names = {"parse": config.parse.model, "ground": config.ground.grounder, "score": config.score.scorer}
-        self.models_of = {stage: str(name) for stage, name in names.items() if stage in self.steps}
+        self.models_of = {stage: str(name) for stage, name in names.items() if stage in self.steps and name != NO_MODEL}
         self.start = time.monotonic()
         self._loading: tuple[str, ...] = ()
         self._lock = threading.RLock()
@@ -283,7 +284,8 @@ class Progress(Follower):
         values = self.values()
         table = Table(box=None, pad_edge=False, header_style="dim")
         for title in ("stage", "passed", "kept", "dropped", "rows/s", "left", ""):
-            table.add_column(title, justify="right" if title not in ("stage", "") else "left", no_wrap=True)
+            is_name = title in ("stage", "")  # on a narrow terminal, the names of models that are loading are cut off
+            table.add_column(title, justify="left" if is_name else "right", no_wrap=bool(title), overflow="ellipsis")
         with self._lock:
             kept = self.kept + self.dropped
             for stage, step in self.steps.items():

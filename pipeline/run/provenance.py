@@ -99,10 +99,10 @@ def check_models(config: PipelineConfig) -> None:
     check_parser(config.parse.model)
     if config.score.min_head_score is not None and config.score.head is None:
         raise UserError("score.min_head_score needs a head; give score.head=FILE, or leave out the threshold")
-    if config.score.head:
+    if config.score.head and not Path(config.score.head).is_dir():  # a small file; a model is loaded by a worker
         from pipeline.stages.score.scorers import load_head  # imports torch
 
-        load_head(config.score.head)  # a small file
+        load_head(config.score.head)
     if config.ground.vocabulary and not Path(config.ground.vocabulary).exists():
         raise UserError(f"ground.vocabulary={config.ground.vocabulary} does not exist; give a vocab.txt of BERT")
 
@@ -157,7 +157,8 @@ def make_provenance(config: PipelineConfig) -> Provenance:
         provenance["models"]["captioner"] = {"name": config.recaption.captioner, "prompt": config.recaption.prompt}
     if config.score.head is not None:
         try:
-            digest = file_hash(config.score.head)
+            path = Path(config.score.head)
+            digest = folder_hash(config.score.head) if path.is_dir() else file_hash(path)
         except OSError as error:
             raise UserError(f"score.head={config.score.head} cannot be read: {one_line(error)}") from error
         provenance["models"]["head"] = {"name": config.score.head, "sha256": digest}

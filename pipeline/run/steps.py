@@ -94,7 +94,7 @@ class Done:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a runner computes shards: with the `steps` of the object that `make`, which is picklable, returns in a worker.
+    """The way a runner computes shards: by the `steps` of the object that the picklable `make` returns in a worker.
 
     The first step takes the plan, each other one also what the step before it has returned; the last one returns the
     result, which is neither None nor a tuple. `job` are the settings of a job, whose stages are searched for faulty rows;
@@ -202,9 +202,9 @@ class Steps:
 
     @cached_property
     def takedowns(self) -> TakedownList:
-        """What the list of the job names, and what was taken down from the output before."""
+        """The entries of the job's list, and those of earlier takedowns of the output."""
         entries = entries_of(self.config.read.takedown) | self.store.takedowns
-        return entries.without_queries() if self.config.write.strip_url_queries else entries
+        return entries.without_queries(self.config.write.strip_url_queries)
 
     def prepare(self, plan: ShardPlan) -> tuple[pa.Table, Notes]:
         """Read, download and parse the rows of a shard."""

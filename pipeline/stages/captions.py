@@ -3,7 +3,7 @@
 import html
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
@@ -22,16 +22,23 @@ from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 @dataclass(frozen=True, kw_only=True)
 class CaptionsConfig:
-    """Cleaning of captions."""
+    """Cleaning of captions (`captions`).
+
+    Raises:
+        UserError: `max_tokens` is below 1, or `redact` has an unknown name.
+    """
 
     # also clean as in RedCaps: lower case, only ASCII and Latin letters, no bracketed text, @handles as <usr>
     redcaps: bool = False
+    """MERU cleans the captions of YFCC so (arXiv 2304.09172, appendix D)."""
     # personal data to remove from captions, the original ones too: email, phone (numbers as people write them: with a + or
     # 0 in front, or in the American form)
     redact: tuple[str, ...] = ()
+    """Keys of REDACTIONS; nothing by default."""
     # longest cleaned caption in tokens, which are words, digits and runs of other characters, as CLIP divides texts before
     # it encodes byte pairs; null: no limit
     max_tokens: int | None = None
+    """Tokens, at least 1. MERU's pool of captions for traversals has at most 20 (appendix D)."""
 
     max_characters: ClassVar[int] = 1000
     """Longest cleaned caption; rows with a longer one, which is an article rather than a caption, are dropped."""
@@ -170,6 +177,35 @@ def _is_latin(char: str) -> bool:
     return char.isascii() or unicodedata.name(char, "").startswith("LATIN")
 
 
+Span = tuple[int, int]
+GivenBox = Mapping[str, Any]
+"""A box of the input (schemas.rows.GIVEN_BOX)."""
+
+
+def move_span(original: str, caption: str, start: int, end: int, cleaner: Callable[[str], str] = clean) -> Span | None:
+    """Return the span of the text `original[start:end]` in the cleaned caption, or None if it cannot be determined.
+
+    Spans count characters, [start, end). If cleaning changed nothing before `end`, the span stays the same. Otherwise
+    it is at the end of what cleaning makes of the text before `end`. If this is not the start of the caption, the text
+    is searched, and its n-th occurrence in the original corresponds to its n-th occurrence in the caption. The result
+    is None if cleaning added or removed occurrences.
+    """
+    text = original[start:end]
+    if not 0 <= start < end <= len(original) or not text.strip():
+        return None
+    if original[:end] == caption[:end]:
+        return start, end
+    before, moved = (cleaner(part) for part in (original[:end], text))
+    if moved and before.endswith(moved) and caption.startswith(before):
+        return len(before) - len(moved), len(before)
+    if original.count(text) != caption.count(text):
+        return None
+    found = -1
+    for _ in range(original.count(text, 0, start + len(text) - 1) + 1):
+        found = caption.find(text, found + 1 if found < 0 else found + len(text))
+    return (found, found + len(text)) if found >= 0 else None
+
+
 MAX_SHORTENING: Final = 8
 """Assumed maximum factor by which cleaning shortens a caption (`&amp;` becomes `&`).
 
@@ -180,8 +216,14 @@ An original caption that exceeds the limit by more than this factor is dropped w
 def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     """Clean captions. Takes a DOWNLOADED table and returns a CAPTIONED table.
 
-    Adds `caption`, and cleans `captions`, of which the first one that stays is the `caption`. Rows are dropped as
-    `empty_caption` or `caption_too_long`.
+    Args:
+        table: rows with `caption_original`, and `captions` if they have several. Dropped rows are not cleaned.
+        config: settings.
+
+    Returns:
+        The table with `caption`, in which `captions` are cleaned too; the first one that stays is the `caption`. With
+            `redact`, `caption_original` is changed. A row is dropped as `empty_caption` or `caption_too_long` if all
+            its captions have such a reason; that of the first counts.
 
     >>> import pyarrow as pa
     >>> from pipeline import CaptionsConfig, clean_captions
@@ -194,8 +236,13 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     """
     originals, lists = table["caption_original"].to_pylist(), table["captions"].to_pylist()
     if config.redact:
-        originals = [text and redacted(text, config.redact) for text in originals]
+        before, originals = originals, [text and redacted(text, config.redact) for text in originals]
         table = set_column(table, "caption_original", pa.array(originals, pa.string()))
+        for name in ("given_noun_chunks", "given_ref_exps"):
+            if table[name].null_count < table.num_rows:
+                rows = zip(table[name].to_pylist(), before, originals, strict=True)
+                moved = [given and move_boxes(given, old or "", new or "", config) for given, old, new in rows]
+                table = set_column(table, name, pa.array(moved, table.schema.field(name).type))
         lists = [found and [{**c, "text": redacted(c["text"], config.redact)} for c in found] for found in lists]
     values: dict[int, dict[str, str]] = {}
     drops: dict[int, Drop] = {}
@@ -211,6 +258,18 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
     if table["captions"].null_count < table.num_rows:
         table = set_column(table, "captions", pa.array(lists, table.schema.field("captions").type))
     return drop_rows(add_columns(table, CAPTIONED, values), "captions", drops)
+
+
+def move_boxes(given: Sequence[GivenBox], old: str, new: str, config: CaptionsConfig) -> list[GivenBox]:
+    """Return the boxes of a row with spans in its redacted caption `new`; empty ones of phrases that are not in it."""
+
+    def cleaner(text: str) -> str:
+        return " ".join(redacted(text, config.redact).split())
+
+    if old == new or len(old) > MAX_SHORTENING * config.max_characters:  # such rows are dropped
+        return [*given]
+    spans = [move_span(old, new, box["start"], box["end"], cleaner) or (0, 0) for box in given]
+    return [{**box, "start": start, "end": end} for box, (start, end) in zip(given, spans, strict=True)]
 
 
 def clean_caption(original: str, config: CaptionsConfig) -> dict[str, Any]:

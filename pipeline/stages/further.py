@@ -12,10 +12,18 @@ Images = Mapping[int, Any]
 
 
 class Further:
-    """The further captions of the kept rows without those `left_out`, by number: `rows` with the columns of a row.
+    """The further captions of the kept rows, as rows of their own.
 
-    What a stage sets in these rows is in the table that `table` returns, as far as it is a field of a caption
-    (schemas.rows.GROUNDED_CAPTION). `images` are the stored images.
+    What a stage sets in `rows` is in the table that `table` returns, as far as it is a field of a caption
+    (schemas.rows.GROUNDED_CAPTION).
+
+    Args:
+        table: a table after `captions`.
+        left_out: positions of kept rows whose further captions are left out.
+
+    Attributes:
+        rows: number of a further caption -> its fields, and `key`, `width`, `height` and `caption` as columns of a row.
+        images: number of a further caption -> the stored image of its row.
     """
 
     def __init__(self, table: pa.Table, left_out: Collection[int] = ()) -> None:
@@ -28,5 +36,9 @@ class Further:
         self.images: Images = {n: table["image"][i] for n, (i, _) in enumerate(found)}
 
     def table(self) -> pa.Table:
-        """Return the table with the fields of the captions."""
+        """Return the table with what the stage has set.
+
+        Returns:
+            The table with its column `captions` replaced, rows in the same order.
+        """
         return set_column(self._table, "captions", pa.array(self._lists, self._table.schema.field("captions").type))

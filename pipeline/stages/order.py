@@ -26,8 +26,15 @@ SCHEMAS: Final = {"read": READ, **{stage.name: stage.schema for stage in STAGES 
 def with_further(further: Iterable[type[Stage]]) -> tuple[type[Stage], ...]:
     """Return STAGES with further ones, each behind the stage `after` and those that already follow it.
 
-    Raises UserError for a name that is taken or no identifier, an unknown `after`, and a schema of its own: the files
-    of an output have the columns of STAGES.
+    Args:
+        further: stages of the user, in their order.
+
+    Returns:
+        All stages in the order in which rows pass them.
+
+    Raises:
+        UserError: a name is taken or no identifier, `after` is unknown, or `schema` is not None: the files of an output
+            have the columns of STAGES.
     """
     found = list(STAGES)
     for stage in further:
@@ -53,7 +60,17 @@ STEPS: Final[tuple[Step, ...]] = ("prepare", "infer", "write")
 
 
 def steps_of(config: Any) -> dict[Step, tuple[str, ...]]:
-    """Return the names of the stages in each step of a PipelineConfig. The first stage with a model begins the second."""
+    """Divide the stages of a job into steps. The first stage with a model begins the second.
+
+    Args:
+        config: a PipelineConfig.
+
+    Returns:
+        Step -> the names of its stages in their order, "read" and "write" included.
+
+    Raises:
+        UserError: as `with_further`.
+    """
     before, after = ["read"], list[str]()
     for stage in with_further(config.further):
         if not stage.is_used(getattr(config, stage.name)):

@@ -28,26 +28,38 @@ logger = logging.getLogger("hypergrit")
 
 @dataclass(frozen=True, kw_only=True)
 class RecaptionConfig:
-    """A further caption by a vision-language model; the original stays, and the trainer can draw (data.captions)."""
+    """A further caption by a vision-language model; the original stays, and the trainer can draw (data.captions).
+
+    The defaults are choices of this project.
+
+    Raises:
+        UserError: a number is out of its range, or `captioner` has another form than openai:URL#MODEL.
+    """
 
     # openai:URL#MODEL, a vision-language model behind an OpenAI-compatible endpoint, such as
     # openai:http://localhost:8000/v1#Qwen/Qwen3-VL-8B-Instruct; null: none
     captioner: str | None = None
     # what is asked about each image; {caption} stands for its caption
     prompt: str = "Describe this image in one sentence of at most 40 words. Answer with the sentence alone."
+    """Part of what an answer depends on: another prompt asks again."""
     # largest number of tokens of an answer
     max_tokens: int = 128
+    """Tokens of the model, at least 1."""
     # key of the endpoint; null: that in the environment variable OPENAI_API_KEY. Never saved, recorded or printed
     api_key: str | None = secret(factory=lambda: None)
     # maximum number of requests that one worker has in flight
     concurrency: int = runtime(16)
+    """Requests, at least 1."""
     # further attempts after a broken connection, a time-out, HTTP 429 or 5xx, with pauses of 1, 2, 4, ... seconds; then the
     # job ends
     retries: int = runtime(6)
+    """Attempts, at least 0. 6 wait 63 s in all."""
     # time limit for one attempt, in seconds
     timeout_s: float = runtime(120.0)
+    """Seconds, more than 0."""
     # price of 1,000 requests in any currency, for the prediction of dry_run=true
     price: float = runtime(0.0)
+    """At least 0; 0: the dry run names no price."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_tokens", "concurrency", least=1)
@@ -58,7 +70,18 @@ class RecaptionConfig:
 
 
 class Recaption(Stage):
-    """Add a caption of kind recaption to `captions`. A row whose image the model refuses keeps those that it has."""
+    """Add a caption of kind recaption to `captions`. Takes and returns a CAPTIONED table, and drops no row.
+
+    A row whose image the model refuses, or whose answer is dropped by the rules of `captions`, keeps those that it has.
+
+    Args:
+        config: settings with a `captioner`.
+        captions: rules by which the answers are cleaned; None: the defaults.
+        files: where answers are kept until their shard is written; None: nowhere.
+
+    Raises:
+        UserError: in a call, the endpoint gives no answer after all attempts, or refuses the key or the model.
+    """
 
     name, reasons = "recaption", REASONS["recaption"]
     Config = RecaptionConfig

@@ -26,6 +26,8 @@ COLUMNS: Final = (
     "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity", "head_score",
 )  # fmt: skip
 HEAD: Final = "head_score"
+NO_FAILURES: Final = ("taken_down", "duplicate")
+"""Reasons of the download that say nothing about a host."""
 HOST: Final = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#]*@)?\[?(?P<host>[^/?#:\]]*|[^/?#\]]*)(?:[\]:/?#]|$)"
 """Host name of a URL, in the syntax of RE2; it need not agree with `host_of` for malformed URLs."""
 HTTP_STATUS: Final = re.compile(r"\d{3}")
@@ -88,7 +90,7 @@ class Totals:
 
     @property
     def used_histograms(self) -> dict[str, Histogram]:
-        """The histograms by name; that of the linear head is left out without values."""
+        """The histograms by name; that of the head is left out without values."""
         return {
             name: histogram
             for name, histogram in self.histograms.items()
@@ -139,8 +141,8 @@ class Totals:
         if len(hosts):
             counts = pc.value_counts(pc.utf8_lower(hosts.field("host")))
             self.host_rows.update(dict(zip(*(counts.field(i).to_pylist() for i in range(2)), strict=True)))
-        has_host = pc.and_(pc.equal(dropped["stage"], "download"), pc.not_equal(dropped["reason"], "taken_down"))
-        failed = dropped.filter(has_host)
+        has_host = pc.and_(pc.equal(dropped["stage"], "download"), pc.is_valid(dropped["url"]))
+        failed = dropped.filter(pc.and_(has_host, pc.invert(pc.is_in(dropped["reason"], pa.array(NO_FAILURES)))))
         self.hosts.update(
             f"{reason} {host_of(url)}"
             for url, reason in zip(failed["url"].to_pylist(), failed["reason"].to_pylist(), strict=True)
@@ -422,8 +424,8 @@ def parse_summary(content: bytes | None, manifests: Mapping[int, Stamp]) -> Summ
         return None
 
 
-def encode_json(value: Mapping[str, Any]) -> bytes:
-    """Return compact JSON, whose hash the file holds."""
+def encode_json(value: Any) -> bytes:
+    """Return a value as JSON in UTF-8, without spaces."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 

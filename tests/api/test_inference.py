@@ -57,6 +57,12 @@ def test_encoding_gives_one_row_per_item_whatever_the_batch_size(model: Model) -
     assert texts.shape == (3, model.embed_dim)
     torch.testing.assert_close(model.encode_image(pictures(), batch_size=3), images)
     torch.testing.assert_close(model.encode_text(TEXTS, batch_size=1), texts)
+    with pytest.raises(ValueError, match="batch_size is -1; give"):
+        model.encode_text(TEXTS, batch_size=-1)
+    with pytest.raises(ValueError, match="query is 'images'; give image or text"):
+        model.similarity(images, texts, query="images")  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="is no head on cached features"):
+        load_model("tests/trainer/finished_run", device="cpu", tower="out/none")
     torch.testing.assert_close(model.encode_text(TEXTS[1]), texts[1:2])
     assert not images.requires_grad
     assert model.encode_text([]).shape == (0, model.embed_dim)

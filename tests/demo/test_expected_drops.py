@@ -2,9 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from demo.local import free_ports, server
@@ -13,8 +15,10 @@ from pipeline.config import PipelineConfig, load_config
 from pipeline.read.plan import plan_shards
 from pipeline.read.source import read_shard
 from pipeline.stages.captions import clean_captions
+from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.download.stage import Download
 from pipeline.stages.parse.stage import Parse
+from tests.patience import PATIENCE_S
 
 DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
 
@@ -26,11 +30,22 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row]
     (port,) = free_ports(1)
     rows = write_input(folder, 1, port)
     overrides = [f"input={folder / 'pairs.parquet'}", f"output={folder / 'out'}", "rows_per_shard=1000"]
-    config = load_config([str(DEMO), *overrides, "download.timeout_s=20", "download.deadline_s=30"])
+    config = load_config([str(DEMO), *overrides])
     with server(port, folder / "server.log"):
         (plan,) = plan_shards(config.input, config.rows_per_shard, None, config.read)
-        table = clean_captions(Download(config.download)(read_shard(plan, config.read)), config.captions)
-        yield rows, Parse(config.parse)(table), config
+        table = download(read_shard(plan, config.read), rows, config.download)
+        yield rows, Parse(config.parse)(clean_captions(table, config.captions)), config
+
+
+def download(table: pa.Table, rows: list[Row], config: DownloadConfig) -> pa.Table:
+    """Download rows that must time out with a short limit, and the others with one that a busy server keeps."""
+    is_late = pa.array([row.expected_drop == ("download", "timeout") for row in rows])
+    parts = [(is_late, 1.0), (pc.invert(is_late), PATIENCE_S)]
+    limited = [
+        Download(replace(config, timeout_s=seconds, deadline_s=seconds))(table.filter(chosen))
+        for chosen, seconds in parts
+    ]
+    return pa.concat_tables(limited).sort_by("key")
 
 
 def test_each_row_is_kept_or_dropped_as_expected(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:

@@ -3,7 +3,6 @@
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -14,6 +13,7 @@ from demo import local
 from demo.local import free_ports, server, stop_with_descendants, usable_port
 from demo.serve import HOST, PORT
 from hypergrit_common.processes import descendants, started_at
+from tests.patience import PATIENCE_S, wait_until
 
 
 def test_free_ports_are_all_different() -> None:
@@ -34,9 +34,9 @@ def test_server_responds_within_its_context_and_stops_after_it(tmp_path: Path) -
     (port,) = free_ports(1)
     address = f"http://{HOST}:{port}/"
     with server(port, tmp_path / "server.log"):
-        assert urllib.request.urlopen(address, timeout=5).status == 200
+        assert urllib.request.urlopen(address, timeout=PATIENCE_S).status == 200
     with pytest.raises(urllib.error.URLError):
-        urllib.request.urlopen(address, timeout=5)
+        urllib.request.urlopen(address, timeout=PATIENCE_S)
 
 
 def test_server_that_fails_to_start_raises_an_error_with_its_log(tmp_path: Path) -> None:
@@ -51,18 +51,15 @@ def test_server_that_fails_to_start_raises_an_error_with_its_log(tmp_path: Path)
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc on this system")
 def test_stopping_a_process_kills_children_that_ignore_sigterm() -> None:
-    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(60)"
-    parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(60)"
+    child = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    parent = f"import subprocess, sys, time; subprocess.Popen([sys.executable, '-c', {child!r}]); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, start_new_session=True)
     assert process.stdout is not None
     process.stdout.readline()  # the child runs and ignores SIGTERM
     processes = descendants(process.pid)
     assert len(processes) == 1
     stop_with_descendants(process)
-    end = time.monotonic() + 5
-    while any(started_at(pid) == at and not is_zombie(pid) for pid, at in processes.items()) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not any(started_at(pid) == at and not is_zombie(pid) for pid, at in processes.items())
+    wait_until(lambda: not any(started_at(pid) == at and not is_zombie(pid) for pid, at in processes.items()))
 
 
 def is_zombie(pid: int) -> bool:

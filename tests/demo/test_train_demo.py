@@ -141,7 +141,7 @@ def test_miniatures_are_heads_or_towers_with_the_deviations_that_their_models_ha
         "phyclip": ["base", "few_steps", "few_steps_boxes"],
     }
     assert [Path(file).stem for file in job_files("phyclip")] == ["heads", "head"]
-    assert [Path(file).stem for file in job_files("taxonomy")] == ["base", "few_steps"]  # features hold no levels
+    assert [Path(file).stem for file in job_files("taxonomy")] == ["base", "few_steps"]
 
 
 def test_a_miniature_with_another_loss_does_not_bear_the_name_of_its_paper() -> None:

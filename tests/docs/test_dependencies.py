@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from hypergrit_common.cli import MODEL_PACKAGES
+from tests.model_packages import MODEL_PACKAGES
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("schemas", "hypergrit_common", "pipeline", "trainer", "hypergrit")

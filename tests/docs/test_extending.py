@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from hypergrit.__main__ import main as hypergrit
+from hypergrit_common.cli import NOTHING_KEPT
 from hypergrit_common.errors import UserError
 from pipeline import grit
 from pipeline.commands import dry_run
@@ -40,7 +41,7 @@ def test_a_stage_drops_rows_for_a_reason_that_every_reader_knows(
     tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "out"
-    assert run_job(tars, output, *command("run", "FewColours"), "few_colours.min=1000000") == grit.NOTHING_KEPT
+    assert run_job(tars, output, *command("run", "FewColours"), "few_colours.min=1000000") == NOTHING_KEPT
     assert dropped(output)["few_colours"] == {"too_few": N_SCENES}
     stats = read_json(output / "stats.json")
     assert list(stats["stages"])[:4] == ["read", "download", "few_colours", "captions"]
@@ -60,6 +61,7 @@ def test_a_stage_drops_rows_for_a_reason_that_every_reader_knows(
     assert "few_colours: too_few" in capsys.readouterr().out
 
 
+@pytest.mark.rest
 def test_a_stage_that_drops_nothing_leaves_the_rows_as_they_are(tars: Path, finished: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     assert run_job(tars, output, FEW, "few_colours.min=2") == 0
@@ -82,13 +84,14 @@ def test_a_drop_reason_is_counted_by_its_name(tars: Path, tmp_path: Path) -> Non
     assert set(reasons) == {"too_few", "grey"}
 
 
+@pytest.mark.rest
 def test_commands_on_an_output_leave_its_code_alone(tars: Path, folder: Path, tmp_path: Path) -> None:
     output, other = tmp_path / "out", tmp_path / "other"
     assert run_job(tars, output, FEW, "few_colours.min=2") == 0
     shutil.rmtree(folder)
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]
-    assert refilter([f"source={output}", f"output={other}", "score.min_score=0.9", "ray.runner=local"]) == 0
+    assert refilter([f"source={output}", f"output={other}", "score.min_score=0.9", "ray.runner=local"]) == NOTHING_KEPT
     provenances = [read_json(where / "_manifests" / "00000.json")["provenance"] for where in (output, other)]
     assert provenances[0]["plugins"] == provenances[1]["plugins"]
     assert hypergrit(["verify", str(other)]) == 0

@@ -6,6 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from hypergrit_common.cli import NOTHING_KEPT
 from hypergrit_common.errors import UserError
 from pipeline import grit
 from pipeline.config import load_config
@@ -34,7 +35,7 @@ def test_a_grounder_and_a_scorer_find_and_judge_boxes(tars: Path, tmp_path: Path
 def test_an_input_format_is_read(tmp_path: Path) -> None:
     (tmp_path / "urls.pairs").write_text("ftp://example.org/a.jpg a cat on a mat\nno-caption\n", encoding="utf-8")
     settings = command("run", "my_package.pairs:Pairs")
-    assert run_job(tmp_path / "urls.pairs", tmp_path / "out", *settings) == grit.NOTHING_KEPT
+    assert run_job(tmp_path / "urls.pairs", tmp_path / "out", *settings) == NOTHING_KEPT
     assert dropped(tmp_path / "out") == {"read": {"bad_row": 1}, "download": {"invalid_url": 1}}
 
 
@@ -94,8 +95,9 @@ def test_a_stage_that_cannot_be_used_is_explained(folder: Path, name: str, messa
         load_config(["input=in", "output=out", f"stages=[{name}]"])
 
 
+@pytest.mark.rest
 def test_the_workers_of_ray_import_a_stage(tars: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     settings = [f"input={tars}", f"output={output}", "rows_per_shard=4", FEW, "few_colours.min=1000000", "quiet=true"]
-    assert grit.main(settings) == grit.NOTHING_KEPT
+    assert grit.main(settings) == NOTHING_KEPT
     assert dropped(output)["few_colours"] == {"too_few": N_SCENES}

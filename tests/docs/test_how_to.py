@@ -1,9 +1,12 @@
 """The commands of the how-to pages run in order, with tars of drawn scenes and the miniature models."""
 
 import csv
+import os
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +16,9 @@ import torch
 
 from hypergrit.__main__ import main
 from tests.docs.test_commands import COMMAND
+from tests.pipeline.hub import hub
+from tests.pipeline.stages.ground.test_hf import tiny_mm_grounding_dino
+from tests.pipeline.stages.score.test_scorers import small_transformers_clip as small_clip
 from tests.s3.conftest import server
 from tests.trainer.evaluation.sets.test_sets import write_image
 from tests.trainer.evaluation.tasks.test_retrieval import write_coco
@@ -115,10 +121,50 @@ def test_the_commands_of_a_page_run(page: str, tars: Path, finished: Path, tmp_p
         if verb in PAGES[page]:
             continue
         more = [*TINY, "data.workers=0"] if verb == "train" and page == "fine_tune_open_clip" else []
+        more += [f"plot={tmp_path}/calibration.png"] if any(word.startswith("marks=") for word in words) else []
         given = [new for word in words for new in adapted(word, source, tmp_path)]
         assert run(verb, given, *more) == 0, (verb, words)
         if any(word.startswith("form=") for word in words):
             mark_all(tmp_path / "audit.csv")
+
+
+@pytest.mark.rest
+@pytest.mark.slow
+def test_the_models_of_a_page_are_fetched_from_the_hub_and_run_without_it(tars: Path, tmp_path: Path) -> None:
+    fetch, first = (commands("ground_laion_tars") + commands("photographs"))[:2]
+    assert fetch in commands("photographs")
+    repositories = {"iSEE-Laboratory/llmdet_tiny": tiny_mm_grounding_dino, "openai/clip-vit-base-patch32": small_clip}
+    for name, save_model in repositories.items():
+        (tmp_path / "hub" / name).mkdir(parents=True)
+        save_model(tmp_path / "hub" / name)
+    cache = {"HF_HOME": str(tmp_path / "cache"), "HF_HUB_DISABLE_TELEMETRY": "1"}
+    with hub(tmp_path / "hub") as url:
+        found = hypergrit(fetch, {**cache, "HF_ENDPOINT": url})
+    for name, key in zip(repositories, ("grounder", "scorer"), strict=True):
+        assert f"{key} {name} of the hub" in found
+    words = [word for word in first if "=" not in word or word.startswith(("grounder=", "scorer="))]
+    words += [
+        f"input={tars}/*.tar",
+        f"output={tmp_path}/out",
+        "read.where=null",
+        "ground.keep_pairs=true",
+        "ray.runner=local",
+    ]
+    assert "rows read" in hypergrit(words, {**cache, "HF_HUB_OFFLINE": "1"})
+
+
+def hypergrit(words: list[str], environment: dict[str, str]) -> str:
+    """Run a command in a process of its own, which reads the environment of huggingface_hub; return what it prints."""
+    result = subprocess.run(
+        [sys.executable, "-m", "hypergrit", *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return result.stdout
 
 
 @pytest.mark.rest

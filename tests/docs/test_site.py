@@ -27,6 +27,8 @@ def test_the_navigation_names_only_pages_that_exist() -> None:
         "reference/pipeline.md",
         "reference/trainer.md",
         "reference/schemas.md",
+        "reference/models.md",
+        "hierarchy.md",
     }  # written by docs/site.py
 
 
@@ -53,5 +55,8 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
     loaded = re.compile(r'<(?:script|img|link rel="(?:stylesheet|icon)")[^>]* (?:src|href)="(https?://[^"]+)')
     assert not [found for text in html.values() for found in loaded.findall(text)]
     assert 'id="trainer.Model.encode_image"' in html["reference/trainer.html"]
+    assert "The hierarchy of a picture" in html["hierarchy.html"]
+    assert "data:image/png" in html["hierarchy.html"]
     assert 'id="schemas.manifest.Manifest"' in html["reference/schemas.html"]
+    assert 'id="trainer.models.hycoclip.HyCoCLIP"' in html["reference/models.html"]
     assert "&gt;&gt;&gt; " in html["reference/pipeline.html"]

@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from tests.e2e.commands import ROOT, Done, succeed
 from tests.e2e.world import HOST, Web
+from tests.patience import PATIENCE_S
 
 LOCAL: Final = ("ray.runner=local", "ray.cpu_workers=1", "quiet=true")
 """Settings of all commands that compute shards."""
@@ -46,7 +47,8 @@ class Outputs:
         """Return the arguments of the job."""
         paths = (f"input={self.input}", f"output={output}", "rows_per_shard=16")
         hosts = f"download.allowed_private_hosts=[{HOST.removeprefix('http://')}]"
-        return [str(ROOT / "jobs/demo.yaml"), *paths, hosts, *LOCAL, self.proxy, *settings]
+        limits = (f"download.timeout_s={PATIENCE_S}", f"download.deadline_s={PATIENCE_S}")
+        return [str(ROOT / "jobs/demo.yaml"), *paths, hosts, *limits, *LOCAL, self.proxy, *settings]
 
     @property
     def proxy(self) -> str:

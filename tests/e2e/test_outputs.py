@@ -1,4 +1,4 @@
-"""What users of the commands rely on, checked through the command line on the outputs of one job.
+"""Guarantees of the commands, checked through the command line on the outputs of one job.
 
 All checks that share outputs are in this file, so that `pytest -n 2 --dist loadfile` makes each output once.
 """
@@ -36,7 +36,7 @@ from tests.e2e.recorded import RECORDED, environment, read_recorded
 from tests.e2e.world import OUTAGES, input_rows
 
 VERIFIED = ("job", "merge", "dedupe", "reshard", "decontaminate", "takedown", "takedown_of_train_alone", "retry")
-OTHER_RUNTIME = ("download.concurrency=3", "download.deadline_s=39", "download.retries=2")
+OTHER_RUNTIME = ("download.concurrency=3", "download.deadline_s=239", "download.retries=2")
 
 
 def times(output: Path) -> dict[str, int]:
@@ -124,6 +124,7 @@ def damage(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.rest
 def test_a_job_that_was_killed_and_resumed_with_other_runtime_settings_gives_the_same_bytes(
     outputs: Outputs, resumed: Resumed
 ) -> None:

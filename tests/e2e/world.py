@@ -21,6 +21,7 @@ from aiohttp import web
 
 from demo.make_input import make_rows, scene_row
 from demo.serve import PORT, make_app, scene
+from tests.patience import PATIENCE_S
 
 HOST: Final = "http://192.0.2.1"
 N_ROWS: Final = 66
@@ -77,13 +78,13 @@ def serving() -> Iterator[Web]:
     images, loop = Web(), asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
     thread.start()
-    runner = asyncio.run_coroutine_threadsafe(images.start(), loop).result(30)
+    runner = asyncio.run_coroutine_threadsafe(images.start(), loop).result(PATIENCE_S)
     try:
         yield images
     finally:
-        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(30)
+        asyncio.run_coroutine_threadsafe(runner.cleanup(), loop).result(PATIENCE_S)
         loop.call_soon_threadsafe(loop.stop)
-        thread.join(30)
+        thread.join()
 
 
 def input_rows() -> list[InputRow]:

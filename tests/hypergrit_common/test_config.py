@@ -1,5 +1,6 @@
 """Configuration: layers, checks, earlier key names, runtime settings, and the text of --help."""
 
+import json
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -179,6 +180,19 @@ def test_an_argument_without_a_value_is_an_error_that_explains_null_and_the_empt
 def test_an_argument_that_cannot_be_read_is_named(item: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         town(item)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["007", "2024_10", "1e3", "0x10", "on", "1:30", "set #2", "1.50", "|", '"x" in s', '"x" in "\U0001f600"', "a, b"],
+)
+def test_a_text_is_the_one_that_was_written_and_no_number_of_yaml(text: str) -> None:
+    found = town(f"name={text}", f"tower.device={text}", "width=007")
+    assert (found.name, found.tower.device, found.tower.width) == (text, text, 7)
+    assert town(f"name={json.dumps(text, ensure_ascii=False)}").name == text
+    assert town("tower={device: no}").tower.device == "False"  # YAML within a mapping
+    with pytest.raises(UserError, match="could not be converted to Integer"):
+        town('width="x" in s')
 
 
 def test_help_into_a_closed_pipe_is_not_an_error() -> None:

@@ -46,7 +46,6 @@ def test_the_kind_is_named(path: str, kind: str) -> None:
         check_file(path)
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize(
     "use",
     [

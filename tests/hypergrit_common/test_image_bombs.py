@@ -28,6 +28,7 @@ from pipeline.stages.download import stage
 from pipeline.stages.download.config import DownloadConfig
 from schemas.rows import READ
 from tests.hypergrit_common import bombs
+from tests.patience import PATIENCE_S, wait_until
 from tests.pipeline.test_images import encoded, gradient
 
 LIMITS = ImageLimits()
@@ -66,7 +67,7 @@ def outcome_of(data: bytes) -> Outcome:
     queue: multiprocessing.Queue[Outcome] = context.Queue()
     process = context.Process(target=measure, args=(data, queue))
     process.start()
-    outcome = queue.get(timeout=120)
+    outcome = queue.get(timeout=PATIENCE_S)
     process.join()
     return outcome
 
@@ -188,12 +189,9 @@ def test_child_ends_with_its_parent() -> None:
     queue: multiprocessing.Queue[int] = context.Queue()
     process = context.Process(target=leave_a_child, args=(queue,))
     process.start()
-    pid = queue.get(timeout=60)
+    pid = queue.get(timeout=PATIENCE_S)
     process.join()
-    deadline = time.monotonic() + 10
-    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{pid}")
+    wait_until(lambda: not os.path.exists(f"/proc/{pid}"))
 
 
 def leave_a_child(queue: "multiprocessing.Queue[int]") -> None:

@@ -3,7 +3,6 @@
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -11,6 +10,7 @@ from ray._private import ray_logging
 
 from hypergrit_common.local_ray import divert_worker_lines
 from hypergrit_common.processes import descendants, started_at, stat_fields
+from tests.patience import PATIENCE_S, wait_until
 
 PROGRAM = """
 import os, sys, time
@@ -28,7 +28,7 @@ def main():
         ray.get(ray.remote(lambda: print("said by a worker", file=sys.stderr)).remote())
         time.sleep(1)  # until Ray has forwarded the line
         print("ready", ray._private.worker._global_node.get_temp_dir_path(), flush=True)
-        ray.wait([ray.remote(time.sleep).remote(60)])
+        ray.wait([ray.remote(lambda: time.sleep(60)).remote()])
     finally:
         ray.shutdown()
     return 0
@@ -81,7 +81,7 @@ def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals
             # 127.0.0.1, and the same mapped to IPv6
             assert addresses == {"0100007F", "0000000000000000FFFF00000100007F"}
             driver.send_signal(number)
-            _, errors = driver.communicate(timeout=60)
+            _, errors = driver.communicate(timeout=PATIENCE_S)
         finally:
             driver.kill()
     if number == signal.SIGTERM:
@@ -92,13 +92,8 @@ def test_ray_listens_on_loopback_and_ends_with_its_driver(number: signal.Signals
         assert "Token authentication" not in errors
         assert "***" not in errors
         assert "Traceback" not in errors
-    end = time.monotonic() + 10
-    while any(is_running(*process) for process in processes.items()) and time.monotonic() < end:
-        time.sleep(0.1)
-    assert not [process for process in processes.items() if is_running(*process)]
-    while folder.exists() and time.monotonic() < end + 20:
-        time.sleep(0.1)
-    assert not folder.exists()
+    wait_until(lambda: not any(is_running(*process) for process in processes.items()))
+    wait_until(lambda: not folder.exists())
 
 
 IDLE_PROGRAM = """

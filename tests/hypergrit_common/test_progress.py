@@ -8,12 +8,13 @@ from itertools import pairwise
 import pytest
 
 from hypergrit_common import progress
+from tests.patience import PATIENCE_S, wait_until
 
 
 def slow(caplog: pytest.LogCaptureFixture) -> Iterator[int]:
     """Three items, of which each comes after another line."""
     for i in range(3):
-        n_lines, end = len(caplog.records), time.monotonic() + 20
+        n_lines, end = len(caplog.records), time.monotonic() + PATIENCE_S
         while len(caplog.records) == n_lines and time.monotonic() < end:
             time.sleep(0.001)
         yield i
@@ -32,10 +33,9 @@ def test_lines_begin_before_the_first_item_is_done_and_end_with_the_last(caplog:
 def test_pauses_double(monkeypatch: pytest.MonkeyPatch) -> None:
     times = [time.monotonic()]
     with progress.now_and_then(lambda: times.append(time.monotonic()), 0.04, 0.2):
-        time.sleep(0.5)
+        wait_until(lambda: len(times) > 4)
     pauses = [after - before for before, after in pairwise(times)]
-    assert 2 <= len(pauses) <= 4
-    assert pauses[1] > 0.07
+    assert all(pause > 0.9 * least for pause, least in zip(pauses, (0.04, 0.08, 0.16, 0.2), strict=False))
 
 
 @pytest.mark.parametrize(("quiet", "most_s"), [(False, 60.0), (True, 0.001)])

@@ -42,7 +42,8 @@ def shards(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str | N
         values = [f"output={folder / str(need)}", "rows_per_shard=4", "ray.runner=local"]
         values += [f"input={table}", f"read.image_roots=[{folder}]"] if need == "levels" else [f"input={tars}"]
         run = subprocess.run([sys.executable, "-m", "hypergrit", "run", *arguments, *values], check=True, stdout=PIPE)
-        able = run.stdout.decode().partition("can train: ")[2].partition("; not: ")[0].split(", ")
+        line = run.stdout.decode().partition("can train: ")[2].splitlines()[0]
+        able = line.partition("; not: ")[0].split(", ")
         assert {name for name, needed in MODEL_NEEDS.items() if needed in (None, need)} <= {*able}
     return {need: folder / str(need) / ("grit" if need is None else "train") for need in COMMANDS}
 

@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 
+from tests.patience import PATIENCE_S
+
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 FLAGS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -15,10 +17,7 @@ FLAGS = [
 needs_browser = pytest.mark.skipif(
     CHROMIUM is None, reason="no Chromium on this machine: install the package `chromium`"
 )
-
-
-PATIENCE_MS = 240_000
-"""A page of a busy machine may need minutes; pytest ends a test that hangs."""
+PATIENCE_MS = PATIENCE_S * 1000
 
 
 class PatientBrowser:
@@ -43,6 +42,6 @@ def started_browser() -> Iterator[Any]:
     """A running Chromium."""
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as p:
-        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=120_000)
+        browser = p.chromium.launch(executable_path=CHROMIUM, args=FLAGS, timeout=PATIENCE_MS)
         yield PatientBrowser(browser)
         browser.close()

@@ -28,7 +28,10 @@ class RustPanic(BaseException):
 
 @dataclass(frozen=True)
 class Poison:
-    """A row that makes a stage fail in this way; with `once`, a file, only until that file exists."""
+    """A row that makes a stage fail in this way; with `once`, a file, only until that file exists.
+
+    Of the kind "slow", every row takes time; of the kind "held", this row and those after it wait for the file `once`.
+    """
 
     stage: str
     row: int
@@ -40,6 +43,10 @@ class Poison:
         keys = table["key"].to_pylist()
         if self.kind == "slow":  # every row
             time.sleep(0.2 * (stage == self.stage))
+            return
+        if self.kind == "held":
+            while stage == self.stage and max(keys) >= f"{self.row:012d}" and not Path(self.once).exists():
+                time.sleep(0.02)
             return
         if stage != self.stage or f"{self.row:012d}" not in {keys[i] for i in kept_indices(table)}:
             return

@@ -1,5 +1,6 @@
 """The command line of the main job: --help, and user errors as one line with exit code 2."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -7,19 +8,47 @@ from pathlib import Path
 
 import pytest
 
+from hypergrit.__main__ import VERBS
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import repository_root
 from pipeline import grit
+from tests.patience import PATIENCE_S
 from tests.pipeline.jobs import run_job
 
 
 def test_help_imports_neither_torch_nor_spacy_nor_ray_nor_transformers() -> None:
     command = [sys.executable, "-X", "importtime", str(repository_root() / "pipeline" / "grit.py"), "--help"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=True)
     assert done.stdout == f"{grit.help_text()}\n"
     imported = {line.rpartition("|")[2].strip().partition(".")[0] for line in done.stderr.splitlines()}
     assert {"pipeline", "hypergrit_common"} <= imported
     assert not imported & {"torch", "spacy", "ray", "transformers"}
+
+
+def test_an_interpreter_without_the_packages_says_which_one_it_is_and_how_to_start() -> None:
+    script = repository_root() / "pipeline" / "grit.py"
+    done = subprocess.run(
+        [sys.executable, "-S", "-E", str(script), "--help"], capture_output=True, text=True, timeout=PATIENCE_S
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"error: {sys.executable} lacks the packages of HyperGRIT (No module named ")
+    assert done.stderr.endswith(f"start {repository_root()}/.venv/bin/python {script}\n")
+    assert done.stderr.count("\n") == 1
+    command = [sys.executable, "-S", "-E", "-m", "hypergrit"]
+    for verb in VERBS:
+        done = subprocess.run(
+            [*command, verb, "output=x"], cwd=repository_root(), capture_output=True, text=True, timeout=PATIENCE_S
+        )
+        assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1), verb
+        assert f"error: {sys.executable} lacks a package: " in done.stderr or verb == "models", verb
+
+
+def test_a_wrong_setting_is_json_too_if_the_log_is() -> None:
+    script = repository_root() / "pipeline" / "grit.py"
+    settings = ["input=a", "output=b", "rows_per_shard=0", "log.format=json"]
+    done = subprocess.run([sys.executable, script, *settings], capture_output=True, text=True, timeout=PATIENCE_S)
+    assert done.returncode == 2
+    assert "rows_per_shard" in json.loads(done.stderr)["message"]
 
 
 def test_help_lists_the_main_keys_all_of_them_or_those_of_a_topic() -> None:

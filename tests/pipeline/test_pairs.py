@@ -21,7 +21,7 @@ LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 LIGHT = """
 import sys
 from importlib.abc import MetaPathFinder
-from hypergrit_common.cli import MODEL_PACKAGES
+from tests.model_packages import MODEL_PACKAGES
 class Absent(MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
         if name in MODEL_PACKAGES:
@@ -100,6 +100,7 @@ def test_a_command_that_needs_models_tells_how_to_install_them(
     assert message in run.stderr
 
 
+@pytest.mark.rest
 def test_shards_of_pairs_that_are_computed_again_have_the_same_bytes(tars: Path, pairs: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     assert run_job(tars, output, *WITHOUT_MODELS, "limit=4") == 0
@@ -188,6 +189,7 @@ def test_the_parse_travels_with_a_pair(tars: Path, tmp_path: Path) -> None:
     assert all(row["tokens"] and row["boxes"] == [] for row in rows)
 
 
+@pytest.mark.rest
 def test_pairs_beside_rows_with_boxes_are_taken_out_again(tars: Path, mixed: Path, tmp_path: Path) -> None:
     found = stats_of(mixed)
     assert 0 < found["pairs"] < found["kept"] == N_SCENES
@@ -202,6 +204,19 @@ def test_pairs_beside_rows_with_boxes_are_taken_out_again(tars: Path, mixed: Pat
     ]
     assert tars_of[0]
     assert tars_of[0] == tars_of[1]
+
+
+@pytest.mark.rest
+def test_pairs_beside_given_boxes_are_taken_out_of_a_job_without_a_grounder(mixed: Path, tmp_path: Path) -> None:
+    assert run_job(mixed / "grit", tmp_path / "given", *WITHOUT_MODELS) == 0
+    arguments = [f"source={tmp_path / 'given'}", f"output={tmp_path / 'new'}", *LOCAL, "ground.keep_pairs=false"]
+    assert rewrite.main(arguments) == 0
+    before, after = stats_of(tmp_path / "given"), stats_of(tmp_path / "new")
+    assert 0 < before["pairs"] < before["kept"]
+    assert after == {"kept": before["kept"] - before["pairs"], "pairs": 0}
+    other = [f"source={tmp_path / 'given'}", f"output={tmp_path / 'all'}", *LOCAL]
+    assert rewrite.main([*other, "score.min_score=0.8"]) == 0
+    assert rewrite.main([*other, "score.min_score=0.8", "ground.keep_pairs=false"]) == 2  # made with other settings
 
 
 def test_pairs_cannot_be_added_to_a_finished_output(

@@ -9,6 +9,8 @@ import requests
 from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
+from tests.patience import PATIENCE_S
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[str]:
@@ -31,6 +33,7 @@ def server() -> Iterator[str]:
             environment.setenv(name, value)
         S3FileSystem.clear_instance_cache()
         yield variables["AWS_ENDPOINT_URL"]
-        requests.post(f"{variables['AWS_ENDPOINT_URL']}/moto-api/reset", timeout=10)  # frees the memory of this process
+        reset = f"{variables['AWS_ENDPOINT_URL']}/moto-api/reset"
+        requests.post(reset, timeout=PATIENCE_S)  # frees the memory of this process
     S3FileSystem.clear_instance_cache()
     server.stop()

@@ -1,6 +1,7 @@
 """Merge, dedupe and reshard with sources and outputs in a bucket."""
 
 import fsspec
+import pytest
 
 from pipeline.commands import rewrite
 from tests.pipeline.commands.derive.outputs import kept, lost, make_output, multiset, picture, read_rows
@@ -8,6 +9,7 @@ from tests.pipeline.commands.derive.outputs import kept, lost, make_output, mult
 LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 
 
+@pytest.mark.rest
 def test_outputs_in_a_bucket_are_merged_deduplicated_and_resharded(server: str) -> None:
     fsspec.filesystem("s3").mkdir("mine")
     rows = [kept(picture(i), url=f"u{i}") for i in range(4)]

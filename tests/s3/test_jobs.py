@@ -19,6 +19,7 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.read.source import read_shard
 from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
+from tests.patience import PATIENCE_S
 from tests.trainer.data.samples import TOKENIZER, jpeg
 from tests.trainer.small_run import overrides
 from trainer import train
@@ -108,7 +109,7 @@ def test_rows_are_read_from_files_folders_and_globs(bucket: S3FileSystem, path: 
     assert read == [f"a cat {i}" for i in range(N_ROWS)]
 
 
-@pytest.mark.timeout(20)  # without a buffer, copying a block for every line takes minutes
+@pytest.mark.timeout(PATIENCE_S)  # without a buffer, copying a block for every line takes minutes
 def test_many_lines_are_read_as_fast_as_from_a_disk(bucket: S3FileSystem) -> None:
     line = json.dumps({"url": "http://127.0.0.1:9/a.jpg", "caption": "a cat " * 20}).encode() + b"\n"
     bucket.pipe_file("mine/many/pairs.jsonl", line * 100_000)

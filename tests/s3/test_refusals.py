@@ -15,6 +15,7 @@ from s3fs import S3FileSystem
 from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from pipeline import grit
+from tests.patience import PATIENCE_S
 from tests.trainer.small_run import overrides
 from trainer import train
 
@@ -42,7 +43,7 @@ def user_error(
         case "bucket":
             url, expected = "s3://yours/in", "s3://yours"
         case "key":
-            requests.post(f"{server}/moto-api/reset-auth", data="0", timeout=10)
+            requests.post(f"{server}/moto-api/reset-auth", data="0", timeout=PATIENCE_S)
             expected = "Key Id you provided does not exist"
         case "credentials":
             monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -55,7 +56,7 @@ def user_error(
             monkeypatch.setitem(sys.modules, "s3fs", None)
             expected = "pip install 's3fs'"
     yield url, expected
-    requests.post(f"{server}/moto-api/reset-auth", data="inf", timeout=10)
+    requests.post(f"{server}/moto-api/reset-auth", data="inf", timeout=PATIENCE_S)
     monkeypatch.undo()
     S3FileSystem.clear_instance_cache()
 

@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load
 
 from hypergrit_common.errors import UserError
+from tests.patience import PATIENCE_S
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import train_files, write_shards
 from tests.trainer.small_run import SMALL, write_data
@@ -65,7 +66,7 @@ def test_a_run_preempted_in_s3_resumes_on_another_machine_with_the_same_result(
         patched.setattr(loop, "start_step", start)
         started = time.monotonic()
         assert train.main(arguments(tmp_path, "parts")) == 128 + signal.SIGUSR1
-        assert time.monotonic() - started < 30
+        assert time.monotonic() - started < PATIENCE_S
     assert "stopped at step 8 of 12 after saving a checkpoint" in capsys.readouterr().err
     assert f"checkpoints/step_00000008/{MARK}" in names(bucket, "parts")
     assert train.main(arguments(tmp_path, "parts")) == 0  # the temporary folder of the first part is gone

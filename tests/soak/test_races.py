@@ -42,6 +42,7 @@ def race_and_check(tars: Path, reference: Reference, folder: Path, n_jobs: int) 
     assert not [path.name for path in output.rglob("*") if "lease" in path.name or path.name.endswith(".tmp")]
 
 
+@pytest.mark.rest
 def test_of_three_jobs_at_once_one_writes_the_output(tars: Path, pipeline_reference: Reference, tmp_path: Path) -> None:
     race_and_check(tars, pipeline_reference, tmp_path, 3)
 

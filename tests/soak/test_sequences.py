@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.soak.sequences.steps import CASES, DISTURBED, MOST_CALLS, Step, from_json, make_steps, to_json
+from tests.soak.sequences.steps import CASES, DISTURBED, FORMATS, MOST_CALLS, Step, from_json, make_steps, to_json
 
 ROOT = Path(__file__).parents[2]
 N_SEQUENCES, N_PARTS = 300, 15
@@ -52,7 +52,12 @@ def test_a_disk_that_is_full_during_each_verb(verb: str, tmp_path: Path) -> None
 def on_full_disks(verb: str) -> list[Step]:
     """Steps in which a verb meets a full disk at more and more of its I/O calls, each time with something left to do."""
     steps = [Step(verb="web", options=("down",)), Step(verb="run"), Step(verb="web", options=("up",))]
-    options = {"rewrite": ("dedupe=[bytes]",), "takedown": ("url",), "explore": ("report",)}.get(verb, ())
+    options = {
+        "rewrite": ("dedupe=[bytes]",),
+        "takedown": ("url",),
+        "explore": ("report",),
+        "export": (FORMATS[0],),
+    }.get(verb, ())
     for seed, at in enumerate(range(1, MOST_CALLS[verb], MOST_CALLS[verb] // 6)):
         if verb in ("run", "requeue"):
             steps.append(Step(verb="damage", options=("delete", "grit"), seed=seed))

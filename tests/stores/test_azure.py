@@ -3,13 +3,13 @@
 import shutil
 import socket
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import fsspec
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.stores.jobs import check_store
 
 pytest.importorskip("adlfs")
@@ -34,16 +34,18 @@ def container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     text += f"BlobEndpoint=http://127.0.0.1:{port}/{ACCOUNT};"
     monkeypatch.setitem(fsspec.config.conf, "abfs", {"connection_string": text})
     try:
-        for _ in range(100):
-            with socket.socket() as client:
-                if client.connect_ex(("127.0.0.1", port)) == 0:
-                    break
-            time.sleep(0.1)
+        wait_until(lambda: answers(port))
         fsspec.filesystem("abfs").mkdir("mine")
         yield "abfs://mine/here"
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(PATIENCE_S)
+
+
+def answers(port: int) -> bool:
+    """Return whether a server accepts connections."""
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
 
 
 def test_a_container_is_input_root_of_images_and_output(container: str) -> None:

@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.small_run import overrides, write_data
 
 ROOT = Path(__file__).parents[2]
@@ -35,15 +35,11 @@ def test_no_compiler_outlives_a_run(
         command, cwd=ROOT, stderr=log, start_new_session=True, env=environment
     ) as process:  # fmt: skip
         try:
-            while process.poll() is None and not started.exists():
-                time.sleep(0.1)
+            wait_until(lambda: process.poll() is not None or started.exists())
             pid = int(started.read_text())
             (os.killpg if reaches_all else os.kill)(process.pid, number)
-            code = process.wait(120)
-            end = time.monotonic() + 10
-            while Path(f"/proc/{pid}").exists() and time.monotonic() < end:
-                time.sleep(0.1)
-            assert not Path(f"/proc/{pid}").exists()
+            code = process.wait(PATIENCE_S)
+            wait_until(lambda: not Path(f"/proc/{pid}").exists())
         finally:
             process.kill()
     text = (tmp_path / "log").read_text()

@@ -3,17 +3,17 @@
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 import torch
 
 from hypergrit_common.errors import UserError
+from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import overrides, small_config
 from trainer import on_ray
@@ -73,30 +73,49 @@ def test_workers_start_with_the_setting_of_the_gpu_memory(
     assert found["runtime_env"]["env_vars"]["PYTORCH_ALLOC_CONF"] == expected
 
 
+WAITING = """
+import os, time
+from pathlib import Path
+
+from trainer.models.hycoclip import HyCoCLIP
+
+class Waiting(HyCoCLIP):
+    def losses(self, *arguments):
+        while Path("run/checkpoints/step_00000005").exists() and not Path("killed").exists():
+            Path(f"waiting_{os.getpid()}").touch()
+            time.sleep(0.02)
+        return super().losses(*arguments)
+"""
+"""A model whose workers wait after the first checkpoint, until one of them has been killed."""
+
+
 @pytest.mark.rest
 @pytest.mark.ray
 @pytest.mark.slow
+@pytest.mark.timeout(3 * PATIENCE_S)
 def test_a_run_on_ray_resumes_after_a_worker_is_killed(tmp_path: Path) -> None:
     shards, output = tmp_path / "shards", tmp_path / "run"
     shards.mkdir()
     for number in range(2):
         write_tar(shards / f"{number:05d}.tar", [(f"{number}-{i}", train_files(i)) for i in range(16)])
+    (tmp_path / "waiting.py").write_text(WAITING)
     arguments = overrides(
         output, "shards=shards", "tokenizer=merges.txt", "data.index_folder=index", "steps=30", "data.workers=0",
-        "ray.workers=2", "ray.cpus_per_worker=0.5", "parallel.timeout_s=60",
+        "ray.workers=2", "ray.cpus_per_worker=0.5", f"parallel.timeout_s={PATIENCE_S}", "model_name=waiting:Waiting",
     )  # fmt: skip
     command = [sys.executable, "-m", "trainer.train", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    paths = f"{ROOT}{os.pathsep}{tmp_path}"
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
+    environment["RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S"] = str(PATIENCE_S)
     with (tmp_path / "log").open("w") as log:
         run = subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=log, stderr=log)
-        rows = output / "metrics.jsonl"
-        while run.poll() is None and (not rows.is_file() or len(rows.read_text().splitlines()) < 7):
-            time.sleep(0.05)
-        workers = [
-            child for child in psutil.Process(run.pid).children(recursive=True) if "RayTrainWorker" in child.name()
-        ]
-        workers[-1].kill()
-        assert run.wait(timeout=240) == 0, (tmp_path / "log").read_text()
-    assert [json.loads(line)["step"] for line in rows.read_text().splitlines()] == list(range(1, 31))
+        wait_until(lambda: run.poll() is not None or list(tmp_path.glob("waiting_*")))
+        workers = [int(path.name.removeprefix("waiting_")) for path in tmp_path.glob("waiting_*")]
+        assert workers, (tmp_path / "log").read_text()
+        os.kill(workers[0], signal.SIGKILL)
+        (tmp_path / "killed").touch()
+        assert run.wait(PATIENCE_S) == 0, (tmp_path / "log").read_text()
+    rows = (output / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in rows] == list(range(1, 31))
     assert "checkpoints/step_000000" in (tmp_path / "log").read_text()
     assert len(list((tmp_path / "index").iterdir())) == 2

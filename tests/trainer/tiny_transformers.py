@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -15,6 +16,10 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789:,."
 WORDS = ("cat", "box", "of", "the", "dog", "ca", "a")
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 KINDS = ("bert", "roberta", "t5", "clip_text_model", "distilbert", "modernbert", "mpnet", "xlm-roberta")
+VARIED = tuple(
+    kind if kind in ("bert", "clip_text_model") else pytest.param(kind, marks=pytest.mark.rest) for kind in KINDS
+)
+"""The kinds, most of them with the marker `rest`."""
 
 
 def word_pieces(cls: str, sep: str, pad: str, unk: str) -> Tokenizer:

@@ -32,6 +32,8 @@ from trainer.text.syntax import Word
 HELD_OUT: Final = "held_out"
 """Folder of the shards below the data folder."""
 CACHED_SAMPLES: Final = 64
+MAX_DAMAGED: Final = 0.1
+"""Largest share of damaged shards, if they are several."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,16 +97,25 @@ class ShardImages:
 def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) -> ShardContent:
     """Read the texts of the first `limit` usable samples (0: all) of the shards in the folder `name` below `root`.
 
-    Raises MissingFilesError without shards.
+    Raises MissingFilesError without shards, and UserError if more than a tenth of them are damaged.
     """
     folder = root / name
     try:
         shards = HeldOutShards(str(folder))
     except UserError as error:
+        if any(folder.rglob("*.tar")):
+            raise
         raise MissingFilesError(
             f"held-out shards: expected {folder}/00000.tar in a layout of training shards: {error}"
         ) from error
     images, content = ShardImages(shards.index, shards.layout, size_px), ShardContent()
+    if damaged := shards.index.damaged:
+        if len(damaged) > max(1, MAX_DAMAGED * len(shards.index.urls)):
+            raise UserError(
+                f"{len(damaged)} of the {len(shards.index.urls)} shards of {folder} are damaged, such as {damaged[0].url}: "
+                f"{damaged[0].problem}; create or download them again"
+            )
+        content.skipped["damaged shard"] = len(damaged)
     for number, sample in samples(images, content.skipped):
         if limit and len(content.captions) >= limit:
             break

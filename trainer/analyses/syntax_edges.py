@@ -69,6 +69,7 @@ def with_words(model: DualEncoder) -> SyntaxMERU:
     }
     converted = SyntaxMERU(SyntaxMERUConfig(**settings))
     converted.load_state_dict(model.state_dict())
+    converted.visual, converted.textual = model.visual, model.textual  # with the frozen tower, if it is a head
     return converted.to(device_of(model)).eval()
 
 

@@ -50,7 +50,12 @@ def newest_checkpoint(folder: Path) -> Path | None:
 
 def list_checkpoints(folder: Path) -> list[Path]:
     """The complete checkpoints in a folder, in the order of their steps."""
-    return sorted(folder.glob("step_*"))
+    return sorted(path for path in folder.glob("step_*") if is_step(path.name))
+
+
+def is_step(name: str) -> bool:
+    """True for the name of the folder of a checkpoint."""
+    return name.startswith("step_") and name.removeprefix("step_").isdecimal()
 
 
 @dataclass
@@ -172,7 +177,7 @@ def kept_checkpoints(names: Sequence[str], keep: int, keep_every: int | None) ->
 def is_mark(name: str) -> bool:
     """True for the path of the file that makes a checkpoint complete, relative to the run."""
     parts = name.split("/")
-    return len(parts) == 3 and parts[0] == CHECKPOINTS and parts[1].startswith("step_") and parts[2] == MARK
+    return len(parts) == 3 and parts[0] == CHECKPOINTS and is_step(parts[1]) and parts[2] == MARK
 
 
 def remote_checkpoints(fs: Any, root: str) -> dict[str, list[str]]:
@@ -181,7 +186,8 @@ def remote_checkpoints(fs: Any, root: str) -> dict[str, list[str]]:
     folder = f"{root}/{CHECKPOINTS}"
     for path in fs.find(folder) if fs.exists(folder) else []:
         checkpoint, _, file = path.removeprefix(root).lstrip("/").rpartition("/")
-        found.setdefault(checkpoint, []).append(file)
+        if is_step(checkpoint.rpartition("/")[2]):
+            found.setdefault(checkpoint, []).append(file)
     return found
 
 

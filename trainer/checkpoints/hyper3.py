@@ -19,7 +19,8 @@ from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TRANSFORMERS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model
-from trainer.text.fast_tokenizer import FastTokenizer, read_fast_tokenizer
+from trainer.text.base import TextTokenizer
+from trainer.text.fast_tokenizer import read_fast_tokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -34,16 +35,17 @@ def is_hyper3(config: Mapping[str, Any]) -> bool:
     return "format" not in config and "vision_backbone" in config
 
 
-class Hyper3(NamedTuple):
-    """The parts of a folder: a model with random weights, its weights, and its tokenizer and preprocessing."""
+class FolderParts(NamedTuple):
+    """The parts of a folder: a model with random weights, its weights, tokenizer, preprocessing and configuration."""
 
     model: DualEncoder
     state: dict[str, Tensor]
-    tokenizer: FastTokenizer
+    tokenizer: TextTokenizer
     preprocess: PreprocessConfig
+    config: dict[str, Any]
 
 
-def read_hyper3(folder: Path, config: Mapping[str, Any]) -> Hyper3:
+def read_hyper3(folder: Path, config: Mapping[str, Any]) -> FolderParts:
     """Read a folder as a HyCoCLIP, or a UNCHA if it has three temperatures: with towers of timm and transformers.
 
     Raises ValueError for a folder that does not fit, and OSError if it cannot be read.
@@ -77,7 +79,7 @@ def read_hyper3(folder: Path, config: Mapping[str, Any]) -> Hyper3:
     limits = [config.get(key) for key in ("curvature_min", "curvature_max")]
     if None not in limits and "curv" in converted:
         converted["curv"] = converted["curv"].clamp(*torch.tensor(limits).log().tolist())
-    return Hyper3(model, converted, tokenizer, PreprocessConfig(size_px=size_px, mode="squash"))
+    return FolderParts(model, converted, tokenizer, PreprocessConfig(size_px=size_px, mode="squash"), {})
 
 
 def own_state(model: DualEncoder, state: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -15,18 +15,18 @@ from torch import Tensor, nn
 from hypergrit_common.config import from_plain
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
-from hypergrit_common.lazy import is_plugin
 from hypergrit_common.weights import read_tensors, save_tensors
-from trainer.checkpoints.hyper3 import is_hyper3, read_hyper3
+from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3
+from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
 from trainer.checkpoints.released import from_released
 from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
-from trainer.checkpoints.towers import COPY, attach_tower, renamed_tower, weights_sha256
+from trainer.checkpoints.towers import COPY, attach_tower, cached_towers, renamed_tower, weights_sha256
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
 from trainer.encoders.text import TextTower, stretch_positions
 from trainer.models.config import ModelConfig
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.registry import MODELS, build_model, model_name, use_model
+from trainer.models.registry import MODELS, build_model, model_name, parse_config, use_model
 from trainer.optim.config import check_matched, longest_match
 from trainer.optim.freeze import merged_state
 from trainer.text.base import TextTokenizer
@@ -100,7 +100,7 @@ def save_model(
 
 
 def load_model(path: Path | str, name: str | None = None, tower: Path | str | None = None) -> LoadedModel:
-    """Load a model in float32 and evaluation mode, from a run, its folder model/, or a released `.pth` file.
+    """Load a model in float32 and evaluation mode, from a run, its folder model/, open_clip's folder, or a `.pth` file.
 
     `tower` is the frozen model of a head over cached features, if it is not where the head was trained.
     `name` is the model of a released file, such as "meru": MERU and HyCoCLIP files have the same layout. A folder names
@@ -112,7 +112,11 @@ def load_model(path: Path | str, name: str | None = None, tower: Path | str | No
         use_model(name)
     path = model_folder(Path(path))
     if path.is_dir():
-        loaded = load_folder(path, name)
+        loaded = load_folder(path)
+        if name not in (None, found := model_name(loaded.model)):
+            raise ValueError(f"{path} holds a {found} model, not {name}; give model_name={found}, or omit it")
+        if tower is not None and not cached_towers(loaded.model):
+            raise ValueError(f"{path} is no head on cached features, so it takes no tower={tower}; omit it")
         attach_tower(loaded.model, load_frozen, [path], None if tower is None else model_folder(Path(tower)))
         return loaded
     state = read_weights(path)
@@ -148,8 +152,10 @@ def model_folder(path: Path) -> Path:
     return path
 
 
-def load_folder(folder: Path, name: str | None) -> LoadedModel:
-    """Load a folder written by `save_model`. `name` and errors as in `load_model`."""
+def load_folder(folder: Path) -> LoadedModel:
+    """Load a folder written by `save_model`, or by open_clip. Errors as in `load_model`."""
+    if (folder / CONFIG_FILE).is_file():  # first: on the hub, a config.json of transformers may be beside it
+        return from_parts(read_open_clip(folder), folder)
     for file in ("config.json", "model.safetensors"):
         if not (folder / file).is_file():
             raise FileNotFoundError(
@@ -157,9 +163,7 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
             )
     config = read_object(folder / "config.json")
     if is_hyper3(config):
-        found = read_hyper3(folder, config)
-        load_state(found.model, found.state, folder)
-        return LoadedModel(model=found.model.eval(), tokenizer=found.tokenizer, preprocess=found.preprocess, config={})
+        return from_parts(read_hyper3(folder, config), folder)
     if config.get("format") != FORMAT:
         raise ValueError(
             f"{folder} has format {config.get('format')}, but this version reads format {FORMAT}; load it with the "
@@ -170,10 +174,6 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
         raise ValueError(
             f"{folder / 'config.json'}: {invalid[0]!r} is missing or has the wrong type; copy the folder again, or "
             "save the model again"
-        )
-    if name is not None and config["model"] != name:
-        raise ValueError(
-            f"{folder} holds a {config['model']} model, not {name}; give model_name={config['model']}, or omit it"
         )
     model = build_model(config["model"], parse_config(config["model"], config["config"], folder))
     load_state(model, read_tensors(folder / "model.safetensors"), folder)
@@ -190,6 +190,13 @@ def load_folder(folder: Path, name: str | None) -> LoadedModel:
     return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
 
 
+def from_parts(found: FolderParts, folder: Path) -> LoadedModel:
+    """The model of a folder in the layout of another project, with its weights. Errors as in `load_state`."""
+    model, state, tokenizer, preprocess, config = found
+    load_state(model, state, folder)
+    return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
+
+
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read the state dict of a run, of its folder model/, or of a released file, in the trainer's layout.
 
@@ -201,21 +208,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; give the folder of a run, or a .pth file")
     return from_released(read_tensors(path))
-
-
-def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig:
-    """Build the configuration of the model `name` from a dictionary written by `dataclasses.asdict`.
-
-    Raises ValueError, naming `source`, for an unknown model, key or value.
-    """
-    if is_plugin(name) and name not in MODELS:
-        raise ValueError(f"{source} is a model of the class {name}; give model_name={name} if you trust its code")
-    if name not in MODELS:
-        raise ValueError(f"{source}: unknown model {name!r}; this version has {', '.join(MODELS)}")
-    try:
-        return cast(ModelConfig, from_plain(MODELS[name].config, values, f"config of {name}"))
-    except UserError as error:
-        raise ValueError(f"{source}: {error}") from error
 
 
 def load_state(model: DualEncoder, state: Mapping[str, Tensor], source: Path, skip: Sequence[str] = ()) -> None:

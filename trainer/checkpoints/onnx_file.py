@@ -9,6 +9,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
 from trainer.checkpoints.model import LoadedModel
 from trainer.checkpoints.tokenizer_files import write_tokenizer
+from trainer.encoders.cached import CachedImage, CachedText
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import model_name
 
@@ -40,6 +41,9 @@ def write_onnx(found: LoadedModel, out: Path) -> None:
             f"ONNX files need the extra onnx ({error}); pip install '.[onnx]' in the folder of the package"
         ) from error
     model = found.model.eval().requires_grad_(False)
+    for tower in (model.visual, model.textual):
+        if isinstance(tower, CachedImage | CachedText):
+            tower.frozen()  # loaded here: the export traces without storage
     size, length = model.config.image.size_px, model.config.text.context_length
     ids = torch.ones(2, length, dtype=torch.int64)
     inputs = {"image": torch.rand(2, 3, size, size), "text": ids}

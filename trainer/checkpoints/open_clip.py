@@ -11,14 +11,11 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
 from hypergrit_common.weights import read_tensors
 from trainer.checkpoints.model import copy_state, stretched
+from trainer.checkpoints.open_clip_layout import CONFIG_FILE
+from trainer.checkpoints.towers import OPEN_CLIP_WEIGHTS
 from trainer.encoders.build import timm_state
 from trainer.encoders.config import CACHED, OPEN_CLIP, PAPER_VITS, TRANSFORMERS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
-
-WEIGHT_FILES: Final = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
-"""File names in a folder that open_clip writes for the Hugging Face hub; the first one that exists is read."""
-
-CONFIG_FILE: Final = "open_clip_config.json"
 
 TEXT_ENTRIES: Final = ("token_embedding.", "positional_embedding", "transformer.", "ln_final.", "text_projection")
 """Prefixes of the text tower's entries in models that keep them at the top level, not under `text.`."""
@@ -90,10 +87,10 @@ def find_weights(config: ImageConfig | TextConfig) -> Path:
     path = Path(config.weights)
     if path.is_dir():
         check_same_network(config, path)
-        file = next((path / name for name in WEIGHT_FILES if (path / name).is_file()), None)
+        file = next((path / name for name in OPEN_CLIP_WEIGHTS if (path / name).is_file()), None)
         if file is None:
             raise FileNotFoundError(
-                f"{path} holds neither {' nor '.join(WEIGHT_FILES)}; give the path of a weight file"
+                f"{path} holds neither {' nor '.join(OPEN_CLIP_WEIGHTS)}; give the path of a weight file"
             )
         return file
     return path if path.is_file() else download_weights(config)
@@ -134,7 +131,7 @@ def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
     This detects a different number of heads or activation function, which does not change the shapes of the weights.
     Raises ValueError if they differ.
     """
-    from trainer.encoders.open_clip_towers import architecture, first_difference, text_config, vision_config
+    from trainer.encoders.open_clip_towers import architecture, differences, text_config, vision_config
 
     if not (folder / CONFIG_FILE).is_file():
         return
@@ -145,10 +142,10 @@ def check_same_network(config: ImageConfig | TextConfig, folder: Path) -> None:
     if isinstance(config, ImageConfig):
         part, tower_config = "vision_cfg", vision_config(config.name, config.size_px, config.kwargs)
     else:
-        part, tower_config = "text_cfg", text_config(config.name)
+        part, tower_config = "text_cfg", text_config(config.name, config.kwargs)
     if part not in saved:
         raise ValueError(f"{folder / CONFIG_FILE} has no {part}; copy the folder again, or give the weight file itself")
-    other = first_difference(tower_config, saved[part], ignore=("image_size", "output_tokens", "timm_model_pretrained"))
+    other = next(iter(differences(tower_config, saved[part])), None)
     if saved.get("quick_gelu", False) != architecture("image", config.name).get("quick_gelu", False):
         other = "quick_gelu"
     if other:

@@ -1,4 +1,4 @@
-"""Convert models to open_clip's layout and back.
+"""Convert models to open_clip's layout and back, and read models of open_clip as a CLIP.
 
 An exported folder holds what `open_clip.create_model("local-dir:FOLDER")` loads: open_clip_config.json and
 open_clip_model.safetensors, with both towers and their projections. The features there are those before the lift. What
@@ -10,18 +10,22 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Final, cast
 
+import torch
+
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.weights import read_tensors, save_tensors
-from trainer.checkpoints.model import LoadedModel, copy_state, parse_config
-from trainer.checkpoints.open_clip import CONFIG_FILE, WEIGHT_FILES
+from trainer.checkpoints.hyper3 import FolderParts
 from trainer.checkpoints.tokenizer_files import is_openai
+from trainer.checkpoints.towers import OPEN_CLIP_WEIGHTS, weights_file
 from trainer.data.preprocess import PreprocessConfig
-from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS
+from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, TextConfig
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.registry import build_model, model_name
+from trainer.models.registry import build_model, model_name, parse_config
+from trainer.text.base import TextTokenizer
 from trainer.text.tokenizer import openai_tokenizer
 
+CONFIG_FILE: Final = "open_clip_config.json"
 REST_FILE: Final = "hypergrit.safetensors"
 KEY: Final = "hypergrit"
 """Key of open_clip_config.json with the model's settings; open_clip ignores it."""
@@ -35,6 +39,19 @@ VIT_NAMES: Final = {
     "norm.weight": "ln_post.weight",
     "norm.bias": "ln_post.bias",
 }
+MODEL_KEYS: Final = {"embed_dim", "vision_cfg", "text_cfg", "quick_gelu", "custom_text", "init_logit_scale"}
+"""Keys of open_clip's `model_cfg` that a CLIP here may have."""
+Values = dict[tuple[str, str], tuple[Any, ...]]
+POSSIBLE: Final[Values] = {
+    ("text_cfg", "vocab_size"): (TextConfig.vocab_size,),
+    ("text_cfg", "embed_cls"): (False,),
+    ("text_cfg", "proj_type"): ("linear",),
+    ("text_cfg", "proj_bias"): (False,),
+    ("vision_cfg", "timm_proj"): ("linear", "none", "", None),
+    ("preprocess_cfg", "interpolation"): ("bicubic", "random"),
+    ("preprocess_cfg", "resize_mode"): ("shortest", "squash"),
+}
+"""Values of its fields that a CLIP here may have."""
 BLOCK_NAMES: Final = {
     "norm1": "ln_1",
     "attn.qkv.": "attn.in_proj_",
@@ -46,17 +63,18 @@ BLOCK_NAMES: Final = {
 """Beginnings of names within a block of a vision transformer."""
 
 
-def export_model(loaded: LoadedModel, folder: Path) -> None:
-    """Write a model in open_clip's layout.
+def export_model(
+    folder: Path, model: DualEncoder, tokenizer: TextTokenizer, preprocess: PreprocessConfig, record: dict[str, Any]
+) -> None:
+    """Write a model in open_clip's layout. The arguments are those of `save_model`.
 
     Raises UserError for a tower or tokenizer that open_clip cannot represent, and OSError if the folder cannot be written.
     """
-    model = loaded.model
     if model.config.text.name == TRANSFORMERS:
         raise UserError(
             f"open_clip cannot represent this text tower; it represents that of the papers and {OPEN_CLIP}NAME"
         )
-    if not is_openai(loaded.tokenizer):
+    if not is_openai(tokenizer):
         raise UserError(
             "open_clip has no tokenizer with the merges of this model; export a model with tokenizer=openai"
         )
@@ -72,47 +90,83 @@ def export_model(loaded: LoadedModel, folder: Path) -> None:
             "visual.positional_embedding": positions,
             "visual.class_embedding": exported["visual.class_embedding"].flatten(),
         }
-    mode = "squash" if loaded.preprocess.mode == "squash" else "shortest"
+    mode = "squash" if preprocess.mode == "squash" else "shortest"
     folder.mkdir(parents=True, exist_ok=True)
-    save_tensors(exported, folder / WEIGHT_FILES[0])
+    save_tensors(exported, folder / OPEN_CLIP_WEIGHTS[0])
     save_tensors({key: value for key, value in state.items() if key not in names}, folder / REST_FILE)
     settings = {
         "model": model_name(model),
         "config": dataclasses.asdict(model.config),
-        "preprocess": dataclasses.asdict(loaded.preprocess),
-        "record": loaded.config.get("record") or {},
+        "preprocess": dataclasses.asdict(preprocess),
+        "record": record,
     }
     pixels = {"mean": model.pixel_mean.flatten().tolist(), "std": model.pixel_std.flatten().tolist()}
-    images = {"size": loaded.preprocess.size_px, "interpolation": "bicubic", "resize_mode": mode}
+    images = {"size": preprocess.size_px, "interpolation": "bicubic", "resize_mode": mode}
     write_object({"model_cfg": config, "preprocess_cfg": pixels | images, KEY: settings}, folder / CONFIG_FILE)
 
 
-def import_model(folder: Path) -> LoadedModel:
-    """Load a model from a folder of `export_model`, with the weights that it had, bit for bit.
+def read_open_clip(folder: Path) -> FolderParts:
+    """Read a folder of `export_model`, with the weights that it had, bit for bit, or any CLIP that open_clip saved.
 
     Raises OSError for a file that cannot be read, and ValueError for one that does not fit.
     """
-    settings = read_object(folder / CONFIG_FILE).get(KEY)
-    if not isinstance(settings, dict) or not isinstance(settings.get("config"), dict):
-        raise ValueError(f"{folder / CONFIG_FILE} was not written by trainer.export; use model.image.weights={folder}")
-    name = str(settings.get("model"))
-    model = build_model(name, parse_config(name, settings["config"], folder))
-    exported, state = read_tensors(folder / WEIGHT_FILES[0]), read_tensors(folder / REST_FILE)
-    shapes = {key: value.shape for key, value in model.state_dict().items()}
-    for ours, theirs in entry_names(model).items():
+    whole = read_object(folder / CONFIG_FILE)
+    try:
+        settings = whole[KEY] if KEY in whole else clip_settings(whole)
+        name = str(settings["model"])
+        model = build_model(name, parse_config(name, settings["config"], folder))
+        preprocess = PreprocessConfig(**settings["preprocess"])
+    except KeyError as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {error} is missing; copy the folder again") from error
+    except (AttributeError, TypeError, ValueError) as error:
+        raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
+    own, names = model.state_dict(), entry_names(model)
+    exported = {key.removeprefix("text."): value for key, value in read_tensors(weights_file(folder)).items()}
+    if KEY in whole:
+        state = read_tensors(folder / REST_FILE)
+    else:
+        state = {key: own[key] for key in own if key.startswith("pixel_") or key.endswith("_proj.bias")}
+        state |= {key: value for key, value in exported.items() if key not in names.values()}  # which is an error
+        if "visual_proj.weight" not in names:  # the tower ends with its own projection
+            state["visual_proj.weight"] = torch.eye(model.config.embed_dim)
+    for ours, theirs in names.items():
         if theirs in exported:
             value = exported[theirs]
             value = value.T if theirs in PROJECTIONS else value
-            state[ours] = value.reshape(shapes[ours]) if value.numel() == shapes[ours].numel() else value
-    copy_state(model, state, f"{folder} does not fit a {name} model")
-    values: Any = settings.get("preprocess") or {}
-    preprocess = PreprocessConfig(**{key: values[key] for key in ("size_px", "mode") if key in values})
-    return LoadedModel(
-        model=model.eval(),
-        tokenizer=openai_tokenizer(model.config.text.context_length),
-        preprocess=preprocess,
-        config={"record": settings.get("record") or {}},
-    )
+            state[ours] = value.reshape(own[ours].shape) if value.numel() == own[ours].numel() else value
+    config = {"model": name, "record": settings.get("record") or {}}
+    return FolderParts(model, state, openai_tokenizer(model.config.text.context_length), preprocess, config)
+
+
+def clip_settings(whole: dict[str, Any]) -> dict[str, Any]:
+    """The settings that `export_model` would keep of the model of an open_clip_config.json.
+
+    Raises ValueError that names the field of a model that is no CLIP here; KeyError and TypeError for a wrong field.
+    """
+    from open_clip.transform import PreprocessCfg, merge_preprocess_dict  # importing open_clip takes seconds
+
+    from trainer.encoders.open_clip_towers import CONFIGS, OTHER_TOKENIZER_KEYS, SIZES, nearest_architecture
+
+    model, pixels = whole["model_cfg"], merge_preprocess_dict(PreprocessCfg(), whole.get("preprocess_cfg", {}))
+    vision, text = (dataclasses.asdict(kind(**model[key])) for key, kind in CONFIGS.items())
+    groups = {"model_cfg": model, "vision_cfg": vision, "text_cfg": text, "preprocess_cfg": pixels}
+    possible: Values = {("model_cfg", key): (None,) for key in sorted(model.keys() - MODEL_KEYS)}
+    possible |= {("text_cfg", key): (None, {}) for key in OTHER_TOKENIZER_KEYS}
+    for (group, key), values in (possible | POSSIBLE).items():
+        if (value := groups[group][key]) not in values:
+            raise ValueError(f"{group}.{key} is {value!r}, which is not supported; give a model with {values[0]!r}")
+    name, kwargs = nearest_architecture(model)
+    mode = "squash" if pixels["resize_mode"] == "squash" else "crop"
+    config = {
+        "image": {"name": name, "size_px": vision["image_size"], "kwargs": kwargs["vision_cfg"]},
+        "text": {"name": name, "kwargs": kwargs["text_cfg"], **{size: text[size] for size in SIZES}},
+        "embed_dim": model["embed_dim"],
+        # Without a projection of open_clip's, that is the classifier of timm's network.
+        "projection_bias": bool(vision["timm_proj_bias"] or (vision["timm_model_name"] and not vision["timm_proj"])),
+        "pixel_mean": pixels["mean"],
+        "pixel_std": pixels["std"],
+    }
+    return {"model": "clip", "config": config, "preprocess": {"size_px": vision["image_size"], "mode": mode}}
 
 
 def entry_names(model: DualEncoder) -> dict[str, str]:
@@ -127,8 +181,8 @@ def entry_names(model: DualEncoder) -> dict[str, str]:
             names[key] = key
         elif part == "visual" and key not in (PATCH_BIAS, POSITIONS):
             names[key] = f"visual.{vit_entry(name)}"
-    removed = cast(set[str], getattr(model.visual, "projection_keys", {"proj"}))
-    names["visual_proj.weight"] = "visual.proj" if removed == {"proj"} else "visual.head.proj.weight"
+    for key in cast(set[str], getattr(model.visual, "projection_keys", {"proj"})):
+        names[f"visual_proj.{'bias' if key.endswith('.bias') else 'weight'}"] = f"visual.{key}"
     return names
 
 
@@ -202,4 +256,5 @@ def text_settings(model: DualEncoder) -> tuple[dict[str, Any], bool]:
     from trainer.encoders.open_clip_towers import architecture
 
     whole = architecture("text", config.name)
-    return {**whole["text_cfg"], "proj_type": "linear", "proj_bias": False}, bool(whole.get("quick_gelu", False))
+    settings = {**whole["text_cfg"], **config.kwargs, "proj_type": "linear", "proj_bias": False}
+    return settings, bool(whole.get("quick_gelu", False))

@@ -133,16 +133,23 @@ def restore_checkpoint(
         raise UserError(f"{shown} lacks its file {missing[0]}; {removal(shown)}")
     load_tensors(path, training, shown)
     training.scaler.load_state_dict(state["scaler"])
-    if same_ranks:
-        set_random_state(rank_state["random"], process.device)
-    else:
+    try:
+        position = rank_state["loader"]
+        if same_ranks:
+            set_random_state(rank_state["random"], process.device)
+    except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and process.device.type == "cuda":
+            raise
+        name = rank_file(path, process.rank if same_ranks else 0).name
+        raise UserError(f"{shown}/{name} is damaged; {removal(shown)}") from error
+    if not same_ranks:
         logger.warning(
             "%s was saved by %d processes and this run has %d: the random number generators are not restored",
             shown,
             state["ranks"],
             process.world_size,
         )
-    return int(state["step"]), rank_state["loader"]
+    return int(state["step"]), position
 
 
 def check_unchanged(shown: str, differences: list[str]) -> None:
@@ -192,7 +199,9 @@ def check_fit(saved: dict[str, Any], targets: dict[str, Tensor], shown: str) -> 
     fix = "restore the settings of the checkpoint, or give another output="
     if unmatched := sorted(saved.keys() ^ targets.keys()):
         side = "the checkpoint" if unmatched[0] in saved else "the model"
-        raise UserError(f"{shown} does not fit this model: only {side} has {unmatched[0].split('/', 1)[-1]}; {fix}")
+        raise UserError(
+            f"{shown} does not fit this model: only {side} has {unmatched[0].removeprefix('model/')}; {fix}"
+        )
     for name, target in targets.items():
         if (size := saved[name].size) != target.shape:
             raise UserError(f"{shown} does not fit this model: {name} is {list(size)}, not {list(target.shape)}; {fix}")

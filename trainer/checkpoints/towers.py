@@ -13,6 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hypergrit_common.errors import UserError
+from trainer.encoders.build import keep_patches, patches_of
 from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED
 from trainer.encoders.text import StateSource, TokenStates
@@ -21,6 +23,8 @@ from trainer.models.dual_encoder import DualEncoder
 COPY: Final = "tower"
 """Folder of a copy of the frozen model in the folder of a head."""
 WEIGHTS: Final = "model.safetensors"
+OPEN_CLIP_WEIGHTS: Final = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
+"""File names in a folder that open_clip writes for the Hugging Face hub; the first one that exists is read."""
 
 Load = Callable[[Path, str | None], DualEncoder]
 
@@ -38,6 +42,17 @@ class FrozenModel:
         return model.visual_proj(states) if self.projected else states
 
     @torch.no_grad()
+    def patches(self, pixels: Tensor) -> Tensor:
+        """Features and states of the p patches [b 1+p f]. Raises ValueError if the tower has none."""
+        model = self.model.to(pixels.device)
+        visual: Any = model.visual
+        keep_patches(visual)
+        tokens = visual.forward_features(pixels.to(model.pixel_mean.dtype))
+        pooled = visual.forward_head(tokens, pre_logits=True)
+        states = torch.cat([pooled[:, None], patches_of(visual, tokens)], dim=1)
+        return model.visual_proj(states) if self.projected else states
+
+    @torch.no_grad()
     def text(self, token_ids: Tensor, source: StateSource | None) -> Tensor | TokenStates:
         model = self.model.to(token_ids.device)
         found = model.textual(token_ids, source)
@@ -47,7 +62,7 @@ class FrozenModel:
 
 
 def cached_towers(model: DualEncoder) -> list[dict[str, Any]]:
-    """What the heads of a model say of their frozen model: its path, and `model`, `sha256`, `projected`."""
+    """The records of a model's heads about their frozen model: its path, and `model`, `sha256`, `projected`."""
     towers = (model.config.image, model.config.text)
     return [{"path": tower.weights, **tower.kwargs} for tower in towers if tower.name == CACHED]
 
@@ -73,7 +88,12 @@ def attach_tower(
 
     @cache
     def frozen() -> FrozenModel:
-        return FrozenModel(load(place(), name), bool(projected))
+        path = place()
+        try:
+            with torch.inference_mode(False):  # the head may need it first there, but its weights serve training too
+                return FrozenModel(load(path, name), bool(projected))
+        except (OSError, ValueError) as error:
+            raise UserError(f"the frozen tower of this head cannot be loaded: {error}") from error
 
     for tower in (model.visual, model.textual):
         if isinstance(tower, CachedImage | CachedText):
@@ -82,21 +102,22 @@ def attach_tower(
 
 
 def find_tower(places: Sequence[Path], sha256: str) -> Path:
-    """The first place with a model of this hash. Raises ValueError that names the places if there is none."""
+    """The first place with a model of this hash. Raises UserError that names the places if there is none."""
     found = [place for place in places if weights_file(place).is_file()]
     match = next((place for place in found if weights_sha256(place) == sha256), None)
     if match is None:
         problem = "has other weights" if found else "does not exist"
-        raise ValueError(
+        raise UserError(
             f"the frozen tower of this head {problem}: {(found or places)[0]}, SHA-256 {sha256[:12]}...; put it back, or "
-            "give its folder or file with load_model(..., tower=PATH)"
+            "give its folder or file with load_model(..., tower=PATH), whose save_pretrained(FOLDER) writes a head for it"
         )
     return match
 
 
 def weights_file(path: Path) -> Path:
-    """The file of weights of a model folder or of a released file."""
-    return path / WEIGHTS if path.is_dir() else path
+    """The file of weights of a model folder, also one of open_clip, or of a released file."""
+    files = [path / name for name in (*OPEN_CLIP_WEIGHTS, WEIGHTS)]
+    return next((file for file in files if file.is_file()), files[-1]) if path.is_dir() else path
 
 
 def weights_sha256(path: Path) -> str:

@@ -26,7 +26,7 @@ from trainer.data.crops import augment, draw_crop
 from trainer.data.index import Index
 from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
-from trainer.data.queries import CAPTION, find_queries
+from trainer.data.queries import find_queries, query_rows
 from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader, run_length
 from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
 from trainer.data.subreddits import Segmenter
@@ -183,11 +183,9 @@ class BatchBuilder:
                 rows.levels.append((row, depth, label_number(depth, label), place))
 
         if "queries" in self.needs:
-            first = len(rows.queries)
-            for query in find_queries(caption, [box.phrase for box in boxes], self.config.max_queries):
-                rows.query_ids.append(self.token_ids(query.text))
-                parent = query.parent if query.parent == CAPTION else first + query.parent
-                rows.queries.append((row, parent, query.weight))
+            queries = find_queries(caption, [box.phrase for box in boxes], self.config.max_queries)
+            rows.query_ids += [self.token_ids(query.text) for query in queries]
+            rows.queries += query_rows(queries, row, len(rows.queries))
 
     def draw_caption(self, sample: Sample, generator: random.Random) -> Sample:
         """Return a sample with one of its captions, as `data.captions` and `data.caption_weights` select."""
@@ -272,20 +270,28 @@ class BatchBuilder:
         if "parse" in self.needs:
             batch["syntax"] = collate_trees(rows.trees, batch["token_ids"].shape[1])
         if "levels" in self.needs:
-            owner, depth, label, place = torch.tensor(rows.levels).unbind(1)
-            ids = self.padded(list(rows.level_ids))
-            chain = max(Counter(owner for owner, *_ in rows.levels).values())
-            batch["more"] = {"levels": Stream(ids, "text", owner, depth, label, place, chain)}
+            batch["more"] = {"levels": level_stream(self.padded(list(rows.level_ids)), rows.levels)}
         if "queries" in self.needs:
-            batch["more"] = batch.get("more", {}) | {"queries": self.collate_queries(rows)}
+            batch["more"] = batch.get("more", {}) | {"queries": query_stream(self.padded(rows.query_ids), rows.queries)}
         return batch
 
-    def collate_queries(self, rows: BatchRows) -> Stream:
-        """The queries of a batch. Without any, there is a column of padding, which the text tower takes."""
-        ids = self.padded(rows.query_ids) if rows.queries else torch.zeros((0, 1), dtype=torch.int64)
-        owner, parent, weight = torch.tensor(rows.queries, dtype=torch.float64).view(-1, 3).unbind(1)
-        most = max(Counter(row for row, *_ in rows.queries).values(), default=0)
-        return Stream(ids, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())
+
+def level_stream(rows: Tensor, levels: Sequence[tuple[int, int, int, int]]) -> Stream:
+    """The labels of a batch, given as owner, depth, number and row; `rows` are those of distinct texts."""
+    owner, depth, label, place = torch.tensor(levels).unbind(1)
+    chain = max(Counter(owner for owner, *_ in levels).values())
+    return Stream(rows, "text", owner, depth, label, place, chain)
+
+
+def query_stream(rows: Tensor, queries: Sequence[tuple[int, int, float]]) -> Stream:
+    """The queries of a batch, given as owner, row of the parent and weight.
+
+    Without any, there is a column of padding, which the text tower takes.
+    """
+    rows = rows if rows.shape[1] else rows.new_zeros(0, 1)
+    owner, parent, weight = torch.tensor(queries, dtype=torch.float64).view(-1, 3).unbind(1)
+    most = max(Counter(row for row, *_ in queries).values(), default=0)
+    return Stream(rows, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())
 
 
 def places_of(ids: Sequence[Sequence[int]], length: int) -> Tensor:

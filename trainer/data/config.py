@@ -86,13 +86,13 @@ class DataConfig:
     augment: AugmentConfig = field(default_factory=AugmentConfig)
     # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
-    # caption of a sample with several (read.captions=all of the pipeline). first: its caption; random: drawn again in each
-    # epoch, by caption_weights. Boxes have the phrases of the first one
+    # caption of a sample with several (read.captions=all of the pipeline). first: its caption; random: drawn each time
+    # the sample is read, by caption_weights. Boxes and parse are those of the drawn one
     captions: Literal["first", "random"] = "first"
     # with captions=random, weights of the kinds of captions, such as {title: 1, recaption: 3}: the chance of a caption is its
     # weight over the sum of those of its sample; kinds without a weight have 1, and 0 is never drawn unless all are 0
     caption_weights: dict[str, float] = field(default_factory=dict)
-    # folder in which the index of shards is cached that have none of their own (those of this pipeline have one);
+    # folder for the cached index of shards without one of their own (those of this pipeline have one);
     # empty: hypergrit/index in the user's cache folder ($XDG_CACHE_HOME or ~/.cache)
     index_folder: str = runtime("")
     # largest share, 0 to 1, of bad samples among those read, and of damaged shards; the run stops above it

@@ -1,4 +1,4 @@
-"""What made cached features: the record in their folder. Does not import torch."""
+"""The record of cached features in their folder. Does not import torch."""
 
 from pathlib import Path
 from typing import Any, cast

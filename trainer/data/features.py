@@ -4,7 +4,7 @@ A batch holds the same pairs as one of the training shards, with features in pla
 (view, box) depends only on the seed and on the position of the sample. Rows are copied from the files when their batch
 is built; the files stay on the disk.
 
-Shapes: b pairs, m boxes, v views, f and g widths of the image and the text tower, l tokens.
+Shapes: b pairs, m boxes, v views, p patches, f and g widths of the image and the text tower, l tokens.
 """
 
 import hashlib
@@ -25,11 +25,13 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from schemas.features import FOLDER, FeatureRecord
-from trainer.data.batch_builder import BatchReport
+from trainer.batch import Stream
+from trainer.data.batch_builder import BatchReport, label_number, level_stream, query_stream
 from trainer.data.config import DataConfig
 from trainer.data.feature_record import list_feature_folders, read_records
 from trainer.data.listing import ShardVersion, list_facts, version_of
 from trainer.data.order import Draw, Order, mix
+from trainer.data.queries import find_queries, query_rows
 from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import WordTree, collate_trees
 
@@ -44,32 +46,31 @@ MAX_BOXES: Final = 1 << 16
 """More than the boxes of a sample, so that each box of a position has a number."""
 SAMPLED: Final = 8192
 """Samples from which the mean and the standard deviation of the features are computed."""
+VIEWED: Final = frozenset({"image", "patches", "box_image"})
+"""Columns with all views of an image."""
+ITEMS: Final = {"boxes": ("box_image", "a box"), "levels": ("label_text", "labels of a taxonomy")}
+"""Lists of which a sample has an item if the model needs it. Features of old versions have no labels."""
 
 
 class Shard(NamedTuple):
-    """A shard in memory-mapped arrays. Views of an image are on the second axis."""
+    """A shard in memory-mapped arrays, by column."""
 
     table: pa.RecordBatch
-    image: Halves  # [n v f]
-    text: Halves  # [n g]
-    box_image: Halves  # [m v f]
-    box_text: Halves  # [m g]
-    starts: Numbers  # [n+1] first box of each sample
+    arrays: dict[str, Halves]  # features [n v f] of images, [n 1 g] of texts; of lists, those of all items
+    starts: dict[str, NDArray[np.int32]]  # [n+1] first item of each sample, of such lists
 
 
 def open_shard(url: str, views: int) -> Shard:
     """Map a shard into memory. Raises UserError if it is damaged."""
     try:
-        table = pa.ipc.open_file(pa.memory_map(url)).get_batch(0)
-        boxes = table.column("box_image")
-        return Shard(
-            table,
-            matrix(table.column("image"), views),
-            matrix(table.column("text"))[:, 0],
-            matrix(boxes.flatten(), views),
-            matrix(table.column("box_text").flatten())[:, 0],
-            boxes.offsets.to_numpy().astype(np.int64),
-        )
+        found = Shard(pa.ipc.open_file(pa.memory_map(url)).get_batch(0), {}, {})
+        for name, column in zip(found.table.schema.names, found.table.columns, strict=True):
+            if pa.types.is_list(column.type):
+                found.starts[name] = column.offsets.to_numpy()
+                column = column.flatten()
+            if pa.types.is_fixed_size_list(column.type):
+                found.arrays[name] = matrix(column, views if name in VIEWED else 1)
+        return found
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{url} cannot be read: {error}; remove its manifest, and write the features again") from error
 
@@ -80,6 +81,19 @@ def matrix(column: pa.FixedSizeListArray, views: int = 1) -> Halves:
     return cast(Halves, column.flatten().to_numpy(zero_copy_only=True).reshape(len(column), views, width // views))
 
 
+def usable_rows(shard: Shard, needs: frozenset[str]) -> NDArray[np.intp] | None:
+    """Rows of a shard that a model can use, such as those with a box. None: all."""
+    none = np.zeros(shard.table.num_rows + 1, np.int32)
+    found = [np.diff(shard.starts.get(ITEMS[need][0], none)) > 0 for need in needs & ITEMS.keys()]
+    return np.flatnonzero(np.logical_and.reduce(found)) if found else None
+
+
+def numbered(counts: Numbers) -> tuple[Numbers, Numbers]:
+    """The list of each item of lists of these lengths, and its place in the list."""
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
 class FeatureStore:
     """The samples of feature shards, numbered in their order, as `trainer.data.index.Index` numbers those of tars."""
 
@@ -87,8 +101,6 @@ class FeatureStore:
 
     def __init__(self, features: str, needs: frozenset[str]) -> None:
         """List the shards. Raises UserError for features that are incomplete, or that lack what the model `needs`."""
-        if "levels" in needs:
-            raise UserError("features hold no labels of a taxonomy (levels), which the model needs; train it on shards")
         if "captions" in needs:
             raise UserError("features hold one caption of each sample; set data.captions=first, or train on shards")
         folders = list_feature_folders(features)
@@ -97,20 +109,23 @@ class FeatureStore:
         self.views, self.tokens = int(settings["views"]), settings["tokens"]
         if "parse" in needs and self.tokens is None:
             raise UserError(f"{folders[0]} has no states of tokens, which the model needs; write it with tokens=true")
+        if "queries" in needs and not settings.get("patches"):
+            raise UserError(f"{folders[0]} has no states of patches, which the model needs; write it with patches=true")
         self.urls: list[str] = []
         self.versions: list[ShardVersion] = []
         self.sets: list[int] = []  # shards of each folder
         for folder, record in zip(folders, records, strict=True):
             self._add_folder(folder, record)
         self.shards = [open_shard(url, self.views) for url in self.urls]
-        self.with_boxes = "boxes" in needs
-        # Rows of the shards that the model can use: all, or those with a box.
-        self.usable = [np.flatnonzero(np.diff(s.starts)) if self.with_boxes else None for s in self.shards]
+        self.usable = [usable_rows(shard, needs) for shard in self.shards]
         self.counts = [s.table.num_rows if u is None else len(u) for s, u in zip(self.shards, self.usable, strict=True)]
         self.ends = np.cumsum(self.counts, dtype=np.int64)
         self.n_samples = int(self.ends[-1])
         if not self.n_samples:
-            raise UserError(f"{features} has no sample with a box, which the model needs; train a model of pairs on it")
+            wanted = " and ".join(ITEMS[need][1] for need in sorted(needs & ITEMS.keys())) or "features"
+            raise UserError(
+                f"{features} has no sample with {wanted}, which the model needs; write it from other shards"
+            )
         self.mean_bytes = sum(version.size for version in self.versions) / self.n_samples
 
     def _add_folder(self, folder: str, record: FeatureRecord) -> None:
@@ -122,7 +137,7 @@ class FeatureStore:
             )
         for facts in found:
             if facts.recorded and facts.recorded["bytes"] != facts.size:
-                raise UserError(f"{facts.url} differs from its manifest; remove that, and write the features again")
+                raise UserError(f"{facts.url} differs from its manifest; repeat the command that writes it")
         self.versions += map(version_of, found)
         self.urls += [facts.url for facts in found]
         self.sets.append(len(found))
@@ -137,10 +152,9 @@ class FeatureStore:
         """The places of samples."""
         shard = self.ends.searchsorted(samples, side="right")
         row = samples - (self.ends[shard] - np.asarray(self.counts)[shard])
-        for number in np.unique(shard) if self.with_boxes else ():
-            usable = self.usable[number]
-            assert usable is not None
-            row[shard == number] = usable[row[shard == number]]
+        for number in np.unique(shard):
+            if (usable := self.usable[number]) is not None:
+                row[shard == number] = usable[row[shard == number]]
         return Rows(self, shard, row)
 
     def sample(self) -> tuple[Tensor, Tensor]:
@@ -166,7 +180,7 @@ class Rows(Sequence[str]):
         """Copy the rows [b f] of an array of `Shard`."""
         out: Halves | None = None
         for shard, places in self.parts:
-            array: Halves = getattr(shard, name)
+            array = shard.arrays[name]
             rows = self.row[places]
             if views is not None:
                 rows = rows * array.shape[1] + views[places]
@@ -175,25 +189,26 @@ class Rows(Sequence[str]):
                 return torch.from_numpy(found)
             out = np.empty((len(self.row), found.shape[1]), np.float16) if out is None else out
             out[places] = found
-        width = getattr(self.store.shards[0], name).shape[-1]
+        width = self.store.shards[0].arrays[name].shape[-1]
         return torch.from_numpy(np.empty((0, width), np.float16) if out is None else out)
 
-    def values(self, column: str, of_boxes: bool = False) -> list[Any]:
-        """The values of a column of the samples, or of the boxes in a column of lists."""
+    def values(self, column: str, of_items: bool = False) -> list[Any]:
+        """The values of a column of the samples, or of the items in a column of lists."""
         found: list[Any] = [None] * len(self.row)
         for shard, places in self.parts:
             array = shard.table.column(column)
-            array = (array.flatten() if of_boxes else array).take(pa.array(self.row[places]))
-            for place, value in zip(places, array, strict=True):
-                found[place] = value.as_py()
+            array = (array.flatten() if of_items else array).take(pa.array(self.row[places]))
+            for place, value in zip(places, array.to_pylist(), strict=True):
+                found[place] = value
         return found
 
-    def boxes(self) -> tuple[Numbers, Numbers]:
-        """First box of each sample, and the number of its boxes."""
+    def items(self, column: str = "box_image") -> tuple[Numbers, Numbers]:
+        """First item of each sample in a column of lists, by default its boxes, and the number of its items."""
         first, n = np.empty_like(self.row), np.empty_like(self.row)
         for shard, places in self.parts:
-            first[places] = shard.starts[self.row[places]]
-            n[places] = shard.starts[self.row[places] + 1] - first[places]
+            starts = shard.starts[column]
+            first[places] = starts[self.row[places]]
+            n[places] = starts[self.row[places] + 1] - first[places]
         return first, n
 
     def __len__(self) -> int:
@@ -201,6 +216,10 @@ class Rows(Sequence[str]):
 
     def __getitem__(self, index: Any) -> Any:
         return self.values("key")[index]
+
+
+Boxes = tuple[Numbers, Numbers, Rows]
+"""The sample of each box of a batch, its place there, and the boxes."""
 
 
 @dataclass(kw_only=True)
@@ -226,10 +245,11 @@ class FeatureBuilder:
         rows = self.index.locate(draw.samples)
         at = position + np.arange(len(rows), dtype=np.int64)
         report = BatchReport(counts=Counter(samples=len(rows)))
-        batch: dict[str, Any] = {
-            "images": rows.take("image", self.draw(at, IMAGE_VIEW, self.index.views)),
-            "keys": rows,
-        }
+        views = self.draw(at, IMAGE_VIEW, self.index.views)
+        batch: dict[str, Any] = {"images": rows.take("image", views), "keys": rows, "more": {}}
+        if "queries" in self.needs:  # packed states [b 1+p f] (trainer.encoders.cached)
+            packed = torch.cat([batch["images"], rows.take("patches", views)], dim=1)
+            batch["images"] = packed.unflatten(1, (-1, batch["images"].shape[1]))
         trees = self.trees(rows) if "parse" in self.needs else None
         if self.config.texts == "tokens":
             batch["token_ids"] = self.token_ids(rows.values("caption"), trees)
@@ -237,9 +257,14 @@ class FeatureBuilder:
             batch["token_ids"] = rows.take("text") if trees is None else self.states(rows)
         if trees is not None:
             batch["syntax"] = collate_trees(trees, batch["token_ids"].shape[1] if self.config.texts == "tokens" else 0)
-        if "boxes" in self.needs:
-            batch |= self.boxes(rows, at)
+        chosen = self.choose(rows, at) if "boxes" in self.needs else None
+        if chosen:
+            batch |= self.boxes(chosen, at)
             report.counts["equal_phrases"] += int(batch["box_equal"].sum())
+        if "levels" in self.needs:
+            batch["more"]["levels"] = self.levels(rows)
+        if "queries" in self.needs:
+            batch["more"]["queries"] = self.queries(rows, chosen)
         return batch, report
 
     def token_ids(self, texts: Sequence[str], trees: Sequence[WordTree] | None = None) -> Tensor:
@@ -260,26 +285,29 @@ class FeatureBuilder:
         found = mix(at.astype(np.uint64) * np.uint64(4) + np.uint64(choice) + seed)
         return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
 
-    def boxes(self, rows: Rows, at: Numbers) -> dict[str, Any]:
-        """The fields of the boxes of a batch: one of each pair, drawn by its position, or all."""
-        first, n = rows.boxes()
+    def choose(self, rows: Rows, at: Numbers) -> Boxes:
+        """The boxes of a batch: one of each sample, drawn by its position, or all."""
+        first, n = rows.items()
         if self.config.boxes == "random":
             owner, place = np.arange(len(rows)), np.zeros(len(rows), np.int64)
             chosen = first + self.draw(at, BOX, n)
         else:
             most = n if self.config.max_boxes is None else np.minimum(n, self.config.max_boxes)
-            owner = np.repeat(np.arange(len(rows)), most)
-            place = np.arange(len(owner)) - np.repeat(np.cumsum(most) - most, most)
+            owner, place = numbered(most)
             chosen = first[owner] + place
             if self.config.box_order == "random":  # `most` of the boxes from a random one on
                 chosen = first[owner] + (place + self.draw(at, BOX, n)[owner]) % n[owner]
-        boxes = Rows(self.index, rows.shard[owner], chosen)
+        return owner, place, Rows(self.index, rows.shard[owner], chosen)
+
+    def boxes(self, chosen: Boxes, at: Numbers) -> dict[str, Any]:
+        """The fields of the boxes of a batch."""
+        owner, place, boxes = chosen
         views = self.draw(MAX_BOXES * at[owner] + place, BOX_VIEW, self.index.views)
         found: dict[str, Any] = {"box_images": boxes.take("box_image", views)}
         if self.config.texts == "features":
             found["box_token_ids"] = boxes.take("box_text")
         else:
-            found["box_token_ids"] = self.token_ids(boxes.values("phrase", of_boxes=True))
+            found["box_token_ids"] = self.token_ids(boxes.values("phrase", of_items=True))
         equal = np.zeros(len(owner), np.bool_)
         for number in np.unique(boxes.shard):
             places = boxes.shard == number
@@ -288,6 +316,39 @@ class FeatureBuilder:
         if self.config.boxes == "all":
             found["box_owner"] = torch.from_numpy(owner)
         return found
+
+    def levels(self, rows: Rows) -> Stream:
+        """The labels of a batch; equal texts are one row."""
+        starts, n = rows.items("label_text")
+        owner, place = numbered(n)
+        labels = Rows(self.index, rows.shard[owner], starts[owner] + place)
+        texts, depths = (labels.values(name, of_items=True) for name in ("label", "depth"))
+        first = {text: item for item, text in reversed([*enumerate(texts)])}
+        row = {text: number for number, text in enumerate(dict.fromkeys(texts))}
+        found = [(o, d, label_number(d, t), row[t]) for o, d, t in zip(owner.tolist(), depths, texts, strict=True)]
+        if self.config.texts == "tokens":
+            return level_stream(self.token_ids(list(row)), found)
+        items = [first[text] for text in row]
+        return level_stream(Rows(self.index, labels.shard[items], labels.row[items]).take("label_text"), found)
+
+    def queries(self, rows: Rows, chosen: Boxes | None) -> Stream:
+        """The queries of a batch, from its captions and the phrases of its boxes."""
+        phrases = [list[str]() for _ in range(len(rows))]
+        if chosen:
+            owner, _, boxes = chosen
+            for row, phrase in zip(owner, boxes.values("phrase", of_items=True), strict=True):
+                phrases[row].append(phrase)
+        first, _ = rows.items("query_text")
+        found, texts, items = list[tuple[int, int, float]](), list[str](), list[int]()
+        for row, (caption, stored) in enumerate(zip(rows.values("caption"), rows.values("query"), strict=True)):
+            queries = find_queries(caption, phrases[row], self.config.max_queries)
+            found += query_rows(queries, row, len(found))
+            texts += [query.text for query in queries]
+            items += [first[row] + stored.index(query.text) for query in queries]
+        if self.config.texts == "tokens":
+            return query_stream(self.token_ids(texts), found)
+        shard = rows.shard[[row for row, *_ in found]]
+        return query_stream(Rows(self.index, shard, np.array(items, np.int64)).take("query_text"), found)
 
     def states(self, rows: Rows) -> Tensor:
         """Packed states [b 1+2l g] of captions (trainer.encoders.cached)."""
@@ -299,8 +360,7 @@ class FeatureBuilder:
         """States of tokens [b l g], padded with zeros."""
         found: list[Halves] = [np.empty((0, width), np.float16)] * len(rows)
         for shard, places in rows.parts:
-            column = shard.table.column(name)
-            starts, states = column.offsets.to_numpy(), matrix(column.flatten())[:, 0]
+            starts, states = shard.starts[name], shard.arrays[name][:, 0]
             for place, row in zip(places, rows.row[places], strict=True):
                 found[place] = states[starts[row] : starts[row + 1]]
         out = np.zeros((len(rows), max(map(len, found)), width), np.float16)

@@ -185,8 +185,8 @@ def check_shards(versions: Sequence[ShardVersion], urls: Sequence[str], output: 
         more = f"; and {len(altered) - SHOWN} more" if len(altered) > SHOWN else ""
         raise UserError(
             f"data.shards: the shards differ from those that the run in {shown or output} began with: "
-            f"{'; '.join(altered[:SHOWN])}{more}. Restore them, give another output=, or set resume=anyway to resume "
-            "with the new shards"
+            f"{'; '.join(altered[:SHOWN])}{more}. Restore them, give another output=, or set resume=anyway if they "
+            "have the same samples in the same order"
         )
 
 

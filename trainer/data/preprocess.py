@@ -40,9 +40,9 @@ def fit(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
     if config.mode == "squash":
         return resize_tensor(tensor, size, size)
     height, width = tensor.shape[1:]
-    scale = size / min(height, width)
-    height, width = max(round(height * scale), size), max(round(width * scale), size)
-    top, left = (height - size) // 2, (width - size) // 2
+    shorter = min(height, width)
+    height, width = size * height // shorter, size * width // shorter
+    top, left = round((height - size) / 2), round((width - size) / 2)  # as torchvision's CenterCrop
     return resize_tensor(tensor, height, width)[:, top : top + size, left : left + size]
 
 

@@ -52,6 +52,17 @@ def find_queries(caption: str, phrases: Sequence[str], most: int) -> list[Query]
     return found[:most]
 
 
+def possible_queries(caption: str, phrases: Sequence[str]) -> list[str]:
+    """All texts of the queries of a caption with any of these phrases."""
+    fragments = (query.text for query in find_queries(caption, (), MAX_SENTENCES + MAX_PHRASES))
+    return list(dict.fromkeys([*fragments, *map(plain, phrases)]))
+
+
+def query_rows(queries: Sequence[Query], row: int, first: int) -> list[tuple[int, int, float]]:
+    """Owner, row of the parent and weight of the queries of pair `row`, which begin at row `first` of all."""
+    return [(row, q.parent if q.parent == CAPTION else first + q.parent, q.weight) for q in queries]
+
+
 def plain(text: str) -> str:
     """The text with single spaces."""
     return " ".join(text.split())

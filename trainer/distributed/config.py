@@ -18,7 +18,7 @@ class ParallelConfig:
     # with fsdp, the number of processes that share the shards of a model, such as the GPUs of a machine; groups of so many
     # hold copies of each other (HSDP); null: all processes
     shard_group: int | None = None
-    # time without an answer after which a process counts as lost, in seconds
+    # limit of a single exchange between live processes, in seconds; a lost process is noticed within a minute
     timeout_s: float = 600.0
 
     def __post_init__(self) -> None:

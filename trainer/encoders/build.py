@@ -25,7 +25,22 @@ def paper_vit(
 ) -> VisionTransformer:
     """Build the vision transformer of MERU and its successors: class token, LayerNorm eps 1e-5, fixed positions.
 
-    Learned positions are those of SLIP's ViT (MERU, table 5).
+    Its output is the last state of the class token, before any projection (MERU, section 4.1; HyCoCLIP, appendix B).
+
+    Args:
+        size_px: side of the square images, in pixels.
+        embed_dim: width w; a multiple of `num_heads`, and of 4 for fixed positions.
+        depth: number of blocks.
+        num_heads: attention heads of each block.
+        patch_size: side of a patch, in pixels.
+        learned_positions: train the position embeddings, as SLIP's ViT does (MERU, table 5), instead of fixing them to
+            sines and cosines.
+
+    Returns:
+        A module from normalised images [b 3 size_px size_px] to features [b w], with random weights.
+
+    Raises:
+        ValueError: `embed_dim` is no multiple of 4, and positions are fixed.
     """
     vit = VisionTransformer(
         img_size=size_px,
@@ -72,16 +87,31 @@ class ClassTokenBlock(Block):
 
 
 def keep_patches(tower: Any) -> None:
-    """Make a network of timm compute all patches to the end. Raises ValueError for other towers."""
+    """Make a network of timm compute all patches to the end, for models that use them (Hyper3-CLIP).
+
+    Args:
+        tower: an image tower of `build_image_encoder`; the last block of the papers' ViT is changed in place.
+
+    Raises:
+        ValueError: the tower is no network of timm, such as one of open_clip.
+    """
     if not hasattr(tower, "forward_head"):
-        raise ValueError("the patches of images are pooled, but the image tower has none; give one of timm, on shards")
+        raise ValueError("the patches of images are pooled, but the image tower has none; give one of timm")
     last = getattr(tower, "blocks", [None])[-1]
     if isinstance(last, ClassTokenBlock):
         last.has_all_tokens = True
 
 
 def patches_of(tower: Any, tokens: Tensor) -> Tensor:
-    """Patches [b p w] among the tokens [b l w] of a network of timm, or the cells of its maps [b w h w'] or [b h w' w]."""
+    """Return the patches among the tokens of a network of timm, or the cells of its feature maps.
+
+    Args:
+        tower: the network, or a head; `num_prefix_tokens` of a transformer and `num_features` of others are read.
+        tokens: result of its `forward_features`: tokens [b l w], or maps [b w h w'] or [b h w' w].
+
+    Returns:
+        States [b p w]: p = l minus the prefix tokens, such as the class token, or p = h * w', row by row.
+    """
     if tokens.ndim == 3:
         return tokens[:, getattr(tower, "num_prefix_tokens", 0) :]
     return (tokens if tokens.shape[1] == tower.num_features else tokens.movedim(-1, 1)).flatten(2).mT
@@ -120,10 +150,19 @@ FORBIDDEN_KWARGS = (
 
 
 def build_image_encoder(config: ImageConfig) -> nn.Module:
-    """Build a module from images [b 3 h w] to features [b w], with w in `num_features`.
+    """Build an image tower with random weights.
 
-    Raises ValueError if `kwargs` contains a forbidden argument, if open_clip has no such model, or for `patch_dropout`
-    of a network without patches.
+    Args:
+        config: the tower; `name` selects a ViT of the papers, a network of timm or open_clip, or a head over cached
+            features. `weights` and `frozen` are not used here.
+
+    Returns:
+        A module from normalised images [b 3 h w], for a head also from stored features [b f], to features [b w]. Its
+            `num_features` is w.
+
+    Raises:
+        ValueError: `kwargs` has an argument that would read files or the network (FORBIDDEN_KWARGS), open_clip has no
+            such model, `patch_dropout` is set for a network without patches, or a head has no possible size.
     """
     if config.name == CACHED:
         return CachedImage(config.kwargs)
@@ -148,7 +187,16 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
 def timm_state(config: ImageConfig) -> dict[str, Tensor]:
     """Return the state of a timm network from the file `weights`, converted by timm: positions fit the image size.
 
-    Only tensors are unpickled. Raises OSError and the errors of timm for a file that does not fit.
+    Only tensors are unpickled.
+
+    Args:
+        config: the tower, whose `weights` is a safetensors or .pth file in timm's layout.
+
+    Returns:
+        The state dict of `build_image_encoder(config)`; a classifier in the file is left out.
+
+    Raises:
+        FileNotFoundError: the file does not exist. Errors of timm pass through if its contents do not fit.
     """
     if not config.weights or not Path(config.weights).is_file():
         raise FileNotFoundError(f"{config.weights} does not exist; give a weight file in timm's layout")
@@ -179,9 +227,18 @@ def with_patch_dropout(tower: nn.Module, share: float) -> nn.Module:
 
 
 def build_text_encoder(config: TextConfig) -> TextTower:
-    """Build a module from token ids [b l] to features [b w], with w in `num_features`.
+    """Build a text tower with random weights.
 
-    Raises ValueError if open_clip has no such model, or if the text tower of that or of transformers is not supported.
+    Args:
+        config: the tower; `name` selects the papers' transformer (None), one of open_clip or transformers, or a head
+            over cached features. `weights` and `frozen` are not used here.
+
+    Returns:
+        A module from token ids [b l] to features [b w]; `num_features` is w.
+
+    Raises:
+        ValueError: open_clip or transformers has no such tower, it is not supported (another tokenizer than CLIP's in
+            open_clip, no token ids in transformers), or the sizes in `config` differ from its own.
     """
     if config.name is None:
         return TextEncoder(config)

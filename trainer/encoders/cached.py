@@ -28,11 +28,15 @@ class Frozen(Protocol):
     model: Any
 
     def image(self, pixels: Tensor) -> Tensor:
-        """Features [b f] of normalised images [b 3 h w]."""
+        """Return features [b f] of normalised images [b 3 h w]."""
+        ...
+
+    def patches(self, pixels: Tensor) -> Tensor:
+        """Return features and states of the p patches [b 1+p f] of normalised images [b 3 h w]."""
         ...
 
     def text(self, token_ids: Tensor, source: StateSource | None) -> Tensor | TokenStates:
-        """Features [b f] of texts [b l]; with `source`, also the states of their tokens."""
+        """Return features [b f] of token ids [b l] int64; with `source`, also the states [b l f] of their tokens."""
         ...
 
 
@@ -45,6 +49,14 @@ class Head(nn.Module):
     """Standardised features [... f] through hidden layers to [... w]: each is linear, GELU, LayerNorm.
 
     Without a hidden layer, only the projection of the model is trained on them, as in MERU's table 3.
+
+    Args:
+        width: width f of the features.
+        hidden: width of the hidden layers.
+        depth: number of hidden layers; 0: the features are standardised alone, and w = f.
+
+    Raises:
+        ValueError: a width is below 1, or the depth below 0.
     """
 
     mean: Tensor
@@ -67,7 +79,14 @@ class Head(nn.Module):
 
     @torch.no_grad()
     def standardise(self, features: Tensor) -> None:
-        """Let a sample of features [n f] have mean 0 and standard deviation 1."""
+        """Standardise by a sample: mean and standard deviation of its features become 0 and 1.
+
+        Features that hardly vary are divided by LEAST_STD times the mean deviation of all features instead of their
+        own.
+
+        Args:
+            features: sample [n f]; the statistics are computed in float64.
+        """
         found = features.double()
         std = found.std(0, correction=0)
         self.mean.copy_(found.mean(0))
@@ -75,7 +94,21 @@ class Head(nn.Module):
 
 
 class CachedImage(nn.Module):
-    """Features [b w] of images: of normalised pixels [b 3 h w], or of stored features [b f]."""
+    """Features [b w] of images: of normalised pixels [b 3 h w], or of stored features [b f].
+
+    As networks of timm do, it also gives the states before the pooling, here of p patches (trainer.encoders.build).
+    Stored ones are rows [b 1+p f]: the feature of an image, and the states of its patches.
+
+    `frozen` and `place` return the frozen model and its path; `trainer.checkpoints.towers.attach_tower` sets them.
+
+    Args:
+        kwargs: `ImageConfig.kwargs`: `width`, `hidden` and `depth` of the `Head`; other keys name the frozen model.
+
+    Raises:
+        ValueError: the sizes of the head are not possible; in `forward`, pixels are given to a head without its model.
+    """
+
+    num_prefix_tokens = 1
 
     def __init__(self, kwargs: dict[str, Any]) -> None:
         super().__init__()
@@ -85,14 +118,54 @@ class CachedImage(nn.Module):
         self.place: Callable[[], Path] = missing  # where the frozen model was found
 
     def forward(self, images: Tensor) -> Tensor:
+        """Return the features of images.
+
+        Args:
+            images: normalised pixels [b 3 h w], which pass through the frozen tower first, or its stored features [b
+                f].
+
+        Returns:
+            Features [b w] of the head.
+        """
         features: Tensor = self.head(images if images.ndim == 2 else self.frozen().image(images))
         return features
 
+    def forward_features(self, images: Tensor) -> Tensor:
+        """Return the features and the states of the patches of images.
+
+        Args:
+            images: normalised pixels [b 3 h w], stored states [b 1+p f], or stored features alone [b f], with p = 0.
+
+        Returns:
+            States [b 1+p w] of the head.
+        """
+        rows = images[:, None] if images.ndim == 2 else images if images.ndim == 3 else self.frozen().patches(images)
+        states: Tensor = self.head(rows)
+        return states
+
+    def forward_head(self, states: Tensor, pre_logits: bool = True) -> Tensor:
+        """Return the features among the states of `forward_features`.
+
+        Args:
+            states: of the head [b 1+p w].
+            pre_logits: as in networks of timm; a head has no classifier.
+
+        Returns:
+            Features [b w].
+        """
+        return states[:, 0]
+
 
 class CachedText(TextTower):
-    """Features [b w] of texts: of token ids [b l], or of stored features [b f].
+    """Features [b w] of texts: of token ids [b l] (integers), or of stored features [b f] (floating point).
 
     Stored states of tokens are rows [b 1+2l f]: the feature of a text, its initial and its contextual states.
+
+    Args:
+        config: settings with `name` "cached"; `kwargs` as in `CachedImage`.
+
+    Raises:
+        ValueError: the sizes of the head are not possible; in `forward`, ids are given to a head without its model.
     """
 
     positions = ""
@@ -112,7 +185,14 @@ class CachedText(TextTower):
             return pooled
         if source is None:
             return self.forward(found.pooled)
-        return TokenStates(*map(self.head, found))
+        return TokenStates(self.head(found.pooled), *map(self.token_states, (found.initial, found.contextual)))
+
+    def token_states(self, states: Tensor) -> Tensor:
+        """States [b l w] of the head. Padding, which is zeros in stored features, takes no time and stays zeros."""
+        is_used = states.any(-1)
+        used = self.head(states[is_used])
+        found: Tensor = used.new_zeros(*is_used.shape, self.num_features).index_put((is_used,), used)
+        return found
 
     def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> TokenStates:
         raise NotImplementedError("the states are those of the frozen tower")

@@ -4,7 +4,7 @@ Shapes: b images or texts, l tokens, w width. Parameter names are open_clip's. I
 this module is imported only if a configuration selects such a tower.
 """
 
-from dataclasses import fields, replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import open_clip
@@ -19,12 +19,23 @@ from trainer.encoders.text import StateSource, TextTower, TokenStates
 
 SIZES = ("vocab_size", "context_length", "width", "layers", "heads")
 OTHER_TOKENIZER_KEYS = ("hf_model_name", "hf_tokenizer_name", "tokenizer_mode", "tokenizer_kwargs")
+CONFIGS = {"vision_cfg": open_clip.CLIPVisionCfg, "text_cfg": open_clip.CLIPTextCfg}
+NO_DIFFERENCE = ("image_size", "output_tokens", "timm_model_pretrained")
+"""Fields that do not change a network here: the size of images is `size_px`."""
 
 
 def architecture(tower: str, name: str) -> dict[str, Any]:
-    """Return open_clip's configuration of open_clip/NAME: `embed_dim`, `vision_cfg`, `text_cfg` and `quick_gelu`.
+    """Return open_clip's configuration of a model.
 
-    `tower` is "image" or "text", for messages. Raises ValueError if open_clip does not list the model.
+    Args:
+        tower: "image" or "text", for messages.
+        name: open_clip/NAME, or NAME.
+
+    Returns:
+        `embed_dim`, `vision_cfg`, `text_cfg` and, of some models, `quick_gelu`; a copy.
+
+    Raises:
+        ValueError: open_clip does not list the model, so it would look for it on the network.
     """
     model_name = name.removeprefix(OPEN_CLIP)
     if model_name not in open_clip.list_models():  # excludes names that open_clip would download
@@ -34,17 +45,38 @@ def architecture(tower: str, name: str) -> dict[str, Any]:
 
 
 def vision_config(name: str, size_px: int, kwargs: dict[str, Any]) -> open_clip.CLIPVisionCfg:
-    """Return the configuration of an image tower, with its own settings replaced by `size_px` and `kwargs`."""
+    """Return the configuration of an image tower, with its own settings replaced by `size_px` and `kwargs`.
+
+    Args:
+        name: open_clip/NAME.
+        size_px: side of the square images, in pixels.
+        kwargs: fields of open_clip's `CLIPVisionCfg`; they win over everything else.
+
+    Returns:
+        The configuration, which downloads no weights of timm.
+
+    Raises:
+        ValueError: open_clip does not list the model. TypeError passes through for a field that it does not have.
+    """
     overrides = {"timm_model_pretrained": False, "image_size": size_px, "output_tokens": False}
     return open_clip.CLIPVisionCfg(**{**architecture("image", name)["vision_cfg"], **overrides, **kwargs})
 
 
-def text_config(name: str) -> open_clip.CLIPTextCfg:
+def text_config(name: str, kwargs: dict[str, Any]) -> open_clip.CLIPTextCfg:
     """Return the configuration of a text tower.
 
-    Raises ValueError for towers with another tokenizer than CLIP's, and for those of CoCa.
+    Args:
+        name: open_clip/NAME.
+        kwargs: fields of open_clip's `CLIPTextCfg` that replace those of the architecture.
+
+    Returns:
+        The configuration with open_clip's own sizes, or those in `kwargs`.
+
+    Raises:
+        ValueError: open_clip does not list the model, the tower has another tokenizer than CLIP's, or it appends a
+            class token (CoCa).
     """
-    config = architecture("text", name)["text_cfg"]
+    config = {**architecture("text", name)["text_cfg"], **kwargs}
     other = next((key for key in OTHER_TOKENIZER_KEYS if config.get(key)), None)
     if other:
         raise ValueError(
@@ -57,16 +89,25 @@ def text_config(name: str) -> open_clip.CLIPTextCfg:
     return open_clip.CLIPTextCfg(**config)
 
 
-def architecture_sizes(image: str | None, text: str | None) -> dict[str, dict[str, int]]:
-    """Return the sizes of open_clip towers as settings of a model: groups `image` and `text`, only for open_clip/NAME.
+def architecture_sizes(image: str | None, text: str | None, kwargs: Any = None) -> dict[str, dict[str, int]]:
+    """Return the sizes of open_clip towers as settings of a model.
 
-    Raises ValueError if open_clip has no such model, or if its text tower is not supported.
+    Args:
+        image: `model.image.name`, if it is set.
+        text: `model.text.name`, if it is set.
+        kwargs: `model.text.kwargs`, if they are set.
+
+    Returns:
+        Groups `image` (`size_px`) and `text` (SIZES), each only if its tower is open_clip/NAME.
+
+    Raises:
+        ValueError: open_clip does not list the model, or its text tower is not supported.
     """
     sizes: dict[str, dict[str, int]] = {}
     if image and image.startswith(OPEN_CLIP):
         sizes["image"] = {"size_px": architecture("image", image)["vision_cfg"].get("image_size", 224)}
     if text and text.startswith(OPEN_CLIP):
-        config = text_config(text)
+        config = text_config(text, kwargs or {})
         sizes["text"] = {name: getattr(config, name) for name in SIZES}
     return sizes
 
@@ -115,8 +156,13 @@ class OpenClipText(TextTower):
     """The text transformer of an open_clip model, before its projection.
 
     If a causal mask hides the padding, batches are padded only to their longest text; otherwise to the full context,
-    as open_clip's tokenizer does. Raises ValueError if the tower is not supported, or if the sizes in the
-    configuration differ.
+    as open_clip's tokenizer does.
+
+    Args:
+        config: settings with `name` open_clip/NAME. With `stretch_after`, the context may differ from open_clip's.
+
+    Raises:
+        ValueError: the tower is not supported (`text_config`), or the sizes in `config` differ from its own.
     """
 
     attn_mask: Tensor | None
@@ -125,7 +171,7 @@ class OpenClipText(TextTower):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         assert config.name
-        model, text = architecture("text", config.name), text_config(config.name)
+        model, text = architecture("text", config.name), text_config(config.name, config.kwargs)
         if config.stretch_after is not None:
             text = replace(text, context_length=config.context_length)
         differing = [name for name in SIZES if getattr(config, name) != getattr(text, name)]
@@ -164,8 +210,45 @@ class OpenClipText(TextTower):
         return TokenStates(pooled, initial, final if source.kind == "tower" else contextual)
 
 
-def first_difference(config: Any, saved: dict[str, Any], ignore: tuple[str, ...]) -> str | None:
-    """Return the first field in which a tower's configuration differs from a saved one, or None if they agree."""
-    saved_config = type(config)(**saved)
-    names = [field.name for field in fields(config) if field.name not in ignore]
-    return next((name for name in names if getattr(config, name) != getattr(saved_config, name)), None)
+def differences(config: Any, saved: dict[str, Any]) -> dict[str, Any]:
+    """Compare the configuration of a tower with a saved one.
+
+    Args:
+        config: a dataclass of open_clip, such as `CLIPTextCfg`.
+        saved: values of the other one by field; missing ones have open_clip's defaults.
+
+    Returns:
+        The values of the saved one by field, of the fields that differ. Those of `NO_DIFFERENCE` are left out.
+
+    Raises:
+        TypeError: `saved` has a key that is no field.
+    """
+    own, other = asdict(config), asdict(type(config)(**saved))
+    return {key: value for key, value in other.items() if value != own[key] and key not in NO_DIFFERENCE}
+
+
+def nearest_architecture(model: dict[str, Any]) -> tuple[str, dict[str, dict[str, Any]]]:
+    """Describe a configuration of open_clip by the listed architecture with the fewest other fields.
+
+    Args:
+        model: `vision_cfg`, `text_cfg` and, of some models, `quick_gelu`.
+
+    Returns:
+        open_clip/NAME, and for "vision_cfg" and "text_cfg" the fields with other values, which are `kwargs` of a tower.
+
+    Raises:
+        ValueError: no architecture has its `timm_model_name` and `quick_gelu`.
+        TypeError: a configuration has a key that is no field.
+    """
+    wanted = model["vision_cfg"].get("timm_model_name"), bool(model.get("quick_gelu"))
+    found: dict[str, dict[str, dict[str, Any]]] = {}
+    for name in open_clip.list_models():
+        listed = architecture("image", name)
+        if (listed["vision_cfg"].get("timm_model_name"), bool(listed.get("quick_gelu"))) == wanted:
+            found[name] = {key: differences(kind(**listed[key]), model[key]) for key, kind in CONFIGS.items()}
+    if not found:
+        raise ValueError(
+            f"vision_cfg.timm_model_name is {wanted[0]!r}, quick_gelu {wanted[1]}: no model of open_clip has both"
+        )
+    best = min(found, key=lambda name: sum(map(len, found[name].values())))
+    return f"{OPEN_CLIP}{best}", found[best]

@@ -19,7 +19,16 @@ NEEDED: Final = (
 def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
     """Return layers with the settings of the towers of open_clip and transformers that `layers` select.
 
-    They are merged before `layers`, which override them. Raises UserError for an unknown tower.
+    They are merged before `layers`, which override them.
+
+    Args:
+        layers: configuration files and arguments, in order of increasing precedence.
+
+    Returns:
+        No, one or two layers: sizes of open_clip, and `transformers_settings`.
+
+    Raises:
+        UserError: a tower is unknown or not supported, or a folder of transformers is missing or cannot be used.
     """
     names = {part: chosen(layers, f"model.{part}.name") for part in ("image", "text")}
     found: list[Layer] = []
@@ -27,8 +36,8 @@ def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
         from trainer.encoders.open_clip_towers import architecture_sizes  # importing open_clip takes seconds
 
         try:
-            sizes = architecture_sizes(sized.get("image"), sized.get("text"))
-        except ValueError as error:
+            sizes = architecture_sizes(sized.get("image"), sized.get("text"), chosen(layers, "model.text.kwargs"))
+        except (ValueError, TypeError) as error:
             raise UserError(f"model.{error}") from None
         found.append((OmegaConf.create({"model": sizes}), "open_clip"))
     if names["text"] == TRANSFORMERS:

@@ -20,9 +20,16 @@ from trainer.encoders.config import TextConfig
 class StateSource:
     """The part of a text tower whose input and output are the initial and the contextual state of each token.
 
-    "tower": the sum of token and position embedding, and the state after the last norm. "block": input and output of
-    a block, in the residual stream. "attention": input and output of the attention in a block: after its norm, before
-    the residual sum.
+    Syntax-MERU compares the two states of words. Its section 3 takes input and output of a multi-head attention,
+    without naming the layer (docs/syntax.md). Towers of transformers have the states of "tower" alone, and those of
+    open_clip none of "attention"; `SyntaxMERUConfig` refuses the others.
+
+    Args:
+        kind: "tower": the sum of token and position embedding, and the state after the last norm. "block": input and
+            output of a block, in the residual stream. "attention": input and output of the attention in a block: after
+            its norm, before the residual sum.
+        block: index of the block from 0; unused if kind is "tower". With an index that the tower does not have, the
+            initial state is also the contextual one.
     """
 
     kind: Literal["tower", "block", "attention"] = "tower"
@@ -88,27 +95,49 @@ class Block(nn.Module):
 
 
 def stretch_positions(table: Tensor, length: int, kept: int) -> Tensor:
-    """Return position embeddings [length w] from a shorter table [l w] (Zhang et al. 2024, arXiv 2403.15378, section 3.1).
+    """Stretch a table of position embeddings to a longer context (Zhang et al. 2024, arXiv 2403.15378, section 3.1).
 
     The first `kept` stay, since the first positions of short captions are trained best; the others are interpolated
     linearly from the table's others, of which the first and the last stay too.
+
+    Args:
+        table: embeddings [l w].
+        length: number of positions of the result, more than `kept`.
+        kept: number of first positions that stay, less than l.
+
+    Returns:
+        Embeddings [length w].
     """
     rest = F.interpolate(table[kept:].T[None], length - kept, mode="linear", align_corners=True)[0].T
     return torch.cat([table[:kept], rest])
 
 
 class TextTower(nn.Module, ABC):
-    """A module from token ids [b l] to text features [b w], before any projection."""
+    """A module from token ids [b l] int64 to text features [b w], before any projection. The base class of text towers.
+
+    A subclass implements `hidden_states` and sets the attributes; `build_text_encoder` selects it.
+    """
 
     positions: str  # name of the parameter with the position embeddings
     num_features: int  # w
+    """Width w of the features."""
     context_length: int
+    """The most tokens that a text may have."""
     embedding_noise: float = 0.0
+    """Factor a of `with_noise`, at least 0."""
 
     def forward(self, token_ids: Tensor, source: StateSource | None = None) -> Tensor | TokenStates:
-        """Return the features [b w] of texts; with `source`, also the states of their tokens.
+        """Encode texts.
 
-        Raises ValueError if the texts are longer than the context.
+        Args:
+            token_ids: ids [b l] int64, padded behind each text; l is at most `context_length`.
+            source: the states to return besides the features; None: none.
+
+        Returns:
+            Features [b w]; with `source`, `TokenStates` of the l tokens, without padding that the tower added.
+
+        Raises:
+            ValueError: the texts are longer than the context.
         """
         length = token_ids.shape[1]
         if length > self.context_length:
@@ -121,29 +150,62 @@ class TextTower(nn.Module, ABC):
         return TokenStates(states.pooled, states.initial[:, :length], states.contextual[:, :length])
 
     def pad_tokens(self, token_ids: Tensor) -> Tensor:
-        """Return the ids with the padding that the tower was trained with; unchanged by default."""
+        """Pad ids as the tower was trained; unchanged by default.
+
+        Args:
+            token_ids: ids [b l].
+
+        Returns:
+            Ids [b l'], where l <= l' <= `context_length`.
+        """
         return token_ids
 
     def with_noise(self, tokens: Tensor) -> Tensor:
-        """Return token embeddings [b l w] with the uniform noise of NEFTune (arXiv 2310.05914) while training."""
+        """Add the uniform noise of NEFTune (arXiv 2310.05914) to token embeddings while training.
+
+            e + a / sqrt(l w) * u,  u uniform in [-1, 1]        NEFTune, algorithm 1, with a = `embedding_noise`
+
+        Args:
+            tokens: embeddings [b l w], padding included in l.
+
+        Returns:
+            Embeddings [b l w]; `tokens` itself in evaluation or if a is 0.
+        """
         if not (self.training and self.embedding_noise):
             return tokens
         noise = torch.rand_like(tokens) * 2 - 1
         return tokens + self.embedding_noise * (tokens.shape[1] * self.num_features) ** -0.5 * noise
 
     def list_blocks(self) -> list[nn.Module] | None:
-        """Return the transformer blocks, or None if the attributes of the tower have the names of block lists."""
+        """Return the transformer blocks, whose activations `checkpoint_activations` recomputes.
+
+        Returns:
+            The blocks in their order; None if the tower holds them under a name of
+                `trainer.training.accumulate.BLOCK_LISTS`.
+        """
         return None
 
     @abstractmethod
     def hidden_states(self, token_ids: Tensor, source: StateSource | None) -> TokenStates:
-        """Return the features of texts and the states of their tokens, which are not used without a source."""
+        """Encode texts. Subclasses implement it, and callers call the module itself.
+
+        Args:
+            token_ids: ids [b l] int64 as `pad_tokens` returns them.
+            source: the states to return; None: they are not used and may be any tensors [b l w].
+
+        Returns:
+            Features [b w] before any projection, and initial and contextual states [b l w].
+        """
 
 
 class TextEncoder(TextTower):
-    """CLIP's transformer. The feature of a text is the final state of its first end-of-text token, the largest id.
+    """CLIP's transformer (Radford et al. 2021, section 2.4).
 
-    Padding follows that token, and the causal mask hides it. So batches are padded only to their longest text.
+    The feature of a text is the final state of its first end-of-text token, the largest id. Padding follows that token,
+    and the causal mask hides it. So batches are padded only to their longest text.
+
+    Args:
+        config: settings with `name` None: sizes, context and noise.
     """
 
     positions = "posit_embed"
@@ -177,7 +239,17 @@ class TextEncoder(TextTower):
     def forward(
         self, token_ids: Tensor, source: StateSource | None = None, packed: Tensor | None = None
     ) -> Tensor | TokenStates:
-        """As in `TextTower`; with the places `packed` [t] of the tokens, the features are computed without padding."""
+        """Encode texts as `TextTower` does, or without computing their padding.
+
+        Args:
+            token_ids: ids [b l] int64.
+            source: as in `TextTower`; not used for packed texts.
+            packed: places [t] int64, in the flattened ids [b*l] and in their order, of the tokens from the start to the
+                end of each text. Needs a GPU and half precision, and adds no noise (`data.pack_texts`).
+
+        Returns:
+            Features [b w]; with `source`, `TokenStates`.
+        """
         if packed is None:
             return super().forward(token_ids, source)
         b, length = token_ids.shape

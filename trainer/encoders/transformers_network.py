@@ -112,7 +112,17 @@ def text_part(network: PreTrainedModel, pooling: str) -> nn.Module:
 
 
 def settings_of(values: Mapping[str, Any]) -> dict[str, int]:
-    """The sizes of an encoder as settings of a text tower. Raises ValueError if transformers has no such network."""
+    """Return the sizes of an encoder as settings of a text tower.
+
+    Args:
+        values: as in `parse_settings`.
+
+    Returns:
+        `vocab_size`, `width`, `layers` and `heads`, as far as its configuration has them.
+
+    Raises:
+        ValueError: as in `parse_settings`.
+    """
     config = parse_settings(values)
     sizes = {name: getattr(config, theirs, None) for name, theirs in SIZES.items()}
     return {name: size for name, size in sizes.items() if isinstance(size, int)}
@@ -161,7 +171,18 @@ WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 def pretrained_state(config: TextConfig) -> dict[str, Tensor]:
     """Return the weights in the folder `config.weights` as the state of `TransformersText.encoder`, in float32.
 
-    Raises OSError if the folder has no weights, and ValueError for weights that are incomplete, do not fit or are a pickle.
+    Only safetensors files of the folder are read; nothing is downloaded, and no code of the folder runs.
+
+    Args:
+        config: a tower with `name` "transformers", `kwargs` and `weights`.
+
+    Returns:
+        State dict; weights that the tower does not use, such as those of a decoder, are left out.
+
+    Raises:
+        FileNotFoundError: the folder or its weights do not exist.
+        ValueError: weights of the tower are missing, or the folder has them as a pickle alone. Errors of transformers
+            pass through for weights of other shapes.
     """
     folder = Path(config.weights or "")
     check_weight_files(folder)

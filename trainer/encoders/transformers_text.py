@@ -32,8 +32,16 @@ class PoolingError(ValueError):
 class TransformersText(TextTower):
     """An encoder of transformers. Tokens attend to all tokens but the padding, which follows them.
 
-    Raises ValueError if transformers has no such text encoder, if the sizes in the configuration differ, or if the network
-    has no pooler but `pooling` asks for it.
+    If the features of a text depend on the padding beside it, as without attention masks, all texts are padded to the
+    context (`pads_to_context`).
+
+    Args:
+        config: settings with `name` "transformers", the sizes, `context_length`, `pooling`, `pad_id` and `kwargs`.
+
+    Raises:
+        ValueError: transformers has no such text encoder, the sizes differ from those in `kwargs`, or the encoder
+            cannot read a text of `context_length` tokens.
+        PoolingError: `pooling` is "pooler", and the network has none.
     """
 
     positions = ""  # none that `stretch_after` could change

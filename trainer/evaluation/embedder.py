@@ -128,7 +128,7 @@ class FeatureCache:
         self._open(path)
 
 
-VERSION: Final = 1
+VERSION: Final = 2
 """Version of the preprocessing. Features of another version are computed again."""
 
 Item = TypeVar("Item")

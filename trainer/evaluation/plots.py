@@ -81,9 +81,9 @@ def draw_disk(
         for radius in (0.1, 0.25, 0.5, 1.0, 2.0, 3.0):
             norm = np.tanh(radius / 2)
             if limit / 5 < norm < limit:
-                ax.plot(norm * np.cos(angle), norm * np.sin(angle), color="#cccccc", lw=0.6)
+                ax.plot(norm * np.cos(angle), norm * np.sin(angle), color="#cccccc", lw=0.6, zorder=0)
                 style = {"fontsize": 7, "color": "#777777", "ha": "center", "va": "center", "backgroundcolor": "w"}
-                ax.text(0, -norm, f"{radius:g}", **style)
+                ax.text(0, -norm, f"{radius:g}", **style, zorder=0.5)  # below the points
         ax.plot([0], [0], "+", color="#444444", ms=11)
         for start, end in edges:
             ax.plot(*zip(start, end, strict=True), color="#999999", lw=0.7, alpha=0.7, zorder=0)

@@ -15,7 +15,8 @@ class FeaturesConfig:
 
     # training shards, in a layout that the trainer reads: a folder, a glob, several separated by commas, or a URL
     shards: str = ""
-    # model whose towers are frozen: the folder of a run, its folder model/, or a released .pth file
+    # model whose towers are frozen: the folder of a run, its folder model/, a folder of open_clip, or a
+    # released .pth file
     model: str = ""
     # name of the model in a released file
     model_name: str | None = None
@@ -32,9 +33,13 @@ class FeaturesConfig:
     seed: int = 0
     # also store the states of the tokens of captions, and their trees, for models that need the parse (syntax_meru)
     tokens: bool = False
-    # part of the text tower that the states are of, as model.word_states and model.word_block of syntax_meru
+    # place in the text tower whose states are stored, as model.word_states of syntax_meru
     word_states: Literal["tower", "block", "attention"] = "tower"
+    # as model.word_block of syntax_meru
     word_block: int = 0
+    # also store the states of the patches of images, and the texts of queries, for models that pool patches (hyper3). A
+    # file is held in memory until it is written: give a smaller rows_per_shard, since an image may have 196 patches
+    patches: bool = False
     # largest number of boxes of a sample, the first ones; null: all
     max_boxes: int | None = None
     # samples of a file, the unit of work that an interrupted command repeats

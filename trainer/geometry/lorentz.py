@@ -85,9 +85,18 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
 
 
 def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Geodesic distances [*k b n] of each x [*k b d] to each y [*k n d]. `curvature` broadcasts with [*k b].
+    """Geodesic distances of each x to each y, as `distance`.
 
     The matrix product runs in float64, because 1 - cos t of close points loses all digits in float32.
+
+    Args:
+        x: points [*k b d].
+        y: points [*k n d].
+        curvature: c, broadcasts against [*k b].
+        eps: distances are at least acosh(1 + eps)/sqrt(c).
+
+    Returns:
+        Distances [*k b n].
     """
     radius_x, radius_y = scaled_norm(x, curvature), scaled_norm(y, curvature)
     one_minus_cos = (1 - pairwise_cosine(x, y)).to(x.dtype)
@@ -96,17 +105,33 @@ def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS)
 
 
 def pairwise_inner(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
-    """Lorentzian inner products <x, y> [*k b n] of each x [*k b d] with each y [*k n d].
+    """Lorentzian inner products of each x with each y, by which the released evaluations rank candidates.
 
-    The released evaluations rank candidates by it.
+        <x, y> = x . y - x_t y_t      MERU eq. 1
+
+    Args:
+        x: points [*k b d].
+        y: points [*k n d].
+        curvature: c, broadcasts against [*k b] and [*k n].
+
+    Returns:
+        Inner products [*k b n], larger for closer points: -cosh(sqrt(c) d)/c at the distance d, so at most -1/c.
     """
     return x @ y.mT - time(x, curvature)[..., None] * time(y, curvature)[..., None, :]
 
 
 def inner_coordinates(x: Tensor, curvature: Tensor, sign: int) -> Tensor:
-    """Coordinates [* d+1] of points [* d]: the space components and `sign` times the time component.
+    """Coordinates of points: the space components and `sign` times the time component.
 
     The Euclidean inner product of coordinates with sign -1 and coordinates with sign 1 is the Lorentzian one.
+
+    Args:
+        x: points [* d].
+        curvature: c, broadcasts against [*].
+        sign: -1 for queries, 1 for candidates.
+
+    Returns:
+        Coordinates [* d+1].
     """
     return torch.cat([x, sign * time(x, curvature)[..., None]], -1)
 
@@ -151,18 +176,27 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
         apex: points [* d].
         point: points [* d].
         curvature: c, broadcasts against [*].
-        eps: limits the angles to [acos(1 - eps), pi - acos(1 - eps)], and sets those of equal points, which are undefined, to pi/2.
+        eps: limits the angles to [acos(1 - eps), pi - acos(1 - eps)].
 
     Returns:
-        Angles [*].
+        Angles [*]; pi/2, where the formula is undefined, for equal points and for an apex at the origin.
     """
     return angle_of_polar(*polar(apex, point), curvature, eps)
 
 
 def pairwise_exterior_angle(apexes: Tensor, points: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Exterior angles [*k b n] at each apex [*k b d] towards each point [*k n d], in radians, as `exterior_angle`.
+    """Exterior angles at each apex towards each point, in radians, as `exterior_angle`.
 
-    The cosines are a matrix product in float64. `curvature` broadcasts with [*k b].
+    The cosines are a matrix product in float64.
+
+    Args:
+        apexes: points [*k b d].
+        points: points [*k n d].
+        curvature: c, broadcasts against [*k b].
+        eps: as in `exterior_angle`.
+
+    Returns:
+        Angles [*k b n].
     """
     dtype, cosine = apexes.dtype, pairwise_cosine(apexes, points).clamp(-1, 1)
     norm, norm_point = Norm.apply(apexes).to(dtype), Norm.apply(points).to(dtype).mT
@@ -278,5 +312,12 @@ def radial_coshm1(radius_x: Tensor, radius_y: Tensor) -> Tensor:
 
 
 def acosh1p(coshm1: Tensor) -> Tensor:
-    """acosh(1 + coshm1), computed without the sum 1 + coshm1, which rounds to 1 for small coshm1."""
+    """acosh(1 + coshm1), computed without the sum 1 + coshm1, which rounds to 1 for small coshm1.
+
+    Args:
+        coshm1: numbers from 0 on, of any shape. The derivative at 0 is infinite.
+
+    Returns:
+        Numbers of the same shape.
+    """
     return torch.log1p(coshm1 + (coshm1 * (coshm1 + 2)).sqrt())

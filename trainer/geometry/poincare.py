@@ -20,9 +20,17 @@ BOUNDARY_MARGIN: Final = 1e-5
 
 
 def mobius_add(x: Tensor, y: Tensor, curvature: Tensor) -> Tensor:
-    """Möbius sum x (+) y [* d].
+    """Möbius sum x (+) y.
 
     [(1 + 2c x.y + c|y|^2) x + (1 - c|x|^2) y] / (1 + 2c x.y + c^2 |x|^2 |y|^2)      PoinCLIP eq. 5 with K = -c
+
+    Args:
+        x: points of the ball [* d].
+        y: points of the ball [* d].
+        curvature: c, broadcasts against [*].
+
+    Returns:
+        Points of the ball [* d]. They are not clamped: rounding can put a sum near the boundary outside.
     """
     c = curvature[..., None]
     dot, x2, y2 = ((a * b).sum(-1, keepdim=True) for a, b in ((x, y), (x, x), (y, y)))
@@ -34,8 +42,14 @@ def exp_map0(tangent: Tensor, curvature: Tensor, lift: Lift = "conformal") -> Te
 
         tanh(sqrt(c)|v|) v / (sqrt(c)|v|)      lift="conformal", PoinCLIP eq. 3 with the conformal factor 2
 
-    The point is at distance 2|v| from the origin. lift="isometric" halves the argument of tanh, so that the distance is
-    |v|; this is `lorentz.exp_map0`, mapped to the ball by the isometry.
+    Args:
+        tangent: vectors at the origin [* d].
+        curvature: c, broadcasts against [*].
+        lift: "conformal" puts the point at the distance 2|v| from the origin. "isometric" halves the argument of tanh,
+            so that the distance is |v|: this is `lorentz.exp_map0`, mapped to the ball by the isometry.
+
+    Returns:
+        Points [* d]. Lengths are at most (1 - BOUNDARY_MARGIN)/sqrt(c); directions are kept.
     """
     radius = scaled_norm(tangent, curvature)
     scaled = (radius if lift == "conformal" else radius / 2).tanh().clamp(max=1 - BOUNDARY_MARGIN)
@@ -47,7 +61,13 @@ def log_map0(point: Tensor, curvature: Tensor, lift: Lift = "conformal") -> Tens
 
         artanh(sqrt(c)|p|) p / (sqrt(c)|p|)      PoinCLIP eq. 4
 
-    lift="isometric" doubles the vector.
+    Args:
+        point: points of the ball [* d].
+        curvature: c, broadcasts against [*].
+        lift: that of `exp_map0`. "isometric" doubles the vector.
+
+    Returns:
+        Tangent vectors [* d], finite also for points on the boundary.
     """
     radius = scaled_norm(point, curvature)
     scale = 1 if lift == "conformal" else 2
@@ -60,8 +80,17 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
         (2/sqrt(c)) artanh(sqrt(c) |(-x) (+) y|)  =  (2/sqrt(c)) asinh(u)      PoinCLIP eq. 2
         u^2 = c |x - y|^2 / ((1 - c|x|^2)(1 - c|y|^2))
 
-    The second form is used, because it is accurate near the boundary. u^2 is clamped to at least `eps`, so that the
-    gradient of its square root is finite.
+    The second form is used, because it is accurate near the boundary.
+
+    Args:
+        x: points of the ball [* d].
+        y: points of the ball [* d].
+        curvature: c, broadcasts against [*].
+        eps: least u^2, which keeps the gradient of its square root finite: distances are at least
+            2 asinh(sqrt(eps))/sqrt(c).
+
+    Returns:
+        Distances [*].
     """
     denominator = (one_minus_squared_norm(x, curvature) * one_minus_squared_norm(y, curvature)).squeeze(-1)
     u2 = curvature * (x - y).square().sum(-1) / denominator
@@ -69,9 +98,18 @@ def distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tenso
 
 
 def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS) -> Tensor:
-    """Geodesic distances [*k b n] of each x [*k b d] to each y [*k n d]. `curvature` broadcasts with [*k b].
+    """Geodesic distances of each x to each y, as `distance`.
 
     The squared Euclidean distances are computed in float64, because they are differences of nearly equal numbers.
+
+    Args:
+        x: points of the ball [*k b d].
+        y: points of the ball [*k n d].
+        curvature: c, broadcasts against [*k b].
+        eps: as in `distance`.
+
+    Returns:
+        Distances [*k b n].
     """
     c = curvature[..., None]
     x64, y64 = x.double(), y.double()
@@ -84,10 +122,16 @@ def pairwise_distance(x: Tensor, y: Tensor, curvature: Tensor, eps: float = EPS)
 def half_aperture(apex: Tensor, curvature: Tensor, min_radius: float = 0.1, eps: float = EPS) -> Tensor:
     """Half-apertures [*] of the entailment cones at `apex` [* d], in radians.
 
-        asin(K (1 - c|x|^2) / (sqrt(c)|x|))      PoinCLIP eq. 8
+        asin(K (1 - c|x|^2) / (sqrt(c)|x|))      PoinCLIP eq. 8 for any c; MERU eq. 13
 
-    K is `min_radius`. Near the origin, where the argument exceeds 1, the half-aperture is pi/2: the cone is a
-    half-space.
+    Args:
+        apex: points of the ball [* d].
+        curvature: c, broadcasts against [*].
+        min_radius: K. Near the origin, where the argument exceeds 1, the cone is a half-space.
+        eps: half-apertures are at most pi/2 - acos(1 - eps).
+
+    Returns:
+        Angles [*].
     """
     radius = scaled_norm(apex, curvature).squeeze(-1) + eps
     margin = one_minus_squared_norm(apex, curvature).squeeze(-1)
@@ -105,7 +149,16 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
                                                                                           PoinCLIP eq. 7 for any c
 
     The geodesic leaves x in the direction (-x) (+) y. The atan2 of the components of that vector orthogonal to x and
-    along x is the same angle. The angle of equal points is undefined; `eps` sets it to pi/2.
+    along x is the same angle.
+
+    Args:
+        apex: points of the ball [* d].
+        point: points of the ball [* d].
+        curvature: c, broadcasts against [*]; 0 gives the angle of flat space.
+        eps: keeps the gradient finite for points on the line through the origin and the apex.
+
+    Returns:
+        Angles [*] from 0 to pi; pi/2 for equal points and for an apex at the origin.
     """
     c = curvature
     unit = direction(apex)
@@ -120,6 +173,14 @@ def exterior_angle(apex: Tensor, point: Tensor, curvature: Tensor, eps: float = 
 
 
 def one_minus_squared_norm(x: Tensor, curvature: Tensor) -> Tensor:
-    """1 - c|x|^2 [* 1] of points [* d], at least `BOUNDARY_MARGIN`. The conformal factor is 2 divided by it."""
+    """1 - c|x|^2 of points. The conformal factor is 2 divided by it.
+
+    Args:
+        x: points of the ball [* d].
+        curvature: c, broadcasts against [*].
+
+    Returns:
+        Numbers [* 1], at least `BOUNDARY_MARGIN`.
+    """
     radius = scaled_norm(x, curvature)
     return ((1 - radius) * (1 + radius)).clamp(min=BOUNDARY_MARGIN)

@@ -26,9 +26,16 @@ UNKNOWN_LICENSE: Final = "unknown"
 
 
 def write_card(folder: Path, results: Mapping[str, float] | None = None, license: str = UNKNOWN_LICENSE) -> None:
-    """Write the card of a model folder. `results`, figures of an evaluation, are added to its config.json.
+    """Write the card of a model folder.
 
-    Raises OSError and ValueError for a folder without a readable config.json.
+    Args:
+        folder: folder of `save_model`.
+        results: figures of an evaluation, which are added to its config.json; None: those that are there.
+        license: identifier of the hub, such as cc-by-4.0.
+
+    Raises:
+        OSError: the folder has no config.json, or cannot be written.
+        ValueError: its config.json cannot be read.
     """
     config = read_object(folder / "config.json")
     if results is not None:

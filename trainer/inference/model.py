@@ -65,9 +65,17 @@ def load_model(
 ) -> "Model":
     """Load a trained model for inference.
 
-    `path` is the folder of a training run, its subfolder model/, or a released `.pth` file, which needs `model_name` (a
-    key of `trainer.MODELS`). `device` is auto, cpu, cuda or cuda:N. `tower` is the frozen model of a head over cached
-    features, if it has moved. Raises UserError if the files contain no such model.
+    Args:
+        path: folder of a training run, its subfolder model/, a folder of open_clip, or a released `.pth` file.
+        model_name: key of `trainer.MODELS`; needed for a released file and for a class of your own.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        tower: frozen model of a head over cached features, if it has moved.
+
+    Returns:
+        The model, in evaluation mode and float32.
+
+    Raises:
+        UserError: the files contain no such model, or the device does not exist.
 
     >>> from trainer import load_model
     >>> model = load_model("demo/weights/clip", device="cpu")
@@ -89,6 +97,10 @@ class Model:
     Encoded images and texts are points of the model's space, one row [d] each: unit vectors for CLIP; the space
     components of points on the hyperboloid for MERU, HyCoCLIP and Syntax-MERU, and those of all factors, concatenated,
     for PHyCLIP; points of the ball for PoinCLIP.
+
+    Args:
+        parts: the loaded files, as of `trainer.checkpoints.model.load_model`; use `load_model` or `from_pretrained`.
+        device: device of the computations.
     """
 
     def __init__(self, parts: LoadedModel, device: torch.device) -> None:
@@ -102,15 +114,32 @@ class Model:
 
     @classmethod
     def from_pretrained(
-        cls, name: str | Path, revision: str | None = None, token: str | None = None, device: str = "auto"
+        cls,
+        name: str | Path,
+        revision: str | None = None,
+        token: str | None = None,
+        device: str = "auto",
+        tower: str | Path | None = None,
     ) -> Self:
-        """Load a model from a folder, or else from the repository OWNER/NAME of the Hugging Face hub.
+        """Load a model from a folder, or else from the Hugging Face hub.
 
-        `revision` is a branch, tag or commit. Only JSON, safetensors and text files are downloaded, once; with
-        HF_HUB_OFFLINE=1, nothing is. Raises UserError if there is no such model, or if it cannot be fetched.
+        Only JSON, safetensors and text files are downloaded, once; with HF_HUB_OFFLINE=1, nothing is.
+
+        Args:
+            name: a folder, or a repository OWNER/NAME.
+            revision: branch, tag or commit of the repository.
+            token: token of the hub; None: that of `hf auth login` or HF_TOKEN.
+            device: that of `load_model`.
+            tower: that of `load_model`.
+
+        Returns:
+            The model.
+
+        Raises:
+            UserError: there is no such model, or it cannot be fetched.
         """
         try:
-            return cls(load_parts(fetch_model(str(name), revision, token)), pick_device(device))
+            return cls(load_parts(fetch_model(str(name), revision, token), tower=tower), pick_device(device))
         except (OSError, ValueError) as error:
             raise UserError(str(error)) from error
 
@@ -119,10 +148,16 @@ class Model:
     ) -> None:
         """Write the model to a folder that `load_model` and `from_pretrained` read, with a model card.
 
-        The card states what is known of data, training, settings and evaluation; URLs have no secrets. `license` is an
-        identifier of the hub, such as cc-by-4.0. `half` stores matrices in float16, in half the space; they are loaded
-        as float32. `tower` copies the frozen model of a head too; without it, the head names that by path and hash.
-        Raises UserError if the folder cannot be written; a wrong license or record writes nothing.
+        The card states what is known of data, training, settings and evaluation; URLs have no secrets.
+
+        Args:
+            folder: folder to write.
+            license: identifier of the hub, such as cc-by-4.0.
+            half: store matrices in float16, in half the space; they are loaded as float32.
+            tower: copy the frozen model of a head too; without it, the head names that by path and hash.
+
+        Raises:
+            UserError: the folder cannot be written; or, before anything is written, the license or the record is wrong.
         """
         check_license(license)
         record = clean(self.record, strip_query=True)
@@ -144,9 +179,9 @@ class Model:
             return None
         try:
             place = visual.place().absolute()
-        except ValueError as error:
+        except UserError:
             if copy:
-                raise UserError(str(error)) from error
+                raise
             return None
         name = None if place.is_dir() else self.module.config.image.kwargs.get("model")
         return load_parts(place, name) if copy else place
@@ -159,21 +194,37 @@ class Model:
         license: str = UNKNOWN_LICENSE,
         tower: bool = False,
     ) -> str:
-        """Upload the model with its card to the repository OWNER/NAME of the Hugging Face hub; return its URL.
+        """Upload the model with its card to the Hugging Face hub.
 
-        `tower` is that of `save_pretrained`: without it, a head can be loaded where its frozen model is.
+        Args:
+            name: repository OWNER/NAME, which is created if it does not exist.
+            token: token of the hub; None: that of `hf auth login` or HF_TOKEN.
+            private: visibility of a new repository; None: the default of its owner.
+            license: that of `save_pretrained`.
+            tower: that of `save_pretrained`; without it, a head can be loaded only where its frozen model is.
 
-        A missing repository is created; `private` is its visibility. Without `token`, that of `hf auth login` or HF_TOKEN
-        is used. Raises UserError if the hub refuses or cannot be reached.
+        Returns:
+            The URL of the repository.
+
+        Raises:
+            UserError: the hub refuses or cannot be reached.
         """
         with TemporaryDirectory() as folder:
             self.save_pretrained(folder, license, tower=tower)
             return push_folder(Path(folder), name, token, private)
 
     def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:
-        """Encode images, given as paths, PIL images or RGB arrays, to points [n d]; a single image gives [1 d].
+        """Encode images to points of the space.
 
-        Raises UserError if a file cannot be read as an image.
+        Args:
+            images: one or several paths, PIL images or RGB arrays, uint8 [h w 3].
+            batch_size: number of images encoded at once.
+
+        Returns:
+            Points [n d]; [1 d] for a single image.
+
+        Raises:
+            UserError: a file cannot be read as an image, or an array has another type or shape.
 
         >>> import PIL.Image
         >>> from trainer import load_model
@@ -190,7 +241,14 @@ class Model:
         return self._encode(encode, several, batch_size)
 
     def encode_text(self, texts: str | Sequence[str], batch_size: int = 256) -> Tensor:
-        """Encode texts to points [n d]; a single text gives [1 d]. Texts longer than the model's context are truncated.
+        """Encode texts to points of the space.
+
+        Args:
+            texts: one or several texts; those longer than the model's context are truncated.
+            batch_size: number of texts encoded at once.
+
+        Returns:
+            Points [n d]; [1 d] for a single text.
 
         >>> from trainer import load_model
         >>> load_model("demo/weights/clip", device="cpu").encode_text(["a cat", "a dog", "two dogs"]).shape
@@ -203,10 +261,21 @@ class Model:
 
     @torch.inference_mode()
     def similarity(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
-        """Similarities [n m] of encoded rows [n d] and [m d]; larger means more similar.
+        """Compare queries with candidates; larger means more similar.
 
         The similarity is the cosine for CLIP, and the negative distance for the hyperbolic models. For ATMG it is an
-        angle, which depends on whether the queries are images or texts; `query` tells.
+        angle, which depends on whether the queries are images or texts.
+
+        Args:
+            queries: encoded rows [n d].
+            candidates: encoded rows [m d].
+            query: modality of the queries, "image" or "text"; it matters for ATMG alone.
+
+        Returns:
+            Similarities [n m].
+
+        Raises:
+            ValueError: `query` is another text.
 
         >>> from trainer import load_model
         >>> model = load_model("demo/weights/clip", device="cpu")
@@ -214,14 +283,21 @@ class Model:
         >>> model.similarity(words, words).argmax(1).tolist()
         [0, 1, 2]
         """
+        if query not in ("image", "text"):
+            raise ValueError(f"query is {query!r}; give image or text")
         return self.module.directed_similarity(self._split(queries), self._split(candidates), query)
 
     @torch.inference_mode()
     def probabilities(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
-        """Probabilities [n m] of the candidates [m d] of each query [n d]; each row has a sum of 1.
+        """Return the softmax over the candidates of the similarities, divided by the learned temperature of the model.
 
-        The softmax of the similarities, divided by the temperature of images and captions that the model learned.
-        `query` is that of `similarity`.
+        Args:
+            queries: encoded rows [n d].
+            candidates: encoded rows [m d].
+            query: that of `similarity`.
+
+        Returns:
+            Probabilities [n m]; each row has a sum of 1.
 
         >>> from trainer import load_model
         >>> model = load_model("demo/weights/clip", device="cpu")
@@ -233,10 +309,17 @@ class Model:
 
     @torch.inference_mode()
     def distance(self, first: Tensor, second: Tensor) -> Tensor:
-        """Distances [n m] of encoded rows [n d] and [m d].
+        """Return the distances of rows in the model's space.
 
         1 - cosine for CLIP; the geodesic distance for the hyperbolic models, for PHyCLIP its mean over the factors, or
         the root of its mean square (`metric=l2`).
+
+        Args:
+            first: encoded rows [n d].
+            second: encoded rows [m d].
+
+        Returns:
+            Distances [n m], 0 or more up to rounding.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")  # the folder of a training run
@@ -248,9 +331,13 @@ class Model:
 
     @torch.inference_mode()
     def radius(self, points: Tensor) -> Tensor:
-        """Distances [n] of encoded rows [n d] from the root of the space, its origin. General concepts should be nearer.
+        """Return the distances of rows from the root of the space, its origin. General concepts should be nearer.
 
-        CLIP's unit vectors all have radius 1.
+        Args:
+            points: encoded rows [n d].
+
+        Returns:
+            Distances [n]; 1 for CLIP's unit vectors.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")
@@ -261,14 +348,22 @@ class Model:
 
     @torch.inference_mode()
     def entailment(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-        """Margins [n m] in radians by which the cones of general rows [n d] contain specific rows [m d].
+        """Return the margins by which the cones of general rows contain specific rows.
 
-        The half-aperture of the cone minus the exterior angle (MERU, eq. 10 and 11): 0 or more inside, negative outside.
-        In a product of factors (PHyCLIP), the least margin of all factors. `aperture_scale` multiplies the
-        half-apertures; HyCoCLIP trains with 0.7 for a text and an image, and with 1.2 for a box and its image or a
-        phrase and its caption. In PoinCLIP, the entropy decides which of the two points is the apex.
+        The half-aperture of the cone minus the exterior angle (MERU, eq. 10 and 11). In a product of factors (PHyCLIP),
+        the least margin of all factors. In PoinCLIP, the entropy decides which of the two points is the apex.
 
-        Raises ValueError for CLIP, which has no cones.
+        Args:
+            general: encoded rows [n d], the apexes of the cones.
+            specific: encoded rows [m d].
+            aperture_scale: factor of the half-apertures. HyCoCLIP trains with 0.7 for a text and an image, and with 1.2
+                for a box and its image or a phrase and its caption.
+
+        Returns:
+            Margins [n m] in radians: 0 or more inside the cone, negative outside.
+
+        Raises:
+            ValueError: the model has no cones, such as CLIP.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")
@@ -282,10 +377,18 @@ class Model:
 
     @torch.inference_mode()
     def entails(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-        """Return a mask [n m], True if the cone of a general row [n d] contains a specific row [m d].
+        """Return whether the cones of general rows contain specific rows: the margin of `entailment` is 0 or more.
 
-        The margin of `entailment`, which describes the arguments, is 0 or more. In a product of factors, the cones of all
-        factors must contain the row. Raises ValueError for CLIP, which has no cones.
+        Args:
+            general: encoded rows [n d].
+            specific: encoded rows [m d].
+            aperture_scale: that of `entailment`.
+
+        Returns:
+            Mask [n m]. In a product of factors, the cones of all factors must contain the row.
+
+        Raises:
+            ValueError: the model has no cones, such as CLIP.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")  # the folder of a training run
@@ -297,18 +400,31 @@ class Model:
 
     @torch.inference_mode()
     def index(self, candidates: Tensor) -> Index:
-        """Prepare candidates [m d] for repeated searches with `nearest`, by inner products.
+        """Prepare candidates for repeated searches with `nearest`, by inner products.
 
-        Raises UserError for PHyCLIP: no inner product orders candidates as its distance does.
+        Args:
+            candidates: encoded rows [m d].
+
+        Returns:
+            The index.
+
+        Raises:
+            UserError: the model is PHyCLIP: no inner product orders candidates as its distance does.
         """
         return Index(rows=inner_rows(self.module, self._split(candidates), 1), model=self.module)
 
     @torch.inference_mode()
     def nearest(self, queries: Tensor, candidates: Tensor | Index, k: int = 10) -> Neighbours:
-        """Distances and indices [n min(k, m)] of the nearest candidates [m d] of queries [n d], nearest first.
+        """Find the nearest candidates of queries, by `distance`. All candidates are compared, in blocks.
 
-        The distance is that of `distance`. All candidates are compared, in blocks. An `index` of them is searched by
-        matrix products, which takes less time, and finds the same neighbours up to rounding.
+        Args:
+            queries: encoded rows [n d].
+            candidates: encoded rows [m d], or an `index` of them, which is searched by matrix products: this takes less
+                time, and finds the same neighbours up to rounding.
+            k: number of neighbours.
+
+        Returns:
+            Distances and indices [n min(k, m)], nearest first.
 
         >>> from trainer import load_model
         >>> model = load_model("demo/weights/clip", device="cpu")
@@ -332,14 +448,24 @@ class Model:
         entailing: bool = False,
         root: Tensor | None = None,
     ) -> Tensor:
-        """Indices [n steps] of the candidates [m d] nearest to the steps from points [n d] to the root; m is the root.
+        """Find the candidates nearest to the steps of paths from points to the root (MERU, section 5 and appendix D).
 
-        The steps are equally spaced in the tangent space at the root; the first is the point, the last the root (MERU,
-        section 5 and appendix D). With `entailing`, only candidates whose cones contain a step, and the root, are
-        compared, as in MERU, whose candidates are texts. `root` [d] is the root of CLIP, by default the mean direction
-        of points and candidates; that of the hyperbolic models is the origin.
+        The steps are equally spaced in the tangent space at the root; the first is the point, the last the root.
 
-        Raises ValueError if `entailing` is true for CLIP, which has no cones, or if there are no points or steps.
+        Args:
+            points: encoded rows [n d].
+            candidates: encoded rows [m d].
+            steps: number of steps, 1 or more.
+            entailing: compare only candidates whose cones contain a step, and the root, as in MERU; its candidates are
+                texts.
+            root: root [d] of CLIP; None: the mean direction of points and candidates. That of the hyperbolic models is
+                the origin.
+
+        Returns:
+            Indices [n steps] of the candidates; m is the root.
+
+        Raises:
+            ValueError: `entailing` is true for a model without cones, or there are no points or steps.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")
@@ -362,6 +488,8 @@ class Model:
         return torch.stack(found).to(self.device)
 
     def _encode(self, encode: Callable[[Sequence[Item]], Tensor], items: Sequence[Item], batch_size: int) -> Tensor:
+        if batch_size < 1:
+            raise ValueError(f"batch_size is {batch_size}; give a number of items, at least 1")
         with torch.inference_mode():
             parts = [self._join(encode(items[i : i + batch_size])) for i in range(0, len(items), batch_size)]
         return torch.cat(parts) if parts else torch.zeros(0, self.embed_dim, device=self.device)

@@ -43,12 +43,20 @@ def contrastive(
 ) -> Tensor:
     """Loss of queries against candidates: `functional.contrastive(scale * similarity + bias, targets=targets)`.
 
-    `scale` is [], or [b] for one scale per query; `bias` [n] has no gradient. A chunk has about `chunk` numbers
-    (r n k), but at least `MIN_CHUNK_ROWS` rows. `dtype` is that of all operations after the inner products.
-
     Without `targets`: the mean of the losses of queries against candidates and vice versa, where query i matches
-    candidate i, without bias. The sums over columns are complete only after the last chunk, so each chunk is computed
-    twice. This costs less than computing the two directions one after the other.
+    candidate i. The sums over columns are complete only after the last chunk, so each chunk is computed twice. This
+    costs less than computing the two directions one after the other.
+
+    Args:
+        similarity: queries, at least one, and candidates with their formula.
+        scale: factor of the similarities [], or with `targets` also [b], one per query.
+        targets: index of each query's candidate [b], or None for both directions, with as many queries as candidates.
+        chunk: approximate number of similarities (r n k) of a chunk, which has at least `MIN_CHUNK_ROWS` rows.
+        dtype: that of all operations after the inner products.
+        bias: added to the logits of each query [n], without gradient; has no effect without `targets`.
+
+    Returns:
+        A scalar, which can be differentiated once.
     """
     inputs = (similarity.queries, similarity.candidates, similarity.curvature, scale)
     b, n = similarity.queries.shape[-2], similarity.candidates.shape[-2]

@@ -31,7 +31,15 @@ MEMORY_SHARE: Final = 8
 
 
 def chunk_size(chunk: int | Literal["auto"] | None, device: torch.device) -> int | None:
-    """Resolve the setting loss_chunk. A GPU takes as many similarities as fit: each chunk costs hundreds of launches."""
+    """Resolve the setting loss_chunk. A GPU takes as many similarities as fit: each chunk costs hundreds of launches.
+
+    Args:
+        chunk: value of the setting.
+        device: where the similarities are computed.
+
+    Returns:
+        Number of similarities to hold at once; None: the full matrix.
+    """
     if chunk != "auto":
         return chunk
     return cuda_chunk(device) if device.type == "cuda" else CPU_CHUNK
@@ -64,12 +72,15 @@ class Implementation(NamedTuple):
 class ContrastiveLoss:
     """Contrastive loss with the similarity of `model`. The logits are similarities of lifted points times a scale.
 
-    `chunk` is the setting loss_chunk of `ModelConfig`.
+    Attributes:
+        model: has `similarity` and `lazy_similarity`.
+        chunk: the resolved setting loss_chunk of `ModelConfig`: similarities held at once; None: the full matrix.
+        bias: that of the logits of the sigmoid loss [], which it selects; None: softmax.
     """
 
     model: HasSimilarity
     chunk: int | None
-    bias: Tensor | None = None  # that of the logits of the sigmoid loss, which it selects
+    bias: Tensor | None = None
 
     def one_way(
         self,
@@ -79,12 +90,19 @@ class ContrastiveLoss:
         targets: Tensor | None = None,
         copies: Tensor | None = None,
     ) -> Tensor:
-        """Mean cross entropy of queries [*k b d] of this rank against candidates [*k n d] of all ranks.
+        """Mean loss of queries of this rank against candidates of all ranks: the cross entropy, or the sigmoid loss.
 
-        `scale` is [], or [b] for one scale per query. `targets` [b] are the indices of the queries' candidates. By
-        default each rank has b candidates, and query i of this rank matches candidate i of this rank. With `copies` [n],
-        the loss is that of candidates that are repeated so many times, 0 or more; all copies but one of a query's
-        candidate are negatives.
+        Args:
+            queries: lifted points [*k b d].
+            candidates: lifted points [*k n d].
+            scale: factor of the similarities [], or [b] for one per query.
+            targets: index of each query's candidate [b]. By default each rank has b candidates, and query i of this
+                rank matches candidate i of this rank.
+            copies: number [n] of times that each candidate is repeated, 0 or more; None: one each. All copies but one
+                of a query's candidate are negatives.
+
+        Returns:
+            A scalar; 0 without queries.
         """
         if targets is None:
             targets = torch.arange(queries.shape[-2], device=queries.device) + rank() * queries.shape[-2]
@@ -109,8 +127,19 @@ class ContrastiveLoss:
     ) -> Tensor:
         """Mean of the losses of images against texts and of texts against images, each times its weight.
 
-        `image` and `text` [*k b d] are the points of this rank, `all_images` and `all_texts` [*k n d] those of all
-        ranks. `targets` as in `one_way`.
+        Args:
+            image: lifted points of this rank [*k b d].
+            text: lifted points of this rank [*k b d].
+            all_images: lifted points of all ranks [*k n d].
+            all_texts: lifted points of all ranks [*k n d].
+            scale: factor of the similarities [].
+            weights: those of the two directions. A direction of weight 0 is not computed.
+            targets: index [b] of each row's match on the other side, in both directions; by default row i of this rank.
+                On a single rank, row i must match row i.
+
+        Returns:
+            A scalar, half the weighted sum. The sigmoid loss is that of images against texts, because both directions
+            sum over the same pairs.
         """
         if self.bias is not None:  # the same sum over all pairs in both directions
             return sum(weights) / len(weights) * self.one_way(image, all_texts, scale, targets)
@@ -126,9 +155,16 @@ class ContrastiveLoss:
         return torch.stack(losses).sum() / len(weights) if losses else 0 * scale
 
     def implementation(self, queries: Tensor, candidates: Tensor, log_copies: Tensor | None = None) -> Implementation:
-        """Select the implementation for queries [*k b d] and candidates [*k n d].
+        """Select the implementation for fixed queries and candidates.
 
-        `log_copies` [n] are added to the logits of each query.
+        Args:
+            queries: lifted points of this rank [*k b d].
+            candidates: lifted points of all ranks [*k n d].
+            log_copies: added to the logits of each query [n]; has no gradient.
+
+        Returns:
+            The chunked losses if the model has a `LazySimilarity`, there are queries and `chunk` is not None; otherwise
+            the plain loss, whose `symmetric` is None.
         """
         has_queries = queries.shape[-2] > 0
         lazy = self.model.lazy_similarity(queries, candidates) if self.chunk is not None and has_queries else None

@@ -46,7 +46,14 @@ def angle_outside_cone(angle: Tensor, aperture: Tensor, eta: float = 1.0) -> Ten
 
 
 def mean_over_pairs(energies: Tensor) -> Tensor:
-    """Mean of energies: [b] over pairs, or [k b] over factors and pairs (PHyCLIP eq. 5). Without pairs it is 0."""
+    """Mean of energies over pairs, and over the factors of a product (PHyCLIP eq. 5).
+
+    Args:
+        energies: [b], or [k b] of k factors.
+
+    Returns:
+        A scalar; 0 without pairs.
+    """
     return energies.mean() if energies.numel() else energies.sum()
 
 
@@ -56,9 +63,9 @@ def huber_angle(angle: Tensor, weight: Tensor, delta: float) -> Tensor:
         h(weight * angle), h(x) = x^2 / 2 up to delta, then delta (x - delta / 2)      (arXiv 2603.23311)
 
     Args:
-        angle: exterior angles, of any shape.
+        angle: exterior angles in radians, of any shape.
         weight: factor of the angles; broadcasts with them.
-        delta: where the energy becomes linear.
+        delta: weighted angle, above 0, from which the energy is linear.
 
     Returns:
         Energies, of the broadcast shape.
@@ -68,31 +75,56 @@ def huber_angle(angle: Tensor, weight: Tensor, delta: float) -> Tensor:
 
 
 def log_barrier(norms: Tensor) -> Tensor:
-    """Mean of |x|^2 - log |x| over norms [m], with its minimum at 1 / sqrt(2); ARGENT's regulariser."""
+    """Mean of |x|^2 - log |x| over points: ARGENT's regulariser (arXiv 2603.23311), smallest at |x| = 1 / sqrt(2).
+
+    Args:
+        norms: |x| [m], above 0; the term of a norm of 0 is infinite.
+
+    Returns:
+        A scalar; 0 without points.
+    """
     return mean_over_pairs(norms.square() - norms.log())
 
 
 def regularised_entailment(angle: Tensor, aperture: Tensor, reward: float, eta: float = 1.0) -> Tensor:
-    """Angles outside the cone less a reward for wide angles, which prevents the collapse of the angles. May be negative.
+    """Angles outside the cone less a reward for wide angles, which prevents the collapse of the angles.
 
         max(0, exterior angle - eta * half-aperture) - reward * exterior angle      PoinCLIP eq. 9, where eta is 1
 
     The derivative with respect to the angle is 1 - reward outside the cone and -reward inside, so for a reward below 1
     the minimum is at the boundary of the cone.
+
+    Args:
+        angle: exterior angles in radians, of any shape.
+        aperture: half-apertures of the cones; broadcasts with `angle`.
+        reward: the paper's lambda_reg, from 0 to 1.
+        eta: factor of the apertures.
+
+    Returns:
+        Energies, which may be negative, of the broadcast shape.
     """
     return angle_outside_cone(angle, aperture, eta) - reward * angle
 
 
 def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
-    """Entropies [*b] of points [*b d] over their coordinates, in bits.
+    """Entropies of points over their coordinates, in bits.
 
         -sum_i p_i log2 p_i      PoinCLIP eq. 6
 
-    In the paper, p_i are the coordinates x_i themselves, which can be negative and do not sum to 1. `kind` selects p_i:
+    In the paper, p_i are the coordinates x_i themselves, which can be negative and do not sum to 1.
 
-    - "abs": |x_i|. In the ball the coordinates are small, so the entropy grows with the radius, as the paper states.
-    - "normalised": |x_i| / sum_j |x_j|. The entropy does not depend on the radius.
-    - "softmax": softmax(x)_i. The entropy falls with the radius.
+    Args:
+        points: [*b d].
+        kind: what p_i is.
+
+            - "abs": |x_i|. In the ball the coordinates are small, so the entropy grows with the radius, as the paper
+              states.
+            - "normalised": |x_i| / sum_j |x_j|. The entropy does not depend on the radius; at the origin it is not a
+              number.
+            - "softmax": softmax(x)_i. The entropy falls with the radius.
+
+    Returns:
+        Entropies [*b].
     """
     match kind:
         case "abs":
@@ -105,9 +137,15 @@ def entropy(points: Tensor, kind: Entropy = "abs") -> Tensor:
 
 
 def mean_over_captions(values: Tensor, mask: Tensor, reduction: Reduction) -> Tensor:
-    """Reduce the values [b w] of each caption for which `mask` [b w] is True, then average over captions.
+    """Reduce the values of each caption, then average over captions.
 
-    A caption without such values counts as 0.
+    Args:
+        values: numbers of the words of each caption [b w]; those that `mask` excludes can be anything.
+        mask: True for the words that count [b w].
+        reduction: "mean" or "sum" over the words that count. A caption without any counts as 0.
+
+    Returns:
+        A scalar.
     """
     sums = values.masked_fill(~mask, 0).sum(1)
     match reduction:

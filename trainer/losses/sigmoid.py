@@ -17,13 +17,24 @@ def sigmoid_contrastive(
     copies: Tensor | None = None,
     chunk: int | None = None,
 ) -> Tensor:
-    """Mean over queries [*k b d] of the sum over candidates [*k n d] of the loss of a pair:
+    """Mean over queries of the sum over candidates of the loss of a pair (SigLIP, section 3.2).
 
-        log(1 + exp(z_ij (-t sim_ij - bias))),  z_ij = 1 for the candidate of query i, -1 for all others      eq. 1
+        log(1 + exp(z_ij (-t sim_ij - bias))),  z_ij = 1 for the candidate of query i, -1 for all others
 
-    `scale` t is [], or [b]; `targets` [b] are the candidates of the queries. With `copies` [n], candidates are repeated, and
-    all copies but one of a query's candidate are negatives. About `chunk` similarities are held at once, and computed
-    again in the backward pass; None: all.
+    Args:
+        similarity: maps queries [*k r d] and candidates [*k n d] to similarities [r n].
+        queries: lifted points [*k b d].
+        candidates: lifted points [*k n d].
+        scale: t, [] or [b].
+        bias: added to the logits [].
+        targets: index of each query's candidate [b].
+        copies: number [n] of times that each candidate is repeated, 0 or more; None: one each. All copies but one of a
+            query's candidate are negatives.
+        chunk: approximate number of similarities that are held at once, and computed again in the backward pass; None:
+            all.
+
+    Returns:
+        A scalar; 0 without queries.
     """
     b, n = queries.shape[-2], candidates.shape[-2]
     rows = b if chunk is None else min(max(1, chunk // max(n, 1)), b)

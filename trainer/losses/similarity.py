@@ -46,43 +46,82 @@ class Gradients(NamedTuple):
 class LazySimilarity:
     """The inputs and the formula of a similarity matrix [b n] that has not been computed.
 
-    Without `curvature` the formula is the cosine, otherwise minus the distance in a product of Lorentz factors.
+    Without `curvature` the formula is the inner product, otherwise minus the distance in a product of Lorentz factors.
+
+    Attributes:
+        queries: points [k b d] of k factors, 1 in a single space; for inner products [b d].
+        candidates: points [k n d]; for inner products [n d].
+        curvature: c of each factor [k]; None: inner products.
+        metric: how distances of factors are combined, as in `product.combine`.
+        eps: minimum of coshm1 = cosh(sqrt(c) d) - 1.
     """
 
-    queries: Tensor  # [k b d]; cosine: [b d]
-    candidates: Tensor  # [k n d]; cosine: [n d]
-    curvature: Tensor | None = None  # [k]; None: cosine
+    queries: Tensor
+    candidates: Tensor
+    curvature: Tensor | None = None
     metric: Metric = "l1"
-    eps: float = 0.0  # minimum of coshm1
+    eps: float = 0.0
 
     def row_blocks(self, max_rows: int, dtype: torch.dtype) -> "RowBlocks":
-        """The matrix in blocks of at most `max_rows` rows. Operations after the inner products use `dtype`.
+        """The matrix in blocks of rows.
 
-        For each block, call `forward`, then `backward` with the gradient of what `forward` returned. `gradients` returns
-        the sums over all blocks.
+        For each block, call `forward`, then `backward` with the gradient of what `forward` returned. `gradients`
+        returns the sums over all blocks.
+
+        Args:
+            max_rows: most rows of a block.
+            dtype: that of all operations after the inner products of points in Lorentz factors.
+
+        Returns:
+            An object with `forward`, `backward` and `gradients`.
         """
         return CosineBlocks(self) if self.curvature is None else DistanceBlocks(self, self.curvature, max_rows, dtype)
 
 
 def cosine_similarity(x: Tensor, y: Tensor) -> LazySimilarity:
-    """Inner products of unit vectors [b d] and [n d]."""
+    """Inner products of queries and candidates; for unit vectors these are cosines.
+
+    Args:
+        x: queries [b d].
+        y: candidates [n d].
+
+    Returns:
+        The similarity [b n], not yet computed.
+    """
     return LazySimilarity(queries=x, candidates=y)
 
 
 def lorentz_similarity(x: Tensor, y: Tensor, curvature: Tensor, eps: float, metric: Metric = "l1") -> LazySimilarity:
-    """`-lorentz.pairwise_distance` of points [b d] and [n d] with a curvature [].
+    """`-lorentz.pairwise_distance`, in a product of factors combined by `product.combine`.
 
-    For points [k b d] and [k n d] of k factors with a curvature [k 1], the distances are combined by `product.combine`.
+    Args:
+        x: queries [b d], or [k b d] of k factors.
+        y: candidates [n d] or [k n d].
+        curvature: c, [] or [k 1].
+        eps: distances in a factor are at least acosh(1 + eps)/sqrt(c).
+        metric: how distances of factors are combined.
+
+    Returns:
+        The similarity [b n], not yet computed.
     """
     x, y = (p.reshape(-1, *p.shape[-2:]) for p in (x, y))
     return LazySimilarity(queries=x, candidates=y, curvature=curvature.reshape(-1), metric=metric, eps=eps)
 
 
 def poincare_similarity(x: Tensor, y: Tensor, curvature: Tensor, eps: float) -> LazySimilarity:
-    """`-poincare.pairwise_distance` of points [b d] and [n d] of the ball, with a curvature [].
+    """`-poincare.pairwise_distance`.
 
     The isometry p -> 2p / (1 - c|p|^2) maps the points to Lorentz space components. There the distance
     2 asinh(u) / sqrt(c) is acosh(1 + 2u^2) / sqrt(c), so coshm1 is 2u^2, and its minimum is twice that of u^2.
+
+    Args:
+        x: queries, points of the ball [b d].
+        y: candidates, points of the ball [n d].
+        curvature: c [].
+        eps: minimum of u^2, as in `poincare.distance`.
+
+    Returns:
+        The similarity [b n], not yet computed.
     """
     c = curvature.double()
     space = [2 * p / one_minus_squared_norm(p, c) for p in (x.double(), y.double())]

@@ -21,27 +21,60 @@ EPS_LOG: Final = 1e-8
 
 
 def leaky_cone(angle: Tensor, aperture: Tensor, eta: float, leak: float) -> Tensor:
-    """Energies [*m] that pull points further into the cone: max(0, angle - eta * half-aperture) + leak * angle."""
+    """Energies that pull points further into the cone, and do not vanish inside.
+
+        max(0, exterior angle - eta * half-aperture) + leak * exterior angle      UNCHA's released code
+
+    Args:
+        angle: exterior angles in radians, of any shape.
+        aperture: half-apertures of the cones; broadcasts with `angle`.
+        eta: factor of the apertures.
+        leak: share of the angle that is added, 0.1 in the released code.
+
+    Returns:
+        Energies, of the broadcast shape.
+    """
     return angle_outside_cone(angle, aperture, eta) + leak * angle
 
 
 def uncertainty(points: Tensor) -> Tensor:
-    """Uncertainties u = log(1 + exp(-|x|)) [m] of points [m d]; those near the origin are the most uncertain."""
+    """Uncertainties u = log(1 + exp(-|x|)) of points; those near the origin are the most uncertain.
+
+    Args:
+        points: space components of Lorentz points [m d]; |x| is their Euclidean norm.
+
+    Returns:
+        Uncertainties [m] from 0 to log 2.
+    """
     return F.softplus(-points.norm(dim=-1))
 
 
 def temperature_factors(points: Tensor) -> Tensor:
-    """Factors [m] on the logits of points [m d], without gradient: exp(-u / 2), which softens uncertain rows.
+    """Factors exp(-u / 2) on the logits of points, which soften uncertain rows.
 
     The limits are those of the released code; u is at most log 2, so they are never reached.
+
+    Args:
+        points: space components of Lorentz points [m d].
+
+    Returns:
+        Factors [m] without gradient, from 1 / sqrt(2) to 1.
     """
     return (-uncertainty(points) / 2).exp().clamp(MIN_FACTOR, MAX_FACTOR).detach()
 
 
 def calibration(residual: Tensor, u: Tensor, rule: Calibration) -> Tensor:
-    """Terms [m] that are smallest if the uncertainty `u` [m] follows the energy `residual` [m].
+    """Terms that calibrate uncertainties to energies: they are smallest at u = log(residual).
 
-    paper: residual * exp(-u) + u; released: half of it, with `EPS` in the denominator.
+        residual * exp(-u) + u      UNCHA's paper; the released code has half of it, with `EPS` in the denominator
+
+    Args:
+        residual: energies [m] of the relation, which the callers detach.
+        u: uncertainties [m] of its general points.
+        rule: "paper" or "released".
+
+    Returns:
+        Terms [m].
     """
     match rule:
         case "paper":
@@ -51,6 +84,13 @@ def calibration(residual: Tensor, u: Tensor, rule: Calibration) -> Tensor:
 
 
 def spread(u: Tensor) -> Tensor:
-    """Entropy [] of softmax(u) over uncertainties [m], in nats. The loss adds it, so its minimisation spreads them."""
+    """Entropy of softmax(u) over uncertainties. The loss adds it, so its minimisation spreads them.
+
+    Args:
+        u: uncertainties [m].
+
+    Returns:
+        A scalar in nats: log m for equal uncertainties, 0 without any.
+    """
     p = u.softmax(0)
     return -(p * torch.log(p + EPS_LOG)).sum()

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import truncate
+from hypergrit_common.text import duration_text
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
 
@@ -285,5 +286,5 @@ class Progress(AbstractContextManager["Progress"]):
         is_due = now - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.steps
         if self.shown and not self.on_terminal and is_due:
             seconds_left = (now - self.start_time) / (step - self.first_step) * (self.steps - step)
-            logger.info("step %d of %d, %s, %.0f s left", step, self.steps, text, seconds_left)
+            logger.info("step %d of %d, %s, %s left", step, self.steps, text, duration_text(seconds_left))
             self.last_line_time = now

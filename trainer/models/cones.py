@@ -19,9 +19,14 @@ class Cones(DualEncoder):
 
     @abstractmethod
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        """Exterior angles [*k b] at `general` towards `specific` [*k b d], and half-apertures [*k b] of `general`.
+        """Exterior angles and half-apertures of entailment cones, one value per pair of points.
 
-        Both are in radians, one value per pair of points.
+        Args:
+            general: apexes of the cones [*k b d].
+            specific: points [*k b d].
+
+        Returns:
+            Exterior angles [*k b] at `general` towards `specific`, and half-apertures [*k b] of `general`, in radians.
         """
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:

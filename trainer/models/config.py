@@ -7,7 +7,7 @@ from typing import Final, Literal
 
 from hypergrit_common.config import check_positive, check_range, runtime
 from hypergrit_common.errors import UserError
-from trainer.encoders.config import TRANSFORMERS, ImageConfig, TextConfig
+from trainer.encoders.config import CACHED, TRANSFORMERS, ImageConfig, TextConfig
 from trainer.geometry.types import EPS, Lift, Metric
 from trainer.losses.types import Calibration, Entropy, Logits, Order, Reduction
 from trainer.text.relations import RELATIONS
@@ -24,9 +24,17 @@ IMAGENET_STD: Final = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Towers, projections and temperature of any model."""
+    """Settings of any model: towers, projections and temperature.
 
+    By default, the width and the temperature with its limit are those of MERU, section 4.1.
+
+    Raises:
+        UserError: a value is outside its range, or contradicts another one; so do the settings of all models.
+    """
+
+    # image tower
     image: ImageConfig = field(default_factory=ImageConfig)
+    # text tower
     text: TextConfig = field(default_factory=TextConfig)
     # width of the joint embedding space
     embed_dim: int = 512
@@ -48,8 +56,8 @@ class ModelConfig:
     contrastive: Literal["softmax", "sigmoid"] = "softmax"
     # initial bias of the logits of the sigmoid loss
     logit_bias_init: float = -10.0
-    # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. The papers'
-    # CLIP and MERU "with boxes" are trained in this way
+    # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. We train
+    # the papers' CLIP and MERU "with boxes" in this way
     boxes_as_pairs: bool = False
     # mean of red, green and blue, subtracted from images in [0, 1]. Loading pretrained weights of a tower changes
     # neither this key nor pixel_std; most weights of open_clip expect OpenAI's mean, 0.48145466, 0.4578275, 0.40821073,
@@ -69,7 +77,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ConesConfig(ModelConfig):
-    """Settings of models with entailment cones."""
+    """Settings of models with entailment cones. The defaults are MERU's, sections 3.2 and 4.1."""
 
     # weight of the entailment loss in the total loss; the contrastive loss has weight 1
     entail_weight: float = 0.2
@@ -88,7 +96,7 @@ class ConesConfig(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class EuCLIPConfig(ConesConfig):
-    """Settings of EuCLIP."""
+    """Settings of EuCLIP (arXiv 2409.13079)."""
 
     # initial temperature of the contrastive loss; it is learned, and is at most 1
     temperature_init: float = 1.0
@@ -101,7 +109,7 @@ class EuCLIPConfig(ConesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class HyperbolicConfig(ConesConfig):
-    """Settings of MERU, shared by all hyperbolic models."""
+    """Settings of MERU (arXiv 2304.09172, section 4.1), shared by all hyperbolic models."""
 
     # initial c; the space has curvature -c
     curv_init: float = 1.0
@@ -121,7 +129,7 @@ class HyperbolicConfig(ConesConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class HyCoCLIPConfig(HyperbolicConfig):
-    """Settings of HyCoCLIP.
+    """Settings of HyCoCLIP (arXiv 2410.06912, appendix B).
 
     `entail_weight` multiplies half the sum of the four entailment terms, as in the released code. The default of 0.2 is
     therefore the paper's weight of 0.1 on their sum.
@@ -157,9 +165,10 @@ class HyCoCLIPConfig(HyperbolicConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class UNCHAConfig(HyperbolicConfig):
-    """Settings of UNCHA. `temperature_init` is that of images with captions.
+    """Settings of UNCHA (arXiv 2603.22042). `temperature_init` is that of images with captions.
 
-    The released code uses up to five boxes of each sample: data.boxes=all data.max_boxes=5.
+    The defaults are those of the released code, which uses up to five boxes of each sample: data.boxes=all
+    data.max_boxes=5.
     """
 
     # also train on boxes and their phrases; false: on images and captions only
@@ -212,7 +221,11 @@ class Hyper3Config(UNCHAConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PHyCLIPConfig(HyCoCLIPConfig):
-    """Settings of PHyCLIP: the embedding is a point in a product of hyperbolic factors."""
+    """Settings of PHyCLIP: the embedding is a point in a product of hyperbolic factors.
+
+    The defaults are those of the released code. As printed (appendix C.3), the weight of the entailment loss is 0.2 on
+    the sum of its four terms, which is entail_weight=0.4 here.
+    """
 
     # width of one hyperbolic factor; the space is a product of embed_dim / factor_dim of them
     factor_dim: int = 8
@@ -234,7 +247,7 @@ class PHyCLIPConfig(HyCoCLIPConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ARGENTConfig(HyCoCLIPConfig):
-    """Settings of ARGENT. Its energies have no cones, so the factors eta have no effect."""
+    """Settings of ARGENT (arXiv 2603.23311). Its energies have no cones, so the factors eta have no effect."""
 
     # angle in radians above which the energy of a pair grows linearly instead of quadratically
     huber_delta: float = 1.0
@@ -268,7 +281,10 @@ class TaxonomyConfig(HyperbolicConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ATMGConfig(HyperbolicConfig):
-    """Settings of ATMG. Its loss has no cones: `min_radius` has an effect in the evaluation only."""
+    """Settings of ATMG ("Accept the Modality Gap", CVPR 2024), by default those of the released code.
+
+    Its loss has no cones: `min_radius` has an effect in the evaluation only.
+    """
 
     # c; the space has curvature -c
     curv_init: float = 0.1
@@ -289,7 +305,7 @@ class ATMGConfig(HyperbolicConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class PoinCLIPConfig(HyperbolicConfig):
-    """Settings of PoinCLIP."""
+    """Settings of PoinCLIP. Both weights are those that table 4 of the paper selects."""
 
     # weight of the entailment loss, the paper's lambda
     entail_weight: float = 0.1
@@ -313,7 +329,7 @@ class PoinCLIPConfig(HyperbolicConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class SyntaxMERUConfig(HyperbolicConfig):
-    """Settings of Syntax-MERU."""
+    """Settings of Syntax-MERU ("Syntax-Preserving Hyperbolic Visual Semantic Embeddings")."""
 
     # weight of the syntax loss, mu, which the paper does not state; with the default, the two means of eq. 3 together
     # weigh as much as MERU's single entailment term
@@ -342,6 +358,8 @@ class SyntaxMERUConfig(HyperbolicConfig):
             raise UserError(
                 f"word_states={self.word_states}: a text tower of {TRANSFORMERS} has word_states=tower only"
             )
+        if self.text.name == CACHED:
+            return  # the stored states are those of the frozen tower
         if self.text.name and self.word_states == "attention":
             raise UserError(
                 f"word_states=attention: {self.text.name} exposes inputs and outputs of full blocks only; use block or "

@@ -32,7 +32,11 @@ PAIRS = Contrast(sides=(("image", "text"), ("text", "image")))
 
 
 class DualEncoder(nn.Module, ABC):
-    """Two towers with projections and temperatures. Parameter names are those of the released checkpoints."""
+    """Two towers with projections and temperatures. Parameter names are those of the released checkpoints.
+
+    Args:
+        config: settings of the model. A subclass annotates `config` with their class.
+    """
 
     shares: ClassVar[frozenset[str]] = frozenset()
     """Names of the terms that are shares of pairs, not losses."""
@@ -72,7 +76,14 @@ class DualEncoder(nn.Module, ABC):
         return [self.visual] * image + [self.textual] * text
 
     def train(self, mode: bool = True) -> Self:
-        """Set the training mode. Frozen towers stay in evaluation mode: no dropout, no updates of batch norms."""
+        """Set the training mode. Frozen towers stay in evaluation mode: no dropout, no updates of batch norms.
+
+        Args:
+            mode: True for training, False for evaluation.
+
+        Returns:
+            The model.
+        """
         super().train(mode)
         for tower in self.frozen_towers():
             tower.eval()
@@ -80,33 +91,77 @@ class DualEncoder(nn.Module, ABC):
 
     @abstractmethod
     def lift_image(self, features: Tensor) -> Tensor:
-        """Lift projected features [b d] of images or boxes into the model's space: points [*k b d]."""
+        """Lift projected features of images or boxes into the model's space.
+
+        Args:
+            features: output of the projection [b d], in half precision under autocast.
+
+        Returns:
+            Points [*k b d], in float32 or float64.
+        """
 
     def lift_text(self, features: Tensor) -> Tensor:
-        """Lift projected features [b d] of captions, phrases or words, by default as those of images: points [*k b d]."""
+        """Lift projected features of captions, phrases or words, by default as those of images.
+
+        Args:
+            features: output of the projection [b d]; for words [b w d].
+
+        Returns:
+            Points [*k b d], or [b w d].
+        """
         return self.lift_image(features)
 
     def lift_prompts(self, features: Tensor) -> Tensor:
-        """One lifted point [*k c d] per class, from the features [c p d] of p prompts for each of c classes.
+        """Lift the features of prompts, such as "a photo of a cat", to one point per class.
 
         By default, the lift of the mean feature.
+
+        Args:
+            features: those of p prompts for each of c classes [c p d].
+
+        Returns:
+            Points [*k c d], which `directed_similarity` and `scores` take as candidates.
         """
         return self.lift_text(features.mean(-2))
 
     @abstractmethod
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """Similarities [b n] of lifted queries [*k b d] and candidates [*k n d]; larger means more similar.
+        """Compare lifted points; larger means more similar.
 
         Images and texts are both queries and candidates, so it is symmetric, or `is_symmetric` is False and
         `directed_similarity` is implemented too. The contrastive loss multiplies it by the inverse temperature.
+
+        Args:
+            queries: points [*k b d].
+            candidates: points [*k n d].
+
+        Returns:
+            Similarities [b n].
         """
 
     def directed_similarity(self, queries: Tensor, candidates: Tensor, query: Side) -> Tensor:
-        """Similarities [b n] of queries of the modality `query` with candidates of the other one."""
+        """Compare lifted points of different modalities. By default, `similarity`, for which the roles are the same.
+
+        Args:
+            queries: points [*k b d] of the modality `query`.
+            candidates: points [*k n d] of the other one.
+            query: "image" or "text".
+
+        Returns:
+            Similarities [b n].
+        """
         return self.similarity(queries, candidates)
 
     def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        """Distances [b n] of lifted points [*k b d] and [*k n d]. By default, minus the similarity."""
+        """Distances of lifted points in the model's space. By default, minus the similarity.
+
+        Args:
+            queries: points [*k b d].
+            candidates: points [*k n d].
+
+        Returns:
+            Distances [b n].
+        """
         return -self.similarity(queries, candidates)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity | None:
@@ -114,83 +169,156 @@ class DualEncoder(nn.Module, ABC):
 
         The default, None, makes the contrastive loss compute the full matrix. A subclass that overrides `similarity`
         must override this method too.
+
+        Args:
+            queries: points [*k b d], at least one.
+            candidates: points [*k n d].
+
+        Returns:
+            A similarity whose blocks are rows of `similarity(queries, candidates)`, or None.
         """
         return None
 
     def scores(self, queries: Tensor, candidates: Tensor, ranking: Ranking, query: Side = "image") -> Tensor:
-        """Scores [b n] by which the evaluation ranks candidates; larger is better.
+        """Scores by which the evaluation ranks candidates; larger is better.
 
-        "metric" is the similarity used in training; "released" is the score of the authors' evaluation code, which
-        differs for some models. `query` is the modality of the queries.
+        Args:
+            queries: points [*k b d].
+            candidates: points [*k n d] of the other modality, or classes of `lift_prompts`.
+            ranking: "metric", the similarity used in training; "released", the score of the authors' evaluation code,
+                which differs for some models. By default both are `directed_similarity`.
+            query: modality of the queries, "image" or "text".
+
+        Returns:
+            Scores [b n].
         """
         return self.directed_similarity(queries, candidates, query)
 
     @abstractmethod
     def terms(self) -> Sequence[Term]:
-        """The terms of the loss, in the order in which they are computed and logged.
+        """The terms of the loss.
 
         Terms whose names end in one of `trainer.metrics.writers.GEOMETRY`, such as "curvature", are logged under
         "geometry/", all others under "loss/".
+
+        Returns:
+            The terms in the order in which they are computed and logged.
         """
 
     def group_weights(self) -> dict[str, float]:
-        """Weights of groups of terms, such as "entailment"; 1 if missing."""
+        """Weights of groups of terms in the loss.
+
+        Returns:
+            Weights by the name of the group, such as "entailment"; 1 if missing. Groups of weight 0 are only logged.
+        """
         return {}
 
     def measures(self, points: Points) -> dict[str, Tensor]:
-        """Detached numbers to log beside the loss, by name: the scalars by default."""
+        """Numbers to log beside the loss: the scalars by default.
+
+        Args:
+            points: the lifted points of the batch.
+
+        Returns:
+            Detached numbers [], or one per factor [k], by name.
+        """
         return self.scalars()
 
     def scalars(self) -> dict[str, Tensor]:
-        """The learned scalars to log, by name."""
+        """The learned scalars to log.
+
+        Returns:
+            Detached numbers [], or one per factor [k], by name: those of `temperatures` are inverse temperatures.
+        """
         bias = {"logit_bias": self.logit_bias.detach()} if self.config.contrastive == "sigmoid" else {}
         return {name: self.scale(name).detach() for name in self.temperatures} | bias
 
     def entailments(self) -> tuple[Entails, ...]:
-        """The entailment relations that the model learns. By default, those among its terms."""
+        """The entailment relations that the model learns, which the evaluation measures.
+
+        Returns:
+            The relations; by default, those among its terms.
+        """
         return tuple(term.value for term in self.terms() if isinstance(term.value, Entails))
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
-        """Lifted words [* d] of captions [b l], by name, for each name in `entailments` that stands for words.
+        """Lifted words of captions, for each name in `entailments` that stands for words.
 
-        The evaluation calls it for models whose `needs` contain "parse". The points of the two sides of a relation
-        match by index.
+        The evaluation calls it for models whose `needs` contain "parse".
+
+        Args:
+            token_ids: captions [b l].
+            syntax: their parses.
+
+        Returns:
+            Points [* d] by name. Those of the two sides of a relation match by index.
         """
         return {}
 
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
-        """Energies [*k b] of pairs of lifted points `general` and `specific` [*k b d], element by element.
+        """Energies of pairs of lifted points, element by element: 0 if the general point entails the specific one.
 
-        The energy is 0 if the general point entails the specific one; otherwise it grows with the violation. `eta` is
-        that of `Entails`. Raises NotImplementedError if the model has no `entailments`.
+        Otherwise the energy grows with the violation; with entailment cones it is an angle in radians.
+
+        Args:
+            general: points [*k b d].
+            specific: points [*k b d].
+            eta: factor of the half-apertures of cones, that of `Entails`.
+
+        Returns:
+            Energies [*k b].
+
+        Raises:
+            NotImplementedError: the model has no `entailments`.
         """
         raise NotImplementedError(f"{type(self).__name__} has no entailment energy")
 
     def penalty(self, general: Tensor, specific: Tensor, entails: Entails) -> Tensor:
-        """Numbers [*k b] whose mean over the pairs of a relation is minimised. By default, the energy.
+        """Numbers whose mean over the pairs of a relation is minimised. By default, the energy.
 
         They differ from the energy if the loss also acts on pairs that satisfy the relation.
+
+        Args:
+            general: points [*k b d].
+            specific: points [*k b d].
+            entails: the relation.
+
+        Returns:
+            Penalties [*k b], one per pair; the loss takes their mean.
         """
         return self.energy(general, specific, entails.eta)
 
     def margin(self, general: Tensor, specific: Tensor) -> Tensor:
-        """Margins [*k b] by which pairs of lifted points [*k b d] violate entailment; negative for points inside.
+        """Margins by which pairs of lifted points violate entailment; negative for points inside.
 
         The evaluation ranks true and mismatched pairs by it. By default, the energy, which is 0 for all points inside.
+
+        Args:
+            general: points [*k b d].
+            specific: points [*k b d].
+
+        Returns:
+            Margins [*k b].
         """
         return self.energy(general, specific)
 
     def radius(self, points: Tensor) -> Tensor:
-        """Distances [b] of lifted points [*k b d] from the root of the space; general points should be nearer.
+        """Distances of lifted points from the root of the space; general points should be nearer.
 
         By default, the Euclidean norm of the points, of all factors together.
+
+        Args:
+            points: [*k b d].
+
+        Returns:
+            Distances [b].
         """
         norms = points.norm(dim=-1)
         return norms if norms.ndim == 1 else norms.norm(dim=0)
 
     @property
     def needs(self) -> frozenset[str]:
-        """Fields of a sample that the losses use in addition to image and caption: "boxes", "parse"."""
+        """What the losses use besides images and captions: any of "boxes", "parse", "levels" and "queries"."""
         return frozenset({"boxes"}) if self.config.boxes_as_pairs else frozenset()
 
     @property
@@ -199,11 +327,20 @@ class DualEncoder(nn.Module, ABC):
         return False
 
     def losses(self, pairs: Pairs) -> Losses:
-        """Loss of a batch, computed from its features, with its terms, energies and lifted points. Collective.
+        """Loss of a batch, computed from its features. Collective.
 
         Terms of boxes are means over the boxes of all ranks; ranks may have different numbers of boxes. A rank without
-        boxes runs the same operations and adds 0, because each rank has to take part in each gather, in the forward
-        and in the backward pass. Raises ValueError if a stream is missing.
+        boxes runs the same operations and adds 0, because each rank has to take part in each gather, in the forward and
+        in the backward pass.
+
+        Args:
+            pairs: features before the lift, such as those of `features`.
+
+        Returns:
+            The loss [], with its terms, energies and lifted points.
+
+        Raises:
+            ValueError: a term names a stream that the batch lacks.
         """
         lifts: dict[Side, Callable[[Tensor], Tensor]] = {"image": self.lift_image, "text": self.lift_text}
         points, terms = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means), self.terms()
@@ -211,52 +348,113 @@ class DualEncoder(nn.Module, ABC):
         return sum_terms(self, points, terms, self.group_weights())
 
     def image_states(self, images: Tensor) -> Tensor:
-        """Output [b w] of the image tower, before the projection.
+        """Output of the image tower, before the projection.
 
-        Images [b 3 h w] are uint8, or float in [0, 1]. A tower over cached features (trainer.encoders.cached) also takes
-        those [b f].
+        Args:
+            images: [b 3 h w], uint8, or float in [0, 1]. A tower over cached features (trainer.encoders.cached) also
+                takes those [b f].
+
+        Returns:
+            States [b w] of the tower's width w.
         """
-        states: Tensor = self.visual(self.normalised(images) if images.ndim > 2 else images)
+        states: Tensor = self.visual(self.normalised(images) if images.ndim == 4 else images)
         return states
 
     def image_features(self, images: Tensor) -> Tensor:
-        """Projected features [b d] of images, before the lift."""
+        """Projected features of images, before the lift.
+
+        Args:
+            images: as in `image_states`.
+
+        Returns:
+            Features [b d].
+        """
         features: Tensor = self.visual_proj(self.image_states(images))
         return features
 
     def normalised(self, images: Tensor) -> Tensor:
-        """Pixels [b 3 h w] minus the mean of the training, over its deviation, in the tower's number format."""
+        """Pixels minus the mean of the training, over its deviation.
+
+        Args:
+            images: [b 3 h w], uint8, or float in [0, 1].
+
+        Returns:
+            Pixels [b 3 h w] in the number format of the image tower.
+        """
         pixels = images if images.is_floating_point() else to_pixels(images)
         return to_autocast((pixels - self.pixel_mean) / self.pixel_std)
 
     def text_features(self, token_ids: Tensor, packed: Tensor | None = None) -> Tensor:
-        """Projected features [b d] of token ids [b l], before the lift. `packed` as in `Batch`."""
+        """Projected features of texts, before the lift.
+
+        Args:
+            token_ids: texts [b l]. A tower over cached features also takes those [b f].
+            packed: places in the flat `token_ids` of the tokens that are no padding [t], as in `Batch`; None: not
+                packed.
+
+        Returns:
+            Features [b d].
+        """
         arguments = () if packed is None or not len(packed) else (None, packed)
         features: Tensor = self.textual_proj(self.textual(token_ids, *arguments))
         return features
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Lifted points [*k b d] of images [b 3 h w]."""
+        """Lifted points of images.
+
+        Args:
+            images: [b 3 h w], uint8, or float in [0, 1].
+
+        Returns:
+            Points [*k b d].
+        """
         return self.lift_image(self.image_features(images))
 
     def encode_text(self, token_ids: Tensor) -> Tensor:
-        """Lifted points [*k b d] of token ids [b l]."""
+        """Lifted points of texts.
+
+        Args:
+            token_ids: texts [b l] of the model's tokenizer.
+
+        Returns:
+            Points [*k b d].
+        """
         return self.lift_text(self.text_features(token_ids))
 
     def forward(self, batch: Batch) -> Losses:
-        """Losses of a batch. Autocast and TF32 apply to the towers; lifts and losses run without them."""
+        """Losses of a batch. Autocast and TF32 apply to the towers; lifts and losses run without them. Collective.
+
+        Args:
+            batch: has the fields that `needs` names.
+
+        Returns:
+            The loss [], with its terms, energies and lifted points.
+
+        Raises:
+            ValueError: the batch lacks something that the model needs.
+        """
         pairs = self.features(batch)
         with torch.autocast(batch.images.device.type, enabled=False), tf32(False):
             return self.losses(pairs)
 
-    def features(self, batch: Batch) -> Pairs:
+    def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Pairs:
         """Features of a batch, before the lift.
 
         Images and boxes share one pass of the image tower. Captions and phrases take one pass of the text tower each,
         because phrases are short and would be padded to the length of captions.
 
-        Raises ValueError if `boxes_as_pairs` is true and the batch does not have one box per pair.
+        Args:
+            batch: images, token ids, and whatever else the model needs.
+            encode_images: maps images and boxes to features [* d]; None: `image_features`.
+
+        Returns:
+            Features [b d] of images and captions and [m d] of boxes and phrases. With `boxes_as_pairs`, boxes are the
+            second half of the pairs.
+
+        Raises:
+            ValueError: `boxes_as_pairs` is true, but the batch does not have one box per pair.
         """
+        encode_images = encode_images or self.image_features
         captions: dict[str, Any] = self.caption_features(batch)
         captions |= {"syntax": batch.syntax, "more": {name: self.stream_features(s) for name, s in batch.more.items()}}
         captions["counts"] = batch.counts
@@ -266,11 +464,11 @@ class DualEncoder(nn.Module, ABC):
                     "boxes_as_pairs needs boxes, but the batch has none; train on shards with boxes, or set "
                     "boxes_as_pairs=false"
                 )
-            return Pairs(image=self.image_features(batch.images), **captions)
+            return Pairs(image=encode_images(batch.images), **captions)
         pixels = [batch.images, batch.box_images]
         if batch.images.dtype == torch.float16:  # features, which autocast to bf16 refuses to join
             pixels = [part.float() for part in pixels]
-        images = self.image_features(torch.cat(pixels))
+        images = encode_images(torch.cat(pixels))
         box_text = self.text_features(batch.box_token_ids, batch.box_packed)
         if self.config.boxes_as_pairs:
             if len(batch.box_images) != len(batch.images):  # `gather` needs the same number of rows on each rank
@@ -291,21 +489,46 @@ class DualEncoder(nn.Module, ABC):
         )
 
     def stream_features(self, stream: Stream) -> Stream:
-        """Features of a stream of images or token ids."""
+        """Features of a stream of images or token ids.
+
+        Args:
+            stream: one of `Batch.more`.
+
+        Returns:
+            A copy, whose rows are features [m d].
+        """
         encode = self.image_features if stream.side == "image" else self.text_features
         return stream._replace(rows=encode(stream.rows))
 
     def caption_features(self, batch: Batch) -> dict[str, Tensor]:
-        """Features of the captions, by field of `Pairs`."""
+        """Features of the captions. A model that needs more than a vector per caption overrides it.
+
+        Args:
+            batch: has the captions and, if the model needs them, their parses.
+
+        Returns:
+            Features by field of `Pairs`: "text" [b d], and any of "word_initial" and "word_contextual" [b w d].
+        """
         return {"text": self.text_features(batch.token_ids, batch.packed)}
 
     def scale(self, temperature: str) -> Tensor:
-        """The inverse [] of a temperature, named by its parameter."""
+        """The inverse of a temperature, by which the contrastive loss multiplies similarities.
+
+        Args:
+            temperature: name of its parameter, a key of `temperatures`.
+
+        Returns:
+            A scalar above 0, at most `max_logit_scale` after `clamp_parameters`.
+        """
         parameter: Tensor = getattr(self, temperature)
         return parameter.exp()
 
     def pair_scale(self) -> Tensor:
-        """The inverse temperature [] of images and captions."""
+        """The inverse temperature of images and captions.
+
+        Returns:
+            A scalar, as `scale`.
+        """
         return self.scale(next(iter(self.temperatures)))
 
     @torch.no_grad()
@@ -333,5 +556,12 @@ def to_autocast(values: Tensor) -> Tensor:
 
 
 def at_least_float32(features: Tensor) -> Tensor:
-    """Convert half-precision features to float32; float64 is kept."""
+    """Convert half-precision features to float32; float64 is kept. Lifts need it.
+
+    Args:
+        features: of any shape.
+
+    Returns:
+        Features of the same shape.
+    """
     return features if features.dtype == torch.float64 else features.float()

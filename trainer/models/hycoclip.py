@@ -48,7 +48,15 @@ class HyCoCLIP(MERU):
         ]
 
     def entailment(self, entails: Entails, weight: float) -> Term:
-        """The term of a relation, with `weight` times its weight in `entail_terms`."""
+        """The term of a relation.
+
+        Args:
+            entails: the relation; its name is a key of `entail_terms`.
+            weight: weight in the group, which is multiplied by that of `entail_terms`.
+
+        Returns:
+            The term, named entailment/NAME.
+        """
         weight *= self.config.entail_terms.get(entails.name, 1.0)
         return Term(name=f"entailment/{entails.name}", value=entails, weight=weight)
 

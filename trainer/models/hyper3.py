@@ -5,6 +5,7 @@ github.com/Hyper3Labs/hyper3-clip, MIT). Shapes: b pairs, m queries, w width of 
 """
 
 import dataclasses
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -69,26 +70,29 @@ class Hyper3CLIP(UNCHA):
         rows = calibration(residual, uncertainty(points.of(name)), self.config.calibration)
         return points.share(name) * mean_over_pairs(weights_of(points, entails) * rows)
 
-    def image_states(self, images: Tensor) -> Tensor:
-        """Output [b w] of the image tower, also of images that are such outputs."""
-        return images if images.ndim == 2 else super().image_states(images)
-
     def image_tokens(self, images: Tensor) -> Tensor:
         """Output of the image tower before its pooling."""
-        tokens: Tensor = self.visual.forward_features(self.normalised(images))
+        tokens: Tensor = self.visual.forward_features(self.normalised(images) if images.ndim == 4 else images)
         return tokens
 
-    def features(self, batch: Batch) -> Pairs:
-        """Features of a batch and its queries: one pass of the image tower gives images, boxes and patches."""
+    def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Pairs:
+        """Features of a batch and its queries: one pass of the image tower gives images, boxes and patches.
+
+        Boxes that are stored features have no patches, and take a pass of their own.
+        """
         n, boxes = len(batch.images), batch.box_images
-        images = batch.images if boxes is None else torch.cat([batch.images, boxes])
-        tokens = self.image_tokens(images)
-        states, patches = self.visual.forward_head(tokens, pre_logits=True), patches_of(self.visual, tokens[:n])
+        parts = [batch.images] if boxes is None else [batch.images, boxes]
+        if len({part.ndim for part in parts}) == 1:
+            parts = [torch.cat(parts)]
+        tokens = [self.image_tokens(part) for part in parts]
+        patches = patches_of(self.visual, tokens[0][:n])
+        states = torch.cat([self.visual.forward_head(part, pre_logits=True) for part in tokens])
         boxes = None if boxes is None else states[n:]
-        pairs = super().features(dataclasses.replace(batch, images=states[:n], box_images=boxes, more={}))
+        pooled = dataclasses.replace(batch, images=states[:n], box_images=boxes, more={})
+        pairs = super().features(pooled, self.visual_proj)
         if QUERIES not in batch.more:
             raise ValueError("the batch has no queries; build it as trainer.data.batch_builder does")
         queries = batch.more[QUERIES]
         states = self.textual(queries.rows)
-        pooled = self.visual_proj(self.query_pooling(states, patches, queries))
-        return dataclasses.replace(pairs, more=query_streams(queries, self.textual_proj(states), pooled, pairs.text))
+        found = self.visual_proj(self.query_pooling(states, patches, queries))
+        return dataclasses.replace(pairs, more=query_streams(queries, self.textual_proj(states), found, pairs.text))

@@ -24,7 +24,12 @@ class Hyperbolic(Cones):
     config: HyperbolicConfig
 
     def __init__(self, config: HyperbolicConfig, n_factors: int | None = None) -> None:
-        """Build the model. With `n_factors`, each factor has its own curvature and scales."""
+        """Build the model.
+
+        Args:
+            config: settings of the model.
+            n_factors: k, the number of factors, each with its own curvature and scales; None: a single space.
+        """
         super().__init__(config)
         shape = () if n_factors is None else (n_factors,)
         alpha = -math.log(config.embed_dim // (n_factors or 1)) / 2
@@ -34,7 +39,15 @@ class Hyperbolic(Cones):
 
     @abstractmethod
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
-        """Lift features [b d], multiplied by exp(log_alpha), into the space: points [*k b d]."""
+        """Lift features into the space.
+
+        Args:
+            features: those of one modality [b d].
+            log_alpha: logarithm of the scale by which features are multiplied first, [] or [k].
+
+        Returns:
+            Points [*k b d].
+        """
 
     def lift_image(self, features: Tensor) -> Tensor:
         return self.lift(features, self.visual_alpha)

@@ -35,14 +35,27 @@ def labels_of(points: Points) -> Labels:
 
 
 def level_contrast(points: Points, similarity: Callable[[Tensor, Tensor], Tensor], scale: Tensor) -> Tensor:
-    """Mean over levels, over the labels of a level, and over the images of a label of      (ours)
+    """Contrast of images with the labels of a taxonomy, level by level. Collective.
+
+    Mean over levels, over the labels of a level, and over the images of a label of      (ours)
 
         -log [e(i, t) / sum_(labels u of the level) e(i, u)] / 2
         -log [e(i, t) / (e(i, t) + sum_(images j with other labels of the level) e(j, t))] / 2
 
-    e is the exponential of the scaled similarity, i the image and t the label. An image whose label is not known at
-    a level does not take part there. Copies of a label are candidates of a share each, which needs no list of the
+    e is the exponential of the scaled similarity, i the image and t the label. An image whose label is not known at a
+    level does not take part there. Copies of a label are candidates of a share each, which needs no list of the
     distinct ones, and so no value of the device.
+
+    Args:
+        points: lifted points with the streams "image" and `LEVELS`.
+        similarity: maps queries [*k b d] and candidates [*k n d] to similarities [b n].
+        scale: inverse temperature [].
+
+    Returns:
+        A scalar, whose average over the ranks is the loss of the pairs of all ranks.
+
+    Raises:
+        ValueError: the stream is missing, or lacks owner, depth or label.
     """
     levels = labels_of(points)
     rows = slice(levels.start, levels.start + levels.n_own)

@@ -15,7 +15,11 @@ class MERU(Hyperbolic):
         return lorentz.exp_map0(at_least_float32(features) * log_alpha.exp(), self.curvature(), self.config.eps)
 
     def curvature(self) -> Tensor:
-        """c, in a shape that broadcasts against the leading axes of lifted points: [], or [k 1] with factors."""
+        """c; the space has curvature -c.
+
+        Returns:
+            A tensor that broadcasts against the leading axes of lifted points: [], or [k 1] with factors.
+        """
         return self.curv.exp()
 
     def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:

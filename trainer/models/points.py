@@ -19,10 +19,17 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class Points:
-    """Points of the streams of `pairs`, each lifted when it is first used.
+    """Points of the streams of a batch, each lifted when it is first used.
 
-    Methods that need other ranks are collective: all ranks have to call them in the same order. `per_rank` makes each
-    rank weigh the same in means over rows, however many rows it has; otherwise each row weighs the same.
+    Methods that need other ranks are collective: all ranks have to call them in the same order.
+
+    Attributes:
+        pairs: features of the batch, before the lift.
+        lifts: maps features [m d] of a modality to points [*k m d].
+        per_rank: make each rank weigh the same in means over rows, however many rows it has. False: each row does.
+        cache: results by key, see `once`.
+        streams: features by the name of their stream: "image", "text", "box_image", "box_text", and those of
+            `Batch.more`.
     """
 
     pairs: Pairs
@@ -34,21 +41,49 @@ class Points:
         self.streams = self.pairs.streams
 
     def stream(self, name: str) -> Stream:
-        """The features of a stream. Raises ValueError if the batch lacks it."""
+        """The features of a stream.
+
+        Args:
+            name: of the stream, such as "box_text".
+
+        Returns:
+            Features [m d], and the pairs that own them.
+
+        Raises:
+            ValueError: the batch lacks the stream.
+        """
         if name not in self.streams:
             fix = "train on shards with boxes, or set use_boxes=false" if name.startswith("box_") else "check the data"
             raise ValueError(f"the loss needs the stream {name}, but the batch has none; {fix}")
         return self.streams[name]
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
-        """The result of `compute`, which is called for the first `key` only."""
+        """Compute something once per batch, such as an energy that two terms use.
+
+        Args:
+            key: names the result; hashable.
+            compute: is called for the first `key` only.
+
+        Returns:
+            What `compute` returned.
+        """
         if key not in self.cache:
             self.cache[key] = compute()
         found: T = self.cache[key]
         return found
 
     def of(self, name: str) -> Tensor:
-        """Points [*k m d] of this rank. They are rows of `all`, if that has been used before."""
+        """Points of this rank. They are rows of `all`, if that has been used before.
+
+        Args:
+            name: of the stream.
+
+        Returns:
+            Points [*k m d].
+
+        Raises:
+            ValueError: the batch lacks the stream.
+        """
         stream = self.stream(name)
 
         def lift() -> Tensor:
@@ -59,9 +94,18 @@ class Points:
         return self.once(("of", name), lift)
 
     def all(self, name: str) -> Tensor:
-        """Points [*k n d] of all ranks. Collective.
+        """Points of all ranks, with gradients to each rank. Collective.
 
         Features are gathered before the lift; lifting those of the other ranks again costs little.
+
+        Args:
+            name: of the stream.
+
+        Returns:
+            Points [*k n d], in the order of the ranks.
+
+        Raises:
+            ValueError: the batch lacks the stream.
         """
         stream = self.stream(name)
 
@@ -74,6 +118,13 @@ class Points:
         """Gather the features of streams, and `copies` of pairs of streams, in one message. Collective.
 
         What is missing here is gathered when it is first used, in a message of its own.
+
+        Args:
+            names: of the streams.
+            copied: names of the streams of queries and of candidates.
+
+        Raises:
+            ValueError: the batch lacks one of the streams.
         """
         if world_size() == 1:
             return
@@ -90,7 +141,14 @@ class Points:
             self.cache |= dict(zip(found, gather_streams(rows, list(counts)), strict=True))
 
     def counts(self, name: str) -> list[int]:
-        """Number of rows of a stream on each rank. Collective for a stream with owners."""
+        """Numbers of rows of a stream. Collective for a stream with owners.
+
+        Args:
+            name: of the stream.
+
+        Returns:
+            One number per rank.
+        """
         rows, _, owner = self.stream(name)[:3]
         if owner is None or world_size() == 1:
             return [len(rows)] * world_size()
@@ -99,8 +157,15 @@ class Points:
         return list(known) if known else self.once(("counts", key), lambda: list(counts_of_ranks([len(rows)])[0]))
 
     def share(self, name: str) -> float:
-        """Weight of this rank's mean over the rows of a stream: with it, gradients averaged over the ranks are those of
-        the mean over the rows of all ranks. Collective for a stream with owners.
+        """Weight of this rank's mean over the rows of a stream. Collective for a stream with owners.
+
+        With it, gradients averaged over the ranks are those of the mean over the rows of all ranks.
+
+        Args:
+            name: of the stream.
+
+        Returns:
+            The weight: 1 if all ranks have the same number of rows, or with `per_rank`.
         """
         if self.per_rank:
             return 1.0
@@ -112,9 +177,17 @@ class Points:
         return self.stream(first).owner is self.stream(second).owner
 
     def targets(self, queries: str, candidates: str) -> Tensor:
-        """Indices [m] of the candidates of all ranks that match the queries of this rank. Collective.
+        """Indices of the candidates of all ranks that match the queries of this rank. Collective.
 
-        Raises ValueError for candidates with owners that are not those of the queries.
+        Args:
+            queries: name of a stream.
+            candidates: name of a stream with the same owners, or of one without owners.
+
+        Returns:
+            Indices [m] in the rows of `all(candidates)`.
+
+        Raises:
+            ValueError: the candidates have owners that are not those of the queries.
         """
         rows, _, owner = self.stream(queries)[:3]
         before = sum(self.counts(candidates)[: rank()])
@@ -125,7 +198,15 @@ class Points:
         return owner + before
 
     def copies(self, queries: str, candidates: str) -> Tensor | None:
-        """Number [n] of queries of all ranks that each candidate matches; None if it is one for each. Collective."""
+        """Numbers of queries of all ranks that each candidate matches. Collective.
+
+        Args:
+            queries: name of a stream.
+            candidates: name of a stream with the same owners, or of one without owners.
+
+        Returns:
+            Numbers [n]; None if each candidate matches one query.
+        """
         own = self.own_copies(queries, candidates)
         if own is None:
             return None
@@ -142,9 +223,16 @@ class Points:
         return own[:, None]
 
     def labels(self, name: str) -> Tensor:
-        """Pair, depth and number [n 3] of the labels of a taxonomy of all ranks. Collective.
+        """Labels of a taxonomy, of all ranks. Collective.
 
-        Raises ValueError if the stream lacks a tensor.
+        Args:
+            name: of the stream of the labels.
+
+        Returns:
+            Pair, depth and number of each label [n 3], int64. Pairs are counted over all ranks.
+
+        Raises:
+            ValueError: the stream lacks owner, depth or label.
         """
         own = self.own_labels(name)
         if own is None:
@@ -161,7 +249,18 @@ class Points:
         return torch.stack([owner + rank() * len(self.pairs.image), depth, label], 1)
 
     def pair(self, general: str, specific: str) -> tuple[Tensor, Tensor]:
-        """Points of two streams, pair by pair: those without owners are repeated for each row that they own."""
+        """Points of two streams, pair by pair: those without owners are repeated for each row that they own.
+
+        Args:
+            general: name of a stream.
+            specific: name of a stream. Both have the same owners, or one of them has none.
+
+        Returns:
+            Points of both streams [*k m d], m being the number of rows of the stream with owners.
+
+        Raises:
+            ValueError: the batch lacks one of the streams.
+        """
         first, second = self.of(general), self.of(specific)
         if self.are_paired(general, specific):
             return first, second

@@ -3,9 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import get_annotations
+from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
+from hypergrit_common.config import from_plain
+from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import is_plugin, load_plugin
 from trainer.models.config import (
     ARGENTConfig,
@@ -28,13 +32,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """Settings class and location of a model. The property `model` imports the model's class, and with it torch."""
+    """Settings class and location of a model. The property `model` imports the model's class, and with it torch.
+
+    Attributes:
+        config: class of the settings.
+        location: MODULE:CLASS of the model.
+        printed_name: name in tables; by default that of the class.
+        is_experimental: there are no numbers of its authors' code to compare with.
+    """
 
     config: type[ModelConfig]
-    location: str  # MODULE:CLASS
-    printed_name: str = ""  # in tables; by default that of the class
-    has_paired_boxes: bool = False  # its papers also train it with boxes as additional pairs
-    is_experimental: bool = False  # there are no numbers of its authors' code to compare with
+    location: str
+    printed_name: str = ""
+    is_experimental: bool = False
 
     @property
     def title(self) -> str:
@@ -50,8 +60,8 @@ class ModelEntry:
 
 
 ENTRIES: Final[dict[str, ModelEntry]] = {
-    "clip": ModelEntry(ModelConfig, "trainer.models.clip:CLIP", has_paired_boxes=True),
-    "meru": ModelEntry(HyperbolicConfig, "trainer.models.meru:MERU", has_paired_boxes=True),
+    "clip": ModelEntry(ModelConfig, "trainer.models.clip:CLIP"),
+    "meru": ModelEntry(HyperbolicConfig, "trainer.models.meru:MERU"),
     "hycoclip": ModelEntry(HyCoCLIPConfig, "trainer.models.hycoclip:HyCoCLIP"),
     "phyclip": ModelEntry(PHyCLIPConfig, "trainer.models.phyclip:PHyCLIP"),
     "poinclip": ModelEntry(PoinCLIPConfig, "trainer.models.poinclip:PoinCLIP", is_experimental=True),
@@ -72,16 +82,30 @@ MODELS: Final[Mapping[str, ModelEntry]] = MappingProxyType(ENTRIES)
 
 
 def use_model(name: str) -> None:
-    """Add the class `module:Class` of the user under this name, if it is one; its annotation `config` has its settings.
+    """Add the class `module:Class` of the user under this name, if it is one.
 
-    Callers pass only names that the user gives, never those in a file of a run. Raises UserError.
+    The annotation `config` of the class, or of its nearest base class with one, has the settings; without one, they are
+    those of `ModelConfig`.
+
+    Callers pass only names that the user gives, never those in a file of a run: the module is imported.
+
+    Args:
+        name: `module:Class`; any other name, or one that is known, has no effect.
+
+    Raises:
+        UserError: the class cannot be imported, is no `DualEncoder`, or lacks methods; or its annotations name what
+            its module lacks.
     """
     if not is_plugin(name) or name in ENTRIES:
         return
     from trainer.models.dual_encoder import DualEncoder
 
-    kinds = (vars(kind) for kind in load_plugin(name, DualEncoder, "model_name").__mro__)
-    found = next(kind["__annotations__"]["config"] for kind in kinds if "config" in kind.get("__annotations__", {}))
+    kinds = load_plugin(name, DualEncoder, "model_name").__mro__
+    kind = next((kind for kind in kinds if "config" in vars(kind).get("__annotations__", {})), DualEncoder)
+    try:
+        found = get_annotations(kind, eval_str=True).get("config")
+    except NameError as error:
+        raise UserError(f"model_name={name}: the annotations of {kind.__name__} cannot be read: {error}") from error
     config = found if isinstance(found, type) else ModelConfig
     ENTRIES[name] = ModelEntry(config, name, is_experimental=True)
 
@@ -91,9 +115,18 @@ DEFAULT: Final = "hycoclip"
 
 
 def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
-    """Build the model `name` with random weights; `config` defaults to the paper's settings.
+    """Build a model with random weights.
 
-    Raises ValueError if the name is unknown or `config` belongs to another model.
+    Args:
+        name: a key of `MODELS`, or `module:Class` for a class of your own, whose module is imported.
+        config: settings of the class that the entry of the model names; None: its defaults.
+
+    Returns:
+        The model, in training mode.
+
+    Raises:
+        ValueError: the name is unknown, or `config` belongs to another model.
+        UserError: the class of `module:Class` cannot be imported, is no `DualEncoder`, or lacks methods.
 
     >>> from trainer import MODELS, build_model
     >>> model = build_model("meru", MODELS["meru"].config(embed_dim=64, curv_init=0.5))
@@ -110,10 +143,41 @@ def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
     return entry.model(config)
 
 
-def model_name(model: "DualEncoder") -> str:
-    """Return the name under which the class of `model` is registered.
+def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig:
+    """Build the configuration of a model from plain values.
 
-    Raises ValueError if the class is not registered.
+    Args:
+        name: a key of `MODELS`.
+        values: a dictionary written by `dataclasses.asdict`.
+        source: the file or folder of the values, for messages.
+
+    Returns:
+        The configuration.
+
+    Raises:
+        ValueError: an unknown model, key or value; the message names `source`.
+    """
+    if is_plugin(name) and name not in MODELS:
+        raise ValueError(f"{source} is a model of the class {name}; give model_name={name} if you trust its code")
+    if name not in MODELS:
+        raise ValueError(f"{source}: unknown model {name!r}; this version has {', '.join(MODELS)}")
+    try:
+        return cast(ModelConfig, from_plain(MODELS[name].config, values, f"config of {name}"))
+    except UserError as error:
+        raise ValueError(f"{source}: {error}") from error
+
+
+def model_name(model: "DualEncoder") -> str:
+    """Return the name under which the class of a model is registered.
+
+    Args:
+        model: an instance of a class of `MODELS`, not of a subclass.
+
+    Returns:
+        The key of `MODELS`.
+
+    Raises:
+        ValueError: the class is not registered.
     """
     location = f"{type(model).__module__}:{type(model).__name__}"
     for name, entry in MODELS.items():

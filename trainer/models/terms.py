@@ -29,14 +29,19 @@ class Contrast:
 
     A query matches the candidate in the same row, or the candidate that owns it. The logits are similarities times the
     exponential of the parameter `temperature`.
+
+    Attributes:
+        sides: names of the streams of queries and of candidates, for each direction.
+        weights: those of the sides; a side of weight 0 is not computed. The sum is divided by the number of sides.
+        temperature: name of the parameter, a key of `DualEncoder.temperatures`.
+        factors: maps lifted queries [*k m d] to factors [m] on their logits; None: 1.
+        copies: each candidate counts once for every query of the batch that it matches, and its copies are negatives.
     """
 
-    sides: tuple[tuple[str, str], ...]  # streams of queries and of candidates
-    weights: tuple[float, ...] = (1.0, 1.0)  # of the sides; those of weight 0 are not computed
+    sides: tuple[tuple[str, str], ...]
+    weights: tuple[float, ...] = (1.0, 1.0)
     temperature: str = "logit_scale"
-    # factors [m] on the logits of each query, computed from the lifted queries
     factors: Callable[[Tensor], Tensor] | None = None
-    # each candidate counts once for every query of the batch that it matches, and its copies are negatives
     copies: bool = False
 
 
@@ -44,15 +49,21 @@ class Contrast:
 class Entails:
     """An entailment relation that a model learns, such as: a caption (general) entails its image (specific).
 
-    `general` and `specific` are names of streams, or of `DualEncoder.word_points`.
+    Attributes:
+        name: part of the names of loss terms and of evaluation metrics.
+        general: name of a stream, or of `DualEncoder.word_points`.
+        specific: the same; `Points.pair` says which streams form pairs.
+        eta: factor on the half-apertures of cones.
+        is_within: both sides are of one modality.
+        equal_weight: weight of a phrase with the tokens of its caption.
     """
 
-    name: str  # part of the names of loss terms and of evaluation metrics
+    name: str
     general: str
     specific: str
-    eta: float = 1.0  # factor on the half-apertures of cones
-    is_within: bool = False  # both sides are of one modality
-    equal_weight: float = 1.0  # weight of a phrase with the tokens of its caption
+    eta: float = 1.0
+    is_within: bool = False
+    equal_weight: float = 1.0
 
 
 Value = Contrast | Entails | Callable[[Points], Tensor]
@@ -60,12 +71,20 @@ Value = Contrast | Entails | Callable[[Points], Tensor]
 
 @dataclass(frozen=True, kw_only=True)
 class Term:
-    """A term of the loss. Its name is that of its group, or GROUP/NAME to log it beside its group."""
+    """A term of the loss.
+
+    Attributes:
+        name: that of its group, or GROUP/NAME to log it beside its group.
+        value: a contrastive loss, a relation, or a function from `Points` to a number []. Its average over the ranks is
+            minimised, so a mean over rows needs the weight `Points.share`.
+        weight: factor of the value within its group.
+        gathers: streams whose points of all ranks a function uses.
+    """
 
     name: str
     value: Value
     weight: float = 1.0
-    gathers: tuple[str, ...] = ()  # streams whose points of all ranks a function uses
+    gathers: tuple[str, ...] = ()
 
 
 class HasTerms(HasSimilarity, Protocol):

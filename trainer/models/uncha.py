@@ -21,8 +21,7 @@ CROSS = (("box_image", "text"), ("box_text", "image"))
 class UNCHA(MERU):
     """Uncertainty-guided compositional alignment (CVPR 2026, arXiv 2603.22042).
 
-    A box is the more uncertain the nearer it is to the origin. Uncertain boxes have softer logits, and the uncertainty is
-    calibrated to the energy by which the box fails to entail its image.
+    Boxes near the origin are uncertain and have softer logits. Their energies towards images calibrate the uncertainty.
     """
 
     config: UNCHAConfig
@@ -79,7 +78,15 @@ class UNCHA(MERU):
         return leaky_cone(*self.cone(general, specific), entails.eta, self.config.leak)
 
     def calibration(self, points: Points, entails: Entails) -> Tensor:
-        """Calibration [] of the uncertainties of the general points to the energies of the relation, and their spread."""
+        """Calibration of the uncertainties of the general points to the energies of a relation, and their spread.
+
+        Args:
+            points: the lifted points of the batch.
+            entails: the relation, whose general points are boxes or phrases.
+
+        Returns:
+            A scalar. Energies have no gradient in it.
+        """
         name = entails.general
         everything = points.of(name) if self.has_per_rank_means else points.all(name)
         residual = energies(self, points, entails).detach()

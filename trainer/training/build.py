@@ -32,7 +32,9 @@ from trainer.data.loader import Loader
 from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED, TRANSFORMERS
+from trainer.encoders.text import StateSource
 from trainer.evaluation.held_out.evaluate import Evaluation
+from trainer.models.config import SyntaxMERUConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 from trainer.optim.freeze import Freezing, add_lora, check_patterns, freeze_for_good
@@ -105,8 +107,10 @@ def build(config: TrainConfig, process: Process) -> Run:
         rank=process.rank,
         world_size=process.world_size,
     )
-    if isinstance(loader.builder, FeatureBuilder) and not config.init:
-        standardise_heads(model, loader.builder.index)
+    if isinstance(loader.builder, FeatureBuilder):
+        check_states(config, loader.builder.index)
+        if not config.init:
+            standardise_heads(model, loader.builder.index)
     if config.micro_batch_size:
         set_micro_batch(model, config.micro_batch_size, same_on_all_ranks=config.parallel.strategy == "fsdp")
     is_compiled = compiles(config, process.device)
@@ -252,6 +256,19 @@ def standardise_heads(model: DualEncoder, store: FeatureStore) -> None:
             tower.head.standardise(features.to(tower.head.mean.device))
 
 
+def check_states(config: TrainConfig, store: FeatureStore) -> None:
+    """Raise UserError if the stored states of tokens are others than those that the model names."""
+    model = config.model
+    if not isinstance(model, SyntaxMERUConfig) or config.data.texts == "tokens":
+        return
+    stored, named = StateSource(**store.tokens), StateSource(kind=model.word_states, block=model.word_block)
+    if stored.kind != named.kind or (stored != named and stored.kind != "tower"):
+        raise UserError(
+            f"data.features has the states word_states={stored.kind} and word_block={stored.block} of tokens, but "
+            f"model.word_states is {named.kind} and model.word_block {named.block}; set these alike, or write other features"
+        )
+
+
 def part_of(entry: str) -> str:
     """The part of a model to leave out for an entry of its state dict: a scalar, a projection, or a layer of a tower."""
     parts = entry.split(".")
@@ -311,6 +328,8 @@ def build_tokenizer(config: TrainConfig) -> TextTokenizer:
         if text.name == TRANSFORMERS or (text.name == CACHED and Path(config.tokenizer).is_dir()):
             forms = "give a folder with the tokenizer of the text tower"
             tokenizer = read_fast_tokenizer(Path(config.tokenizer), text.context_length)
+            if text.name == CACHED:  # the padding of a frozen model is in its config.json
+                tokenizer.pad_id = text.pad_id
         elif config.tokenizer == OPENAI:
             tokenizer = openai_tokenizer(text.context_length)
         else:

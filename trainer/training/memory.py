@@ -128,6 +128,9 @@ def drawn_batch(model: DualEncoder, n: int, boxes: int, device: torch.device) ->
         return torch.ones(rows, *model.config.text.row_shape, dtype=dtype, device=device)
 
     batch = Batch(images=images(n), token_ids=texts(n))
+    if QUERIES in model.needs and len(shape) == 1:  # stored features have the states of patches
+        patches = model.config.image.kwargs.get("patches", 1)
+        batch = replace(batch, images=images(n)[:, None].repeat(1, 1 + patches, 1))
     if boxes:
         owner = torch.arange(n, device=device).repeat_interleave(boxes) if boxes > 1 else None
         batch = replace(batch, box_images=images(n * boxes), box_token_ids=texts(n * boxes), box_owner=owner)
@@ -204,7 +207,7 @@ def saved_bytes(model: DualEncoder, forward: Callable[[], Tensor]) -> Saved:
 def needs(
     config: TrainConfig, model: DualEncoder, process: Process, image: Saved, text: Saved, pair: float, ranks: int
 ) -> list[Need]:
-    """What the run needs on its device, on the host and in /dev/shm, for the `ranks` processes of this machine.
+    """The memory that the run needs on its device, on the host and in /dev/shm, for the `ranks` processes of this machine.
 
     `pair` are the bytes that a pair keeps beyond the towers.
     """

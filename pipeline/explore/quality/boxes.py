@@ -10,10 +10,8 @@ from typing import Any, Final, Generic, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypergrit_common.errors import UserError
-from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_manifests
-from pipeline.output.store import Store
-from pipeline.output.takedowns import check_obeyed
+from pipeline.explore.index import open_output
+from pipeline.output.ledger import read_batches
 from pipeline.stages.score.filters import clip_score
 from schemas.manifest import Manifest
 
@@ -57,16 +55,9 @@ def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tupl
 
     Rows that a model stage dropped are included, some without boxes; `keys` selects rows.
 
-    Raises UserError if the output has no finished shard or no arrow/ files, or if a takedown of it did not end.
+    Raises UserError like `open_output`.
     """
-    store = Store(output)
-    manifests = read_manifests(store)
-    check_finished(store, manifests)
-    if not any(name.startswith("arrow/") for manifest in manifests for name in manifest["files"]):
-        raise UserError(
-            f"{output} has no arrow/ files, which hold the scores; run the job with write.formats=[arrow,...]"
-        )
-    check_obeyed(store, manifests)
+    store, manifests = open_output(output)
     wanted = None if keys is None else pa.array(sorted(keys), pa.string())
     for manifest in manifests:
         for batch in read_batches(store, manifest, COLUMNS):
@@ -164,8 +155,7 @@ class Covered:
 
 def covered(output: str, sample: Sample | None = None) -> Covered:
     """Return the thresholds that an output covers, or a sample of its boxes; of several shards, the highest ones."""
-    manifests = read_manifests(store := Store(output))
-    check_provenance(store, manifests)
+    _, manifests = open_output(output)
     thresholds = [manifest["provenance"]["thresholds"] for manifest in manifests]
     score = max(float(values["min_score"]) for values in thresholds)
     clip_score = max(float(values["min_clip_score"]) for values in thresholds)

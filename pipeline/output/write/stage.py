@@ -71,9 +71,7 @@ def write_shard(
     """
     found = conform(table, SCORED).to_pylist()
     store, index = output if isinstance(output, Store) else Store(output), plan.index
-    takedowns = store.takedowns
-    if origin is not None or config.strip_url_queries:
-        takedowns = takedowns.without_queries()
+    takedowns = store.takedowns.without_queries(origin is not None or config.strip_url_queries)
     rows = [refuse_row(remove_url_secrets(row, strip_query=config.strip_url_queries), takedowns) for row in found]
     counts = count_rows(rows, plan, provenance)
     kept = kept_rows(rows)

@@ -11,6 +11,7 @@ from typing import Final
 from yarl import URL
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.urls import with_query_spaces
 from schemas.table import Drop
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -217,9 +218,15 @@ class Verdict(Enum):
 class FetchError(Exception):
     """A failed download: the drop of the row, and whether and when a retry may succeed.
 
-    `verdict` is about the host, which may be dead. `lack` is what this machine lacked (open files, ports), which is no
-    fault of the row. `is_unreached` marks an attempt, begun at `start_s`, in which not one packet came back, perhaps
-    because this machine has no network.
+    Args:
+        reason: drop reason of `download`.
+        detail: what explains it; the first 300 characters are kept.
+        is_transient: True if another attempt may succeed.
+        retry_after_s: least time before that attempt, in seconds.
+        verdict: what the attempt says about the host, which may be dead.
+        lack: what this machine lacked (open files, ports), which is no fault of the row.
+        is_unreached: True for an attempt, begun at `start_s`, in which not one packet came back, perhaps because this
+            machine has no network.
     """
 
     def __init__(
@@ -265,7 +272,7 @@ def parse_url(text: str, base: URL | None = None, allowed_ports: Collection[int]
     if len(text) > MAX_CHARACTERS:
         raise FetchError("invalid_url", f"{len(text)} characters, more than {MAX_CHARACTERS}")
     try:
-        url = URL(text)
+        url = URL(with_query_spaces(text))
         url = base.join(url) if base is not None else url
         if "@" in url.raw_authority:
             raise FetchError("invalid_url", "user name or password in the URL")

@@ -59,7 +59,12 @@ class PauseError(Exception):
 
 
 class Client:
-    """Fetches bodies on the running event loop, until `close`."""
+    """Fetches bodies on the running event loop, until `close`.
+
+    Args:
+        config: settings.
+        permits: address of the server of the job's requests per host; None: this client counts alone.
+    """
 
     def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
         self.config = config
@@ -102,8 +107,15 @@ class Client:
     async def body(self, request: Request) -> AsyncIterator[bytes]:
         """Fetch the body of an image, from one host after the other if it is redirected.
 
-        Its bytes count in the budget until the context ends. Raises FetchError, and OSError if this machine lacks
-        something for too long.
+        Args:
+            request: the first request of the row.
+
+        Yields:
+            The body, whose bytes count in the budget until the context ends.
+
+        Raises:
+            FetchError: the drop of the row.
+            OSError: this machine lacks open files, memory, ports or its network for too long.
         """
         with self._rows.one():
             while True:

@@ -16,40 +16,58 @@ from pipeline.stages.download.addresses import canonical_hosts, check_headers, c
 
 @dataclass(frozen=True, kw_only=True)
 class DownloadConfig:
-    """Settings of HTTP requests, limits on images, and the stored size."""
+    """Settings of HTTP requests, limits on images, and the stored size (`download`).
+
+    Where no source is named, a default is a choice of this project.
+
+    Raises:
+        UserError: a value is out of its range, `contact` is not one line, or `headers` or `proxy` cannot be used.
+    """
 
     # maximum number of requests that one worker has in flight
     concurrency: int = runtime(64)
+    """Requests, at least 1."""
     # maximum number of requests that the whole job has in flight to the same host
     concurrency_per_host: int = runtime(16)
+    """Requests, at least 1; a host is a name or an address, with all its ports."""
     # time limit for one attempt, from the request to the last byte, in seconds
     timeout_s: float = runtime(15.0)
+    """Seconds, more than 0. 10 in img2dataset."""
     # time limit for one row, with all attempts and the pauses between them, in seconds; waiting for a turn is free
     deadline_s: float = runtime(40.0)
+    """Seconds, more than 0."""
     # further attempts after a broken connection, HTTP 429 or 5xx, or a time-out of a host that has answered before
     retries: int = runtime(2)
+    """Attempts, at least 0. 0 in img2dataset."""
     # largest response body, in bytes; larger ones are dropped
     max_bytes: int = 32_000_000
+    """Bytes, at least 1; larger ones are `too_many_bytes`."""
     # smallest shorter side of a downloaded image, in pixels
     min_side_px: int = 1
+    """Pixels, at least 1; smaller images are `too_small`. By default all are kept, as in img2dataset."""
     # fetch the robots.txt of each host first, and drop what it does not allow this client as robots_txt: needs the package
     # protego. The headers X-Robots-Tag, tdm-reservation and Content-Usage are respected in any case
     robots_txt: bool = False
+    """False, as in img2dataset. RFC 9309 says how to read the file."""
     # mail address or web page for complaints, sent in the User-Agent header
     contact: str = runtime("")
+    """One line of printable characters."""
     # private host names or addresses from which images may be fetched, without port
     allowed_private_hosts: tuple[str, ...] = ()
+    """All others with a private address are `private_address`."""
     # ports from which images may be fetched although browsers refuse them, such as 6000
     allowed_ports: tuple[int, ...] = ()
+    """The others are the bad ports of WHATWG's Fetch standard."""
     # headers to send, by the origin of the URL: {"https://images.example.org": {Authorization: "Bearer ..."}}; "*" is every
     # origin. Never saved, recorded or printed
     headers: dict[str, dict[str, str]] = secret(factory=dict)
     # proxy of all requests, such as http://proxy.example.org:3128, with a user name and password if it needs them; none:
-    # without the one that an earlier run had. Never saved, recorded or printed
+    # no proxy, even if an earlier run had one. Never saved, recorded or printed
     proxy: str | None = secret(factory=lambda: None)
     # leave the look-up of host names to the proxy, which must then refuse those of its own network
     proxy_resolves: bool = runtime(False)
     resize: ResizeConfig = field(default_factory=ResizeConfig)
+    """The stored size: a shorter side of 256 px by default."""
 
     # What no job has had a reason to change.
 
@@ -93,7 +111,12 @@ class DownloadConfig:
         check_proxy(self.proxy)
 
     def check_use(self) -> None:
-        """Raise UserError if requests need a proxy that is not set (a saved configuration has none), or a package."""
+        """Check what requests need, before the first one.
+
+        Raises:
+            UserError: `proxy_resolves` is set without a proxy (a saved configuration has none), or `robots_txt` without
+                the package protego.
+        """
         if self.proxy_resolves and not self.proxy:
             raise UserError("download.proxy_resolves is true, but there is no proxy; set download.proxy too")
         if self.robots_txt and find_spec("protego") is None:
@@ -101,11 +124,18 @@ class DownloadConfig:
 
     @property
     def secrets(self) -> list[str]:
-        """What an output is not to be downloaded without, without the values: `proxy`, and the origins with headers."""
+        """Names of the secrets that an output needs for downloads, without values: `proxy`, and the origins with headers."""
         return [*(["proxy"] if self.proxy else []), *(origin for origin, values in self.headers.items() if values)]
 
     def headers_for(self, url: URL) -> dict[str, str]:
-        """Return the extra headers of a request."""
+        """Return the extra headers of a request, which may hold secrets.
+
+        Args:
+            url: URL of the request.
+
+        Returns:
+            The headers of its origin and those of "*"; the origin's win.
+        """
         found = self._headers_by_origin
         return found.get(url.origin(), found[None])
 

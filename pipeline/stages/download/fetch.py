@@ -211,17 +211,21 @@ class Request:
     """The next request to send for a row."""
 
     url: URL
+    """Checked by `parse_url`."""
     deadline: Deadline
+    """The time that is left to the row."""
     n_redirects: int = 0  # redirects followed to reach this URL
     rules: Rules | None = None  # the robots.txt of the host, if the job respects it
     is_image: bool = True  # False: a robots.txt, for which opt-outs have no meaning
 
     @property
     def host(self) -> str:
+        """The name or address, without brackets."""
         return self.url.raw_host or ""
 
     @property
     def port(self) -> int:
+        """The port, that of the scheme if the URL names none."""
         return self.url.port or 0
 
 

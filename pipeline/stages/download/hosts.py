@@ -518,9 +518,10 @@ def has_source(address: str) -> bool:
 
 # Loss of the network or of the name server of this machine: rows wait for its end, and are not dropped for it.
 #
-# A failure is the row's own if anything else succeeded during its attempt. Else the row waits for a sign: after another
-# row's success, it tries again; if many names or hosts fail and nothing succeeds, the fault is this machine's; and if all
-# rows that are left wait, they are too few to tell, and the failures are their own.
+# A failure is the row's own if anything else succeeded during its attempt, and the network had not been lost at its begin.
+# Else the row waits for a sign: after another row's success, it tries again; if many names or hosts fail and nothing
+# succeeds, the fault is this machine's; and if all rows that are left wait, they are too few to tell, and the failures are
+# their own.
 
 MANY: Final = 20
 """Number of names, or of hosts, whose failures without any success between them are the fault of this machine."""
@@ -592,10 +593,13 @@ class Outage(Shortage):
         self._rows, self._probe = rows, probe
         self._probing: asyncio.Task[None] | None = None
         self._failed: set[str] = set()
+        self._back_s = float("-inf")  # the success that ended the last outage: MANY failures without one
 
     def worked(self) -> None:
         """Note a success."""
         super().worked()
+        if len(self._failed) >= MANY:
+            self._back_s = self.worked_s
         self._failed.clear()
         self._rows.wake(self)
 
@@ -605,7 +609,7 @@ class Outage(Shortage):
         Raises OSError if nothing succeeds for the time of `patience`.
         """
         if self.worked_s >= start_s:
-            return False
+            return start_s < self._back_s
         self._failed.add(subject)
         if len(self._failed) < MANY:
             return await self._rows.wait(self)

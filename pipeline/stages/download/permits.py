@@ -36,8 +36,11 @@ class PermitAddress(NamedTuple):
     """Address of the server of a job's permits, and the secret that it expects first."""
 
     host: str
+    """Name or address of the driver's machine."""
     port: int
+    """TCP port."""
     secret: str
+    """32 hex digits."""
 
 
 class PermitsError(Exception):
@@ -317,8 +320,13 @@ CHECKS: Final = 10
 class PermitServer:
     """A server in a thread of this process, until `close`; `address` is what the workers need.
 
-    `host` is the address of this machine that the workers can reach. A worker that sends nothing for `silent_s` seconds
-    loses its permits.
+    Args:
+        limit: permits of each host: requests that the whole job has in flight to it.
+        host: address of this machine that the workers can reach.
+        silent_s: time in seconds after which a worker that sends nothing loses its permits.
+
+    Raises:
+        OSError: the address cannot be listened on.
     """
 
     def __init__(self, limit: int, host: str = "127.0.0.1", silent_s: float = SILENT_S) -> None:

@@ -37,7 +37,14 @@ METADATA_BYTES: Final = 1 << 17
 
 @dataclass(frozen=True)
 class Outcome:
-    """The result for a row: its new fields, and the image bytes to store, the drop, or the fault if the stage raised."""
+    """The result for a row.
+
+    Attributes:
+        fields: the new columns of DOWNLOADED that are known.
+        image: bytes to store; None for a dropped row.
+        drop: why the row is dropped; None: it is kept.
+        fault: what the stage raised, which `drop` tells too; None: nothing.
+    """
 
     fields: dict[str, Any]
     image: bytes | None = None
@@ -49,12 +56,20 @@ class Download(Stage):
     """Fetch, verify, resize and encode images. Takes a READ table and returns a DOWNLOADED table.
 
     Nothing is fetched for rows that already have an image (tars). A row is dropped if its image cannot be fetched or
-    decoded, exceeds a limit of the configuration, or repeats image and caption of an earlier row.
+    decoded, exceeds a limit of the configuration, or repeats image and caption of an earlier row (`duplicate`).
+    schemas.status.REASONS lists the reasons.
 
-    An object keeps its connections, host names and dead hosts from one table to the next. `permits` is the address of a
-    PermitServer, by which all workers of a job together keep to `concurrency_per_host`; without it, each keeps to it
-    alone. Raises PermitsError if the server cannot be reached, and OSError if the machine lacks open files, memory,
-    ports or disk space for a long time. The first table raises the soft limit for open files.
+    An object keeps its connections, host names and dead hosts from one table to the next. The first table raises the
+    soft limit for open files.
+
+    Args:
+        config: settings.
+        permits: address of a PermitServer, by which all workers of a job together keep to `concurrency_per_host`; None:
+            each keeps to it alone.
+
+    Raises:
+        PermitsError: in a call, the server cannot be reached.
+        OSError: in a call, the machine lacks open files, memory, ports or disk space for a long time.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -84,13 +99,26 @@ class Download(Stage):
         return drop_duplicates(self.prepare(table))
 
     def prepare(self, table: pa.Table) -> pa.Table:
-        """Fetch, verify, resize and encode images, without looking for duplicates."""
+        """Fetch, verify, resize and encode images, without looking for duplicates.
+
+        Args:
+            table: a READ table, of a shard or a part of it.
+
+        Returns:
+            The DOWNLOADED table.
+        """
         return self.isolate(table)[0]
 
     def isolate(self, table: pa.Table) -> tuple[pa.Table, list[Fault]]:
-        """Return the table of `prepare`, and the rows on which the stage raised, which it drops as `internal_error`.
+        """Fetch, verify, resize and encode images; drop the rows on which the stage raised as `internal_error`.
 
         A search for them (`run_isolated`) would fetch all rows again.
+
+        Args:
+            table: a READ table, of a shard or a part of it.
+
+        Returns:
+            The table of `prepare`, and the rows on which the stage raised.
         """
         kept = kept_indices(table)
         keys, urls, images = (table[name].to_pylist() for name in ("key", "url", "image"))
@@ -225,7 +253,14 @@ def decode_to_store(data: bytes, config: DownloadConfig) -> tuple[Decoded, bool]
 
 
 def drop_duplicates(table: pa.Table) -> pa.Table:
-    """Drop the rows of a DOWNLOADED table that repeat image and caption of an earlier row; its key becomes the detail."""
+    """Drop the rows of a table that repeat image bytes and caption of an earlier row.
+
+    Args:
+        table: a DOWNLOADED table of a whole shard. Images are compared by `sha256`, captions by `caption_original`.
+
+    Returns:
+        The table with `duplicate` rows, whose detail is the key of the earlier row.
+    """
     hashes, captions, keys = (table[name].to_pylist() for name in ("sha256", "caption_original", "key"))
     first: dict[tuple[str, str | None], str] = {}
     drops: dict[int, Drop] = {}

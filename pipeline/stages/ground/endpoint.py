@@ -57,11 +57,16 @@ class Question:
 
 
 class EndpointGrounder:
-    """Asks a vision-language model for the boxes of all phrases of an image in one request."""
+    """Asks a vision-language model for the boxes of all phrases of an image in one request.
+
+    Args:
+        name: openai:URL#MODEL.
+        floor: smallest score of a box, in [0, 1].
+    """
 
     def __init__(self, name: str, floor: float) -> None:
         self.endpoint = Endpoint(key=KEY, name=name, retries=RETRIES, timeout_s=TIMEOUT_S)
-        self.floor = floor
+        self.floor, self.has_answered = floor, False
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
         """Return the same bucket for all sizes, since each image is a request of its own."""
@@ -87,15 +92,35 @@ class EndpointGrounder:
         return Question(body, len(phrases))
 
     def forward(self, prepared: list[Question]) -> list[tuple[Question, str | RefusedError]]:
-        """Ask all questions at once. Raises UserError if the endpoint cannot be used, RefusedError if it refuses all."""
+        """Ask all questions at once.
+
+        Args:
+            prepared: questions of `prepare`.
+
+        Returns:
+            Each question with the reply, or its refusal.
+
+        Raises:
+            UserError: the endpoint gives no answer, or refuses the key or the model, which ends the job.
+            RefusedError: it refuses all of several requests, and has answered none before, which ends the job.
+        """
         replies = self.endpoint.ask([question.body for question in prepared])
         refusals = [reply for reply in replies if isinstance(reply, RefusedError)]
-        if refusals and len(refusals) == len(replies):
+        if len(refusals) == len(replies) > 1 and not self.has_answered:
             raise refusals[0]
+        self.has_answered |= len(refusals) < len(replies)
         return list(zip(prepared, replies, strict=True))
 
     def collect(self, output: list[tuple[Question, str | RefusedError]]) -> list[Grounded]:
-        """Return the boxes of each image; all its phrases are dropped without the answer that was asked for."""
+        """Read the answers.
+
+        Args:
+            output: result of `forward`.
+
+        Returns:
+            The boxes of each image. All phrases of an image are dropped as `refused_request` if its request was
+                refused, as `unreadable_answer` if the answer is not the JSON that was asked for.
+        """
         return [self._grounded(answer, question.n_phrases) for question, answer in output]
 
     def _grounded(self, answer: str | RefusedError, n_phrases: int) -> Grounded:

@@ -26,15 +26,19 @@ class Detection:
     """A box and the index of its phrase in the spans that the grounder received."""
 
     phrase: int
+    """Index, from 0."""
     box: Box
+    """Fractions of the image as the grounder received it, before any resizing or padding."""
     score: float
+    """Confidence in [0, 1], which `score.min_score` compares."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Grounded:
-    """The result for one image: boxes with a score of at least `ground.floor`, in any order."""
+    """The result for one image."""
 
     boxes: list[Detection]
+    """Boxes with a score of at least `ground.floor`, in any order; several of a phrase are allowed."""
     dropped: Mapping[int, PhraseDrop] = field(default_factory=dict)
     """Index of a phrase that could not be grounded -> the reason."""
     presence: Mapping[int, float] = field(default_factory=dict)
@@ -46,23 +50,56 @@ class Grounder(Protocol):
     """A model that locates the phrases of captions in images. One of the user takes a GroundConfig.
 
     Each batch goes through `prepare`, `forward` and `collect`. The ground stage calls the three methods in different
-    threads, so that a GPU can start the next batch while the results of the previous one are processed.
+    threads, so that a GPU can start the next batch while the results of the previous one are processed. An exception
+    drops the rows that cause it as `internal_error`; a UserError ends the job.
     """
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
-        """Return the bucket of an image size in pixels. Only images of the same bucket can share a batch."""
+        """Return the bucket of an image size. Only images of the same bucket can share a batch.
+
+        Args:
+            height: height of the stored image, in pixels.
+            width: its width.
+
+        Returns:
+            Any pair of numbers; batches are made in its order.
+        """
         ...
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Any:
-        """Return the network's input for a batch; `spans` holds the phrases of each caption."""
+        """Compute the network's input for a batch, on the CPU.
+
+        Args:
+            images: 1 to `ground.batch_size` images of one bucket, uint8 RGB [h w 3].
+            captions: the caption of each image.
+            spans: the phrases of each caption, at least one, as characters [start, end).
+
+        Returns:
+            What `forward` takes.
+        """
         ...
 
     def forward(self, prepared: Any) -> Any:
-        """Run the network. On a GPU, the computation may still be running when this returns."""
+        """Run the network. On a GPU, the computation may still be running when this returns.
+
+        Args:
+            prepared: a result of `prepare`.
+
+        Returns:
+            What `collect` takes.
+        """
         ...
 
     def collect(self, output: Any) -> list[Grounded]:
-        """Wait for the output of `forward` and return the result of each image."""
+        """Wait for the output of `forward`, and convert it.
+
+        Args:
+            output: a result of `forward`.
+
+        Returns:
+            The result of each image, in the order of the batch. A row without a box is dropped as `no_box`, or as
+                `ungroundable` if all its phrases are in `dropped`.
+        """
         ...
 
 

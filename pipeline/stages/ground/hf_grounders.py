@@ -335,9 +335,19 @@ KINDS: Final[dict[str, tuple[type[GroundingDino | Owlv2 | Sam3], str, str]]] = {
 def load_hf_grounder(
     name: str, device: torch.device, floor: float, *, precision: Precision = "auto"
 ) -> GroundingDino | Owlv2 | Sam3:
-    """Load the model of a folder or a hub name, `owner/name` or `owner/name@commit`.
+    """Load a grounder of transformers, from safetensors files alone.
 
-    Raises UserError if the model is not found, is damaged or incomplete, or has an unsupported architecture.
+    Args:
+        name: folder, or hub name `owner/name` or `owner/name@commit`.
+        device: device of the network.
+        floor: smallest score of a box, in [0, 1].
+        precision: number format; "auto" is fp32 for Grounding DINO and its relatives.
+
+    Returns:
+        The grounder, in evaluation mode.
+
+    Raises:
+        UserError: the model is not found, is damaged or incomplete, or has an unsupported architecture.
     """
     hub = parse_hub_name(name) if "@" in name else None
     kind, model, processor = _load(name, str(fetch(hub, HUB_FILES)) if hub else name)

@@ -31,7 +31,11 @@ SCORE_THRESHOLD: Final = 0.65
 
 @dataclass(frozen=True, kw_only=True)
 class GroundConfig:
-    """The network that locates phrases in images."""
+    """The network that locates phrases in images (`ground`).
+
+    Raises:
+        UserError: a value is out of its range, `device` has another form, or `grounder` is no valid endpoint.
+    """
 
     # miniature; a GLIP folder or weight file; a folder of an LLMDet, MM Grounding DINO, Grounding DINO, OWLv2 or SAM 3
     # model of transformers; owner/name@commit of any of these on the Hugging Face hub; if the repository contains several
@@ -39,9 +43,11 @@ class GroundConfig:
     # #sha256=... (docs/glip.md); openai:URL#MODEL, a vision-language model at an OpenAI-compatible endpoint; module:Class
     # of your own (docs/extending.md); or none: rows keep the boxes of the input, all others are pairs
     grounder: str = "miniature"
+    """The miniature knows only the drawings of the demo; docs/models.md compares others."""
     # vocabulary of GLIP: a vocab.txt, its URL, or owner/name@commit of a repository that contains one; null: the
     # vocab.txt beside the weights
     vocabulary: str | None = None
+    """Released GLIP files contain none."""
     # device of the network: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # number format of the network: auto, fp32, bf16 or fp16; auto: bf16 on a GPU that supports it (except for Grounding
@@ -49,14 +55,18 @@ class GroundConfig:
     precision: Precision = runtime("auto")
     # maximum number of images in a batch; a batch contains only images of the same size (GLIP: the same padded size)
     batch_size: int = runtime(8)
+    """Images, at least 1. Ours."""
     # minimum grounding score of a stored box, 0 to 1; score.min_score decides which boxes are kept
     floor: float = 0.1
+    """Score in [0, 1]. Ours, below the 0.65 of GRIT, so that thresholds can be lowered later without a model."""
     # keep rows without a box as pairs of image and caption, beside rows with boxes; always so with grounder=none
     keep_pairs: bool = False
+    """False: rows without a box are dropped, as in GRIT (Kosmos-2, section 2.1) and HyCoCLIP (appendix A)."""
     # captions whose phrases are grounded if a row has several: first, or all, each with boxes of its own
     captions: Literal["first", "all"] = "first"
     # text prompt of GLIP: caption (the full caption) or phrases (a list of the caption's noun chunks)
     prompt: Literal["caption", "phrases"] = "caption"
+    """GRIT grounds with the caption; GLIP is trained on both forms. Other grounders do not read it."""
 
     nms_iou: ClassVar[float] = 0.6
     """Intersection over union of two boxes of an image above which the one with the lower score is removed, even if their
@@ -76,7 +86,17 @@ class GroundConfig:
 
 
 def make_grounder(config: GroundConfig) -> Grounder:
-    """Load the grounder of a configuration: a model, or a class of the user. Raises UserError like `load_grounder`."""
+    """Load the grounder of a configuration: a model, or a class of the user.
+
+    Args:
+        config: settings; `grounder` is not "none".
+
+    Returns:
+        The grounder, ready for batches.
+
+    Raises:
+        UserError: as `load_grounder`, or the class of the user cannot be imported or is no Grounder.
+    """
     if is_plugin(config.grounder):
         return cast(Grounder, load_plugin(config.grounder, Grounder, "grounder")(config))
     return load_grounder(
@@ -98,9 +118,21 @@ def load_grounder(
     vocabulary: str | None = None,
     precision: Precision = "auto",
 ) -> Grounder:
-    """Load the grounder `name`. The other parameters are the fields of GroundConfig with the same names.
+    """Load the grounder `name`, which is not a class of the user.
 
-    Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
+    Args:
+        name: `GroundConfig.grounder`.
+        device: "auto", "cpu", "cuda" or "cuda:N"; not used for an endpoint.
+        floor: smallest score of a box, in [0, 1].
+        prompt: text prompt of a GLIP.
+        vocabulary: vocabulary of a GLIP; None: the vocab.txt beside its weights.
+        precision: number format of the network; "auto" is fp32 for Grounding DINO and its relatives.
+
+    Returns:
+        The grounder, in evaluation mode on the device.
+
+    Raises:
+        UserError: the model or the device does not exist, or the model is damaged or of another kind.
     """
     if name.startswith(OPENAI):
         return EndpointGrounder(name, floor)
@@ -129,7 +161,14 @@ def is_transformers(grounder: str) -> bool:
 
 
 def check_glip_files(config: GroundConfig) -> None:
-    """Raise UserError if a GLIP folder or weight file on this machine lacks a file that loading it needs."""
+    """Check that a GLIP folder or weight file on this machine has all files that loading it needs.
+
+    Args:
+        config: settings; models of other kinds and places pass.
+
+    Raises:
+        UserError: model.safetensors or the vocabulary is missing.
+    """
     path = Path(config.grounder)
     if not path.exists() or is_transformers(config.grounder):
         return
@@ -161,8 +200,15 @@ def score_threshold(grounder: str) -> float:
 
 
 def grounder_path(grounder: str) -> str:
-    """Return the folder of `miniature`, or that of the copy of a URL; return any other name or path unchanged.
+    """Return the path of a grounder's files on this machine.
 
-    Raises UserError like `local_model`.
+    Args:
+        grounder: `GroundConfig.grounder`.
+
+    Returns:
+        The folder of `miniature`, or the copy of a URL, which is fetched first; any other name or path unchanged.
+
+    Raises:
+        UserError: as `local_model`: the URL cannot be read, or has another hash.
     """
     return str(MINIATURE) if grounder == "miniature" else local_model(grounder)

@@ -23,10 +23,18 @@ Boxes = list[dict[str, Any]]
 
 
 def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> list[Detection]:
-    """Return the detections that score at least `floor`, best first, after non-maximum suppression across all phrases.
+    """Select boxes: a score floor, then non-maximum suppression across all phrases (Kosmos-2, section 2.1).
 
     A box suppresses only boxes with lower scores. Applying a higher score threshold to the result therefore gives the
     same boxes as a higher `floor`.
+
+    Args:
+        detections: boxes of one image.
+        floor: smallest score, in [0, 1].
+        nms_iou: intersection over union above which the box with the lower score is removed, in [0, 1].
+
+    Returns:
+        The boxes that stay, best first.
     """
     good = sorted((d for d in detections if d.score >= floor), key=lambda d: (-d.score, d.phrase, d.box))
     if not good:
@@ -68,7 +76,13 @@ class Ground(Stage):
     their boxes and skip the network. Sets `removed` for noun chunks that the network cannot ground. Rows without a box
     are dropped as `no_box` or `ungroundable`, unless the settings keep pairs.
 
-    Raises UserError if the grounder cannot be loaded.
+    Args:
+        config: settings.
+        grounder: a loaded grounder; None: that of `config`, which is loaded.
+        decode: decoder with a cache, such as one that `Score` shares; None: without a cache.
+
+    Raises:
+        UserError: the grounder cannot be loaded.
 
     >>> import pyarrow as pa
     >>> from demo.world.scenes import TEST_SEEDS, make_scene
@@ -93,7 +107,7 @@ class Ground(Stage):
     def __init__(
         self, config: GroundConfig, grounder: Grounder | None = None, decode: StoredImages | None = None
     ) -> None:
-        """Load the grounder of `config` unless one is given; share `decode` with other stages to decode images once."""
+        """Load the grounder of `config` unless one is given."""
         super().__init__(config)
         self.decode = decode or StoredImages(max_bytes=0)
         self.grounder = grounder or make_grounder(config)
@@ -153,14 +167,29 @@ class Ground(Stage):
         return boxes, removed, presence
 
     def boxes_of(self, row: Row, result: Grounded) -> tuple[Boxes, RemovalReasons]:
-        """Return the boxes of a row, best first, and the reasons of its removed noun chunks."""
+        """Convert the result of a grounder to the columns of a row.
+
+        Args:
+            row: a row with `noun_chunks`.
+            result: result for its image; its phrases are the noun chunks that are not removed.
+
+        Returns:
+            Boxes that `select` keeps, with the index of their noun chunk; index of a noun chunk -> why it is removed.
+        """
         chunks = [n for n, _ in groundable(row["noun_chunks"])]  # phrase -> noun chunk
         selected = select(result.boxes, self.config.floor, self.config.nms_iou)
         boxes = [box_struct(chunks[d.phrase], d.box, d.score) for d in selected]
         return boxes, {chunks[phrase]: reason for phrase, reason in result.dropped.items()}
 
     def bucket(self, row: Row) -> tuple[int, int]:
-        """Return the bucket of the image of a row."""
+        """Return the bucket of the image of a row.
+
+        Args:
+            row: a row with `height` and `width`.
+
+        Returns:
+            `Grounder.bucket` of its size.
+        """
         return self.grounder.bucket(*size_of(row))
 
     def _run_network(self, images: Images, rows: Mapping[int, Row]) -> Iterator[tuple[list[int], list[Grounded]]]:
@@ -187,14 +216,28 @@ class Ground(Stage):
 
 
 def keep_given(table: pa.Table) -> pa.Table:
-    """Return the GROUNDED table of a PARSED one with the boxes of the input alone; rows without any are pairs."""
+    """Keep the boxes of the input alone, for jobs without a grounder; rows without any are pairs.
+
+    Args:
+        table: a PARSED table.
+
+    Returns:
+        The GROUNDED table. No row is dropped.
+    """
     rows = kept_rows(table)
     boxes = {i: given_boxes(row) if row["given_noun_chunks"] else [] for i, row in rows.items()}
     return add_boxes(table, rows, boxes, {}, {}, keeps_pairs=True)
 
 
 def kept_rows(table: pa.Table) -> dict[int, Row]:
-    """Return the COLUMNS of the rows that are not dropped, by position."""
+    """Read the COLUMNS of the rows that are not dropped.
+
+    Args:
+        table: a PARSED table.
+
+    Returns:
+        Position -> values of the row, without its image.
+    """
     kept = kept_indices(table)
     light = table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist()
     return dict(zip(kept, light, strict=True))
@@ -222,7 +265,14 @@ def size_of(row: Row) -> tuple[int, int]:
 
 
 def spans_of(row: Row) -> list[Span]:
-    """Return the phrases that are grounded."""
+    """Return the phrases of a row that are grounded.
+
+    Args:
+        row: a row with `noun_chunks`.
+
+    Returns:
+        Spans of the chunks that are not removed, as characters of `caption`.
+    """
     return [(chunk["start"], chunk["end"]) for _, chunk in groundable(row["noun_chunks"])]
 
 
@@ -250,7 +300,15 @@ def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.T
 
 
 def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:
-    """Return the reason to drop a row without boxes, from the noun chunks that the network could not ground."""
+    """Return the reason to drop a row without boxes, from the noun chunks that the network could not ground.
+
+    Args:
+        chunks: all noun chunks of the row.
+        removed: index of a chunk -> why the network could not ground it.
+
+    Returns:
+        `no_box` if the network looked for a phrase, else `ungroundable`.
+    """
     if not chunks:
         return Drop("ungroundable", "no given phrase is found in the cleaned caption")
     n_phrases = sum(n not in removed for n, _ in groundable(chunks))

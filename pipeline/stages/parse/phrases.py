@@ -5,11 +5,12 @@ remaining noun phrase is expanded along the dependency tree. docs/phrases.md exp
 """
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from pipeline.stages.captions import GivenBox, Span, move_span
 from pipeline.stages.parse.chunks import (
     ABSTRACT,
     AGENCIES,
@@ -286,11 +287,8 @@ def _is_edge_mark(words: Sequence[str], tokens: Sequence[Token], index: int) -> 
 # The given spans count characters of the original caption. Cleaning may change the caption, so the spans are moved to
 # the cleaned one.
 
-Span = tuple[int, int]
 Box = tuple[float, float, float, float, float]
 """x_min, y_min, x_max, y_max and score."""
-GivenBox = Mapping[str, Any]
-"""A box of the input (schemas.rows.GIVEN_BOX)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,26 +299,6 @@ class GivenPhrases:
     ref_exps: list[RefExp]
     given_chunks: list[int]
     """Index in `chunks` of each given box, -1 if its phrase was not found."""
-
-
-def move_span(original: str, caption: str, start: int, end: int) -> Span | None:
-    """Return the span of the text `original[start:end]` in the cleaned caption, or None if it cannot be determined.
-
-    Spans count characters, [start, end). If cleaning changed nothing before `end`, the span stays the same. Otherwise
-    the text is searched, and its n-th occurrence in the original corresponds to its n-th occurrence in the caption.
-    The result is None if cleaning added or removed occurrences.
-    """
-    text = original[start:end]
-    if not 0 <= start < end <= len(original) or not text.strip():
-        return None
-    if original[:end] == caption[:end]:
-        return start, end
-    if original.count(text) != caption.count(text):
-        return None
-    found = -1
-    for _ in range(original.count(text, 0, start + len(text) - 1) + 1):
-        found = caption.find(text, found + 1 if found < 0 else found + len(text))
-    return (found, found + len(text)) if found >= 0 else None
 
 
 def given_phrases(

@@ -25,11 +25,15 @@ class Parse(Stage):
 
     Adds `tokens`, `noun_chunks`, `ref_exps` and `given_chunks`. In rows with given boxes (GRIT input), the given
     phrases replace the parsed ones. Other rows without a phrase to ground are dropped as `no_phrase`, and captions in
-    other languages than `parse.languages` as `wrong_language`. With `keeps_pairs`, rows without a
-    phrase are kept.
+    other languages than `parse.languages` as `wrong_language`. Equal captions are parsed once.
 
-    Raises UserError if the spaCy model is not installed or has no dependency parser, or if py3langid is needed but not
-    installed.
+    Args:
+        config: settings.
+        keeps_pairs: keep rows without a phrase.
+
+    Raises:
+        UserError: the spaCy model is not installed or has no dependency parser, or py3langid is needed but not
+            installed.
 
     >>> import pyarrow as pa
     >>> from pipeline import Parse, ParseConfig
@@ -108,7 +112,14 @@ class Parse(Stage):
 
 
 def lacking_phrase(chunks: Sequence[Any]) -> Drop:
-    """Return the reason to drop a row without a phrase to ground, whose noun chunks were all removed."""
+    """Return the reason to drop a row without a phrase to ground.
+
+    Args:
+        chunks: its noun chunks, all removed.
+
+    Returns:
+        `no_phrase`, with their number as detail.
+    """
     return Drop("no_phrase", f"{len(chunks)} noun chunks, all removed" if chunks else "no noun chunk")
 
 

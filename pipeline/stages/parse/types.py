@@ -39,8 +39,11 @@ class CaptionParse:
     """The parse of one caption."""
 
     tokens: list[Token]
+    """In the order of the caption."""
     chunks: list[Chunk]
+    """In the order of the caption, removed ones included."""
     ref_exps: list[RefExp]
+    """One of each chunk that is not removed."""
     given_chunks: list[int] | None = None
     """Index in `chunks` of each given box, -1 without one; None if the row has no given boxes."""
 

@@ -24,7 +24,15 @@ CLIP_SCORE_WEIGHT: Final = 2.5
 
 
 def clip_score(cosine: float) -> float:
-    """Return the CLIPScore of a cosine, the scale of `min_clip_score`.
+    """Return the CLIPScore of a cosine, the scale of `min_clip_score` (Hessel et al. 2021, section 3).
+
+        2.5 max(cosine, 0)
+
+    Args:
+        cosine: cosine of image and text, in [-1, 1].
+
+    Returns:
+        A number in [0, 2.5].
 
     >>> clip_score(0.26), clip_score(-0.1)
     (0.65, 0.0)
@@ -34,41 +42,57 @@ def clip_score(cosine: float) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreConfig:
-    """The CLIP model that compares boxes with phrases, and the thresholds that a box must reach."""
+    """The CLIP model that compares boxes with phrases, and the thresholds that a box must reach (`score`).
+
+    Raises:
+        UserError: a value is out of its range, `device` has another form, or a setting needs a scorer, but there is
+            none.
+    """
 
     # miniature; a folder written by the trainer; a folder or hub name of transformers; the URL of a folder;
     # open_clip:ARCHITECTURE/WEIGHTS; module:Class of your own (docs/extending.md); none: nothing is compared with texts
     scorer: str = "miniature"
+    """The miniature knows only the drawings of the demo; docs/models.md compares others."""
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
     # number of images or texts in a batch; incomplete batches are filled up. It decides the last digits of the cosines
     batch_size: int = 64
+    """Items, at least 1. Ours."""
     # minimum size of a box, in pixels of the stored image; size_rule defines what is compared with it
     min_side_px: int = 32
+    """Pixels, at least 0. 32 in HyCoCLIP (appendix A)."""
     # area: the area of a box must be at least min_side_px squared; side: its width and its height must be at least
     # min_side_px; released: with corners rounded down to pixels, its area must be above min_side_px squared, as in
     # HyCoCLIP's conversion of GRIT
     size_rule: Literal["area", "side", "released"] = "area"
+    """Ours; HyCoCLIP says "sizes lower than 32 x 32" (appendix A)."""
     # minimum grounding score of a kept box, 0 to 1; null: the calibrated threshold of the grounder, or 0.65 if it has
     # none
     min_score: float | None = None
+    """Score in [0, 1]. 0.65 in GRIT, with GLIP (Kosmos-2, section 2.1)."""
     # minimum CLIPScore of a crop and its phrase, 2.5 * max(cosine, 0); null: the calibrated threshold of the scorer, or
     # 0.65 if it has none
     min_clip_score: float | None = None
+    """CLIPScore in [0, 2.5]. 0.65 in HyCoCLIP (appendix A), which is a cosine of 0.26 with OpenAI's CLIP."""
     # minimum probability that the image shows the phrase of a box, 0 to 1, of a grounder that predicts it (SAM 3); boxes
     # of others pass; null: none
     min_presence: float | None = None
+    """Probability in [0, 1]. None: the papers have no such filter."""
     # minimum cosine of image and caption, -1 to 1, that a row must reach; null: none
     min_image_similarity: float | None = None
+    """Cosine in [-1, 1]. None: the papers have no such filter."""
     # file of a linear head on the scorer's embedding of the whole image, such as one for aesthetics: safetensors with
-    # `weight` [d], and `bias` [1] if it has one (docs/models.md); null: none
+    # `weight` [d], and `bias` [1] if it has one; or the folder of a hyperbolic model of the trainer: the score is the
+    # distance of the caption to the root, where general captions are nearer (docs/models.md); null: none
     head: str | None = None
-    # minimum of weight * embedding + bias, where the embedding has unit length, that a row must reach; null: none. For a
-    # head whose large values are unwanted, negate weight and bias
+    # minimum score of the head that a row must reach; null: none. For a linear head whose large values are unwanted,
+    # negate weight and bias
     min_head_score: float | None = None
+    """On the scale of the head."""
     # compute all scores of all boxes, and keep the images of rows that are dropped here in arrow/, so that
     # `hypergrit rewrite` can also lower the thresholds
     keep_all: bool = False
+    """False: a box is measured only until a filter removes it."""
 
     def __post_init__(self) -> None:
         check_range(self, "batch_size", least=1)
@@ -86,14 +110,33 @@ class ScoreConfig:
 
 @runtime_checkable
 class Encoder(Protocol):
-    """The towers of a scorer. One of the user takes a ScoreConfig."""
+    """The towers of a scorer. One of the user takes a ScoreConfig.
+
+    Both are called with exactly `score.batch_size` items, the last ones repeated where there are fewer, without
+    gradients. Vectors may have any length and device; the scorer normalises them. An exception drops the rows that
+    cause it as `internal_error`; a UserError ends the job.
+    """
 
     def encode_images(self, batch: Sequence[Image]) -> "Tensor":
-        """Embed RGB images [h w 3] of any sizes as vectors [n d] of any length."""
+        """Embed images.
+
+        Args:
+            batch: uint8 RGB [h w 3], each of another size: crops of at least 1 x 1 px, and whole images.
+
+        Returns:
+            Vectors [n d].
+        """
         ...
 
     def encode_texts(self, batch: Sequence[str]) -> "Tensor":
-        """Embed texts as vectors [n d]."""
+        """Embed phrases and captions.
+
+        Args:
+            batch: texts, of at least one character.
+
+        Returns:
+            Vectors [n d], with the d of those of images.
+        """
         ...
 
 
@@ -107,9 +150,16 @@ CLIP_SCORE_THRESHOLD: Final = 0.65
 
 
 def scorer_path(scorer: str) -> str:
-    """Return the path of the scorer's weights: of a URL, that of its copy. Other names are returned unchanged.
+    """Return the path of a scorer's weights on this machine.
 
-    Raises UserError like `local_model`.
+    Args:
+        scorer: `ScoreConfig.scorer`.
+
+    Returns:
+        The folder of `miniature`, or the copy of a URL, which is fetched first; any other name or path unchanged.
+
+    Raises:
+        UserError: as `local_model`: the URL cannot be read, or has another hash.
     """
     return str(MINIATURE) if scorer == "miniature" else local_model(scorer)
 
@@ -130,7 +180,17 @@ def clip_score_threshold(scorer: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Thresholds:
-    """The thresholds of ScoreConfig, with null replaced by the calibrated threshold of the grounder or scorer."""
+    """The thresholds of ScoreConfig, with null replaced by the calibrated threshold of the grounder or scorer.
+
+    Attributes:
+        min_side_px: pixels of the stored image.
+        size_rule: what is compared with it.
+        min_score: grounding score, in [0, 1].
+        min_clip_score: CLIPScore of crop and phrase, in [0, 2.5].
+        min_presence: probability of the phrase in the image; None: no filter.
+        min_image_similarity: cosine of image and caption; None: no filter.
+        min_head_score: score of the head; None: no filter.
+    """
 
     min_side_px: int
     size_rule: Literal["area", "side", "released"]
@@ -144,7 +204,16 @@ class Thresholds:
 def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
     """Return the thresholds of `config`; null is replaced by the calibrated threshold of the grounder or scorer.
 
-    `grounder` is the setting `ground.grounder`. Raises UserError if a calibrated threshold is not a valid number.
+    Args:
+        config: settings.
+        grounder: the setting `ground.grounder`, whose config.json is read if `min_score` is None.
+
+    Returns:
+        The thresholds, for `Score` and `rewrite`.
+
+    Raises:
+        UserError: a calibrated threshold is not a valid number, or the config.json of a model cannot be read or
+            fetched.
 
     >>> from pipeline import ScoreConfig, resolve_thresholds
     >>> thresholds = resolve_thresholds(ScoreConfig(min_score=0.7), grounder="miniature")

@@ -36,55 +36,88 @@ class Scorer:
     All batches have `batch_size` items, the last one with repetitions, and texts share a batch only with those of the
     same `padded_length`. Matrix products of another shape add in another order, so an embedding would otherwise depend
     on the items that share its batch.
+
+    Attributes:
+        encode_images: `batch_size` images to vectors of any length and device.
+        encode_texts: likewise of texts.
+        batch_size: items of each batch.
+        padded_length: number of tokens to which a text is padded; 0 for all texts if batches do not depend on it.
     """
 
     encode_images: ImageEncoder
     encode_texts: TextEncoder
     batch_size: int
     padded_length: Callable[[str], int] = lambda text: 0
+    finish: Callable[[Tensor], Tensor] = F.normalize
+    """What is done with the outputs of the towers."""
 
     def embed_images(self, images: Iterable[Image]) -> Tensor:
-        """Embed at least one image."""
-        return _in_batches(self.encode_images, images, self.batch_size)
+        """Embed images.
+
+        Args:
+            images: at least one, uint8 RGB [h w 3]; they are read batch by batch.
+
+        Returns:
+            float32 [n d], of unit length, on the CPU, in the order of the images.
+        """
+        return self._in_batches(self.encode_images, images)
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
-        """Embed at least one text."""
+        """Embed texts.
+
+        Args:
+            texts: at least one.
+
+        Returns:
+            float32 [n d], of unit length, on the CPU, in the order of the texts.
+        """
         groups: dict[int, list[int]] = {}
         for i, text in enumerate(texts):
             groups.setdefault(self.padded_length(text), []).append(i)
-        parts = [
-            _in_batches(self.encode_texts, [texts[i] for i in group], self.batch_size) for group in groups.values()
-        ]
+        parts = [self._in_batches(self.encode_texts, [texts[i] for i in group]) for group in groups.values()]
         order = torch.tensor([i for group in groups.values() for i in group])
         return torch.cat(parts)[order.argsort()]
 
-
-def _in_batches(encode: Callable[[Any], Tensor], items: Iterable[Any], size: int) -> Tensor:
-    parts, rest = list[Tensor](), iter(items)
-    with torch.inference_mode():
-        while batch := list(islice(rest, size)):
-            padded = [*batch, *batch[-1:] * (size - len(batch))]
-            parts.append(F.normalize(encode(padded).float().cpu(), dim=-1)[: len(batch)])
-    return torch.cat(parts)
+    def _in_batches(self, encode: Callable[[Any], Tensor], items: Iterable[Any]) -> Tensor:
+        parts, rest = list[Tensor](), iter(items)
+        with torch.inference_mode():
+            while batch := list(islice(rest, self.batch_size)):
+                padded = [*batch, *batch[-1:] * (self.batch_size - len(batch))]
+                parts.append(self.finish(encode(padded).float().cpu())[: len(batch)])
+        return torch.cat(parts)
 
 
 def make_scorer(config: ScoreConfig) -> Scorer:
-    """Load the scorer of a configuration: a model, or a class of the user. Raises UserError like `load_scorer`."""
+    """Load the scorer of a configuration: a model, or a class of the user.
+
+    Args:
+        config: settings; `scorer` is not "none".
+
+    Returns:
+        The scorer.
+
+    Raises:
+        UserError: as `load_scorer`, or the class of the user cannot be imported or is no Encoder.
+    """
     if not is_plugin(config.scorer) or config.scorer.startswith(OPEN_CLIP):
         return load_scorer(config.scorer, config.device, config.batch_size)
     encoder: Encoder = load_plugin(config.scorer, Encoder, "scorer")(config)
     return Scorer(encode_images=encoder.encode_images, encode_texts=encoder.encode_texts, batch_size=config.batch_size)
 
 
+Head = Callable[[Tensor, Sequence[str]], Tensor]
+"""Scores [n] of rows, from the embeddings [n d] of their images and their captions."""
+
+
 @dataclass(frozen=True)
-class Head:
-    """A linear head: weight [d] and bias []."""
+class LinearHead:
+    """A linear head on the embeddings of images: weight [d] and bias [], float32."""
 
     path: str
     weight: Tensor
     bias: Tensor
 
-    def __call__(self, features: Tensor) -> Tensor:
+    def __call__(self, features: Tensor, captions: Sequence[str]) -> Tensor:
         """Return the scores [n] of embeddings [n d]. Raises UserError for embeddings of another width."""
         if features.shape[1] != len(self.weight):
             raise UserError(
@@ -94,8 +127,24 @@ class Head:
         return features @ self.weight + self.bias
 
 
-def load_head(path: str) -> Head:
-    """Load a linear head. Raises UserError if the file does not hold `weight` [d] or [1 d] and at most a `bias` [1]."""
+def load_head(path: str, device: str = "cpu", batch_size: int = 64) -> Head:
+    """Load a linear head, or a hyperbolic model whose score is the distance of the caption to the root.
+
+    Args:
+        path: safetensors, or a torch file of tensors alone, with `weight` [d] or [1 d] and at most a `bias` [1] or [];
+            or the folder of a hyperbolic model of the trainer.
+        device: that of the model: "auto", "cpu", "cuda" or "cuda:N".
+        batch_size: number of captions in a batch of the model.
+
+    Returns:
+        The head.
+
+    Raises:
+        UserError: the file cannot be read, or has other tensors, other shapes or values that are not finite; or the
+            model cannot be loaded, or is not hyperbolic.
+    """
+    if Path(path).is_dir():
+        return _load_root_distance(path, pick_device(device, key="score.device"), batch_size)
     try:
         tensors = {name: value.float() for name, value in read_tensors(Path(path)).items()}
     except (OSError, ValueError) as error:
@@ -107,25 +156,48 @@ def load_head(path: str) -> Head:
         raise UserError(f"score.head={path} has {shapes}; a head has weight [d] or [1, d], and bias [1] if it has one")
     if not (weight.isfinite().all() and bias.isfinite().all()):
         raise UserError(f"score.head={path} has values that are not finite; train or copy it again")
-    return Head(path, weight.reshape(-1), bias.reshape(()))
+    return LinearHead(path, weight.reshape(-1), bias.reshape(()))
+
+
+def _load_root_distance(path: str, device: torch.device, batch_size: int) -> Head:
+    from trainer.models.hyperbolic import Hyperbolic
+
+    model, encoders = _load_trainer_checkpoint(path, device, "score.head")
+    if not isinstance(model, Hyperbolic):
+        raise UserError(
+            f"score.head: {path} is no hyperbolic model: captions have no distance to its root; give another"
+        )
+    encode = encoders["encode_texts"]
+    encoders["encode_texts"] = lambda batch: model.radius(encode(batch))[:, None]
+    scorer = Scorer(**encoders, batch_size=batch_size, finish=lambda distances: distances)
+    return lambda _, captions: scorer.embed_texts(captions)[:, 0]
 
 
 def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
-    """Load the CLIP model of the setting `score.scorer`, in evaluation mode.
+    """Load the CLIP model of the setting `score.scorer`, in evaluation mode. Classes of the user are `make_scorer`'s.
 
-    Raises UserError if the model or the device does not exist, or if the model cannot be loaded.
+    Args:
+        scorer: `ScoreConfig.scorer`, but no class of the user.
+        device: "auto", "cpu", "cuda" or "cuda:N".
+        batch_size: items of each batch.
+
+    Returns:
+        The scorer.
+
+    Raises:
+        UserError: the model or the device does not exist, or the model is damaged or embeds only images or texts.
     """
     torch_device = pick_device(device, key="score.device")
     path = scorer_path(scorer)
     if scorer.startswith(OPEN_CLIP):
         return Scorer(**_load_open_clip(scorer.removeprefix(OPEN_CLIP), torch_device), batch_size=batch_size)
     if "format" in read_model_config(Path(path)) or scorer == "miniature":
-        return Scorer(**_load_trainer_checkpoint(path, torch_device), batch_size=batch_size)
+        return Scorer(**_load_trainer_checkpoint(path, torch_device, "score.scorer")[1], batch_size=batch_size)
     return Scorer(**_load_transformers(path, torch_device), batch_size=batch_size)
 
 
-def _load_trainer_checkpoint(path: str, device: torch.device) -> Encoders:
-    # The only import of the trainer in the pipeline: a trained model can score the boxes of further shards. The import
+def _load_trainer_checkpoint(path: str, device: torch.device, key: str) -> tuple[Any, Encoders]:
+    # The only import of the trainer in the pipeline: a trained model can score the rows of further shards. The import
     # is local, so that the pipeline runs without the trainer.
     from trainer.checkpoints.model import load_model
     from trainer.data.preprocess import fit, to_pixels
@@ -133,7 +205,7 @@ def _load_trainer_checkpoint(path: str, device: torch.device) -> Encoders:
     try:
         loaded = load_model(path)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise UserError(f"score.scorer: {path} cannot be loaded as a checkpoint of the trainer: {error}") from error
+        raise UserError(f"{key}: {path} cannot be loaded as a checkpoint of the trainer: {error}") from error
     # The channels-last format makes convolutions and pooling faster; on CPUs, the image tower takes 3/4 of the time.
     model = loaded.model.to(device).to(memory_format=torch.channels_last)
 
@@ -152,7 +224,7 @@ def _load_trainer_checkpoint(path: str, device: torch.device) -> Encoders:
         padded = F.pad(ids, (0, padded_length(batch[0]) - ids.shape[1]), value=tokenizer.pad_id)
         return model.encode_text(padded.to(device))
 
-    return {"encode_images": encode_images, "encode_texts": encode_texts, "padded_length": padded_length}
+    return model, {"encode_images": encode_images, "encode_texts": encode_texts, "padded_length": padded_length}
 
 
 def _load_transformers(path: str, device: torch.device) -> Encoders:

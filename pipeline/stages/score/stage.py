@@ -37,10 +37,12 @@ Rows = dict[int, dict[str, Any]]
 
 
 class Place(NamedTuple):
-    """A box: position of its row in the table, and index in its `boxes`."""
+    """A box of a table."""
 
     row: int
+    """Position of its row."""
     box: int
+    """Index in `boxes` of the row."""
 
 
 class Cosines(Protocol):
@@ -55,7 +57,7 @@ class Cosines(Protocol):
         ...
 
     def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        """Return the score of the linear head for each row, after `of_rows` of these rows; None without a head."""
+        """Return the score of the head for each row, after `of_rows` of these rows; None without a head."""
         ...
 
     def of_captions(self, further: Further) -> "Cosines":
@@ -68,11 +70,19 @@ class Score(Stage):
 
     Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and `clip_similarity`, the cosine of
     image and caption. A row without a kept box is dropped as `box_too_small`, `low_score`, `low_presence` or
-    `low_clip_score`, after the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its caption as
-    `low_image_similarity`, and one with a low score of the linear head as `low_head_score`. Without a scorer, nothing is
-    compared.
+    `low_clip_score`, after the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its
+    caption as `low_image_similarity`, and one with a low score of the head as `low_head_score`. Without a
+    scorer, nothing is compared.
 
-    Raises UserError if the scorer cannot be loaded.
+    Args:
+        config: settings.
+        thresholds: thresholds, usually those of `resolve_thresholds(config, grounder)`.
+        scorer: a loaded scorer; None: that of `config`, which is loaded.
+        decode: decoder with a cache, such as one that `Ground` shares; None: without a cache.
+        keeps_pairs: keep rows without a kept box as pairs of image and caption.
+
+    Raises:
+        UserError: the scorer or the head cannot be loaded, or they do not fit each other.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -102,7 +112,7 @@ class Score(Stage):
         decode: StoredImages | None = None,
         keeps_pairs: bool = False,
     ) -> None:
-        """Load the scorer of `config` unless one is given; share `decode` with other stages to decode images once."""
+        """Load the scorer of `config` unless one is given."""
         super().__init__(config)
         self.thresholds, self.keep_all, self.keeps_pairs = thresholds, config.keep_all, keeps_pairs
         if scorer is None and self.has_model(config):
@@ -113,7 +123,7 @@ class Score(Stage):
         if config.head is not None:
             from pipeline.stages.score.scorers import load_head
 
-            self.head = load_head(config.head)
+            self.head = load_head(config.head, config.device, config.batch_size)
         self.decode = decode or StoredImages(max_bytes=0)
 
     @classmethod
@@ -138,10 +148,20 @@ class Score(Stage):
 def score_table(
     table: pa.Table, thresholds: Thresholds, cosines: Cosines | None, keep_all: bool, keeps_pairs: bool = False
 ) -> pa.Table:
-    """Apply the filters to a GROUNDED table; return a SCORED table. Without `cosines`, filters by cosine remove nothing.
+    """Apply the filters to a GROUNDED table, with cosines of a model or stored ones.
 
-    Cosines are taken for boxes that pass the other filters, and for rows with a kept box; with `keep_all` for all that
-    have a crop, and dropped rows keep their images.
+    Cosines are taken for boxes and rows that pass the other filters; with `keep_all` for all boxes that have a crop and
+    for all rows, and dropped rows keep their images.
+
+    Args:
+        table: a GROUNDED table; boxes of further captions are filtered too.
+        thresholds: thresholds.
+        cosines: where cosines are taken from; None: filters by cosine and head remove nothing.
+        keep_all: as `ScoreConfig.keep_all`.
+        keeps_pairs: keep rows without a kept box.
+
+    Returns:
+        The SCORED table, with rows dropped as in `Score`.
     """
     kept = kept_indices(table)
     rows: Rows = dict(zip(kept, table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist(), strict=True))
@@ -228,10 +248,10 @@ class ModelCosines:
         return self._cosines(map(self._decoded, indices), [rows[i]["caption"] for i in indices])
 
     def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        """Return the score of the linear head for each row, after `of_rows` of these rows; None without a head."""
+        """Return the score of the head for each row, after `of_rows` of these rows; None without a head."""
         if self._head is None or not indices:
             return [None] * len(indices)
-        return list(self._head(self._embedded).tolist())
+        return list(self._head(self._embedded, self._texts).tolist())
 
     def of_captions(self, further: Further) -> "ModelCosines":
         """Return the similarities of further captions."""
@@ -245,7 +265,7 @@ class ModelCosines:
             return []
         distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
         text_features = self._scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
-        self._embedded = self._scorer.embed_images(images)  # which `of_head` uses
+        self._embedded, self._texts = self._scorer.embed_images(images), texts  # which `of_head` uses
         return (self._embedded * text_features).sum(dim=-1).tolist()
 
 

@@ -1,4 +1,4 @@
-"""What no paper measures: boxes that are moved until they have a given IoU."""
+"""The extra experiments: boxes that are moved until they have a given IoU."""
 
 from random import Random
 

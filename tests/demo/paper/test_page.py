@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from demo.paper.page import write_page
+from demo.paper.page import is_small, words_of, write_page
 from demo.paper.results import Claim, Direction, Row, claims, estimate, judge, n_false, verdict
 from demo.paper.sizes import SIZES
 from demo.paper.statistics import Estimate
@@ -96,6 +96,9 @@ def test_a_claim_is_judged_on_each_tower_and_mixed_if_they_differ() -> None:
     assert found.findings["scenes"].verdict == "reversed"
     assert found.verdict == "mixed"
     assert n_false([found]) == (2, pytest.approx(0.1))
+    effect = judge(replace(CLAIM, direction="differ"), rows)
+    assert [effect.findings[name].verdict for name in ("crops", "scenes")] == ["holds", "holds"]
+    assert effect.verdict == "mixed"  # on different sides of 0
 
 
 def test_with_true_boxes_a_row_without_boxes_is_that_of_the_crops() -> None:
@@ -132,7 +135,7 @@ def test_ablations_have_the_printed_value_and_mark_what_is_not_below_the_best() 
     assert not lines[VARIANTS["meru-inner"].title].is_best
 
 
-def write(out: Path, shares: Mapping[str, float], n_seeds: int = 3) -> None:
+def write(out: Path, shares: Mapping[str, float], n_seeds: int = 3, **more: object) -> None:
     """Result files of rows, as the runner writes them."""
     for key, share in shares.items():
         for seed in range(n_seeds):
@@ -141,7 +144,7 @@ def write(out: Path, shares: Mapping[str, float], n_seeds: int = 3) -> None:
             result = TaskResult(metrics=metrics, chance=dict.fromkeys(metrics, 0.007), n_used=N, items=items)
             facts = {"settings": {"batch_size": 256, "model": {"embed_dim": 64}}, "claims": "old", "machine": "<b>m"}
             path = out / "results" / f"{key}-{seed}.parquet"
-            write_result(path, {"": {"classification": result}}, facts, VARIANTS[key].keeps_items)
+            write_result(path, {"": {"classification": result}}, facts | more, VARIANTS[key].keeps_items)
 
 
 SIZE = replace(SIZES["small"], rows=("clip", "hycoclip", "meru"), seeds=3)
@@ -175,6 +178,22 @@ def test_page_lists_settings_that_differ_from_the_papers_job(tmp_path: Path) -> 
     part = page[page.index("Settings that differ") :]
     assert "<td><code>batch_size</code></td><td>256</td><td>2048, 768</td>" in part
     assert "<td><code>model.embed_dim</code></td><td>64</td><td>512</td>" in part
+
+
+def test_page_notes_choices_at_the_edge_of_the_grid(tmp_path: Path) -> None:
+    write(tmp_path, {"clip": 0.3}, identity={"lr": 2e-3, "at": [1000]})
+    write(tmp_path, {"hycoclip": 0.6}, identity={"lr": 2e-3, "at": [500]})
+    size = replace(SIZE, rates=(1e-3, 2e-3), steps=(500, 1000))
+    page = write_page("small", size, tmp_path).read_text("utf-8")
+    assert "1 of 2 rows have the largest number of steps that was tried, and 2 the smallest or largest rate" in page
+
+
+def test_a_direction_is_marked_if_a_difference_as_large_as_the_margin_is_excluded() -> None:
+    for share, margin, expected in ((0.8, 0.5, True), (0.8, 0.02, False), (0.5, 0.5, False)):
+        rows = {"hycoclip": row("hycoclip", share), "clip": row("clip", 0.5)}
+        found = judge(replace(CLAIM, margin=margin), rows)
+        assert is_small(found) == expected
+        assert words_of(found).endswith(", less than the margin") == expected
 
 
 def test_smoke_makes_no_claims(tmp_path: Path) -> None:

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from demo.paper import run
-from demo.paper.run import Folders, Run, check_claims, runs_of, tune, validated
+from demo.paper.run import Folders, Run, check_claims, is_complete, run_study, runs_of, tune, validated
 from demo.paper.sizes import SIZES
+from demo.paper.store import write_result
 from demo.paper.variants import VARIANTS
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
@@ -60,4 +61,9 @@ def test_the_best_mean_on_the_validation_split_is_chosen_once(tmp_path: Path, mo
     assert tune(rows, SIZE, folders, 1, print) == chosen
     assert trained == []
     runs = list(runs_of(rows, SIZE, chosen, 1))
+    assert not is_complete(rows[0], SIZE, chosen, folders)
+    for found in (item for seed in range(SIZE.seeds) for item in runs_of(rows[:1], SIZE, chosen, seed)):
+        write_result(folders.results / f"clip-{found.seed}.parquet", {}, {"identity": found.identity}, items=False)
+    assert [is_complete(row, SIZE, chosen, folders) for row in rows] == [True, False, False]
+    run_study(replace(SIZE, rows=("clip",)), folders, 1, print)  # without data
     assert [(found.variant.key, found.lr, found.at) for found in runs] == [(row.key, 2e-3, (5,)) for row in rows]

@@ -55,8 +55,13 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, monkey
     monkeypatch.setattr(extra, "FACTORS", ("clip", "hycoclip"))
     monkeypatch.setattr(extra, "PHASES", ((1e-3, 1.0, 0.1), (1e-2, 10.0, 0.3)))
     monkeypatch.setattr(extra, "IOUS", (0.8, 0.4))
+    monkeypatch.setattr(extra, "SHARES", (50,))
+    names = ("score0.2", "score0.65", "side32", "side48")
+    monkeypatch.setattr(extra, "RULES", {name: extra.RULES[name] for name in names})
     extra.run_extra(replace(SIZE, seeds=1), folders, 1, lines.append)
     entries = read_object(folders.results / "extra.json")["entries"]
-    assert [entry["figure"] for entry in entries] == ["boxes.png", "structures.png", "phases.png"]
+    assert [entry["figure"] for entry in entries] == [
+        *("boxes.png", "score.png", "side.png", "captions.png", "structures.png", "phases.png")
+    ]
     assert all(len(entry["text"]) == 3 for entry in entries)
     assert all((folders.out / "pictures" / "extra" / entry["figure"]).is_file() for entry in entries)

@@ -13,6 +13,7 @@ from pipeline.explore.config import ExploreOptions
 from pipeline.explore.server import Explorer
 from pipeline.explore.site import read_outputs
 from pipeline.stages.parse.stage import Parse
+from tests.patience import PATIENCE_S
 from tests.pipeline.explore.outputs import hostile, make_rows, parser, write_output
 
 TOKEN = "token-of-the-test"
@@ -52,7 +53,7 @@ class Server:
         self._loop, self._started = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._run()], daemon=True)
         self._thread.start()
-        assert self._started.wait(20)
+        assert self._started.wait(PATIENCE_S)
 
     @property
     def url(self) -> str:
@@ -72,7 +73,7 @@ class Server:
     def close(self) -> None:
         """End the server and its thread."""
         self._loop.call_soon_threadsafe(self._stop.set)
-        self._thread.join(20)
+        self._thread.join()
         self._loop.close()
 
 

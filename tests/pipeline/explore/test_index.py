@@ -122,7 +122,7 @@ def test_of_several_starts_at_once_one_builds_the_index(
         build_index(*arguments)
 
     def run() -> None:
-        start.wait(20)
+        start.wait()
         index = cached_index(store, manifests, str(tmp_path))
         assert read_meta(index.folder)["rows"] == 12
         found.append(index.folder)
@@ -132,7 +132,7 @@ def test_of_several_starts_at_once_one_builds_the_index(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     assert len(found) == 4
     assert len(built) == len(set(found)) == 1
     assert [path.name for path in found[0].parent.iterdir()] == [found[0].name]

@@ -6,6 +6,7 @@ import http.server
 import json
 import shutil
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from hypergrit_common.cli import NOTHING_KEPT
 from pipeline.commands import rewrite
 from pipeline.commands.explore import main
 from pipeline.explore.quality.marks import marked_boxes, read_marks
@@ -22,6 +24,7 @@ from pipeline.output.store import Store
 from pipeline.stages.parse.stage import Parse
 from pipeline.stages.score.filters import clip_score
 from schemas.disk import KINDS
+from tests.patience import PATIENCE_S
 from tests.pipeline.browser import needs_browser
 from tests.pipeline.explore.conftest import Server
 from tests.pipeline.explore.outputs import THRESHOLDS, Row, make_rows, write_output
@@ -55,11 +58,10 @@ def opened(browser: Any, url: str, width: int = 1280, scheme: str = "light") -> 
 
 def until(tab: Any, condition: str) -> None:
     """Wait until an expression is true. wait_for_function needs eval, which the page forbids."""
-    for _ in range(200):
-        if tab.evaluate(condition):
-            return
+    end = time.monotonic() + PATIENCE_S
+    while not tab.evaluate(condition):
+        assert time.monotonic() < end, f"still not true: {condition}"
         tab.wait_for_timeout(25)
-    raise AssertionError(f"still not true: {condition}")
 
 
 def rows_of(output: str) -> list[Row]:
@@ -196,9 +198,10 @@ def test_slider_keeps_what_refilter_keeps(
                 tab.locator(f"[name={name}_value]").press("Tab")
             new, keys = tmp_path / str(number), [f"score.{name}={value}" for name, value in changed.items()]
             arguments = [f"source={output}", f"output={new}", "formats=[arrow]", *keys]
-            assert rewrite.main([*arguments, "ray.runner=local", "ray.cpu_workers=1"]) == 0
+            code = rewrite.main([*arguments, "ray.runner=local", "ray.cpu_workers=1"])
             manifests = read_manifests(Store(str(new)))
             kept = sum(m["counts"]["kept"] for m in manifests), sum(m["boxes"] for m in manifests)
+            assert code == (0 if kept[0] else NOTHING_KEPT)
             stats = json.loads((new / "stats.json").read_text())
             assert stats.get("pairs", 0) == sum(m.get("pairs", 0) for m in manifests)
             assert ("head_score" in stats["histograms"]) == with_rows
@@ -245,6 +248,15 @@ def test_a_row_without_kept_boxes_shows_the_removed_ones_and_small_pictures_have
             x, y, width, _ = map(float, tab.locator(".dialog .picture svg").get_attribute("viewBox").split())
             assert width == pytest.approx(row["width"] - 2 * x)
             assert x == y == min(0, -(400 - max(row["width"], row["height"])) / 2)
+
+
+def test_a_card_names_its_cosine_if_the_row_has_one(browser: Any, server: Server, output: str) -> None:
+    cosines = [row["clip_similarity"] for row in rows_of(output)[:60]]
+    assert None in cosines
+    with opened(browser, server.url) as tab:
+        tab.wait_for_selector(".card")
+        shown = tab.locator(".card .chips .soft").all_inner_texts()
+        assert shown == [f"cos {cosine:.2f}" for cosine in cosines if cosine is not None]
 
 
 def test_link_opens_the_same_row_and_filters(browser: Any, server: Server, output: str) -> None:
@@ -415,7 +427,7 @@ def file_server(folder: Path) -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}"
     server.shutdown()
     server.server_close()
-    thread.join(20)
+    thread.join()
 
 
 def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
@@ -463,9 +475,10 @@ def test_static_page_of_two_outputs_compares_them_and_downloads_marks(
             tab.locator("button[name=download]").click()
         path = tmp_path / "marks.csv"
         path.write_bytes(Path(download.value.path()).read_bytes())
+        tab.goto("about:blank")  # the page must ask for no image of a folder that is removed
         shutil.rmtree(site)  # a page of another output at the same address
         assert main([str(strict), f"static={site}", "images=0", f"cache={cache}"]) == 0
-        tab.reload()
+        tab.goto(f"{url}/index.html")
         tab.wait_for_selector("#count")
         assert tab.locator("#marked").count() == 0
     assert len(marked_boxes(output, path, read_marks(path))) == 1

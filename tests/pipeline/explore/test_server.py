@@ -21,6 +21,7 @@ from pipeline.explore.server import CHANGED, is_own_name
 from pipeline.explore.site import IMAGE_FILE, ROWS_FILE, read_outputs
 from pipeline.output.ledger import read_images, read_manifests
 from pipeline.output.store import Store
+from tests.patience import PATIENCE_S
 from tests.pipeline.commands.derive.outputs import kept, picture
 from tests.pipeline.explore.conftest import TOKEN, Server
 from tests.pipeline.explore.outputs import write_output
@@ -42,7 +43,7 @@ def ask(server: Server, path: str, body: Any = None, token: str = TOKEN, **heade
 
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}), NoRedirect)
     try:
-        with opener.open(request, timeout=20) as response:
+        with opener.open(request, timeout=PATIENCE_S) as response:
             return response.status, response.read(), dict(response.headers)
     except urllib.error.HTTPError as error:
         return error.code, error.read(), dict(error.headers)
@@ -203,7 +204,7 @@ def test_explorers_with_one_file_keep_the_marks_of_each_other(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join()
     shown = [sorted(json.loads(ask(server, "/marks")[1])) for server in servers]
     key = rows[number]["key"]
     assert shown[0] == shown[1] == [[key, 0, "right"], [key, 1, "wrong"]]

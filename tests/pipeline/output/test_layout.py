@@ -111,6 +111,7 @@ def test_commands_read_folders_like_flat_outputs(flat: Path, tmp_path: Path) -> 
     assert len(read_manifests_of(store, [0, 2])) == 2
 
 
+@pytest.mark.rest
 def test_commands_choose_folders_by_the_number_of_their_shards(flat: Path, tmp_path: Path, few: None) -> None:
     assert rewrite.main([f"source={flat}", f"output={tmp_path / 'new'}", "samples_per_shard=4", *LOCAL]) == 0
     assert has_folders(tmp_path / "new")

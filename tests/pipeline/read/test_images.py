@@ -281,6 +281,14 @@ def test_a_folder_of_images_has_the_captions_beside_them(tmp_path: Path, rows_pe
     assert "4.json: not valid JSON" in rows[3]["detail"]
 
 
+def test_a_glob_of_a_part_of_a_folder_of_images_is_an_error(tmp_path: Path) -> None:
+    for name in ("a1.png", "a2.png", "b1.png"):
+        (tmp_path / name).write_bytes(b"image")
+    with pytest.raises(UserError, match=r"a\[12\]\.png' matches 2 of the . images of .*give the folder"):
+        read_all(f"{tmp_path}/a[12].png")
+    assert len(read_all(tmp_path)) == len(read_all(f"{tmp_path}/{{a,b}}*")) == len(read_all(f"{tmp_path}/*.png")) == 3
+
+
 def test_links_out_of_an_image_folder_are_refused(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()

@@ -154,8 +154,10 @@ def test_malformed_jsonl_rows_are_dropped_with_file_and_line(tmp_path: Path) -> 
 def test_malformed_csv_rows_are_dropped_with_file_and_line(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"url,caption\nhttp://a/1,ok\nhttp://a/2\nhttp://a/3,\xff\nhttp://a/4," + b"x" * 140_000 + b"\n")
+    with path.open("ab") as file:
+        file.write(b"http://a/5," + b"x" * 1_100_000 + b"\n")
     rows = read_all(path)
-    assert [row["reason"] for row in rows] == [None, "bad_row", "bad_row", "bad_row"]
+    assert [row["reason"] for row in rows] == [None, "bad_row", "bad_row", None, "bad_row"]
     assert rows[1]["detail"] == f"{path}, line 3: 1 fields where the header has 2"
 
 
@@ -170,6 +172,39 @@ def test_deeply_nested_json_is_a_bad_row(tmp_path: Path) -> None:
 def test_a_row_without_url_and_image_is_dropped(tmp_path: Path) -> None:
     rows = read_all(write(tmp_path / "a.jsonl", [ROWS[0], {"url": "", "caption": "x"}]))
     assert (rows[1]["stage"], rows[1]["reason"]) == ("read", "missing_url")
+
+
+def test_a_file_with_two_columns_of_a_name_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("url,caption,note,note\nhttp://a,x,1,2\n")
+    table = pa.table([["http://a"], ["x"], [b"1"], [b"2"]], names=["url", "caption", "image", "image"])
+    pq.write_table(table, tmp_path / "a.parquet")
+    for name, column in (("a.csv", "note"), ("a.parquet", "image")):
+        with pytest.raises(UserError, match=rf"{name} has several columns '{column}'; give each a name of its own"):
+            read_all(tmp_path / name)
+    assert read_all(tmp_path / "a.csv", columns=("url", "caption", "a", "b"))[1]["caption_original"] == "x"
+
+
+def test_errors_of_a_csv_file_name_the_delimiter_and_the_encoding(tmp_path: Path) -> None:
+    (tmp_path / "semicolons.csv").write_text("url;caption\nhttp://a;x\n")
+    with pytest.raises(UserError, match=r"has no url column .*; or read\.delimiter=';'"):
+        read_all(tmp_path / "semicolons.csv")
+    assert read_all(tmp_path / "semicolons.csv", delimiter=";")[0]["caption_original"] == "x"
+    (tmp_path / "tabs.csv").write_text("url\tcaption\t\t\nhttp://a\tx\t\t\n")  # with empty names at the end
+    assert read_all(tmp_path / "tabs.csv", delimiter=r"\t")[0]["caption_original"] == "x"
+    (tmp_path / "wide.csv").write_bytes("url,caption\nhttp://a,x\n".encode("utf-16"))
+    with pytest.raises(UserError, match=r"set read\.encoding, such as utf-16"):
+        read_all(tmp_path / "wide.csv")
+    assert read_all(tmp_path / "wide.csv", encoding="utf-16")[0]["caption_original"] == "x"
+
+
+def test_a_name_in_lower_case_is_found_first_whatever_the_order(tmp_path: Path) -> None:
+    rows = [
+        {"url": "http://a", "caption": "lower", "Caption": "x"},
+        {"Caption": "x", "url": "http://a", "caption": "lower"},
+    ]
+    found = read_all(write(tmp_path / "a.jsonl", [*rows, {"url": "http://a", "caption": "y", "id": float("nan")}]))
+    assert [row["caption_original"] for row in found] == ["lower", "lower", "y"]
+    assert found[2]["id"] is None
 
 
 def test_columns_are_found_by_known_or_configured_names(tmp_path: Path) -> None:

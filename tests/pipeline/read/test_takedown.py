@@ -20,6 +20,9 @@ HASH = "ab" * 32
     [
         ("http://example.org/a.jpg", "https://Example.ORG:443/a.jpg#x", "url"),
         ("https://example.org/a%20b.jpg", "http://ann:pw@example.org/a b.jpg", "url"),
+        ("http://example.org/a.jpg?q=b%20c+d", "http://example.org/a.jpg?q=b c d", "url"),
+        ("http://example.org/a.jpg?q=b c", "http://example.org/a.jpg?q=b%20c", "url"),
+        ("http://example.org/a.jpg?q=b+c", "http://example.org/a.jpg?q=b%20c", "url"),
         ("http://example.org", "http://example.org/", "url"),
         ("http://example.org/a.jpg?size=1", "http://example.org/a.jpg", None),
         ("http://example.org/a.jpg", "http://example.org/A.jpg", None),

@@ -46,6 +46,16 @@ def test_page_is_not_wider_than_the_window(browser: Any, output: Path, width: in
     page.close()
 
 
+def test_the_reasons_of_a_host_are_in_a_narrow_window(browser: Any, output: Path) -> None:
+    page = browser.new_page(viewport={"width": 390, "height": 900})
+    page.goto(f"file://{os.path.abspath(output)}/report.html")
+    panel = page.locator("#hosts ~ .panel")
+    assert panel.evaluate("p => p.scrollWidth - p.clientWidth") == 0
+    cells = panel.locator("tr:first-child td").evaluate_all("all => all.map(cell => cell.getBoundingClientRect().top)")
+    assert cells == sorted(set(cells))  # one below the other
+    page.close()
+
+
 def test_boxes_are_drawn_over_their_image(browser: Any, output: Path) -> None:
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto(f"file://{os.path.abspath(output)}/report.html")

@@ -83,6 +83,7 @@ def test_a_row_that_ends_the_process_while_it_is_read_is_dropped_alone(
     ]
 
 
+@pytest.mark.rest
 def test_the_bytes_depend_on_the_bad_rows_alone_and_not_on_how_they_were_found(tars: Path, tmp_path: Path) -> None:
     """A crash that happens once changes nothing; rows that crash and rows that raise give the same shards."""
     outputs = {}

@@ -1,4 +1,4 @@
-"""What is in an output: its shards with their files and rows, and traces of rows in any file of a folder."""
+"""The content of an output: its shards with their files and rows, and traces of rows in any file of a folder."""
 
 import hashlib
 import io
@@ -73,7 +73,7 @@ def images_of(path: Path) -> dict[str, bytes]:
 
 
 def traces(folders: list[Path], rows: set[int]) -> list[str]:
-    """Where words, hashes or pictures of these rows are in the files of some folders."""
+    """The places of words, hashes or pictures of these rows in the files of some folders."""
     rest = {row for row in range(N_ROWS) if row not in rows}
     others = {row for row in rest if row not in TWINS} | ({TWINS[0]} if rest & {*TWINS} else set())
     pictures = {TWINS[0] if row in TWINS else row for row in rows} - others

@@ -21,6 +21,8 @@ import pandas  # noqa: F401
 import hypergrit_common.lease as lease
 import pipeline.commands.dry_run
 import pipeline.commands.explore
+import pipeline.commands.export
+import pipeline.commands.quality
 import pipeline.commands.retry
 import pipeline.commands.rewrite
 import pipeline.commands.takedown

@@ -16,14 +16,25 @@ VERBS = {
     "verify": 2,
     "requeue": 3,
     "explore": 3,
+    "export": 2,
+    "quality": 2,
     "damage": 5,
     "web": 2,
 }
 """Verb -> weight among the steps of a random sequence."""
-DISTURBED = ("run", "retry", "rewrite", "takedown", "requeue", "explore")
+DISTURBED = ("run", "retry", "rewrite", "takedown", "requeue", "explore", "export", "quality")
 KINDS = ("kill", "kill_after", "full", "broken", "half", "stop")
 """What may happen at an I/O call of a verb; `stop`: the process stands still while another machine runs the next verb."""
-MOST_CALLS = {"run": 1400, "retry": 1000, "rewrite": 1400, "takedown": 600, "requeue": 115, "explore": 210}
+MOST_CALLS = {
+    "run": 1400,
+    "retry": 1000,
+    "rewrite": 1400,
+    "takedown": 600,
+    "requeue": 115,
+    "explore": 210,
+    "export": 250,
+    "quality": 150,
+}
 """Number of I/O calls of a verb, roughly."""
 REWRITES: tuple[tuple[str, ...], ...] = (
     ("score.min_score=0.72",),
@@ -40,6 +51,7 @@ REWRITES: tuple[tuple[str, ...], ...] = (
 )
 """Options of rewrites. `{evaluation}` is a list with the hash of an image."""
 EXPLORES = ("report", "row", "static", "compare")
+FORMATS = ("coco", "odvg", "fiftyone", "yolo")
 DAMAGES = ("flip", "truncate", "delete")
 PLACES = ("train", "grit", "arrow", "_index", "_manifests", "_summaries", "_timings", "stats.json", "_dropped")
 
@@ -80,6 +92,8 @@ def random_step(rng: Random, verb: str, output: str) -> Step:
             options = (rng.choice(["url", "url", "sha256", "host"]), *rng.choice([(), (), (), ("dry_run=true",)]))
         case "explore":
             options = (rng.choice(EXPLORES),)
+        case "export":
+            options = (rng.choice(FORMATS),)
         case "damage":
             options = (rng.choice(DAMAGES), rng.choice(PLACES))
         case "web":
@@ -94,7 +108,7 @@ def random_step(rng: Random, verb: str, output: str) -> Step:
 
 
 def to_json(steps: Sequence[Step]) -> str:
-    """The steps as JSON, one a line."""
+    """The steps as JSON, one per line."""
     lines = (json.dumps({name: value for name, value in asdict(step).items() if value}) for step in steps)
     return "[\n" + ",\n".join(lines) + "\n]\n"
 

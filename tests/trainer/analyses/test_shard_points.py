@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.embedding import SIDE, small_embedder, write_shards
 from trainer.analyses.shard_points import embed_shards
 from trainer.evaluation.embed import embed_images
@@ -45,5 +46,19 @@ def test_missing_and_unreadable_shards_are_errors_that_name_the_layout(tmp_path:
     with pytest.raises(MissingFilesError, match=r"expected .*held_out/00000\.tar"):
         embed_shards(embedder, tmp_path)
     write_shards(tmp_path / "bad", n=1, damaged=0)
-    with pytest.raises(MissingFilesError, match="none of the 1 samples checked is usable"):
+    with pytest.raises(UserError, match="none of the 1 samples checked is usable"):
         embed_shards(embedder, tmp_path / "bad")
+
+
+def test_a_damaged_shard_is_counted_and_more_than_a_tenth_of_several_are_an_error(tmp_path: Path) -> None:
+    embedder, folder = small_embedder("clip", tmp_path), tmp_path / "held_out"
+    write_shards(tmp_path)
+    whole = (folder / "00000.tar").read_bytes()
+    for number in range(1, 10):
+        (folder / f"{number:05d}.tar").write_bytes(whole)
+    (folder / "00003.tar").write_bytes(whole[: len(whole) // 2])
+    assert embed_shards(embedder, tmp_path).skipped["damaged shard"] == 1
+    (folder / "00004.tar").write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(UserError, match=r"2 of the 10 shards of .* are damaged") as error:
+        embed_shards(embedder, tmp_path)
+    assert not isinstance(error.value, MissingFilesError)

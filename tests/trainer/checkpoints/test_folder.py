@@ -17,6 +17,7 @@ import torch
 
 from hypergrit_common import lease
 from hypergrit_common.errors import UserError
+from tests.patience import PATIENCE_S
 from tests.trainer.small_run import run
 from trainer.checkpoints import folder
 from trainer.distributed.gather import all_ranks
@@ -28,7 +29,7 @@ def one_of_three(rank: int, work: str, port: int) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="3", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
     folder.machine = lambda: "1" if rank == 2 else "0"  # type: ignore[assignment]
-    with process_group("cpu", 30) as process, folder.open_run_folder(f"file://{work}/run", process) as found:
+    with process_group("cpu", PATIENCE_S) as process, folder.open_run_folder(f"file://{work}/run", process) as found:
         Path(work, f"{rank}.json").write_text(json.dumps([str(found.path), found.newest_checkpoint()]))
         all_ranks(rank)  # the one that made the copy removes it
 
@@ -53,7 +54,7 @@ def held(take: Callable[[], AbstractContextManager[object]]) -> Iterator[int]:
     def hold() -> None:
         with take():
             sender.send(os.getpid())
-            time.sleep(100)
+            time.sleep(2 * PATIENCE_S)
 
     child = get_context("fork").Process(target=hold)
     child.start()

@@ -8,12 +8,14 @@ import torch
 
 from hypergrit_common.errors import UserError
 from tests.trainer.small import NAMES, small_model
-from trainer.checkpoints.model import LoadedModel
+from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.checkpoints.onnx_file import Rows, write_onnx
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TextConfig
 from trainer.export import main
 from trainer.text.tokenizer import Tokenizer
+
+HEAD = Path(__file__).parents[3] / "demo" / "weights" / "hycoclip"
 
 
 def loaded(name: str) -> LoadedModel:
@@ -47,6 +49,19 @@ def test_onnxruntime_computes_the_points_of_the_model(name: str, tmp_path: Path)
         torch.testing.assert_close(points, expected, atol=1e-5, rtol=1e-5)
     facts = json.loads((tmp_path / "out" / "model.json").read_text())
     assert (facts["model"], facts["points"]["width"], facts["text"]["context_length"]) == (name, 16, 8)
+
+
+def test_a_head_is_exported_with_its_tower(tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    found = load_model(HEAD)
+    write_onnx(found, tmp_path / "out")
+    ids = found.tokenizer(["a cat", "a dog on a sofa"])
+    ids = torch.nn.functional.pad(ids, (0, found.model.config.text.context_length - ids.shape[1]))
+    session = runtime.InferenceSession(str(tmp_path / "out" / "text.onnx"), providers=["CPUExecutionProvider"])
+    points = torch.from_numpy(session.run(None, {"text": ids.numpy()})[0])
+    with torch.no_grad():
+        torch.testing.assert_close(points, found.model.encode_text(ids), atol=1e-4, rtol=1e-4)
 
 
 def test_without_the_packages_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

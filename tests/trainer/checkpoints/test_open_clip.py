@@ -60,6 +60,16 @@ def test_weights_are_loaded_from_every_form_that_open_clip_saves(tmp_path: Path,
         torch.testing.assert_close(text_features, reference.encode_text(padded))
 
 
+def test_fields_of_a_text_tower_replace_those_of_its_architecture() -> None:
+    config = tower_config(None, "model.text.kwargs={layers: 1, pool_type: last}")
+    assert config.model.text.layers == 1
+    textual: Any = new_model(config).textual
+    assert len(textual.transformer.resblocks) == 1
+    assert textual.pool_type == "last"
+    with pytest.raises(UserError, match=r"model\..*unexpected keyword argument 'colour'"):
+        tower_config(None, "model.text.kwargs={colour: 1}")
+
+
 def test_positions_of_a_text_tower_are_stretched_for_longer_captions(tmp_path: Path) -> None:
     weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
     model = new_model(tower_config(weights, "model.text.context_length=30", "model.text.stretch_after=5")).eval()

@@ -3,6 +3,7 @@
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -60,6 +61,7 @@ def test_only_the_newest_checkpoints_are_kept_and_abandoned_drafts_are_removed(t
     assert newest_checkpoint(folder) is None
     for step in (1, 2, 10, 3):
         save(tmp_path, run, step, keep=2)
+    (folder / "step_00000010.bak").mkdir()
     assert [path.name for path in list_checkpoints(folder)] == ["step_00000003", "step_00000010"]
     assert {path.name for path in folder.glob(".*")} == set()
 
@@ -82,6 +84,17 @@ def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str) -> 
     with pytest.raises(
         UserError, match=rf"{path}.* (cannot be read|is not valid JSON).*to resume from the checkpoint before it"
     ):
+        restore_checkpoint(path, run, CPU, no_changes)
+
+
+@pytest.mark.parametrize("wrong", [{}, {"random": None}, {"random": {"torch": "!"}}])
+def test_a_state_of_a_process_without_its_fields_is_damaged(tmp_path: Path, wrong: dict[str, Any]) -> None:
+    run = run_after_one_step(tmp_path)
+    path = save(tmp_path, run, 1)
+    state = json.loads((path / "rank_00000.json").read_text())
+    random = wrong.get("random") and {**state["random"], **wrong["random"]}
+    (path / "rank_00000.json").write_text(json.dumps({**state, **wrong, "random": random} if wrong else {}))
+    with pytest.raises(UserError, match=r"rank_00000.json is damaged; .*to resume from the checkpoint before it"):
         restore_checkpoint(path, run, CPU, no_changes)
 
 

@@ -11,7 +11,7 @@ from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.held_out.test_evaluate import write_folder, write_shard
 from tests.trainer.small import NAMES
 from tests.trainer.small_run import run, small_config, small_run
-from tests.trainer.tiny_transformers import KINDS, tiny_encoder
+from tests.trainer.tiny_transformers import VARIED, tiny_encoder
 from trainer import Model
 from trainer.checkpoints.model import load_model
 from trainer.evaluate import main as evaluate
@@ -91,7 +91,7 @@ def test_features_are_cached_for_one_tokenizer_only(tmp_path: Path) -> None:
     assert CachedEmbedder(loaded.model, changed, tmp_path / "cache", workers=1).hash != embedder.hash
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIED)
 def test_recomputed_activations_give_the_same_gradients(tmp_path: Path, kind: str) -> None:
     settings = tower(tiny_encoder(kind, tmp_path / kind), "model.text.context_length=12")
     gradients = []

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.small_run import kill, log_path, run, run_forked, small_run
 from trainer.checkpoints import writer as module
 from trainer.checkpoints.folder import RunFolder, list_checkpoints, newest_checkpoint
@@ -29,7 +30,7 @@ def test_training_goes_on_while_a_checkpoint_is_written_and_the_checkpoint_has_t
     may_write, real_write = threading.Event(), module.write_checkpoint
 
     def write(snapshot: Snapshot, draft: Path, final: Path) -> None:
-        assert may_write.wait(60)
+        assert may_write.wait(PATIENCE_S)
         real_write(snapshot, draft, final)
 
     monkeypatch.setattr(module, "write_checkpoint", write)
@@ -50,15 +51,13 @@ def slow_write(snapshot: Snapshot, draft: Path, final: Path) -> None:
     """Write a part of a checkpoint, then nothing more."""
     module.create_draft(draft)
     (draft / "state.safetensors").write_bytes(b"partly written")
-    time.sleep(60)
+    time.sleep(2 * PATIENCE_S)
 
 
 def kill_while_saving(output: Path) -> None:
     """Kill this process once the draft of step 10 exists."""
-    deadline = time.monotonic() + 60
-    while not (output / "checkpoints" / ".draft_00000010" / "state.safetensors").is_file():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    draft = output / "checkpoints" / ".draft_00000010" / "state.safetensors"
+    wait_until(draft.is_file)
     kill()
 
 
@@ -101,6 +100,7 @@ def test_only_rank_0_copies_the_state_and_writes_the_files_of_all_ranks(
     assert names == {"state.safetensors", "state.json", "rank_00000.json", "rank_00001.json"}
 
 
+@pytest.mark.rest
 def test_ranks_that_see_different_checkpoints_are_an_error(tmp_path: Path, free_port: int) -> None:
     output = tmp_path / "run"
     assert run_forked(output, "steps=5", port=free_port, faults=[None, None]) == [0, 0]

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import ProcessId, machine, start_of
+from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import run
 from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
@@ -68,7 +69,7 @@ class Blocking(Dataset[bytes]):
         return 1000
 
     def __getitem__(self, _: int) -> bytes:
-        time.sleep(100 if self.busy else 0)
+        time.sleep(2 * PATIENCE_S if self.busy else 0)
         return bytes(10_000_000)
 
 
@@ -80,7 +81,7 @@ def test_no_loader_process_outlives_a_trainer_that_is_killed(busy: bool) -> None
         initialise = partial(init_worker, os.getpid())
         loader = iter(DataLoader(Blocking(busy), batch_size=None, num_workers=2, worker_init_fn=initialise))
         sender.send([worker.pid for worker in loader._workers])  # type: ignore[attr-defined]
-        time.sleep(100)
+        time.sleep(2 * PATIENCE_S)
 
     parent = multiprocessing.get_context("fork").Process(target=trainer)
     parent.start()
@@ -89,10 +90,7 @@ def test_no_loader_process_outlives_a_trainer_that_is_killed(busy: bool) -> None
     assert all(worker.is_alive() for worker in workers)
     parent.kill()
     parent.join()
-    end = time.monotonic() + 5
-    while any(worker.is_alive() for worker in workers):
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_until(lambda: not any(worker.is_alive() for worker in workers))
 
 
 @pytest.mark.parametrize(

@@ -160,7 +160,7 @@ def test_killed_worker_raises_a_user_error_at_the_next_batch(shards: Path) -> No
     next(batches)
     (worker,) = set(multiprocessing.active_children()) - before
     os.kill(worker.pid or 0, signal.SIGKILL)
-    worker.join(10)
+    worker.join()
     with pytest.raises(UserError, match=r"was killed.*data\.workers"):
         list(islice(batches, 10))
     source.close()

@@ -1,4 +1,5 @@
 import numpy as np
+import pytest
 import torch
 
 from trainer.data.preprocess import PreprocessConfig, fit, preprocess
@@ -23,6 +24,16 @@ def test_resized_pixels_equal_those_of_torchvision() -> None:
     ours = fit(image, PreprocessConfig(size_px=32, mode="squash"))
     theirs = resize(torch.from_numpy(image).permute(2, 0, 1), [32, 32], InterpolationMode.BICUBIC, antialias=True)
     assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("shape", [(50, 70), (97, 41), (33, 32), (32, 427)])
+def test_cropped_pixels_equal_those_of_torchvision(shape: tuple[int, int]) -> None:
+    from torchvision.transforms.v2 import CenterCrop, Compose, InterpolationMode, Resize
+
+    image = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
+    theirs = Compose([Resize(32, InterpolationMode.BICUBIC, antialias=True), CenterCrop(32)])
+    expected = theirs(torch.from_numpy(image).permute(2, 0, 1))
+    assert torch.equal(fit(image, PreprocessConfig(size_px=32, mode="crop")), expected)
 
 
 def test_values_are_between_zero_and_one() -> None:

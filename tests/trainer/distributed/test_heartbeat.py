@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from tests.trainer.small_run import Fault, kill, log_path, run, run_forked, write_data
 from trainer.distributed import heartbeat
 from trainer.distributed.heartbeat import ENDED, Heartbeat
@@ -45,7 +46,7 @@ def test_a_lost_process_ends_the_others_with_its_name(tmp_path: Path, free_port:
     try:
         for child in children:
             child.start()
-        children[1 - lost].join(60)
+        children[1 - lost].join(PATIENCE_S)
         assert children[1 - lost].exitcode == 2
     finally:
         for child in children:
@@ -65,7 +66,7 @@ def fail() -> None:
 def hang() -> None:
     """Wait as for a GPU in a collective, which does not notice the end of another process."""
     logging.basicConfig(force=True)  # to the log of this process
-    time.sleep(100)
+    time.sleep(2 * PATIENCE_S)
 
 
 @pytest.mark.usefixtures("impatient")
@@ -73,7 +74,7 @@ def test_a_process_with_an_error_of_its_own_ends_those_that_wait_for_it(tmp_path
     output = tmp_path / "run"
     start = time.monotonic()
     run_forked(output, port=free_port, faults=(hang, fail), at=4)
-    assert time.monotonic() - start < 60
+    assert time.monotonic() - start < PATIENCE_S
     assert "process 1 of 2 (process id " in log_path(output, 0).read_text()
     assert "has ended; its own message says why: checkpoints are complete" in log_path(output, 0).read_text()
 

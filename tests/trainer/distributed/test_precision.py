@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from tests.patience import PATIENCE_S
 from tests.trainer.small_run import small_config, write_data
 from trainer.config import TrainConfig
 from trainer.distributed.config import ParallelConfig
@@ -33,7 +34,7 @@ def start(function: Any, *arguments: Any) -> None:
 def join_group(rank: int) -> Any:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
     torch.set_num_threads(1)
-    return process_group("cpu", 60)
+    return process_group("cpu", PATIENCE_S)
 
 
 def four_steps(rank: int, config: TrainConfig, folder: str) -> None:

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import nn
 
 from hypergrit_common.errors import UserError
+from tests.patience import PATIENCE_S
 from tests.trainer.small_run import small_config, write_data
 from trainer.config import TrainConfig
 from trainer.distributed.config import ParallelConfig
@@ -50,7 +51,7 @@ def train_steps(run: Run) -> list[tuple[dict[str, float], int]]:
 
 def one_of_two(rank: int, config: TrainConfig, folder: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    with process_group("cpu", 60) as process:
+    with process_group("cpu", PATIENCE_S) as process:
         steps = train_steps(build_on_one_thread(config, process))
         Path(folder, f"{rank}.json").write_text(json.dumps(steps))
 
@@ -96,7 +97,7 @@ def test_two_processes_have_the_losses_of_one_on_the_full_batch(
 
 def wrap_convolution(rank: int, folder: str) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    with process_group("cpu", 60) as process:
+    with process_group("cpu", PATIENCE_S) as process:
         network: Any = nn.Conv2d(3, 4, 3)
         wrap(network, [], ParallelConfig(), process)
         is_channels_last = network.weight.is_contiguous(memory_format=torch.channels_last)
@@ -159,7 +160,7 @@ def test_a_gpu_that_does_not_exist_is_an_error_that_names_the_setting() -> None:
 def compile_under_ddp(rank: int, folder: str) -> None:
     os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
     graphs: list[int] = []
-    with process_group("cpu", 60) as process, warnings.catch_warnings(record=True) as caught:
+    with process_group("cpu", PATIENCE_S) as process, warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         network = nn.Sequential(nn.Linear(800, 800), nn.Linear(800, 800))  # two buckets: the first holds 1 MB
 

@@ -13,13 +13,13 @@ from trainer.distributed import gather as rank_zero
 from trainer.distributed.gather import on_rank_0
 from trainer.distributed.process import process_group
 
-TIMEOUT_S = 1.0
+TIMEOUT_S = 5.0
 
 
 def work(message: str) -> int:
-    time.sleep(3 * TIMEOUT_S)  # without a chance to give a sign of life
     if message:
         raise UserError(message)
+    time.sleep(2 * TIMEOUT_S)  # without a chance to give a sign of life
     return os.getpid()
 
 

@@ -7,6 +7,7 @@ from multiprocessing import get_context
 
 import pytest
 
+from tests.patience import PATIENCE_S
 from trainer.distributed import process as signals
 from trainer.distributed.process import stop_signals
 
@@ -23,7 +24,7 @@ def exit_code_after(numbers: list[signal.Signals], pause_s: float) -> int | None
 
     child = get_context("fork").Process(target=work)
     child.start()
-    child.join(20)
+    child.join(PATIENCE_S)
     return child.exitcode
 
 

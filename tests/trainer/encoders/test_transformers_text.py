@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from tests.trainer.small_run import SMALL
-from tests.trainer.tiny_transformers import KINDS, as_pickle, edit_config, tiny_config, tiny_encoder, tiny_tokenizer
+from tests.trainer.tiny_transformers import VARIED, as_pickle, edit_config, tiny_config, tiny_encoder, tiny_tokenizer
 from trainer.config import TrainConfig, load_config
 from trainer.encoders.text import StateSource, TokenStates
 from trainer.training.build import build_tokenizer, new_model
@@ -42,7 +42,7 @@ def encoded(folder: Path) -> Any:
     return batch
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIED)
 def test_features_of_every_kind_are_those_of_transformers(tmp_path: Path, kind: str) -> None:
     folder = tiny_encoder(kind, tmp_path)
     batch = encoded(folder)
@@ -65,7 +65,7 @@ def test_features_of_every_kind_are_those_of_transformers(tmp_path: Path, kind: 
         assert all(parameter.grad is not None for parameter in model.textual.parameters())  # as DDP needs
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIED)
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last"])
 def test_padding_does_not_change_features(tmp_path: Path, kind: str, pooling: str) -> None:
     config = tower_config(tiny_encoder(kind, tmp_path), f"model.text.pooling={pooling}")
@@ -77,7 +77,7 @@ def test_padding_does_not_change_features(tmp_path: Path, kind: str, pooling: st
         assert not torch.allclose(together[0], together[1], atol=1e-3)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", VARIED)
 def test_a_batch_without_texts_has_no_features_but_gradients(tmp_path: Path, kind: str) -> None:
     model = new_model(tower_config(tiny_encoder(kind, tmp_path)))
     features = model.textual(torch.zeros(0, 0, dtype=torch.int64))  # a rank without boxes

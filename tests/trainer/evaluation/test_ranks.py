@@ -10,12 +10,15 @@ import PIL.Image
 import pytest
 import torch
 
+from tests.patience import PATIENCE_S
+
 pytestmark = pytest.mark.rest
 
 WORKER = """
 import sys
 from pathlib import Path
 import torch
+from tests.patience import PATIENCE_S
 from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
 from trainer.distributed.process import process_group
 from trainer.evaluation.embedder import CachedEmbedder
@@ -23,7 +26,7 @@ from trainer.evaluation.task import ImageSource
 
 folder = Path(sys.argv[1])
 torch.set_num_threads(1)
-with process_group("cpu", 60) as process:
+with process_group("cpu", PATIENCE_S) as process:
     embedder = CachedEmbedder(*model_and_tokenizer("meru"), folder / f"cache{process.rank}")
     images = [ImageSource(path=folder / f"{i}.png") for i in range(5)]
     found = embedder.images(images)
@@ -44,9 +47,9 @@ def test_ranks_share_the_embedding_and_receive_everything(tmp_path: Path, free_p
         pixels = np.random.default_rng(i).integers(0, 255, (20, 20, 3)).astype(np.uint8)
         PIL.Image.fromarray(pixels).save(tmp_path / f"{i}.png")
     processes = [run(tmp_path, rank, 2, free_port) for rank in range(2)]
-    assert [process.wait(120) for process in processes] == [0, 0]
+    assert [process.wait(PATIENCE_S) for process in processes] == [0, 0]
     single = run(tmp_path, 0, 1, free_port)
-    assert single.wait(120) == 0
+    assert single.wait(PATIENCE_S) == 0
     expected = torch.load(tmp_path / "1-0.pt", weights_only=True)
     assert set(expected["errors"]) == {4}
     for rank in range(2):

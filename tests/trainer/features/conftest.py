@@ -1,11 +1,15 @@
 """A frozen model and the features of its towers, made once."""
 
+import json
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.small_run import overrides, run, write_data
+from tests.trainer.data.samples import Files, write_shards
+from tests.trainer.small_run import SAMPLES_PER_SHARD, overrides, run, small_sample
 from trainer.features.command import main
+
+FEATURES = ("views=2", "tokens=true", "patches=true")
 
 
 class World:
@@ -36,11 +40,19 @@ class World:
         ]
 
 
+def sample(number: int) -> Files:
+    """A sample of small runs with two or three labels of a taxonomy; every eighth has none."""
+    files = small_sample(number)
+    middle = None if number % 3 else f"set {number % 5}"
+    levels = ["animal", middle, f"cat {number}"] if number % 8 else []
+    return files | {"json": json.dumps(json.loads(files["json"]) | {"levels": levels}).encode()}
+
+
 @pytest.fixture(scope="session")
 def world(tmp_path_factory: pytest.TempPathFactory) -> World:
-    """A small CLIP, and features with two views and the states of tokens."""
+    """A small CLIP, and features with two views and the states of tokens and patches."""
     found = World(tmp_path_factory.mktemp("heads"))
-    write_data(found.tower.parent)
+    write_shards(found.shards, SAMPLES_PER_SHARD, sample)
     assert run(found.tower.parent, "model_name=clip", "steps=3", "optim.warmup_steps=1") == 0
-    assert found.write(found.features, "views=2", "tokens=true") == 0
+    assert found.write(found.features, *FEATURES) == 0
     return found

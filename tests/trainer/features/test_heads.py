@@ -7,16 +7,19 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_clip
 import PIL.Image
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from hypergrit_common.errors import UserError
+from tests.trainer import tiny_open_clip
 from tests.trainer.features.conftest import World
 from tests.trainer.small import NAMES, small_batch, small_model
-from tests.trainer.small_run import run_command, terminate
-from trainer import load_model, train
+from tests.trainer.small_run import overrides, run_command, terminate
+from tests.trainer.tiny_transformers import tiny_encoder
+from trainer import Model, load_model, train
 from trainer.batch import Batch
 from trainer.checkpoints.towers import FrozenModel
 from trainer.config import load_config
@@ -52,8 +55,9 @@ def cached(batch: Batch, model: DualEncoder, frozen: FrozenModel) -> Batch:
     assert batch.box_token_ids is not None
     source = StateSource() if "parse" in model.needs else None
 
-    def image(pixels: torch.Tensor) -> torch.Tensor:
-        return frozen.image((pixels - model.pixel_mean) / model.pixel_std)
+    def image(pixels: torch.Tensor, with_patches: bool = False) -> torch.Tensor:
+        pixels = (pixels - model.pixel_mean) / model.pixel_std
+        return frozen.patches(pixels) if with_patches else frozen.image(pixels)
 
     def text(ids: torch.Tensor, with_states: bool = False) -> torch.Tensor:
         found = frozen.text(ids, source if with_states else None)
@@ -63,10 +67,11 @@ def cached(batch: Batch, model: DualEncoder, frozen: FrozenModel) -> Batch:
 
     return dataclasses.replace(
         batch,
-        images=image(batch.images),
+        images=image(batch.images, "queries" in model.needs),
         token_ids=text(batch.token_ids, True),
         box_images=image(batch.box_images),
         box_token_ids=text(batch.box_token_ids),
+        more={name: stream._replace(rows=text(stream.rows)) for name, stream in batch.more.items()},
     )
 
 
@@ -76,7 +81,7 @@ def gradients(model: DualEncoder, batch: Batch) -> dict[str, torch.Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "hyper3"])  # features hold no patches
+@pytest.mark.parametrize("name", NAMES)
 def test_the_gradients_of_a_head_are_those_of_the_full_model_with_the_same_frozen_tower(name: str) -> None:
     model, frozen = head_model(name)
     batch = small_batch().map(lambda t: t.double() if t.is_floating_point() else t)
@@ -89,12 +94,11 @@ def test_the_gradients_of_a_head_are_those_of_the_full_model_with_the_same_froze
     assert not any(key.startswith(("visual.blocks", "textual.resblocks")) for key in model.state_dict())
 
 
-@pytest.mark.parametrize(
-    "name", [name for name in NAMES if name not in ("hyper3", "taxonomy")]
-)  # no patches, no levels
+@pytest.mark.parametrize("name", NAMES)
 def test_any_model_is_trained_on_features(world: World, tmp_path: Path, name: str) -> None:
     assert train.run(world.training(tmp_path / "run", f"model_name={name}", "steps=3")) == 0
-    assert load_model(tmp_path / "run", device="cpu").encode_text(["a dog"]).shape == (1, 16)
+    model = load_model(tmp_path / "run", device="cpu")
+    assert model.encode_text(["a dog"]).shape == model.encode_image(picture()).shape == (1, 16)
 
 
 def test_a_large_batch_of_features_needs_no_overlay_for_small_machines(
@@ -122,7 +126,7 @@ def test_a_stopped_run_gives_the_weights_of_an_uninterrupted_one(world: World, t
     assert all(torch.equal(first[name], second[name]) for name in second)
 
 
-@pytest.mark.parametrize("model", ["hycoclip", "syntax_meru"])
+@pytest.mark.parametrize("model", ["hycoclip", "syntax_meru", "taxonomy", "hyper3"])
 def test_the_text_tower_can_be_trained_with_frozen_images(world: World, tmp_path: Path, model: str) -> None:
     merges = world.root / "merges.txt"
     text = ["vocab_size=514", "context_length=8", "width=32", "layers=1", "heads=2"]
@@ -182,8 +186,11 @@ def test_a_moved_tower_is_named_and_can_be_given(world: World, head: Path, tmp_p
     for part in ("image", "text"):
         config["config"][part]["weights"] = "/nowhere"
     (moved / "config.json").write_text(json.dumps(config))
-    with pytest.raises(ValueError, match=r"does not exist.*tower=PATH"):
+    with pytest.raises(UserError, match=r"does not exist.*tower=PATH"):
         load_model(moved, device="cpu").encode_text("a dog")
+    assert evaluate([str(moved), f"shards={world.shards}", "device=cpu"]) == 2
+    downloaded = Model.from_pretrained(moved, device="cpu", tower=world.tower)
+    assert downloaded.encode_text("a dog").shape == (1, 16)
     given = load_model(moved, device="cpu", tower=world.tower)
     torch.testing.assert_close(given.encode_image(picture()), load_model(head, device="cpu").encode_image(picture()))
     other = tmp_path / "other"
@@ -191,7 +198,7 @@ def test_a_moved_tower_is_named_and_can_be_given(world: World, head: Path, tmp_p
     with torch.no_grad():
         small.module.visual_proj.weight.mul_(2)
     small.save_pretrained(other)
-    with pytest.raises(ValueError, match="has other weights"):
+    with pytest.raises(UserError, match="has other weights"):
         load_model(moved, device="cpu", tower=other).encode_text("a dog")
     given.save_pretrained(tmp_path / "saved")
     torch.testing.assert_close(
@@ -228,9 +235,69 @@ def test_a_copy_of_a_tower_keeps_its_own_tokenizer(world: World, tmp_path: Path)
     torch.testing.assert_close(loaded.encode_text("a dog"), model.encode_text("a dog"))
 
 
-@pytest.mark.parametrize("name", ["clip", "hycoclip", "uncha", "syntax_meru"])
+@pytest.mark.parametrize("name", ["clip", "hycoclip", "uncha", "syntax_meru", "hyper3"])
 def test_a_head_is_trained_in_bf16(world: World, tmp_path: Path, name: str) -> None:
     assert train.run(world.training(tmp_path / "run", f"model_name={name}", "steps=3", "precision=bf16")) == 0
+
+
+@pytest.mark.parametrize("kind", ["bert", "clip_text_model"])  # with and without a padding of its own
+def test_a_head_over_an_encoder_of_transformers_is_the_whole_model(world: World, tmp_path: Path, kind: str) -> None:
+    encoder, sizes = tiny_encoder(kind, tmp_path / "encoder"), ("vocab_size", "width", "layers", "heads")
+    dropped = ("tokenizer=", *(f"model.text.{size}=" for size in sizes))
+    text = ["model.text.name=transformers", f"model.text.weights={encoder}"]
+    arguments = [
+        item for item in overrides(tmp_path / "tower", "model_name=clip", "steps=1") if not item.startswith(dropped)
+    ]
+    assert train.run([*arguments, *text, f"shards={world.shards}", "optim.warmup_steps=0"]) == 0
+    other = World(tmp_path)
+    other.tower, other.shards = tmp_path / "tower", world.shards
+    assert other.write(other.features) == 0
+    assert train.run(other.training(tmp_path / "head", "model_name=meru", "steps=2", "optim.warmup_steps=0")) == 0
+    model, tower = load_model(tmp_path / "head", device="cpu"), load_model(other.tower, device="cpu")
+    found = model.encode_text(["a dog", "a cat of the box"])
+    textual: Any = model.module.textual
+    with torch.no_grad():
+        states = tower.module.textual(tower.tokenizer(["a dog", "a cat of the box"]))
+        torch.testing.assert_close(found, model.module.lift_text(model.module.textual_proj(textual.head(states))))
+    assert not any(p.is_inference() for p in textual.frozen().model.parameters())
+
+
+def test_a_folder_of_open_clip_is_the_tower_of_a_head(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tiny_open_clip.register(tmp_path)
+    theirs = tiny_open_clip.tiny("tiny-vit")
+    other = World(tmp_path)
+    other.tower, other.shards = tiny_open_clip.save(theirs, "tiny-vit", tmp_path, "hub"), world.shards
+    assert evaluate([str(other.tower), f"shards={world.shards}", "device=cpu"]) == 0
+    assert other.write(other.features, "patches=true") == 2
+    assert "patches=true: the patches of images are pooled, but the image tower has none" in capsys.readouterr().err
+    assert other.write(other.features, "projected=true") == 0
+    rows = (store := FeatureStore(str(other.features), frozenset())).locate(np.arange(store.n_samples))
+    with torch.no_grad():
+        expected = theirs.encode_text(open_clip.SimpleTokenizer(context_length=12)(rows.values("caption")))
+    torch.testing.assert_close(rows.take("text").float(), expected, atol=2e-3, rtol=2e-3)
+    assert train.run(other.training(tmp_path / "head", "model_name=meru", "steps=3")) == 0
+    head = load_model(tmp_path / "head", device="cpu")
+    assert head.encode_image(picture()).shape == (1, 16)
+    (row,) = head.encode_text(rows.values("caption")[:1])
+    torch.testing.assert_close(row, head.module.encode_text(rows.take("text")[:1].float())[0], atol=2e-3, rtol=2e-3)
+    head.save_pretrained(tmp_path / "copy", tower=True)
+    shutil.rmtree(other.tower)
+    torch.testing.assert_close(Model.from_pretrained(tmp_path / "copy").encode_text(rows.values("caption")[:1])[0], row)
+
+
+def test_the_stored_states_are_those_that_the_model_names(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = World(tmp_path)
+    other.tower, other.shards = world.tower, world.shards
+    assert other.write(other.features, "tokens=true", "word_states=attention") == 0
+    attention = ("model_name=syntax_meru", "steps=2", "optim.warmup_steps=0", "model.word_states=attention")
+    assert train.run(other.training(tmp_path / "run", *attention)) == 0
+    assert train.main(other.training(tmp_path / "block", *attention, "model.word_block=1")) == 2
+    assert train.main(world.training(tmp_path / "tower_states", *attention)) == 2
+    assert "word_states=tower and word_block=0 of tokens, but model.word_states is attention" in capsys.readouterr().err
 
 
 def test_a_head_over_a_head_is_refused(
@@ -270,7 +337,7 @@ def test_all_boxes_have_their_owners_and_max_boxes_limits_them(world: World) -> 
     builder = build(world, frozenset({"boxes"}), boxes="all")
     batch, _ = builder.build(0, builder.order.take(0, 8))
     rows = builder.index.locate(builder.order.take(0, 8).samples)
-    n = rows.boxes()[1]
+    n = rows.items()[1]
     assert batch["box_owner"].tolist() == np.repeat(np.arange(8), n).tolist()
     assert len(batch["box_images"]) == len(batch["box_token_ids"]) == n.sum()
     for order in ("first", "random"):
@@ -296,8 +363,6 @@ def test_features_without_what_the_model_needs_are_named(world: World, tmp_path:
     assert world.write(tmp_path / "plain") == 0
     with pytest.raises(UserError, match="tokens=true"):
         FeatureStore(str(tmp_path / "plain"), frozenset({"parse"}))
-    with pytest.raises(UserError, match=r"no labels of a taxonomy .*train it on shards"):
-        FeatureStore(str(tmp_path / "plain"), frozenset({"levels"}))
     with pytest.raises(UserError, match=r"one caption .*data\.captions=first"):
         FeatureStore(str(tmp_path / "plain"), frozenset({"captions"}))
     other = build(world, frozenset({"parse"}), texts="tokens")

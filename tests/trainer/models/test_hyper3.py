@@ -10,6 +10,7 @@ from torch import Tensor
 
 from tests.trainer.small import overfit, small_batch, small_model
 from trainer.batch import Batch, Stream
+from trainer.encoders.build import keep_patches
 from trainer.encoders.config import ImageConfig
 from trainer.models.hyper3 import Hyper3CLIP
 from trainer.models.queries import QueryPooling
@@ -134,8 +135,7 @@ def test_the_model_learns_that_queries_entail_their_patches() -> None:
 def test_wrong_towers_heads_and_batches_are_named() -> None:
     with pytest.raises(ValueError, match="give a query_heads that divides it"):
         small_model("hyper3", query_heads=5)
-    cached = ImageConfig(name="cached", size_px=16, kwargs={"width": 8})
-    with pytest.raises(ValueError, match="the image tower has none; give one of timm, on shards"):
-        small_model("hyper3", image=cached)
+    with pytest.raises(ValueError, match="the image tower has none; give one of timm"):
+        keep_patches(torch.nn.Linear(2, 2))
     with pytest.raises(ValueError, match="the batch has no queries"):
         small_model("hyper3")(dataclasses.replace(small_batch(), more={}))

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from hypergrit_common.errors import UserError
+from trainer.models.registry import ENTRIES, use_model
+
 ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -13,3 +16,36 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_import_of_settings_and_registry_does_not_import_torch(module: str) -> None:
     code = f"import sys, {module}; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "config"),
+    [
+        ("", "class Mine(CLIP): pass", "ModelConfig"),
+        ("", "class Mine(HyCoCLIP): pass", "HyCoCLIPConfig"),
+        ("from __future__ import annotations", "class Mine(HyCoCLIP):\n    config: Own", "Own"),
+        ("", "class Mine(HyCoCLIP):\n    config: 'Missing'", ""),
+    ],
+)
+def test_the_settings_of_a_class_of_the_user_are_those_of_its_annotation(
+    first: str, last: str, config: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"mine_{config.lower()}:Mine"
+    (tmp_path / f"mine_{config.lower()}.py").write_text(f"""{first}
+from dataclasses import dataclass
+from trainer.models.clip import CLIP
+from trainer.models.config import HyCoCLIPConfig
+from trainer.models.hycoclip import HyCoCLIP
+@dataclass(frozen=True, kw_only=True)
+class Own(HyCoCLIPConfig):
+    # a setting
+    more: float = 1.0
+{last}
+""")
+    monkeypatch.syspath_prepend(tmp_path)
+    if config:
+        use_model(name)
+        assert ENTRIES.pop(name).config.__name__ == config
+    else:
+        with pytest.raises(UserError, match=r"annotations of Mine cannot be read: name 'Missing'"):
+            use_model(name)

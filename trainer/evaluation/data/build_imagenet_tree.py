@@ -75,7 +75,7 @@ def read_synsets(path: Path) -> dict[str, Synset]:
 
 
 def read_lines(path: Path, read: Callable[[str], Parsed]) -> list[Parsed]:
-    """What `read` returns for the lines of a file of WordNet but those of the license. Raises UserError."""
+    """The results of `read` for the lines of a file of WordNet except those of the license. Raises UserError."""
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
         return [read(line) for line in lines if not line.startswith("  ")]

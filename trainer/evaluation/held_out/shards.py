@@ -65,6 +65,7 @@ class HeldOut:
     keys: list[str] = field(default_factory=list)  # SHARD/KEY
     captions: list[str] = field(default_factory=list)
     words: list[tuple[Word, ...] | None] = field(default_factory=list)  # parse of each caption, None without one
+    levels: list[tuple[str | None, ...]] = field(default_factory=list)  # labels of a taxonomy, as in `Sample`
     box_texts: list[str] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)  # index of the sample of each box
     bad: list[str] = field(default_factory=list)  # `SHARD: sample KEY is skipped: REASON` of the other samples
@@ -114,6 +115,7 @@ class HeldOutShards:
             found.box_texts += [box.phrase for box in sample.boxes]
             found.captions.append(sample.caption)
             found.words.append(sample.words)
+            found.levels.append(sample.levels)
             found.keys.append(f"{shard.rpartition('/')[2]}/{sample.key}")
         reader.close()
         found.images, found.box_images = (torch.stack(part) if part else empty for part in (images, box_images))

@@ -1,4 +1,4 @@
-"""How well distances of embedded points agree with those of a tree, of a product of trees or of sets.
+"""Agreement of distances of embedded points with those of a tree, of a product of trees or of sets.
 
 A tree embeds into hyperbolic space with any distortion above 1 (Sarkar 2011); a product of trees and a Boolean lattice
 do not, but they embed into an l1 product of hyperbolic factors (PHyCLIP, propositions 1 and 2, theorem 2).

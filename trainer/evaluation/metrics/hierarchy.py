@@ -101,7 +101,7 @@ class Tree:
 def read_tree(path: Path = TREE_FILE) -> Tree:
     """Read a tree from lines `child parent name`; the root has the parent "-". The leaves are the classes, sorted.
 
-    Raises UserError for a malformed line or a node with two parents.
+    Raises UserError for a malformed line, a node with two parents, and a node without a line.
     """
     parents: dict[str, str] = {}
     names: dict[str, str] = {}
@@ -114,6 +114,10 @@ def read_tree(path: Path = TREE_FILE) -> Tree:
         child, parent, names[child] = fields[0], fields[1], fields[2]
         if parent != "-":
             parents[child] = parent
+    if not names or (unknown := {*parents.values()} - names.keys()):
+        raise UserError(
+            f"{path} has no line for {min(unknown) if names else 'the root'}, whose parent is - if it is the root"
+        )
     return Tree(parents, tuple(sorted(names.keys() - set(parents.values()))), names)
 
 

@@ -83,7 +83,7 @@ def section(task: str, results: Results, output: Path, data: Path) -> dict[str, 
                     for figure in content["figures"]
                 ],
                 "metrics": [
-                    (" / ".join(heading(name)), show(task, name, value), chance_text(task, name, content))
+                    (" / ".join(heading(name)), show(task, name, value), show(task, name, content["chance"].get(name)))
                     for name, value in content["metrics"].items()
                 ],
                 "contamination": contamination_text(content["contamination"]) if content.get("contamination") else "",
@@ -94,11 +94,6 @@ def section(task: str, results: Results, output: Path, data: Path) -> dict[str, 
             for label, content in done.items()
         ],
     }
-
-
-def chance_text(task: str, name: str, content: Mapping[str, Any]) -> str:
-    """The chance level of a metric as text; empty without one."""
-    return show(task, name, content["chance"][name]) if name in content["chance"] else ""
 
 
 def inline_file(path: Path) -> str:
@@ -115,45 +110,42 @@ class Details:
         self.data = data.resolve()
         self.n_pictures = 0
 
-    def draw(self, value: Any, depth: int = 0) -> Markup:
+    def draw(self, value: Any) -> Markup:
         """A JSON value as HTML, escaped."""
         if isinstance(value, Mapping):
-            return self.draw_mapping(value, depth)
+            return self.draw_mapping(value)
         if isinstance(value, list):
-            return self.draw_list(value, depth)
+            return self.draw_list(value)
         return escape(brief(value))
 
-    def draw_mapping(self, values: Mapping[str, Any], depth: int) -> Markup:
+    def draw_mapping(self, values: Mapping[str, Any]) -> Markup:
         """A picture with its caption, or scalars as a table and other values as sections that open."""
-        if "image" in values:
-            return self.draw_picture(values, depth)
+        if is_picture(values):
+            return self.draw_picture(values)
         plain = {key: value for key, value in values.items() if not isinstance(value, Mapping | list)}
         parts = [Markup("")]
         if plain:
-            parts.append(table(("", ""), list(plain.items())))
+            parts.append(table(("", ""), [(named(key), value) for key, value in plain.items()]))
         for key, value in values.items():
             if key not in plain and value:
-                inner = self.draw(value, depth + 1)
-                opened = Markup(" open") if depth == 0 and len(values) < 4 else ""
-                parts.append(Markup("<details{}><summary>{}</summary>{}</details>").format(opened, named(key), inner))
+                inner = self.draw(value)
+                parts.append(Markup("<details><summary>{}</summary>{}</details>").format(named(key), inner))
         return Markup("").join(parts)
 
-    def draw_list(self, values: list[Any], depth: int) -> Markup:
-        """Pictures in a grid, objects as a table, and other values separated by commas."""
-        if values and all(isinstance(value, Mapping) and "image" in value for value in values):
-            cards = Markup("").join(self.draw_picture(value, depth) for value in values[:MAX_ROWS])
+    def draw_list(self, values: list[Any]) -> Markup:
+        """Pictures in a grid, objects as a table, and other values separated by semicolons, since captions have commas."""
+        if values and all(map(is_picture, values)):
+            cards = Markup("").join(self.draw_picture(value) for value in values[:MAX_ROWS])
             return Markup('<div class="cards">{}</div>').format(cards)
         if values and all(isinstance(value, Mapping) for value in values):
             names = tuple(dict.fromkeys(key for value in values for key in value))
-            return table(names, [[self.draw(value.get(name, ""), depth + 1) for name in names] for value in values])
+            return table(names, [[self.draw(value.get(name, "")) for name in names] for value in values])
         if any(isinstance(value, Mapping | list) for value in values):
-            items = Markup("").join(
-                Markup("<li>{}</li>").format(self.draw(value, depth + 1)) for value in values[:MAX_ROWS]
-            )
+            items = Markup("").join(Markup("<li>{}</li>").format(self.draw(value)) for value in values[:MAX_ROWS])
             return Markup("<ol>{}</ol>").format(items)
-        return escape(", ".join(brief(value) for value in values[:MAX_ROWS]))
+        return escape("; ".join(brief(value) for value in values[:MAX_ROWS]))
 
-    def draw_picture(self, values: Mapping[str, Any], depth: int) -> Markup:
+    def draw_picture(self, values: Mapping[str, Any]) -> Markup:
         """A picture, with the other entries below it: lists as steps from top to bottom."""
         source = self.thumbnail(str(values["image"]), values.get("box"))
         picture = (
@@ -169,9 +161,7 @@ class Details:
                 steps = Markup("").join(Markup("<li>{}</li>").format(brief(item)) for item in value[:MAX_ROWS])
                 lines.append(Markup('<span class="soft">{}</span><ol class="steps">{}</ol>').format(named(key), steps))
             else:
-                lines.append(
-                    Markup('<p><span class="soft">{}</span> {}</p>').format(named(key), self.draw(value, depth + 1))
-                )
+                lines.append(Markup('<p><span class="soft">{}</span> {}</p>').format(named(key), self.draw(value)))
         caption = Markup("").join(lines)
         return Markup("<figure class=card>{}<figcaption>{}</figcaption></figure>").format(picture, caption)
 
@@ -203,9 +193,14 @@ def thumbnail(path: Path, box: tuple[float, ...] | None) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
+def is_picture(value: Any) -> bool:
+    """True for an object with the file of an image."""
+    return isinstance(value, Mapping) and isinstance(value.get("image"), str)
+
+
 def named(key: str) -> str:
     """A key of the details as a title."""
-    return key.replace("_", " ")
+    return "number" if key == "n" else key.replace("_", " ")
 
 
 def brief(value: Any) -> str:
@@ -223,7 +218,8 @@ def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
     body = Markup("").join(
         Markup("<tr>{}</tr>").format(
             Markup("").join(
-                Markup("<td>{}</td>").format(item if isinstance(item, Markup) else brief(item)) for item in line
+                Markup("<td{}>{}</td>").format(Markup(" class=long") if len(text) > 60 else "", text)
+                for text in (item if isinstance(item, Markup) else brief(item) for item in line)
             )
         )
         for line in rows[:MAX_ROWS]

@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +17,11 @@ PLAIN: Final = re.compile(
 )
 """Metrics that are not shares, by a part of their last name."""
 MAX_COLUMNS: Final = 24
-SHORT: Final = {"text_to_image": "text → image", "image_to_text": "image → text"}
+SHORT: Final = {"text_to_image": "text → image", "image_to_text": "image → text", "P_H": "P_H", "R_H": "R_H",
+                "TIE": "TIE ↓", "LCA": "LCA ↓", "LCA_max": "LCA max ↓"}  # fmt: skip
+"""Headings of metrics; ↓: lower is better."""
+kind_of: Final = partial(re.sub, r"[^/]+/", "/")
+"""The name of a metric without those of data sets."""
 
 UNITS: Final = "Rows of papers are as printed. Other numbers have the unit of the papers' column, or are in percent."
 
@@ -102,7 +106,7 @@ def show(task: str, name: str, value: float | None) -> str:
 
 
 def build_table(task: str, results: Results) -> Table:
-    """The table of a task: the papers' columns if it has published rows, else the first metrics. Our rows are first.
+    """The table of a task: the metrics of its published rows, of any data set, else its first ones. Our rows are first.
 
     The best of our models is marked in each column of shares, if there are several models.
     """
@@ -110,7 +114,8 @@ def build_table(task: str, results: Results) -> Table:
     rows = published().get(task, [])
     found = list(dict.fromkeys(name for metrics in ours.values() for name in metrics))
     in_papers = {name for row in rows for name in row["values"]}
-    columns = [name for name in found if name in in_papers] or found[:MAX_COLUMNS]
+    same = [name for name in found if kind_of(name) in map(kind_of, in_papers)]
+    columns = sorted(same, key=lambda name: name not in in_papers) or found[:MAX_COLUMNS]
     lines = []
     for label, metrics in ours.items():
         best = [len(ours) > 1 and is_share(name) and is_best(name, metrics, ours.values()) for name in columns]

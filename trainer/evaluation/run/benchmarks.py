@@ -16,8 +16,8 @@ from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.distributed.process import Process, process_group
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.embedder import CachedEmbedder
-from trainer.evaluation.report.page import chance_text, write_pages
-from trainer.evaluation.report.tables import build_table, notes_of
+from trainer.evaluation.report.page import write_pages
+from trainer.evaluation.report.tables import build_table, notes_of, show
 from trainer.evaluation.run.config import BenchmarkConfig
 from trainer.evaluation.run.runner import CACHE, RunSettings, run_task, shards_state
 from trainer.evaluation.task import TaskOptions
@@ -91,7 +91,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
     if not results:
         raise UserError("; ".join(failed.values()))
     if process.is_main:
-        show(results, tasks, output)
+        print_results(results, tasks, output)
     contents = [content for parts in results.values() for content in parts.values()]
     if any(content.get("kind") == "failed" for content in contents):
         return BUG
@@ -146,7 +146,7 @@ def load(model: str) -> LoadedModel:
         raise UserError(f"model={model}: {error}") from error
 
 
-def show(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence[str], output: Path) -> None:
+def print_results(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence[str], output: Path) -> None:
     """Print the metrics of the tables with their chance levels, and the path of the page."""
     print(f"{'model':20} {'metric':60} {'value':>8} {'chance':>8}")
     for task in tasks:
@@ -154,7 +154,7 @@ def show(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence[str], ou
         for line in table.lines:
             if line.is_ours:
                 for name, cell in zip(table.columns, line.cells, strict=True):
-                    chance = chance_text(task, name, results[line.name][task])
+                    chance = show(task, name, results[line.name][task]["chance"].get(name))
                     print(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8} {chance:>8}".rstrip())
         for note in notes_of(task, results):
             print(message(f"{task}: {note}"))

@@ -85,7 +85,7 @@ KINDS: Final[dict[type[Exception], str]] = {
 }
 """Value of "kind" in a file without result, by error; "failed" for others."""
 
-NOT_READ: Final = (MISSING, UNREADABLE, "unreadable box", "undecodable_image")
+NOT_READ: Final = (MISSING, UNREADABLE, "unreadable box", "undecodable_image", "damaged shard")
 """Parts of the reasons for which examples are skipped that a repaired download removes."""
 
 

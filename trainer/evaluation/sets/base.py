@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol
 from hypergrit_common.errors import UserError
 from trainer.evaluation.catalog import SetInfo, set_infos
 from trainer.evaluation.sets.annotations import checksums, integer, read_lines
-from trainer.evaluation.sets.image_folders import class_images
+from trainer.evaluation.sets.image_folders import class_images, class_names
 from trainer.evaluation.task import ImageSource
 
 CLASS_NAMES: Final = "classnames.txt"
@@ -127,7 +127,7 @@ def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
 
 def read_class_folders(folder: Path, form: str = "official files", is_full: bool = False) -> LabelledImages:
     """Read FOLDER/CLASS/IMAGE. Classes are in the order of their names; names of classes are made readable."""
-    classes = sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    classes = class_names(folder)
     pairs = class_images(folder, classes)
     return LabelledImages(
         images=[ImageSource(path=path) for path, _ in pairs],

@@ -51,7 +51,7 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"image_folders: {folder} is not a folder; give one with a subfolder of images for each class")
-    names = sorted(path.name for path in root.iterdir() if path.is_dir())
+    names = class_names(root)
     found = class_images(root, names)
     if not found:
         raise UserError(
@@ -66,6 +66,11 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
         paths=[path for path, _ in found],
         targets=[target for _, target in found],
     )
+
+
+def class_names(folder: Path) -> list[str]:
+    """The names of the folders of classes, sorted; hidden folders are none."""
+    return sorted(path.name for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
 
 
 def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:

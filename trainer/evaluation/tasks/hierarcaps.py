@@ -129,4 +129,4 @@ def draw(distances: Tensor, label: str, path: Path) -> None:
     """Draw the distributions of distances [n l], one box per level."""
     with plots.axes(path, 6, 3) as ax:
         ax.boxplot(distances.numpy(), showfliers=False)
-        ax.set(xlabel="level of the caption, from general to specific", ylabel=label)
+        ax.set(xlabel="level of the caption, from general to specific", title=label)

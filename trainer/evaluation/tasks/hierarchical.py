@@ -25,8 +25,13 @@ from trainer.evaluation.tasks.examples import Problems, embed_sources, merge
 N_CONFUSIONS: Final = 20
 
 
-def check_classes(images: Sequence[ImageSource], targets: Sequence[int], tree: Tree) -> None:
-    """Raise UserError if a folder of images is not that of its class in the tree."""
+def check_classes(images: Sequence[ImageSource], targets: Sequence[int], n_classes: int, tree: Tree) -> None:
+    """Raise UserError if a folder of images is not that of its class in the tree, or there are more of either."""
+    if n_classes != len(tree.classes):
+        raise UserError(
+            f"{images[0].path.parents[1]} has {n_classes} classes, but the tree has {len(tree.classes)} leaves; "
+            "give each leaf its folder, and no other folders"
+        )
     for image, target in zip(images, targets, strict=True):
         if target >= len(tree.classes) or image.path.parent.name != tree.classes[target]:
             expected = tree.classes[target] if target < len(tree.classes) else f"one of {len(tree.classes)}"
@@ -61,7 +66,7 @@ def evaluate_set(embedder: Embedder, tree: Tree, data: ZeroShotSet, options: Tas
 
     TIE, LCA, LCA_max, J, P_H and R_H follow the rule of the options; RULE/NAME are the metrics of the other rule.
     """
-    check_classes(data.images, data.targets, tree)
+    check_classes(data.images, data.targets, len(data.names), tree)
     keep = evenly(len(data.images), options.max_examples)
     images = embed_sources(embedder, [data.images[i] for i in keep])
     target = torch.tensor([data.targets[i] for i in keep])[images.usable]

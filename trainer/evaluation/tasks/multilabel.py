@@ -51,6 +51,8 @@ class MultiLabelSet:
 def to_set(images: Mapping[ImageSource, Mapping[str, int]], files: Sequence[Path]) -> MultiLabelSet:
     """A set from the labels of each image by class name; a class that an image does not list has the label 0."""
     names = sorted({name for labels in images.values() for name in labels})
+    if not names:
+        raise UserError(f"{files[0]} has no image with a label; correct it")
     rows = [[labels.get(name, 0) for name in names] for labels in images.values()]
     return MultiLabelSet(images=list(images), labels=torch.tensor(rows).view(-1, len(names)), names=names, files=files)
 
@@ -97,7 +99,7 @@ def read_coco(root: Path, problems: Problems) -> MultiLabelSet:
 
 
 def read_own(path: Path, root: Path, problems: Problems) -> MultiLabelSet:
-    """Read NAME.csv with the columns image and labels, joined by `;`. Raises UserError if it is malformed."""
+    """Read NAME.csv: an image and its labels, joined by `;` or in several rows. Raises UserError if it is malformed."""
 
     def read(row: Mapping[str, str | None], where: str) -> tuple[ImageSource, dict[str, int]]:
         name, labels = row["image"], [part.strip() for part in (row["labels"] or "").split(JOINER)]
@@ -105,7 +107,10 @@ def read_own(path: Path, root: Path, problems: Problems) -> MultiLabelSet:
             raise UserError(f"{where} has no image; correct it")
         return ImageSource(path=path.with_suffix("") / name), {label: 1 for label in labels if label}
 
-    return to_set(dict(read_table(path, ("image", "labels"), problems, read)), [path])
+    images: dict[ImageSource, dict[str, int]] = {}
+    for source, labels in read_table(path, ("image", "labels"), problems, read):
+        images[source] = images.get(source, {}) | labels
+    return to_set(images, [path])
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:

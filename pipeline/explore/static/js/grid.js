@@ -16,11 +16,12 @@ function Status({ output, row }) {
 
 function Side({ output, row, letter, test }) {
   if (row < 0) return html`<div class="side"><div class="picture missing">not in ${letter}</div></div>`;
+  const similarity = output.rows.similarity[row]; // none for a row that was dropped before the scorer
   return html`<div class="side">
     <${Picture} output=${output} row=${row} isClear=${(box) => !test || test(box)}
       isDrawn=${(box) => output.boxes.removed[box] === 0 || Boolean(test?.(box))} />
     <div class="chips">${letter && html`<b class="letter">${letter}</b>`}<${Status} output=${output} row=${row} />
-      <span class="soft" title="cosine of image and caption">${decimals(output.rows.similarity[row])}</span></div>
+      ${similarity >= -1 && html`<span class="soft" title="cosine of image and caption">cos ${decimals(similarity)}</span>`}</div>
   </div>`;
 }
 

@@ -12,7 +12,14 @@ MAX_DEPTH = 100  # a config.json is read from untrusted repositories and must no
 
 @dataclass(frozen=True, kw_only=True)
 class SwinConfig:
-    """Swin transformer v1 (Liu et al., ICCV 2021)."""
+    """Swin transformer v1 (Liu et al., ICCV 2021). The defaults are Swin-T of GLIP-T.
+
+    Attributes:
+        embed_dim: channels of the first stage; each further one has twice as many.
+        depths: blocks of the four stages.
+        heads: attention heads of the four stages.
+        window: side of an attention window, in cells.
+    """
 
     embed_dim: int = 96
     depths: tuple[int, ...] = (2, 2, 6, 2)
@@ -61,7 +68,17 @@ class ConvConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TextConfig:
-    """BERT, and the conversion of captions to its input."""
+    """BERT, and the conversion of captions to its input. The defaults are bert-base-uncased, with GLIP's prompt length.
+
+    Attributes:
+        vocab_size: word pieces; the vocabulary may have fewer.
+        hidden_size: width d of the hidden states; a multiple of `heads`.
+        layers: transformer blocks.
+        heads: attention heads of each block.
+        intermediate_size: width of the hidden layers of the MLPs.
+        max_positions: position embeddings, at least `max_tokens`.
+        dropout: probability in [0, 1], in training.
+    """
 
     vocab_size: int = 30522
     hidden_size: int = 768
@@ -125,7 +142,14 @@ class LossConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DetectConfig:
-    """Image size, and selection of boxes from the logits. The defaults, except the score threshold, are GLIP's."""
+    """Image size, and selection of boxes from the logits. The defaults, except the score threshold, are GLIP's.
+
+    Attributes:
+        short_side_px: shorter side of the network's input, in pixels.
+        max_side_px: largest longer side; if it would be exceeded, both sides are smaller.
+        top_per_level: candidates of a level of the pyramid that go into the suppression.
+        max_boxes: boxes of an image.
+    """
 
     short_side_px: int = 800
     max_side_px: int = 1333

@@ -54,7 +54,14 @@ def convert(config: ConvertConfig) -> None:
 
 
 def convert_with(arguments: Sequence[str]) -> None:
-    """Convert a checkpoint with the arguments of `hypergrit models convert`. Raises UserError."""
+    """Convert a checkpoint with the arguments of `hypergrit models convert`.
+
+    Args:
+        arguments: YAML files and key=value (`ConvertConfig`); the first one may be the checkpoint.
+
+    Raises:
+        UserError: an argument is wrong, or a file is missing, damaged, of another network, or cannot be written.
+    """
     set_up_logging(text="%(message)s")
     first = [f"checkpoint={item}" for item in arguments[:1] if "=" not in item]
     config = merge(ConvertConfig, read_layers([*first, *arguments[len(first) :]], Keys()))

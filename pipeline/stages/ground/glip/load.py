@@ -28,11 +28,18 @@ MAX_LISTED, MAX_KEY_CHARS = 10, 200  # maximum number of keys in an error messag
 
 
 def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
-    """Load a network in evaluation mode and float32.
+    """Load a network in evaluation mode and float32, on the CPU.
 
-    `name` is a folder, a weight file or `owner/name@commit[/file]` on the hub. A released `.pth` file has no
-    configuration; without `config`, it is determined from the tensors. Raises UserError if a file is missing or
-    damaged, or if the weights do not fit the configuration.
+    Args:
+        name: a folder, a weight file or `owner/name@commit[/file]` on the hub.
+        config: architecture; None: that in the config.json of a folder, or of a released file the one that fits its
+            tensors.
+
+    Returns:
+        The network.
+
+    Raises:
+        UserError: a file is missing or damaged, or the weights do not fit the configuration.
     """
     path = find_weights(name)
     if path.is_dir():

@@ -59,7 +59,11 @@ class LanguageBackbone(nn.Module):
 
 
 class ConvBackbone(nn.Module):
-    """A residual network of timm with feature maps at strides 8, 16 and 32. Its keys have the prefix `model.`."""
+    """A residual network of timm with feature maps at strides 8, 16 and 32. Its keys have the prefix `model.`.
+
+    Args:
+        config: its sizes.
+    """
 
     def __init__(self, config: ConvConfig) -> None:
         super().__init__()
@@ -73,6 +77,14 @@ class ConvBackbone(nn.Module):
         )
 
     def forward(self, images: Tensor) -> list[Tensor]:
+        """Compute the feature maps of images.
+
+        Args:
+            images: normalised [b 3 h w]; h and w are multiples of 32.
+
+        Returns:
+            Maps [b c h/8 w/8], [b c' h/16 w/16] and [b c'' h/32 w/32], with the channels of the configuration.
+        """
         return list(self.model(images))
 
 
@@ -110,7 +122,13 @@ class Rpn(nn.Module):
 
 
 class Glip(nn.Module):
-    """The full network. The keys of its state dict are those of the released checkpoints without `module.`."""
+    """The full network (GLIP, Li et al., CVPR 2022).
+
+    The keys of its state dict are those of the released checkpoints without `module.`.
+
+    Args:
+        config: architecture.
+    """
 
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
@@ -120,14 +138,29 @@ class Glip(nn.Module):
         self.rpn = Rpn(config)
 
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> GlipOutput:
-        """Predictions for normalised, padded images [b, 3, h, w] and prompts.
+        """Predict token logits and boxes for each anchor.
 
-        ids and mask are [b, t]; the mask is 0 for padding, which does not change the result.
+        Args:
+            images: normalised BGR images, padded to a common size [b 3 h w]; h and w are multiples of 32.
+            ids: word pieces [b t] int64 of one prompt for each image.
+            mask: int64 [b t], 0 for padding, which does not change the result.
+
+        Returns:
+            Predictions in float32.
         """
         return self.ground(self.backbone(images), ids, mask)
 
     def ground(self, visual: list[Tensor], ids: Tensor, mask: Tensor) -> GlipOutput:
-        """Predictions from the output of `backbone`, for running several prompts on the same image features."""
+        """Predict from the output of `backbone`, for running several prompts on the same image features.
+
+        Args:
+            visual: maps [b c h w] of the pyramid, fine to coarse.
+            ids: as in `forward`.
+            mask: as in `forward`.
+
+        Returns:
+            Predictions in float32.
+        """
         lang = self.language_backbone(ids, mask)
         token_logits, deltas, centerness = self.rpn(visual, lang, mask)
         anchors = pyramid_anchors(level_sizes(visual), self.config.anchors, ids.device)

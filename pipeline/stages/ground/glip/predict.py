@@ -29,7 +29,16 @@ Size = tuple[int, int]
 
 
 def network_size(height: int, width: int, config: DetectConfig) -> Size:
-    """Size after resizing: the shorter side is `short_side_px`, or less if the longer would exceed `max_side_px`."""
+    """Return the size to which an image is resized for the network.
+
+    Args:
+        height: height of the image, in pixels.
+        width: its width.
+        config: limits.
+
+    Returns:
+        Height and width: the shorter side is `short_side_px`, or less if the longer would exceed `max_side_px`.
+    """
     short, long = min(height, width), max(height, width)
     target = config.short_side_px
     if long / short * target > config.max_side_px:
@@ -40,7 +49,14 @@ def network_size(height: int, width: int, config: DetectConfig) -> Size:
 
 
 def padded_size(size: Size) -> Size:
-    """Height and width, rounded up to multiples of 32."""
+    """Return height and width, rounded up to multiples of 32, the coarsest stride of the image tower.
+
+    Args:
+        size: height and width, in pixels.
+
+    Returns:
+        Height and width.
+    """
     return -(-size[0] // DIVISOR) * DIVISOR, -(-size[1] // DIVISOR) * DIVISOR
 
 
@@ -106,6 +122,14 @@ class GlipGrounder:
     an image therefore does not depend on the other images. A caption that is too long for the text tower is split into
     several prompts; the image tower still runs once per image. In half precision, the sampling of deformable
     convolutions, softmaxes, logits and boxes stay in float32.
+
+    Args:
+        model: the network, which is moved to `device` and set to evaluation mode.
+        prompter: tokenizer with the vocabulary of its text tower.
+        device: device of the network.
+        floor: smallest score of a box, in [0, 1].
+        style: text prompt: the caption, or a list of its phrases.
+        precision: number format; "auto" is bf16 on GPUs that have it, else fp32.
     """
 
     def __init__(
@@ -122,11 +146,28 @@ class GlipGrounder:
         self.dtype = torch_dtype(resolve_precision(precision, device))
 
     def bucket(self, height: int, width: int) -> Size:
-        """Return the padded size of an image. Only images of the same padded size can share a batch."""
+        """Return the padded size of an image. Only images of the same padded size can share a batch.
+
+        Args:
+            height: height of the stored image, in pixels.
+            width: its width.
+
+        Returns:
+            Height and width of the network's input, multiples of 32.
+        """
         return padded_size(network_size(height, width, self.model.config.detect))
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
-        """Tokenize captions and resize images; pixels are in pinned memory if the network is on a GPU."""
+        """Tokenize captions and resize images; pixels are in pinned memory if the network is on a GPU.
+
+        Args:
+            images: as in `Grounder`.
+            captions: as in `Grounder`.
+            spans: as in `Grounder`.
+
+        Returns:
+            Prompts, and uint8 BGR pixels of the images that have one.
+        """
         sizes = [network_size(image.shape[0], image.shape[1], self.model.config.detect) for image in images]
         plans = [self.prompter.plan(caption, row, self.style) for caption, row in zip(captions, spans, strict=True)]
         by_size: dict[Size, list[int]] = {}
@@ -141,7 +182,14 @@ class GlipGrounder:
 
     @torch.inference_mode()
     def forward(self, prepared: Prepared) -> Predictions:
-        """Run the image tower once per image, then the other layers once per prompt, in batches of the same size."""
+        """Run the image tower once per image, then the other layers once per prompt, in batches of the same size.
+
+        Args:
+            prepared: a result of `prepare`.
+
+        Returns:
+            Predictions, whose copies from a GPU may still be in progress.
+        """
         passes = []
         for indices, pixels in prepared.groups:
             images = normalise(pixels.to(self.device, non_blocking=True), [prepared.sizes[i] for i in indices])
@@ -167,7 +215,14 @@ class GlipGrounder:
 
     @torch.inference_mode()
     def collect(self, predictions: Predictions) -> list[Grounded]:
-        """Boxes and dropped phrases of each image, selected on the CPU."""
+        """Select the boxes of each image, on the CPU.
+
+        Args:
+            predictions: a result of `forward`.
+
+        Returns:
+            Boxes and dropped phrases of each image.
+        """
         prepared, config = predictions.prepared, self.model.config.detect
         found: list[list[Detection]] = [[] for _ in prepared.sizes]
         for items, tensors in predictions.passes:
@@ -206,8 +261,19 @@ def load_glip_grounder(
 ) -> GlipGrounder:
     """Load the grounder of a folder, weight file or hub name (see `load.find_weights`).
 
-    `vocabulary` is the path or hub name of a vocab.txt; default: the one beside the weights. Raises UserError naming
-    the file that is missing or invalid.
+    Args:
+        name: as in `load_glip`.
+        device: device of the network.
+        floor: smallest score of a box, in [0, 1].
+        style: text prompt: the caption, or a list of its phrases.
+        vocabulary: path, URL or hub name of a vocab.txt; None: the one beside the weights.
+        precision: number format.
+
+    Returns:
+        The grounder, in evaluation mode.
+
+    Raises:
+        UserError: a file is missing or invalid; the message names it.
     """
     path = find_weights(name)
     vocab = find_vocabulary(vocabulary, path)

@@ -50,13 +50,18 @@ class Plan:
 
 
 class Prompter:
-    """Tokenize captions as bert-base-uncased does, with a vocabulary file of one word piece per line."""
+    """Tokenize captions as bert-base-uncased does, with a vocabulary file of one word piece per line.
+
+    Args:
+        vocab: the file.
+        config: limits of the text tower.
+
+    Raises:
+        UserError: the file is missing, is not a vocabulary, or is too large for the model.
+    """
 
     def __init__(self, vocab: Path, config: TextConfig) -> None:
-        """Read the vocabulary.
-
-        Raises UserError if the file is missing, is not a vocabulary, or is too large for the model.
-        """
+        """Read the vocabulary."""
         if not vocab.is_file():
             raise UserError(f"GLIP's vocabulary {vocab} does not exist; copy bert-base-uncased's vocab.txt there")
         try:
@@ -75,8 +80,16 @@ class Prompter:
     def plan(self, caption: str, spans: Sequence[Span], style: PromptStyle) -> Plan:
         """Return the prompts for a caption, which together contain every phrase that can be grounded.
 
-        With style `caption`, the text is the caption, as in GRIT; with `phrases`, it is a list of the phrases, as in
-        GLIP for detection data. A text that is too long for one prompt is split between phrases.
+        A text that is too long for one prompt is split between phrases.
+
+        Args:
+            caption: the caption; phrases that end after its first MAX_CAPTION_CHARS characters are dropped.
+            spans: its phrases, as characters [start, end).
+            style: "caption": the text is the caption, as in GRIT; "phrases": a list of the phrases, as in GLIP for
+                detection data.
+
+        Returns:
+            Prompts of at most `max_tokens` word pieces, and the phrases that cannot be grounded, with the reasons.
         """
         valid, dropped = _check_spans(caption, spans)
         if style == "phrases":

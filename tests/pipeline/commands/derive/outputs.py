@@ -123,7 +123,7 @@ def multiset(output: Path | str, without: Sequence[str] = ()) -> Counter[str]:
 
 def plan_shards(source: Source, output: Path, options: RewriteOptions) -> Sequence[NewShard]:
     """The shards of a rewrite of one source; `options` leave their number of rows as it is."""
-    config = new_config(source.store, [], str(output), ("write",))
+    config = new_config(source.store, [], str(output))
     parts = plan_parts([source], [source.config], [source.config], set())
     unused: Any = None
     return Pass(parts, config, options, None, False).plan(unused, unused)

@@ -16,6 +16,7 @@ from pipeline.commands.verify import main as verify_main
 from pipeline.output.store import Store
 from pipeline.report.stats import build_stats
 from pipeline.summary import totals
+from tests.patience import PATIENCE_S
 from tests.pipeline.commands.derive.outputs import Row, kept, lost, make_output, picture
 from tests.pipeline.commands.derive.rows import rows_of
 from tests.pipeline.jobs import hash_output
@@ -136,7 +137,7 @@ def ends(verb: str, source: Path, new: Path) -> list[int]:
     codes = list[int]()
     thread = threading.Thread(target=lambda: codes.append(VERBS[verb](str(source), new)), daemon=True)
     thread.start()
-    thread.join(60)
+    thread.join(PATIENCE_S)
     return codes
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from hypergrit_common.cli import NOTHING_KEPT
 from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from hypergrit_common.near_duplicates import perceptual_hash
 from pipeline.commands import rewrite, takedown
@@ -183,7 +184,7 @@ def test_refilter_keeps_what_dedupe_dropped(source: Path, tmp_path: Path) -> Non
 
 def test_an_output_without_kept_rows_has_no_duplicates(tmp_path: Path) -> None:
     make_output(tmp_path / "a", {0: [lost(url="u"), lost(url="u")], 1: []}, rows_per_shard=4)
-    assert run(tmp_path / "a", tmp_path / "new", "dedupe=[url,bytes,picture]", "dedupe_radius=8") == 0
+    assert run(tmp_path / "a", tmp_path / "new", "dedupe=[url,bytes,picture]", "dedupe_radius=8") == NOTHING_KEPT
     assert dropped(tmp_path / "new") == {}
 
 

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hypergrit_common.cli import NOTHING_KEPT
 from pipeline import grit
 from pipeline.commands import rewrite, takedown
 from schemas.status import KEY_REASONS
@@ -73,7 +74,7 @@ def test_a_merged_output_can_be_refiltered_and_merged(finished: Path, sources: l
     assert run(tmp_path / "two", *(f"source={source}" for source in sources)) == 0
     assert rewrite.main(
         [f"source={tmp_path / 'two'}", f"output={tmp_path / 'strict'}", "score.min_score=0.95", *LOCAL]
-    ) == 0  # fmt: skip
+    ) == NOTHING_KEPT  # fmt: skip
     assert run(tmp_path / "four", f"source={tmp_path / 'two'}", f"source={sources[1]}") == 0
     assert len(read_rows(tmp_path / "four")) == len(read_rows(tmp_path / "two")) + 4
 
@@ -182,7 +183,7 @@ def test_a_job_does_not_resume_a_merged_output_without_asking(
     """The record of an earlier command at the same place would let a job take the shards for its own."""
     output = tmp_path / "new"
     arguments = ["score.min_score=0.9", *LOCAL]
-    assert rewrite.main([f"source={finished}", f"output={output}", *arguments]) == 0
+    assert rewrite.main([f"source={finished}", f"output={output}", *arguments]) == NOTHING_KEPT
     assert (output / "_job.json").exists()
     both = (f"source={finished}", f"source={sources[1]}", "mixed=true")
     assert run(output, *both, "overwrite=true") == 0

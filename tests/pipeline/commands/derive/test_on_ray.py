@@ -1,6 +1,5 @@
 """The commands on Ray write the bytes that they write on one machine."""
 
-import os
 import shutil
 import threading
 import time
@@ -8,17 +7,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
-import psutil
 import pytest
 
+from hypergrit_common.cli import NOTHING_KEPT
 from pipeline.commands import rewrite, takedown
 from pipeline.config import PipelineConfig
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
 from pipeline.run.steps import Recipe
+from tests.patience import wait_until
 from tests.pipeline.commands.derive.outputs import kept, lost, make_output, picture, random_shards
 from tests.pipeline.jobs import hash_output
-from tests.pipeline.run.on_ray.jobs import cluster_of
+from tests.pipeline.run.on_ray.jobs import cluster_of, kill_worker
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -49,7 +49,7 @@ def test_every_command_on_ray_writes_the_bytes_of_one_machine(cluster: None, fol
         assert (
             rewrite.main([f"source={folder / 'a'}", f"source={folder / 'b'}", f"output={new / 'both'}", *settings]) == 0
         )
-        assert rewrite.main([*merged, f"output={new / 'strict'}", "score.min_score=0.95", *settings]) == 0
+        assert rewrite.main([*merged, f"output={new / 'strict'}", "score.min_score=0.95", *settings]) == NOTHING_KEPT
         unique = [*merged, f"output={new / 'unique'}", "dedupe=[url,bytes,picture]", "dedupe_radius=4"]
         assert rewrite.main([*unique, *settings]) == 0
         assert rewrite.main([*merged, f"output={new / 'shuffled'}", "samples_per_shard=3", *settings]) == 0
@@ -75,12 +75,7 @@ def slow_square(number: int) -> int:
 
 def kill_a_worker() -> None:
     """Kill a worker of Ray that runs a call, as a machine that ends."""
-    for _ in range(200):
-        for process in psutil.Process().children(recursive=True):
-            if process.cmdline()[:1] == ["ray::run_step"]:
-                return os.kill(process.pid, 9)
-        time.sleep(0.05)
-    raise AssertionError("no call runs")
+    wait_until(lambda: kill_worker(0, "ray::run_step"))
 
 
 def test_a_call_whose_worker_is_killed_is_repeated_and_an_exception_is_that_of_its_item(cluster: None) -> None:

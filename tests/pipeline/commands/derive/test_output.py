@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,6 +29,7 @@ from pipeline.output.store import Store
 from pipeline.output.write import stage
 from pipeline.run import derived as output
 from pipeline.run.derived import NewShard
+from tests.patience import wait_until
 from tests.pipeline.commands.derive.outputs import make_output, plan_shards, random_shards, read_rows
 from tests.pipeline.jobs import hash_output
 
@@ -67,20 +67,14 @@ def test_workers_end_when_their_command_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, str(script), *map(str, files)], env=environment)
     workers: dict[int, str] = {}
     try:
-        deadline = time.monotonic() + 60
-        while not all(file.exists() for file in files):
-            assert time.monotonic() < deadline
-            assert parent.poll() is None
-            time.sleep(0.05)
+        wait_until(lambda: parent.poll() is not None or all(file.exists() for file in files))
         workers = descendants(parent.pid)
         assert len(workers) >= 2
         for pid in workers:
             os.kill(pid, signal.SIGSTOP)  # as if it were slow
         parent.kill()
         parent.wait()
-        while any(started_at(pid) == started for pid, started in workers.items() if not is_tracker(pid)):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+        wait_until(lambda: not any(started_at(pid) == at for pid, at in workers.items() if not is_tracker(pid)))
     finally:
         parent.kill()
         parent.wait()
@@ -130,7 +124,7 @@ def test_a_shard_that_an_earlier_command_commits_meanwhile_is_replaced(
     make_output(source, random_shards(2, 3))
     old, wanted = (plan(source, new, seed)[0] for seed in (1, 2))
     assert (old.plan, old.provenance) == (wanted.plan, wanted.provenance)
-    config, exclusive = new_config(Store(str(source)), [], str(new), ("write",)), stage.exclusive
+    config, exclusive = new_config(Store(str(source)), [], str(new)), stage.exclusive
     with hold_lease(Store(str(new))) as lease:
 
         @contextlib.contextmanager

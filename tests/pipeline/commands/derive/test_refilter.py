@@ -6,11 +6,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
+from hypergrit_common.cli import NOTHING_KEPT
 from pipeline import grit, load_config, make_provenance, plan_shards
 from pipeline.commands import rewrite
 from pipeline.run.steps import Notes, Steps, run_stages
 from schemas.files import FAILED_FOLDER
-from tests.pipeline.commands.derive.outputs import Row, kept, make_output, picture
+from tests.pipeline.commands.derive.outputs import Row, kept, make_output, multiset, picture
 from tests.pipeline.commands.derive.rows import manifests_of
 from tests.pipeline.jobs import hash_output, run_job
 
@@ -34,6 +35,11 @@ def complete(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_refilter(source: Path, output: Path, *arguments: str) -> int:
     """Run the command on this machine; return its exit code."""
     return rewrite.main([f"source={source}", f"output={output}", "ray.runner=local", "ray.cpu_workers=1", *arguments])
+
+
+def expected_code(output: Path) -> int:
+    """The exit code of a rewrite that made this output: few of these settings leave a row."""
+    return 0 if any(manifest["counts"]["kept"] for manifest in manifests_of(output)) else NOTHING_KEPT
 
 
 class Job:
@@ -81,7 +87,7 @@ def test_shards_equal_those_of_a_job_with_the_same_settings(
 ) -> None:
     base = ["score.min_score=0.3", "score.min_clip_score=0.3", "score.min_side_px=8"]
     before = shard_hashes(loose)
-    assert run_refilter(loose, tmp_path / "new", *settings) == 0
+    assert run_refilter(loose, tmp_path / "new", *settings) == expected_code(tmp_path / "new")
     job.run(tmp_path / "job", *base, *settings)
     assert shard_hashes(tmp_path / "new") == shard_hashes(tmp_path / "job")
     assert shard_hashes(loose) == before
@@ -93,10 +99,12 @@ def test_thresholds_can_be_lowered_if_all_scores_were_kept(
     complete: Path, job: Job, tmp_path: Path, settings: list[str]
 ) -> None:
     base = ["score.min_score=0.9", "score.min_clip_score=1.2"]
-    assert run_refilter(complete, tmp_path / "new", "score.keep_all=false", *settings) == 0
+    assert run_refilter(complete, tmp_path / "new", "score.keep_all=false", *settings) == expected_code(
+        tmp_path / "new"
+    )
     job.run(tmp_path / "job", *base, *settings)
     assert shard_hashes(tmp_path / "new") == shard_hashes(tmp_path / "job")
-    assert run_refilter(complete, tmp_path / "all", *settings) == 0
+    assert run_refilter(complete, tmp_path / "all", *settings) == expected_code(tmp_path / "all")
     job.run(tmp_path / "all_job", "score.keep_all=true", *base, *settings)
     assert shard_hashes(tmp_path / "all") == shard_hashes(tmp_path / "all_job")
 
@@ -133,7 +141,7 @@ def test_shards_of_another_command_are_not_discarded_without_overwrite(
     assert run_refilter(loose, output, "score.min_score=0.8") == 0
     assert run_refilter(loose, output, "score.min_score=0.9") == 2
     assert "overwrite=true" in capsys.readouterr().err
-    assert run_refilter(loose, output, "score.min_score=0.9", "overwrite=true") == 0
+    assert run_refilter(loose, output, "score.min_score=0.9", "overwrite=true") == expected_code(output)
 
 
 @pytest.mark.parametrize(
@@ -170,6 +178,33 @@ def test_presence_of_a_grounder_that_predicts_none_is_refused(
     assert run_refilter(tmp_path / "sam", tmp_path / "present", "score.min_presence=0.5") == 0
     (manifest,) = manifests_of(tmp_path / "present")
     assert manifest["counts"] == {"read": 2, "kept": 1, "dropped": {"score": {"low_presence": 1}}}
+
+
+def test_thresholds_of_boxes_have_no_effect_on_pairs_and_a_warning_names_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = [kept(picture(i), boxes=[], box_scores=[], noun_chunks=[]) for i in range(3)]
+    make_output(tmp_path / "pairs", {0: rows}, "grounder=none", "scorer=none", "parse.model=none")
+    settings = ("size_rule=side", "min_side_px=999", "min_score=1", "min_presence=1", "min_clip_score=2.5")
+    assert run_refilter(tmp_path / "pairs", tmp_path / "new", *(f"score.{setting}" for setting in settings)) == 0
+    names = "score.min_clip_score, score.min_presence, score.min_score, score.min_side_px, score.size_rule"
+    assert f"without effect on {tmp_path / 'pairs'}, which has no boxes: {names}" in caplog.text
+    assert multiset(tmp_path / "new") == multiset(tmp_path / "pairs")
+
+
+def test_a_rewrite_that_keeps_no_row_has_the_exit_code_and_the_warning_of_such_a_job(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    removed = {"area_px": 4000.0, "clip_cosine": 0.3, "removed": "low_score"}
+    lost = kept(picture(0), box_scores=[removed], status="dropped", stage="score", reason="low_score")
+    make_output(tmp_path / "none", {0: [lost]}, "score.keep_all=true", "score.min_score=1")
+    make_output(tmp_path / "some", {0: [kept(picture(i)) for i in range(2)]})
+    for name in ("some", "some", "none"):  # the second time, all is finished before
+        assert run_refilter(tmp_path / name, tmp_path / f"{name}-new", "score.min_score=0.95") == NOTHING_KEPT == 4
+        assert "warning: no row was kept; " in capsys.readouterr().err
+        (manifest,) = manifests_of(tmp_path / f"{name}-new")
+        assert manifest["counts"]["dropped"] == {"score": {"low_score": manifest["counts"]["read"]}}
+    assert "which has no boxes" not in caplog.text
 
 
 def test_sources_without_rows_or_images_and_the_source_as_output_are_refused(

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import json
 import shutil
 import subprocess
 import tempfile
@@ -22,7 +23,7 @@ from pipeline.output.manifest import plan_from_json
 from pipeline.output.source import Source, read_config, read_table
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
-from pipeline.read.takedown import parse_takedown, refuse
+from pipeline.read.takedown import parse_takedown, read_takedown, refuse
 from pipeline.report.cards import DroppedPicture, Thumbnail, write_dropped
 from pipeline.run.loop import Run
 from pipeline.run.steps import Steps
@@ -380,6 +381,21 @@ def test_thumbnails_of_a_shard_that_was_made_again_and_folders_of_killed_verbs_a
     assert [path.name for path in (output / "_dropped").iterdir()] == ["00000.arrow"]
 
 
+def test_an_output_keeps_the_list_of_its_job(tars: Path, finished: Path, tmp_path: Path) -> None:
+    output, row = tmp_path / "out", next(row for row in rows_of(finished) if row["status"] == "kept")
+    path = write_list(tmp_path, digest := row["sha256"])
+    assert run_job(tars, output, f"read.takedown={path}") == 0
+    assert (output / "_takedowns.json").read_text() == json.dumps(read_takedown(str(path)).to_json()) + "\n"
+    assert digest not in {row["sha256"] for row in rows_of(output)}
+    before = hash_output(output)
+    (output / "_manifests/00000.json").unlink()
+    assert run_job(tars, output) == 0  # without the list
+    assert hash_output(output) == before
+    write_list(tmp_path, HOSTS[0])  # another list at the same path
+    assert run_job(tars, tmp_path / "second", f"read.takedown={path}") == 0
+    assert json.loads((tmp_path / "second" / "_takedowns.json").read_text()) == read_takedown(str(path)).to_json()
+
+
 def test_thumbnails_of_dropped_rows_that_no_format_has_are_removed(tmp_path: Path) -> None:
     output, path = tmp_path / "out", write_list(tmp_path, f"http://{HOSTS[0]}/6.jpg")
     write_output(output, ("train",))
@@ -388,14 +404,17 @@ def test_thumbnails_of_dropped_rows_that_no_format_has_are_removed(tmp_path: Pat
     assert not list((output / "_dropped").iterdir())
 
 
-def test_the_job_refuses_the_rows_of_its_list(tars: Path, finished: Path, tmp_path: Path) -> None:
+def test_the_job_refuses_the_rows_of_its_list(
+    tars: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     output = tmp_path / "out"
     shutil.copytree(finished, output)
     digest = next(row["sha256"] for row in rows_of(output) if row["status"] == "kept")
     path = write_list(tmp_path, digest)
     before = hash_output(output)
-    assert run_job(tars, output, f"read.takedown={path}") == 0
-    assert hash_output(output) == before  # finished shards stay; the command is for them
+    assert run_job(tars, output, f"read.takedown={path}") == 2  # finished shards may have its rows
+    assert f"run hypergrit takedown {output} list={path} first" in capsys.readouterr().err
+    assert hash_output(output) == before
     config = load_config([f"input={tars}", f"output={output}", "rows_per_shard=4", f"read.takedown={path}"])
     steps = Steps(config, make_provenance(config))
     plan = plan_shards(config.input, 4, None, config.read)[0]
@@ -405,8 +424,9 @@ def test_the_job_refuses_the_rows_of_its_list(tars: Path, finished: Path, tmp_pa
     assert {refused[0][name] for name in ("image", "sha256", "caption_original", "width")} == {None}
     assert run_takedown(output, path) == 0
     before = hash_output(output)
-    assert run_job(tars, output) == 0  # goes on with the output as it is
-    assert hash_output(output) == before
+    for more in ([], [f"read.takedown={path}"]):
+        assert run_job(tars, output, *more) == 0  # goes on with the output as it is
+        assert hash_output(output) == before
     assert run_job(tars, tmp_path / "new", "read.takedown=/no/such/list") == 2
 
 

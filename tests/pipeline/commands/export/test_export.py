@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import cv2
+import httpx
 import huggingface_hub
 import pyarrow as pa
 import pytest
@@ -206,6 +207,8 @@ def test_division_depends_on_the_seed_alone(made: Any, finished: Path, tmp_path:
     )
     assert splits(tmp_path / "x") != first
     assert hypergrit.main(["export", str(finished), f"output={tmp_path / 'y'}", "format=yolo"]) == 0
+    assert hypergrit.main(["export", str(finished), f"output={tmp_path / 'z'}", "format=yolo", "validation=0.999"]) == 2
+    assert not (tmp_path / "z").exists()
     assert set(splits(tmp_path / "y").values()) == {"train"}
     assert yaml.safe_load((tmp_path / "y" / "data.yaml").read_text())["val"] == "images/train"
 
@@ -378,8 +381,11 @@ def test_files_without_a_manifest_are_not_uploaded(
     assert not any("00000.tar" in name for name in ignored if not name.endswith(".tmp"))
 
 
-def test_refusal_of_the_hub_is_said(finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(OSError("401 Unauthorized")))
+@pytest.mark.parametrize("error", [OSError("401 Unauthorized"), httpx.ConnectError("401 Unauthorized")])
+def test_refusal_of_the_hub_is_said(
+    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, error: Exception
+) -> None:
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(error))
     assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/x"]) == 2
     assert "the hub does not take me/x: 401 Unauthorized" in capsys.readouterr().err
     assert HfHubHTTPError.__mro__.count(OSError) == 1

@@ -13,6 +13,7 @@ from pipeline.run.steps import Recipe, Steps
 from pipeline.stages.order import SCHEMAS
 from pipeline.stages.stage import TableFunction
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
+from tests.patience import PATIENCE_S
 from tests.pipeline.output.resume.jobs import configure
 from tests.pipeline.stages.download.server import TinyWeb
 
@@ -84,7 +85,8 @@ def job(web: TinyWeb, folder: Path, output: Path | str, *settings: str) -> Pipel
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
     return configure(
         folder / "rows.jsonl", output, "rows_per_shard=4", "ray.runner=local", "download.retries=0",
-        "download.allowed_private_hosts=[127.0.0.1]", *settings,
+        "download.allowed_private_hosts=[127.0.0.1]", f"download.timeout_s={PATIENCE_S}",
+        f"download.deadline_s={PATIENCE_S}", *settings,
     )  # fmt: skip
 
 

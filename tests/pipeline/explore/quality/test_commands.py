@@ -53,6 +53,10 @@ def test_calibration_draws_the_curve_and_names_settings(
     assert recalls == sorted(recalls, reverse=True)
     # The boxes of this output are the true boxes, moved a little: none is wrong, none is found twice.
     assert {row[2] for row in rows} == {"1.000"}
+    (folder / "calibration.png").unlink()
+    assert run(output, f"known={phrases_file}", "precision=0.95", "plot=null") == 0
+    assert text == capsys.readouterr().out + "curve: calibration.png\n"
+    assert not (folder / "calibration.png").exists()
 
 
 def test_recall_counts_rows_without_boxes(

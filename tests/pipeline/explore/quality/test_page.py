@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from pipeline.explore.quality.marks import COLUMNS, choose, render
+from tests.patience import wait_until
 from tests.pipeline.browser import needs_browser
 from tests.pipeline.report.make_output import HOSTILE, make_tables, with_markup, write_output
 
@@ -55,12 +56,12 @@ def test_marks_survive_a_reload_and_are_downloaded_as_csv(browser: Any, page: st
     tab.locator("article").nth(0).locator("button[value=wrong]").click()
     marked = "3 of 8 marked: 0 right, 2 wrong, 1 unsure"
     assert marked in tab.locator("#count").inner_text()
-    for _ in range(5):  # Chromium stores the marks in the background
+
+    def is_marked() -> bool:
         tab.reload()
-        if marked in tab.locator("#count").inner_text():
-            break
-        tab.wait_for_timeout(200)
-    assert marked in tab.locator("#count").inner_text()
+        return marked in tab.locator("#count").inner_text()
+
+    wait_until(is_marked)  # Chromium stores the marks in the background
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
     with tab.expect_download() as download:
         tab.locator("#save").click()

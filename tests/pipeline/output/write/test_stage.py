@@ -25,6 +25,7 @@ from pipeline.output.store import LOCK_SUFFIX, Store, remove_abandoned, temporar
 from pipeline.output.write import stage as stage_module
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.tar import TarWriter
+from tests.patience import PATIENCE_S
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, is_finished, kept_row, plan, rows, table
 
 ALL_FORMATS = WriteConfig()
@@ -232,7 +233,7 @@ def test_two_attempts_at_a_shard_never_mix_their_files(
     def publish_file(self: Staging, relative: str) -> None:
         if threading.current_thread().name == "first" and relative.startswith("arrow/"):
             reached.set()
-            go_on.wait(20)
+            go_on.wait()
         real(self, relative)
 
     monkeypatch.setattr(Staging, "publish_file", publish_file)
@@ -248,12 +249,12 @@ def test_two_attempts_at_a_shard_never_mix_their_files(
     first = threading.Thread(target=attempt, args=("404",), name="first")
     second = threading.Thread(target=attempt, args=("50",), name="second")
     first.start()
-    assert reached.wait(20)
+    assert reached.wait(PATIENCE_S)
     second.start()
     second.join(2)
     go_on.set()
-    first.join(20)
-    second.join(20)
+    first.join()
+    second.join()
     store = Store(folder)
     manifest = read_manifest(store, 1)
     if manifest is None:

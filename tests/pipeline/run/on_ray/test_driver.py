@@ -93,6 +93,7 @@ def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(tar: Path, tmp_
     assert sum(result.manifest["counts"]["kept"] for result in done.values()) == N_ROWS - 4 - 5
 
 
+@pytest.mark.rest
 def test_five_killed_workers_and_a_lost_node_change_no_byte(
     tar: Path, tmp_path: Path, expected: dict[str, str]
 ) -> None:
@@ -121,6 +122,7 @@ def at_poll(number: int, monkeypatch: pytest.MonkeyPatch, action: Callable[[], A
     monkeypatch.setattr(Cluster, "warn", act)
 
 
+@pytest.mark.rest
 def test_a_job_waits_for_the_first_node_says_so_and_uses_nodes_that_join(
     tar: Path, tmp_path: Path, expected: dict[str, str], caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
@@ -128,9 +130,18 @@ def test_a_job_waits_for_the_first_node_says_so_and_uses_nodes_that_join(
     config = make_job(tar, tmp_path / "out")
     with cluster_of() as cluster, caplog.at_level(logging.WARNING):
         at_poll(2, monkeypatch, lambda: cluster.add_node(num_cpus=1))
-        driver, nodes = make_driver(config, *SLOW), set()
+        both = tmp_path / "both"  # the third shard waits for it
+        driver, nodes = make_driver(config, Poison("ground", 8, "held", str(both))), set()
+        wait = driver._wait
+
+        def watch() -> Any:
+            nodes.update(call.node for call in driver.work.running.values() if call.node)
+            if len(nodes) == 2:
+                both.touch()
+            return wait()
+
+        monkeypatch.setattr(driver, "_wait", watch)
         for n, _ in enumerate(driver.run()):
-            nodes |= {call.node for call in driver.work.running.values() if call.node}
             if n == 1:
                 cluster.add_node(num_cpus=2)
     assert "no node of the cluster has 0.5 CPU" in caplog.text
@@ -187,6 +198,7 @@ def test_requests_that_wait_for_another_job_are_logged_and_made_again(
     assert digests(tmp_path / "out").items() <= expected.items()
 
 
+@pytest.mark.rest
 def test_a_frozen_worker_is_killed_at_the_deadline(
     tar: Path, tmp_path: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

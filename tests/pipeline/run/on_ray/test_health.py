@@ -21,6 +21,7 @@ from pipeline.run.provenance import make_provenance
 from pipeline.run.ray_driver import Driver, Upkeep, Work
 from pipeline.run.ray_workers import MAX_FAILED_STARTS, NODE_LABEL, Cluster, Health, Model, Models, selector_of
 from pipeline.run.steps import Done, Notes, Recipe
+from tests.patience import wait_until
 from tests.pipeline.poison import LightSteps
 from tests.pipeline.run.on_ray.jobs import cluster_of, make_job, make_tar
 
@@ -148,14 +149,13 @@ class BadNodeSteps(LightSteps):
         if os.environ.get("BAD_NODE"):
             marker.touch()
             raise ShardError("cannot write /scratch/x: No space left on device")
-        deadline = time.monotonic() + 30
-        while not marker.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        wait_until(marker.exists)
         marker.touch()
         time.sleep(0.2)
         return super().write(plan, table, notes)
 
 
+@pytest.mark.rest
 @pytest.mark.ray
 @pytest.mark.timeout(300)
 def test_a_node_with_a_full_disk_costs_no_shard(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

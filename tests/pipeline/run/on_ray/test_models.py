@@ -15,6 +15,7 @@ from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig, load_config
 from pipeline.run import ray_workers as models_module
 from pipeline.run.ray_workers import Cluster, Models
+from tests.patience import PATIENCE_S
 from tests.pipeline.poison import LightSteps
 from tests.pipeline.run.on_ray.jobs import cluster_of, workers
 
@@ -38,7 +39,7 @@ def load_and_die(models: Models, cluster: Cluster, kill: str, nodes: RayCluster)
     models.start({"CPU": 0.5})
     (stream,) = models.starting
     (model,) = models.starting.values()
-    assert ray.wait([stream], timeout=120)[0]
+    assert ray.wait([stream], timeout=PATIENCE_S)[0]
     models.welcome(stream)
     assert cluster.is_alive(model.node)
     if kill == "node":
@@ -46,7 +47,7 @@ def load_and_die(models: Models, cluster: Cluster, kill: str, nodes: RayCluster)
     else:
         (pid,) = workers()
         os.kill(pid, signal.SIGKILL)
-    assert ray.wait([stream], timeout=120)[0]
+    assert ray.wait([stream], timeout=PATIENCE_S)[0]
     models.welcome(stream)
     assert not len(models)
     while models.settling:
@@ -55,6 +56,7 @@ def load_and_die(models: Models, cluster: Cluster, kill: str, nodes: RayCluster)
         time.sleep(0.2)
 
 
+@pytest.mark.rest
 def test_starts_whose_node_is_lost_are_not_counted_and_those_that_die_alone_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

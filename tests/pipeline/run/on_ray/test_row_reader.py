@@ -98,6 +98,7 @@ def test_shards_of_rows_that_the_reader_read_are_the_same(
     assert rows.last == N_ROWS // 4 - 1
 
 
+@pytest.mark.rest
 def test_a_job_goes_on_without_its_reader(
     table: Path, expected: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,6 +139,7 @@ def test_workers_read_shards_themselves_while_the_reader_is_behind(
         ray.cancel(reference, force=True)
 
 
+@pytest.mark.rest
 def test_a_lost_reader_is_started_again(table: Path) -> None:
     plans, rows = plans_of(job(table, table / "out")), RowsAhead(read_config(table))
     assert fetch_rows(rows.of(plans[0]))
@@ -148,7 +150,7 @@ def test_a_lost_reader_is_started_again(table: Path) -> None:
 
 @ray.remote(num_cpus=0)
 def sleep() -> None:
-    time.sleep(60)
+    time.sleep(600)
 
 
 def test_a_worker_waits_less_after_a_slow_answer(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,11 +7,13 @@ import sys
 import time
 from functools import partial
 
+import psutil
 import pytest
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import repository_root
 from pipeline.faults import Child, ProcessDiedError, RemoteError, StepTimeoutError
+from tests.patience import wait_until
 
 
 class Worker:
@@ -36,7 +38,7 @@ class Worker:
             case "exit":
                 os._exit(3)
             case "hang":
-                time.sleep(100)
+                time.sleep(600)
 
 
 @pytest.mark.parametrize(
@@ -53,10 +55,10 @@ def test_a_failure_is_reported_and_the_child_is_started_again_if_it_is_gone(
     kind: str, error: type[Exception], message: str, survives: bool
 ) -> None:
     with Child(Worker) as child:
-        first = child.call("count", timeout_s=30)
+        first = child.call("count", timeout_s=240)
         with pytest.raises(error, match=message):
-            child.call("fail", kind, timeout_s=0.5 if kind == "hang" else 30)
-        pid, calls = child.call("count", timeout_s=30)
+            child.call("fail", kind, timeout_s=0.5 if kind == "hang" else 240)
+        pid, calls = child.call("count", timeout_s=240)
     assert (pid == first[0]) == survives
     assert calls == (2 if survives else 1)
     with pytest.raises(ProcessLookupError):
@@ -72,7 +74,7 @@ def test_a_call_after_an_exception_of_the_factory_starts_another_child() -> None
     with Child(partial(Worker, "user")) as child:
         for _ in range(2):
             with pytest.raises(UserError, match="no such model"):
-                child.call("count", timeout_s=2)
+                child.call("count", timeout_s=240)
 
 
 SCRIPT = """
@@ -80,8 +82,8 @@ import os, sys, time
 from pipeline.faults import Child
 from tests.pipeline.run.rescue.test_child import Worker
 child = Child(Worker)
-print(child.call("count", timeout_s=30)[0], flush=True)
-child.call("fail", "hang", timeout_s=100)
+print(child.call("count", timeout_s=240)[0], flush=True)
+child.call("fail", "hang", timeout_s=600)
 """
 
 
@@ -92,12 +94,4 @@ def test_the_child_ends_with_its_parent_even_in_the_middle_of_a_call() -> None:
         pid = int(parent.stdout.readline())
         time.sleep(0.2)
         parent.kill()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.05)
-    os.kill(pid, signal.SIGKILL)
-    pytest.fail("the child outlived its parent")
+    wait_until(lambda: not psutil.pid_exists(pid))

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from typing import Any
 
+from tests.patience import PATIENCE_S
+
 
 class Names:
     """Names below `test` have the address 127.0.0.1, after `delay_s`; `bad` names behave as `failure` says.
@@ -27,7 +29,7 @@ class Names:
         addresses = ["127.0.0.1"]
         if host.startswith("bad"):
             if self.failure is None:
-                self.released.wait(20)
+                self.released.wait(2 * PATIENCE_S)
                 raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
             if isinstance(self.failure, Exception):
                 raise self.failure

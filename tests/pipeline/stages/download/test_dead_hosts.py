@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing.queues import SimpleQueue
 from typing import Any
 
@@ -18,6 +19,7 @@ from pipeline.stages.download import hosts
 from pipeline.stages.download.fetch import Deadline, Request
 from pipeline.stages.download.hosts import Host, HostDeadError
 from pipeline.stages.download.stage import Download, by_host
+from tests.patience import PATIENCE_S
 from tests.pipeline.stages.download.names import Names
 from tests.pipeline.stages.download.rows import config, reasons, table
 from tests.pipeline.stages.download.server import TinyWeb, jpeg
@@ -41,10 +43,10 @@ def black_hole() -> Iterator[int]:
 
 
 @pytest.fixture
-def silent() -> Iterator[int]:
-    """The port of a server that accepts connections and never answers."""
+def silent() -> Iterator[socket.socket]:
+    """A server that accepts connections and never answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
-        yield listener.getsockname()[1]
+        yield listener
 
 
 def interleave(bad: list[str], good: list[str]) -> list[str]:
@@ -57,27 +59,32 @@ def test_a_black_hole_costs_one_time_out(web: TinyWeb, black_hole: int) -> None:
     start = time.monotonic()
     found = Download(config(concurrency=8, **SHORT))(table(*interleave(bad, good)))
     assert reasons(found) == ["timeout", None] * 100
-    assert time.monotonic() - start < 6  # without memory: 100 rows, 8 at a time, 3 x 1 s each = 39 s
+    assert time.monotonic() - start < 30  # without memory: 100 rows, 8 at a time, 3 x 1 s each = 39 s
     details = set(found["detail"].to_pylist()[::2])
     assert details == {"no connection in 1 s", "host given up after 4 attempts without an answer"}
 
 
-def test_a_silent_host_costs_one_time_out(web: TinyWeb, silent: int) -> None:
-    bad = [f"http://127.0.0.1:{silent}/{i}" for i in range(100)]
+def test_a_silent_host_costs_one_time_out(web: TinyWeb, silent: socket.socket) -> None:
+    bad = [f"http://127.0.0.1:{silent.getsockname()[1]}/{i}" for i in range(100)]
     good = [web.url(f"/image/{i}") for i in range(100)]
-    start = time.monotonic()
     found = Download(config(concurrency=32, **SHORT))(table(*interleave(bad, good)))
     assert reasons(found) == ["timeout", None] * 100
-    assert time.monotonic() - start < 8
+    silent.setblocking(False)
+    n_connections = 0
+    with suppress(BlockingIOError):
+        while True:
+            silent.accept()[0].close()
+            n_connections += 1
+    assert n_connections < 50  # a pause of this process repeats some
 
 
 def test_a_dead_host_is_remembered_by_the_next_table(web: TinyWeb, black_hole: int) -> None:
     download = Download(config(**SHORT))
     bad = [f"http://127.0.0.1:{black_hole}/{i}" for i in range(20)]
     assert set(reasons(download(table(*bad)))) == {"timeout"}
-    start = time.monotonic()
-    assert reasons(download(table(*bad, web.url("/image/0")))) == ["timeout"] * 20 + [None]
-    assert time.monotonic() - start < 0.9
+    found = download(table(*bad, web.url("/image/0")))
+    assert reasons(found) == ["timeout"] * 20 + [None]
+    assert set(found["detail"].to_pylist()[:-1]) == {"host given up after 4 attempts without an answer"}
 
 
 def test_rows_of_another_port_of_a_dead_host_are_kept(web: TinyWeb, black_hole: int) -> None:
@@ -96,7 +103,7 @@ def test_a_server_that_refuses_while_it_restarts_keeps_its_rows() -> None:
     def serve_later() -> None:
         time.sleep(0.3)
         with socket.create_server(("127.0.0.1", port), backlog=64) as listener:
-            listener.settimeout(2)
+            listener.settimeout(10)
             for _ in range(20):
                 try:
                     connection, _ = listener.accept()
@@ -110,7 +117,7 @@ def test_a_server_that_refuses_while_it_restarts_keeps_its_rows() -> None:
     thread = threading.Thread(target=serve_later)
     thread.start()
     urls = [f"http://127.0.0.1:{port}/{i}" for i in range(20)]
-    found = reasons(Download(config(connect_timeout_s=2.0, timeout_s=2.0, backoff_s=0.5))(table(*urls)))
+    found = reasons(Download(config(backoff_s=0.5))(table(*urls)))
     thread.join()
     assert found == [None] * 20
 
@@ -118,25 +125,23 @@ def test_a_server_that_refuses_while_it_restarts_keeps_its_rows() -> None:
 def test_a_retry_holds_no_connection(web: TinyWeb) -> None:
     """With one connection, rows that wait for Retry-After leave it to the others."""
     waiting = [web.url(f"/wait/1?{i}") for i in range(1)]
-    start = time.monotonic()
-    found = Download(config(concurrency=1, deadline_s=10))(
-        table(*waiting, *[web.url(f"/image/{3 * i}") for i in range(30)])
-    )
+    found = Download(config(concurrency=1))(table(*waiting, *[web.url(f"/image/{3 * i}") for i in range(30)]))
     assert reasons(found) == [None] * 31
-    assert time.monotonic() - start < 2
+    first, second = (place for place, path in enumerate(web.paths) if path == "/wait/1")
+    assert second > first + 1
 
 
 def test_many_rows_wait_for_retry_after_at_the_same_time(web: TinyWeb) -> None:
     with_retry = [web.url(f"/status/503?{i}") for i in range(200)]
     start = time.monotonic()
-    found = Download(config(concurrency=4, backoff_s=0.3, retries=1))(table(*with_retry))
+    found = Download(config(concurrency=4, backoff_s=1.0, retries=1))(table(*with_retry))
     assert reasons(found) == ["http_error"] * 200
-    assert time.monotonic() - start < 3  # one after the other: 200 / 4 x 0.3 s
+    assert time.monotonic() - start < 40  # one after the other: 200 / 4 x 1 s
 
 
 def reasons_with_few_files(urls: list[str], answers: SimpleQueue) -> None:
     """Answer with the drop reasons of `urls`, downloaded with six more files than those that are open."""
-    download = Download(config(deadline_s=90))
+    download = Download(config())
     download(table(urls[0]))  # opens everything that is opened once
     n_open = max(map(int, os.listdir("/proc/self/fd")))
     resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 6, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
@@ -148,7 +153,7 @@ def test_a_lack_of_open_files_drops_no_rows(web: TinyWeb) -> None:
     answers = context.SimpleQueue()
     child = context.Process(target=reasons_with_few_files, args=([web.url(f"/busy/{i}") for i in range(40)], answers))
     child.start()
-    child.join(120)
+    child.join(PATIENCE_S)
     assert child.exitcode == 0
     assert answers.get() == [None] * 40
 
@@ -212,10 +217,10 @@ def test_an_unknown_host_gets_few_attempts_until_it_accepts_one() -> None:
 
 
 def test_a_slow_name_of_a_redirect_does_not_count_in_its_time(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = Names(delay_s=1.2)
+    names = Names(delay_s=3.0)
     monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
     url = web.url(f"/to?url=http://ok1.test:{web.port}/image/0")
-    assert reasons(Download(config(timeout_s=0.5, deadline_s=0.9))(table(url))) == [None]
+    assert reasons(Download(config(timeout_s=2.5, deadline_s=2.5))(table(url))) == [None]
 
 
 def test_rows_start_with_one_of_each_host_and_four_of_a_popular_one() -> None:

@@ -23,6 +23,7 @@ from pipeline.stages.download.permits import (
     Turns,
 )
 from pipeline.stages.download.stage import Download
+from tests.patience import PATIENCE_S
 from tests.pipeline.stages.download.names import Names
 from tests.pipeline.stages.download.rows import config, reasons, table
 from tests.pipeline.stages.download.server import TinyWeb
@@ -55,7 +56,7 @@ def test_all_workers_of_a_job_keep_to_the_limit_of_a_host(web: TinyWeb) -> None:
     with PermitServer(limit=2) as server:
 
         def work() -> None:
-            found.append(reasons(Download(config(deadline_s=30), permits=server.address)(table(*urls))))
+            found.append(reasons(Download(config(), permits=server.address)(table(*urls))))
 
         workers = [threading.Thread(target=work) for _ in range(4)]
         for worker in workers:
@@ -75,7 +76,7 @@ def hold(address: PermitAddress, started: "multiprocessing.synchronize.Event") -
     async def run() -> None:
         await (await JobPermits(address).ask("h"))
         started.set()
-        await asyncio.sleep(60)
+        await asyncio.sleep(600)
 
     asyncio.run(run())
 
@@ -86,14 +87,14 @@ def test_the_permits_of_a_killed_worker_return() -> None:
         started = context.Event()
         worker = context.Process(target=hold, args=(server.address, started))
         worker.start()
-        assert started.wait(60)
+        assert started.wait(PATIENCE_S)
 
         async def run() -> None:
             found = JobPermits(server.address)
             granted = await found.ask("h")
             assert not granted.done()
             worker.kill()
-            await asyncio.wait_for(granted, 10)
+            await asyncio.wait_for(granted, PATIENCE_S)
             found.close()
 
         asyncio.run(run())
@@ -109,7 +110,7 @@ def test_a_cancelled_request_returns_its_permit() -> None:
             (await second.ask("h")).cancel()
             third = await second.ask("h")
             first.give("h")
-            await asyncio.wait_for(third, 10)
+            await asyncio.wait_for(third, PATIENCE_S)
             first.close()
             second.close()
 
@@ -130,7 +131,7 @@ def test_a_lost_connection_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> N
             assert not waiting.done()
             assert first._transport is not None
             first._transport.abort()
-            await asyncio.wait_for(waiting, 10)
+            await asyncio.wait_for(waiting, PATIENCE_S)
             assert not (await first.ask("h")).done()
             second.give("h")
             first.close()
@@ -155,7 +156,7 @@ def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.Monk
 def test_replies_come_in_the_order_of_the_requests() -> None:
     """A permit given back in the same packet as a request for it is granted after the reply to the request."""
     key = job_permits._key("h")
-    with PermitServer(limit=1) as server, socket.create_connection(server.address[:2], timeout=5) as worker:
+    with PermitServer(limit=1) as server, socket.create_connection(server.address[:2], timeout=PATIENCE_S) as worker:
         worker.sendall(server.address.secret.encode() + (permits.ASK + key) * 2 + permits.GIVE + key)
         replies = b""
         while len(replies) < 3 * permits.RECORD_BYTES:
@@ -182,7 +183,7 @@ def test_a_connection_that_is_lost_before_its_first_use_is_opened_again(monkeypa
 
             monkeypatch.setattr(loop, "create_connection", connect_and_lose)
             found = JobPermits(server.address)
-            assert (await asyncio.wait_for(found.ask("h"), 5)).done()
+            assert (await asyncio.wait_for(found.ask("h"), PATIENCE_S)).done()
             assert n_connections == 2
             found.close()
 
@@ -191,7 +192,7 @@ def test_a_connection_that_is_lost_before_its_first_use_is_opened_again(monkeypa
 
 def vanish(address: PermitAddress, host: str) -> socket.socket:
     """A worker that has got a permit and will never be heard again; its connection stays open."""
-    worker = socket.create_connection((address.host, address.port), timeout=5)
+    worker = socket.create_connection((address.host, address.port), timeout=PATIENCE_S)
     worker.sendall(address.secret.encode() + permits.ASK + job_permits._key(host))
     assert worker.recv(permits.RECORD_BYTES)[:1] == permits.GRANTED
     return worker
@@ -199,13 +200,13 @@ def vanish(address: PermitAddress, host: str) -> socket.socket:
 
 def test_the_permits_of_a_machine_that_vanishes_return(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_permits, "PING_S", 0.1)
-    with PermitServer(limit=1, silent_s=0.5) as server, vanish(server.address, "h"):
+    with PermitServer(limit=1, silent_s=2.0) as server, vanish(server.address, "h"):
 
         async def run() -> None:
             found = JobPermits(server.address)
             granted = await found.ask("h")
             assert not granted.done()
-            await asyncio.wait_for(granted, 5)
+            await asyncio.wait_for(granted, PATIENCE_S)
             found.close()
 
         asyncio.run(run())
@@ -213,23 +214,26 @@ def test_the_permits_of_a_machine_that_vanishes_return(monkeypatch: pytest.Monke
 
 def test_a_worker_with_a_long_request_keeps_its_permit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_permits, "PING_S", 0.1)
-    with PermitServer(limit=1, silent_s=0.5) as server:
+    with PermitServer(limit=1, silent_s=2.0) as server:
 
         async def run() -> None:
             first, second = JobPermits(server.address), JobPermits(server.address)
             assert (await first.ask("h")).done()
             waiting = await second.ask("h")
-            await asyncio.sleep(1.2)
+            await asyncio.sleep(3.0)
             assert not waiting.done()
             first.give("h")
-            await asyncio.wait_for(waiting, 5)
+            await asyncio.wait_for(waiting, PATIENCE_S)
             first.close()
             second.close()
 
         asyncio.run(run())
 
 
-def test_a_worker_is_served_at_once_after_a_long_pause_between_two_tables(web: TinyWeb) -> None:
+def test_a_worker_is_served_at_once_after_a_long_pause_between_two_tables(
+    web: TinyWeb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_permits, "PAUSE_S", PATIENCE_S)
     with PermitServer(limit=4, silent_s=0.2) as server:
         download = Download(config(), permits=server.address)
         assert reasons(download(table(web.url("/image/0")))) == [None]
@@ -242,7 +246,7 @@ def test_a_worker_is_served_at_once_after_a_long_pause_between_two_tables(web: T
 
 def test_a_server_lost_between_two_tables_is_searched_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
-    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(job_permits, "RECONNECT_S", 2.0)
     with PermitServer(limit=1) as server:
 
         async def run() -> None:
@@ -258,9 +262,9 @@ def test_a_server_lost_between_two_tables_is_searched_for_the_whole_time(monkeyp
             found.give("h")
             assert found._transport is not None
             found._transport.abort()
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(2.5)
             monkeypatch.setattr(loop, "create_connection", connect_later)
-            assert (await asyncio.wait_for(found.ask("h"), 5)).done()
+            assert (await asyncio.wait_for(found.ask("h"), PATIENCE_S)).done()
             found.close()
 
         asyncio.run(run())
@@ -298,7 +302,7 @@ def test_a_server_that_stops_answering_ends_the_table(monkeypatch: pytest.Monkey
         async def run() -> None:
             found = JobPermits(address)
             with pytest.raises(PermitsError):
-                await asyncio.wait_for(await asyncio.wait_for(found.ask("h"), 5), 5)
+                await asyncio.wait_for(await asyncio.wait_for(found.ask("h"), PATIENCE_S), PATIENCE_S)
             found.close()
 
         asyncio.run(run())
@@ -339,9 +343,7 @@ def test_cancelled_rows_leave_no_slot_occupied() -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-            start = time.monotonic()
-            await asyncio.gather(*[row(host) for host in "ab"])
-            assert time.monotonic() - start < 1
+            await asyncio.wait_for(asyncio.gather(*[row(host) for host in "ab"]), PATIENCE_S)
         assert slots._turns._free == 2
 
     asyncio.run(run())

@@ -12,6 +12,7 @@ from pipeline.stages.download.addresses import PrivateAddressError
 from pipeline.stages.download.hosts import Pulse, Shortage
 from pipeline.stages.download.resolver import NameLookupError, Resolver
 from pipeline.stages.download.stage import Download
+from tests.patience import PATIENCE_S
 from tests.pipeline.stages.download.names import Names
 from tests.pipeline.stages.download.rows import config, reasons, table
 from tests.pipeline.stages.download.server import TinyWeb
@@ -37,13 +38,13 @@ def test_silent_names_drop_their_own_rows_only(web: TinyWeb, names: Names, n_dea
     start = time.monotonic()
     found = reasons(Download(config(dns_timeout_s=1.5, dns_concurrency=32))(table(*bad, *good)))
     assert found == ["dns_error"] * n_dead + [None] * 40
-    assert time.monotonic() - start < 8
+    assert time.monotonic() - start < PATIENCE_S  # less than a look-up that never returns
 
 
 def test_names_slower_than_the_limit_of_an_attempt_keep_their_rows(web: TinyWeb, names: Names) -> None:
-    names.delay_s = 1.5
+    names.delay_s = 3.0
     urls = [f"http://ok{i}.test:{web.port}/image/0" for i in range(20)]
-    assert reasons(Download(config(timeout_s=0.6, deadline_s=0.8))(table(*urls))) == [None] * 20
+    assert reasons(Download(config(timeout_s=2.5, deadline_s=2.5))(table(*urls))) == [None] * 20
 
 
 def test_a_name_is_asked_once_for_all_its_rows_and_tables(web: TinyWeb, names: Names) -> None:

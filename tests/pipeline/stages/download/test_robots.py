@@ -1,4 +1,4 @@
-"""What servers allow: robots.txt, and the headers tdm-reservation and Content-Usage."""
+"""Permissions of servers: robots.txt, and the headers tdm-reservation and Content-Usage."""
 
 import asyncio
 import importlib.util

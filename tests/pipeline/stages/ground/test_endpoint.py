@@ -121,6 +121,15 @@ def test_a_refused_request_drops_its_row_alone_and_asks_nothing_again(model: Mod
     assert len(model.seen) == 3
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_a_request_that_is_refused_alone_in_its_batch_drops_its_row_for_the_same_reason(
+    model: Model, batch_size: int
+) -> None:
+    model.answers = [(200, boxes(DOG)), (200, boxes(DOG)), (400, "too long")]
+    rows = ground(model, 3, batch_size=batch_size)
+    assert [row["reason"] for row in rows] == [None, None, "ungroundable"]
+
+
 def test_an_endpoint_that_refuses_all_requests_is_an_error_with_its_answer(model: Model) -> None:
     model.answers = [(400, "too long")] * 2
     with pytest.raises(ValueError, match="too long"):

@@ -10,6 +10,7 @@ from pipeline.stages.ground.grounder import Detection, Grounded, PhraseDrop
 from pipeline.stages.ground.load import SCORE_THRESHOLD, GroundConfig, score_threshold
 from pipeline.stages.ground.stage import Ground, select
 from schemas.status import PHRASE_REMOVALS
+from tests.patience import PATIENCE_S
 from tests.pipeline.rows import table_after
 from tests.pipeline.stages.ground.fake_grounder import FakeGrounder
 
@@ -110,12 +111,12 @@ def test_next_batch_is_decoded_while_the_network_computes() -> None:
         def prepare(self, *arguments: Any) -> Any:
             if self.sizes:  # the second batch
                 decoding.set()
-                assert predicting.wait(10)
+                assert predicting.wait(PATIENCE_S)
             return super().prepare(*arguments)
 
         def forward(self, prepared: list[list[str]]) -> list[list[str]]:
             predicting.set()
-            assert decoding.wait(10)
+            assert decoding.wait(PATIENCE_S)
             return super().forward(prepared)
 
     table = Ground(GroundConfig(batch_size=1), WaitingGrounder())(table_after("parse", [row(), row(50)]))
@@ -134,7 +135,7 @@ def test_network_receives_the_next_batch_before_the_last_results_are_collected()
         def collect(self, output: list[list[str]]) -> list[Grounded]:
             if not collecting.is_set():
                 collecting.set()
-                assert next_batch_started.wait(10)
+                assert next_batch_started.wait(PATIENCE_S)
             return super().collect(output)
 
     table = Ground(GroundConfig(batch_size=1), WaitingGrounder())(table_after("parse", [row(), row(50)]))

@@ -1,8 +1,9 @@
-"""A linear head on the scorer's embeddings, made up here."""
+"""A linear head on the scorer's embeddings, made up here, and the distances of captions to the root."""
 
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
@@ -14,8 +15,10 @@ from pipeline.stages.score.filters import ScoreConfig
 from pipeline.stages.score.scorers import load_head, make_scorer
 from tests.pipeline.commands.derive.outputs import read_rows
 from tests.pipeline.jobs import N_SCENES, run_job
+from trainer.checkpoints.model import load_model
 
 PAIRS = ("grounder=none", "parse.model=none")
+WEIGHTS = Path(__file__).parents[4] / "demo" / "weights"
 LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 
 
@@ -52,6 +55,26 @@ def test_rows_below_the_threshold_of_a_head_are_dropped_now_or_later(
     lower = [f"source={tmp_path / 'now'}", f"output={tmp_path / 'lower'}", f"score.min_head_score={least - 1}", *LOCAL]
     assert rewrite.main(lower) == 2
     assert "score.keep_all=true" in capsys.readouterr().err
+
+
+def test_captions_near_the_root_of_a_hyperbolic_model_are_dropped_now_or_later(tars: Path, tmp_path: Path) -> None:
+    loaded = load_model(WEIGHTS / "hycoclip")
+    arguments = (*PAIRS, f"score.head={WEIGHTS / 'hycoclip'}")
+    assert run_job(tars, tmp_path / "all", *arguments) == 0
+    kept = [row for row in read_rows(tmp_path / "all").values() if row["status"] == "kept"]
+    with torch.inference_mode():
+        expected = loaded.model.radius(loaded.model.encode_text(loaded.tokenizer([row["caption"] for row in kept])))
+    assert [row["head_score"] for row in kept] == pytest.approx(expected.tolist(), abs=1e-4)
+    least = float(expected.median())
+    sources = [f"source={tmp_path / 'all'}", f"score.min_head_score={least}", *LOCAL]
+    assert rewrite.main([*sources, f"output={tmp_path / 'later'}"]) == 0
+    nearer = {row["key"] for row in kept if np.float32(row["head_score"]) < np.float32(least)}
+    assert nearer == {key for key, reason in reasons(tmp_path / "later").items() if reason == "low_head_score"} != set()
+
+
+def test_a_head_without_a_root_is_refused(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_job(tars, tmp_path / "out", *PAIRS, f"score.head={WEIGHTS / 'clip'}") == 2
+    assert "is no hyperbolic model" in capsys.readouterr().err
 
 
 def test_a_threshold_without_a_head_is_refused(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,4 +118,4 @@ def test_scores_without_a_scorer_are_refused(key: str, tmp_path: Path, capsys: p
 def test_a_head_for_other_embeddings_is_refused(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(4)}, tmp_path / "head.safetensors")
     with pytest.raises(UserError, match="give the head of this scorer"):
-        load_head(str(tmp_path / "head.safetensors"))(torch.zeros(2, 5))
+        load_head(str(tmp_path / "head.safetensors"))(torch.zeros(2, 5), ["a", "b"])

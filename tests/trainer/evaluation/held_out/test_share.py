@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
+from tests.patience import PATIENCE_S
 from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer, write_folder, write_shard
 from trainer.distributed.gather import rank
 from trainer.distributed.process import process_group
@@ -61,7 +62,7 @@ def test_a_signal_ends_the_evaluation_within_a_unit() -> None:
 def two_ranks_of_which_one_loses_a_worker(number: int, folder: str) -> None:
     os.environ.update(RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
     torch.set_num_threads(1)
-    with process_group("cpu", 60):
+    with process_group("cpu", PATIENCE_S):
         try:
             list(map_shared(40, die_at_20, sum, Sharing(batch_size=1, workers=1)))
         except UserError as error:
@@ -93,7 +94,7 @@ def two_ranks(number: int, folder: str) -> None:
         mine.extend(item)
         return item
 
-    with process_group("cpu", 60) as process:
+    with process_group("cpu", PATIENCE_S) as process:
         every = [i for unit in map_shared(40, numbers, compute, Sharing(batch_size=1)) for i in unit]
         try:
             list(map_shared(40, numbers, compute, Sharing(batch_size=1, is_stopping=lambda: rank() == 1)))

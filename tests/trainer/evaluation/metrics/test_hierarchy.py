@@ -142,6 +142,10 @@ def test_malformed_trees_are_rejected(tmp_path: Path) -> None:
     path.write_text("a - thing\nb a\n", encoding="utf-8")
     with pytest.raises(UserError, match=r"tree.txt, line 2: 'b a' is not"):
         read_tree(path)
+    for text, missing in (("", "the root"), ("cat animal cat\n", "animal")):
+        path.write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=f"tree.txt has no line for {missing}"):
+            read_tree(path)
     with pytest.raises(UserError, match="two parents of c"):
         tree_of_edges([("a", "c"), ("b", "c")], ("c",))
     with pytest.raises(UserError, match="several roots: a, b"):

@@ -2,13 +2,22 @@
 
 import base64
 import io
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
 import pytest
 
+from tests.pipeline.browser import needs_browser, started_browser
+from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.report.page import Details, write_pages
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with started_browser() as running:
+        yield running
 
 
 @pytest.fixture
@@ -44,6 +53,35 @@ def test_a_picture_is_decoded_once_for_all_pages(image: Path, monkeypatch: pytes
     shown = Details(image.parent).thumbnail(image.name)
     monkeypatch.delattr("trainer.evaluation.report.page.decode")
     assert Details(image.parent).thumbnail(image.name) == shown != ""
+
+
+def test_only_the_name_of_a_file_is_a_picture(image: Path) -> None:
+    details = Details(image.parent)
+    assert "<img" in details.draw({"image": image.name, "group": "red"})
+    drawn = details.draw({"image": {"n": 3, "low_edges": [0.25, 0.5]}, "text": {"n": 4}})
+    assert "<img" not in drawn
+    assert "{" not in drawn
+    assert "<summary>image</summary>" in drawn
+    assert "<summary>low edges</summary>0.25; 0.5</details>" in drawn
+    assert "<td>number</td><td>3</td>" in drawn
+
+
+@needs_browser
+@pytest.mark.browser
+@pytest.mark.parametrize("width", [1280, 390])
+def test_the_page_is_not_wider_than_the_window(image: Path, browser: Any, width: int) -> None:
+    metrics = {f"set_{number}_with_a_long_name/accuracy": 0.5 for number in range(30)}
+    content = {
+        "model": {"name": "meru", "hash": "0" * 64}, "metrics": metrics, "chance": {}, "n_used": 9, "rules": {}, "figures": [],
+        "checksums": {"a/" * 80: "0" * 64}, "contamination": None, "details": {"mistakes": [{"image": image.name}] * 9},
+    }  # fmt: skip
+    results = {f"model_{number}": dict.fromkeys(TASKS, content) for number in range(3)}
+    write_pages(results, list(TASKS), image.parent, image.parent, {"clip": "x" * 200})
+    page = browser.new_page(viewport={"width": width, "height": 900})
+    page.goto((image.parent / "index.html").as_uri())
+    assert page.evaluate("document.documentElement.scrollHeight") < 1300 * len(TASKS)
+    page.eval_on_selector_all("details", "all => all.forEach(d => d.open = true)")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_control_characters_of_results_are_escaped_on_both_pages(tmp_path: Path) -> None:

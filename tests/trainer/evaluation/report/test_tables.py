@@ -130,6 +130,22 @@ def test_our_numbers_have_the_unit_of_the_papers_column() -> None:
     ]
 
 
+def test_an_own_data_set_has_a_column_beside_those_of_the_papers() -> None:
+    metrics = dict.fromkeys(
+        ("own/softmax/accuracy", "own/accuracy", "imagenet/accuracy", "imagenet/accuracy_micro"), 0.4
+    )
+    table = build_table("classification", {"ours": {"classification": result("classification", metrics)}})
+    assert table.columns == ("imagenet/accuracy", "own/accuracy")
+    assert [cell.text for cell in table.lines[0].cells] == ["40.0", "40.0"]
+    assert {line.cells[1].text for line in table.lines[1:]} == {"–"}
+
+
+def test_lower_is_better_is_in_the_headings() -> None:
+    metrics = {"TIE": 3.2, "J": 0.8, "P_H": 0.8}
+    table = build_table("hierarchical", {"ours": {"hierarchical": result("hierarchical", metrics)}})
+    assert table.headings == [["TIE ↓"], ["J"], ["P_H"]]
+
+
 def test_a_note_that_holds_for_all_models_is_given_once() -> None:
     first, second = result("order", {}), result("order", {})
     first["details"] = second["details"] = {"missing": {"coco": "expected DATA/coco"}}

@@ -19,7 +19,7 @@ def write(root: Path, **images: int) -> str:
 
 
 def test_classes_are_the_sorted_folder_names_with_spaces_for_underscores(tmp_path: Path) -> None:
-    folder = read_folder(write(tmp_path / "animals", polar_bear=1, ant=2))
+    folder = read_folder(write(tmp_path / "animals", polar_bear=1, ant=2, **{".ipynb_checkpoints": 1}))
     assert (folder.name, folder.classes, folder.targets) == ("animals", ["ant", "polar bear"], [0, 0, 1])
 
 

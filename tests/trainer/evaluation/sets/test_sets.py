@@ -299,7 +299,7 @@ def test_pcam_needs_h5py(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setitem(__import__("sys").modules, "h5py", None)
     for part in "xy":
         write(tmp_path / "pcam" / f"camelyonpatch_level_2_split_test_{part}.h5", "x")
-    with pytest.raises(UserError, match="h5py is not installed"):
+    with pytest.raises(UserError, match="h5py is not installed; install it with `pip install h5py`"):
         read_set(tmp_path, "pcam")
 
 

@@ -86,3 +86,6 @@ def test_tree_without_the_classes_of_the_folders_is_malformed(tmp_path: Path, wr
     write("own/things/tree.txt", "thing - thing\ncat thing cat\n")
     with pytest.raises(UserError, match="dog is not the class cat"):
         TASKS["hierarchical"].evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    write("own/things/tree.txt", "thing - thing\ndog thing dog\nfox thing fox\n")  # a leaf without a folder
+    with pytest.raises(UserError, match="things has 1 classes, but the tree has 2 leaves"):
+        TASKS["hierarchical"].evaluate(FakeEmbedder(), tmp_path, TaskOptions())

@@ -23,7 +23,7 @@ def write_set(write: Write, name: str, parts: tuple[str, ...] = ("train", "val",
 
 
 def by_class(source: ImageSource) -> Tensor:
-    return 3 * random_vector(source.path.parent.name) + random_vector(str(source.path))
+    return 3 * random_vector(source.path.parent.name) + random_vector("/".join(source.path.parts[-4:]))
 
 
 def test_accuracy_of_each_set_and_their_mean(tmp_path: Path, write: Write) -> None:

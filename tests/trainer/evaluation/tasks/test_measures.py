@@ -103,6 +103,24 @@ def test_multi_label_precision_and_lattice_equal_loops(tmp_path: Path, write: Wr
     assert result.metrics["toy/lattice/pearson"] == pytest.approx(pearsonr(distances, sizes).statistic)
 
 
+def test_several_rows_of_an_image_are_joined_and_a_file_without_labels_loses_no_other(
+    tmp_path: Path, write: Write
+) -> None:
+    write_own(write)
+    rows = [f"{i}.jpg,{label}" for i, labels in enumerate(SETS) for label in labels or [""]]
+    write("multilabel/long.csv", "\n".join(["image,labels", *rows]) + "\n")
+    pictures(write, "multilabel/long")
+    write("multilabel/empty.csv", "image,labels\n0.jpg,\n")
+    problems = multilabel.Problems()
+    toy, long = (
+        multilabel.read_own(tmp_path / f"multilabel/{name}.csv", tmp_path, problems) for name in ("toy", "long")
+    )
+    assert (toy.names, toy.labels.tolist()) == (long.names, long.labels.tolist())
+    result = multilabel.evaluate(FakeEmbedder(), tmp_path, METRIC)
+    assert {"toy/mAP", "long/mAP"} <= result.metrics.keys()
+    assert "empty.csv has no image with a label" in str(result.details["malformed"])
+
+
 def test_voc_and_coco_are_read_from_their_files(tmp_path: Path, write: Write) -> None:
     folder = "voc2007/VOCdevkit/VOC2007"
     write(f"{folder}/ImageSets/Main/cat_test.txt", "0  1\n1 -1\n2  0\n3 -1\n")

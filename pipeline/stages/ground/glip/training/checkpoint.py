@@ -75,7 +75,17 @@ class TrainingState:
 
 
 def next_step(out: Path) -> int:
-    """Return the step at which a run in `out` resumes, or 0 without a checkpoint. Raises UserError if it is damaged."""
+    """Return the step at which a run resumes.
+
+    Args:
+        out: folder of the run.
+
+    Returns:
+        Its number, from 0; 0 without a checkpoint.
+
+    Raises:
+        UserError: the checkpoint is damaged.
+    """
 
     def read_step(path: Path) -> int:
         with safe_open(path, "pt") as file:

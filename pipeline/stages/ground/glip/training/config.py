@@ -100,8 +100,11 @@ class GlipTrainConfig:
     # probability of mirroring an image, 0 to 1 (GLIP: 0.5); captions with "left" and "right" become wrong
     flip: float = 0.0
     optim: OptimConfig = field(default_factory=OptimConfig)
+    """Optimizer, schedule and averaging."""
     save: SaveConfig = runtime(factory=SaveConfig)
+    """When checkpoints are written."""
     log: LogConfig = runtime(factory=LogConfig)
+    """When metrics are written."""
 
     def __post_init__(self) -> None:
         for key in ("shards", "output"):

@@ -31,8 +31,16 @@ METRICS = "metrics.jsonl"
 def train(model: Glip, data: Iterator[Batch], vocab: Path, config: GlipTrainConfig, *, resume: bool = False) -> None:
     """Train to step `config.optim.steps`, with metrics and checkpoints in `config.output`.
 
-    With `resume`, `data` must start with batch `next_step(config.output)`. Raises FloatingPointError if a loss or a
-    gradient is not finite, UserError if a checkpoint cannot be read or written.
+    Args:
+        model: the network, on its device.
+        data: batches of this process; with `resume`, from batch `next_step(config.output)` on.
+        vocab: vocab.txt, which is copied to the output.
+        config: settings.
+        resume: continue from the checkpoint of the output.
+
+    Raises:
+        FloatingPointError: a loss or a gradient is not finite; the weights were not changed by it.
+        UserError: a checkpoint cannot be read or written.
     """
     out, optim = Path(config.output), config.optim
     # No channels-last format: it makes GroupNorm's backward pass in bfloat16 on a CPU 12 times slower.

@@ -201,12 +201,20 @@ class LabelledPhrase:
     """A phrase of a caption and its boxes; a phrase that the image does not show has no boxes."""
 
     span: Span
+    """Characters [start, end) of the caption."""
     boxes: tuple[int, ...]  # indices into the boxes of the example
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example:
-    """An image, its caption, and the true boxes of its phrases: xyxy in pixels, right and bottom exclusive."""
+    """An image, its caption, and the true boxes of its phrases.
+
+    Attributes:
+        image: uint8 RGB [h w 3].
+        caption: the text that the spans of `phrases` count in.
+        phrases: phrases with the indices of their boxes.
+        boxes: xyxy in pixels, right and bottom exclusive.
+    """
 
     image: Image
     caption: str
@@ -264,7 +272,20 @@ def make_target(example: Example, prompt: Prompt, boxes: Tensor, length: int) ->
 
 
 def batches(examples: Iterable[Example], prompter: Prompter, config: GlipConfig, size: int) -> Iterator[Batch]:
-    """Yield batches of `size` consecutive examples; an incomplete last batch is dropped."""
+    """Build batches of consecutive examples; an incomplete last batch is dropped.
+
+    Args:
+        examples: examples in the order of the training.
+        prompter: tokenizer.
+        config: architecture and image size.
+        size: examples of a batch.
+
+    Yields:
+        Batches, padded to their largest image and longest prompt.
+
+    Raises:
+        ValueError: a caption has no phrase that can be tokenized.
+    """
     waiting: list[Example] = []
     for example in examples:
         waiting.append(example)
@@ -396,9 +417,14 @@ def mirror(example: Example) -> Example:
 
 
 def write_vocabulary(path: Path, texts: Iterable[str], size: int) -> None:
-    """Write at most `size` word pieces, one per line.
+    """Write word pieces, one per line, atomically.
 
     They include all printable ASCII characters, so that no word of ASCII characters is unknown.
+
+    Args:
+        path: file to write.
+        texts: captions from which the word pieces are learned.
+        size: largest number of word pieces.
     """
     characters = [chr(code) for code in range(33, 127) if not chr(code).isupper()]
     characters += [f"##{character}" for character in characters if character.isalnum()]

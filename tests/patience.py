@@ -1,0 +1,16 @@
+"""How long tests wait on a busy machine."""
+
+import time
+from collections.abc import Callable
+from typing import Final
+
+PATIENCE_S: Final = 240.0
+"""A busy machine may need minutes for what takes a second on a quiet one; pytest ends a test that hangs."""
+
+
+def wait_until(happens: Callable[[], object]) -> None:
+    """Wait until `happens()` is true. Raises AssertionError after PATIENCE_S."""
+    end = time.monotonic() + PATIENCE_S
+    while not happens():
+        assert time.monotonic() < end, f"not within {PATIENCE_S:.0f} s"
+        time.sleep(0.02)
