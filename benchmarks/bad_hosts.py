@@ -177,7 +177,8 @@ def measure(cases: list[str], n: int, rounds: int, timeout_s: float) -> tuple[di
 def main() -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(description="download from bad hosts, compared with img2dataset")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"cases, by default all: {'; '.join(CASES)}")
+    listed = "; ".join(CASES).replace("%", "%%")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"cases, by default all: {listed}")
     parser.add_argument("--quick", action="store_true", help="three cases, one round, 300 rows")
     parser.add_argument("--rows", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=3)
