@@ -166,7 +166,7 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
             raise UserError(f"{item!r} is neither a YAML file nor key=value; see --help for the keys")
         if not value:
             raise UserError(
-                f"{item} has no value; give one, {key}=null for no value, or {key}='\"\"' for an empty text"
+                f"{item} has no value; give one, {key}='\"\"' for an empty text, or {key}=null if it may have none"
             )
         if INTERPOLATION in key:
             raise UserError(f"{item}: {LITERAL}")

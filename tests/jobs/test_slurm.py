@@ -12,7 +12,7 @@ from tests.patience import PATIENCE_S, wait_until
 JOBS = Path(__file__).resolve().parents[2] / "jobs"
 PROGRAMS = {
     "scontrol": 'if [ "$1" = show ]; then printf "node7\\nnode8\\n"; else echo "scontrol $*" >> log; touch requeued; fi',
-    "srun": 'shift; "$@"',  # without --no-kill
+    "srun": 'shift 2; "$@"',  # without --no-kill and --cpu-bind
     "python": 'echo "python $*" >> log; . ./job',
     "ray": 'echo "ray $*" >> log; echo "${#RAY_AUTH_TOKEN} $RAY_AUTH_MODE" >> log; . ./job',
 }
