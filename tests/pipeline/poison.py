@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
+from pipeline.faults import Child
 from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan
 from pipeline.run.steps import Part, Steps
@@ -30,13 +32,15 @@ class RustPanic(BaseException):
 class Poison:
     """A row that makes a stage fail in this way; with `once`, a file, only until that file exists.
 
-    Of the kind "slow", every row takes time; of the kind "held", this row and those after it wait for the file `once`.
+    Of the kind "slow", every row takes time; of the kind "held", this row and those after it wait for the file `once`. In
+    the folder `hanging`, a process that hangs leaves a file with its number as name.
     """
 
     stage: str
     row: int
     kind: str
     once: str = ""
+    hanging: str = ""
 
     def apply(self, stage: str, table: pa.Table) -> None:
         """Fail if the table holds the row and the stage has not dropped it."""
@@ -54,6 +58,8 @@ class Poison:
             return
         if self.once:
             Path(self.once).touch()
+        if self.kind == "hang" and self.hanging:
+            (Path(self.hanging) / str(os.getpid())).touch()
         fail(self.kind)
 
 
@@ -78,6 +84,25 @@ def fail(kind: str) -> None:
             raise UserError("disk full")
         case "disk":
             raise OSError(5, "Input/output error")
+
+
+def end_hanging_calls(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    """Let the time of a call be over as soon as its child has left a file in the folder, whatever the time limit is."""
+    request = Child._request
+
+    def impatient(child: Child, message: object, timeout_s: float) -> Any:
+        assert child._process is not None
+        poll, hangs = child._connection.poll, (folder / str(child._process.pid)).exists
+
+        def is_answered(_: float) -> bool:
+            while not (answered := poll(0.05)) and not hangs():
+                pass
+            return answered
+
+        monkeypatch.setattr(child._connection, "poll", is_answered)
+        return request(child, message, timeout_s)
+
+    monkeypatch.setattr(Child, "_request", impatient)
 
 
 class PoisonedSteps(Steps):

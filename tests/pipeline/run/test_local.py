@@ -21,7 +21,7 @@ from pipeline.run.local import compute_local
 from pipeline.run.loop import Run
 from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Done, Recipe
-from tests.pipeline.poison import LightSteps, Poison, light_steps
+from tests.pipeline.poison import LightSteps, Poison, end_hanging_calls, light_steps
 
 FORMATS = "formats=[arrow]"
 
@@ -41,7 +41,7 @@ DETAILS = {
     "memory": "MemoryError",
     "segfault": "ProcessDiedError: killed by SIGSEGV",
     "kill": "ProcessDiedError: killed by SIGKILL",
-    "hang": "StepTimeoutError: no result within 6 s",
+    "hang": "StepTimeoutError: no result within 150 s",  # a row of four is searched for, in a quarter of the time
 }
 KILLING = ("segfault", "kill", "hang")
 """Each costs a process, so that the quick tests have one stage with one of them."""
@@ -56,10 +56,12 @@ BAD_ROWS = [
 
 @pytest.mark.parametrize(("stage", "kind"), BAD_ROWS)
 def test_a_bad_row_is_dropped_by_name_and_its_neighbours_are_kept(
-    tars: Path, tmp_path: Path, stage: str, kind: str
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str, kind: str
 ) -> None:
-    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=6" if kind == "hang" else "ray.retries=0")
-    results = list(compute_local(plans, config.ray, Recipe(light_steps(config, Poison(stage, 5, kind)), config)))
+    end_hanging_calls(monkeypatch, tmp_path)
+    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=600" if kind == "hang" else "ray.retries=0")
+    poison = Poison(stage, 5, kind, hanging=str(tmp_path))
+    results = list(compute_local(plans, config.ray, Recipe(light_steps(config, poison), config)))
     done = [result for result in results if isinstance(result, Done)]
     assert [result.manifest["counts"]["kept"] for result in done] == [4, 3, 2]
     assert dropped(done[1].manifest) == {stage: {"internal_error": 1}}
@@ -69,13 +71,15 @@ def test_a_bad_row_is_dropped_by_name_and_its_neighbours_are_kept(
 
 @pytest.mark.parametrize(
     ("kind", "detail"),
-    [("segfault", "killed by SIGSEGV"), pytest.param("hang", "no result within 6 s", marks=pytest.mark.rest)],
+    [("segfault", "killed by SIGSEGV"), pytest.param("hang", "no result within 150 s", marks=pytest.mark.rest)],
 )
 def test_a_row_that_ends_the_process_while_it_is_read_is_dropped_alone(
-    tars: Path, tmp_path: Path, kind: str, detail: str
+    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, detail: str
 ) -> None:
-    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=6" if kind == "hang" else "ray.retries=0")
-    results = list(compute_local(plans[1:2], config.ray, Recipe(light_steps(config, Poison("read", 5, kind)), config)))
+    end_hanging_calls(monkeypatch, tmp_path)
+    config, plans = job(tars, tmp_path / "out", "ray.step_timeout_s=600" if kind == "hang" else "ray.retries=0")
+    poison = Poison("read", 5, kind, hanging=str(tmp_path))
+    results = list(compute_local(plans[1:2], config.ray, Recipe(light_steps(config, poison), config)))
     (done,) = [result for result in results if isinstance(result, Done)]
     assert (done.manifest["counts"]["kept"], dropped(done.manifest)) == (3, {"read": {"internal_error": 1}})
     assert [(fault.key, fault.stage, fault.detail.split(": ")[1]) for fault in done.faults] == [
