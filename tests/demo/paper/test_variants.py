@@ -40,7 +40,7 @@ def test_rows_with_the_name_of_a_model_have_the_papers_loss_and_constants(featur
 def test_all_rows_are_accepted_and_no_two_are_the_same(features: Path) -> None:
     seen = {}
     for variant in VARIANTS.values():
-        config = config_of(variant, features, 0, 1e-3, 1000)
+        config = config_of(variant, features, 0, 1e-3, 1000 * variant.longer)
         assert (config.model.boxes_as_pairs or hasattr(config.model, "use_boxes")) == variant.has_boxes
         facts = repr((variant.tower, variant.boxes, config))
         assert facts not in seen, (variant.key, seen[facts])

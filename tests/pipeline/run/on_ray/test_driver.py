@@ -66,7 +66,7 @@ def expected(tar: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
 
 
 def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(tar: Path, tmp_path: Path) -> None:
-    config = make_job(tar, tmp_path / "out", "ray.step_timeout_s=8", "ray.retries=1")
+    config = make_job(tar, tmp_path / "out", "ray.step_timeout_s=15", "ray.retries=1")
     poisons = [
         Poison("download", 1, "kill"),
         Poison("parse", 6, "raise"),
@@ -87,7 +87,7 @@ def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(tar: Path, tmp_
         "000000000001": ("download", "ProcessDiedError: killed by SIGKILL"),
         "000000000006": ("parse", "ZeroDivisionError: a \\x1b[31mbad\\nrow"),
         "000000000013": ("ground", "ProcessDiedError: killed by SIGSEGV"),
-        "000000000022": ("score", "StepTimeoutError: no result within 8 s"),
+        "000000000022": ("score", "StepTimeoutError: no result within 15 s"),
         "000000000030": ("write", "ProcessDiedError: killed by SIGKILL"),
     }
     assert sum(result.manifest["counts"]["kept"] for result in done.values()) == N_ROWS - 4 - 5
@@ -204,7 +204,7 @@ def test_a_frozen_worker_is_killed_at_the_deadline(
 ) -> None:
     """The watchdog in the worker cannot help there, so the driver does."""
     monkeypatch.setattr("pipeline.run.ray_driver.GRACE_S", 1.0)
-    config = make_job(tar, tmp_path / "out", "ray.step_timeout_s=4")
+    config = make_job(tar, tmp_path / "out", "ray.step_timeout_s=20")  # it counts the imports of a new worker
     once = Poison("parse", 9, "freeze", str(tmp_path / "marker"))
     with cluster_of({"num_cpus": 2}):
         list(make_driver(config, once).run())
