@@ -266,6 +266,7 @@ def load(tars: Path, output: Path, *arguments: str) -> PipelineConfig:
 
 
 @pytest.mark.ray
+@pytest.mark.timeout(1000)
 def test_ray_gives_the_same_bytes_as_the_local_runner_even_from_another_folder(
     tars: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -277,6 +278,6 @@ def test_ray_gives_the_same_bytes_as_the_local_runner_even_from_another_folder(
         f"output={output}",
         "rows_per_shard=4",
     ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     assert hash_output(output) == hash_output(finished)
