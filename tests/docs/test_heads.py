@@ -33,7 +33,7 @@ def test_the_commands_lead_to_two_heads_that_are_evaluated_side_by_side(tmp_path
         env=environment,
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=550,
     )
     assert found.returncode == 0, found.stderr[-3000:]
     head = next(line for line in found.stdout.splitlines() if line.startswith("metric"))

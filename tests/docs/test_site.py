@@ -46,7 +46,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
         pytest.skip("mkdocs is not installed in .venv-site: run `make site`")
     built = subprocess.run(
         [PYTHON, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=280,
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=550,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr[-3000:]
     assert "WARNING" not in built.stderr
