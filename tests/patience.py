@@ -6,6 +6,8 @@ from typing import Final
 
 PATIENCE_S: Final = 240.0
 """A busy machine may need minutes for what takes a second on a quiet one; pytest ends a test that hangs."""
+COMMAND_S: Final = 550.0
+"""Time limit of a command that takes a minute on a quiet machine: just below that of a test."""
 
 
 def wait_until(happens: Callable[[], object]) -> None:

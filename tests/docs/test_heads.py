@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import COMMAND_S
+
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "docs" / "heads.md"
 
@@ -33,7 +35,7 @@ def test_the_commands_lead_to_two_heads_that_are_evaluated_side_by_side(tmp_path
         env=environment,
         capture_output=True,
         text=True,
-        timeout=550,
+        timeout=COMMAND_S,
     )
     assert found.returncode == 0, found.stderr[-3000:]
     head = next(line for line in found.stdout.splitlines() if line.startswith("metric"))

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.patience import COMMAND_S
+
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = ROOT / ".venv-site" / "bin" / "python"
 NAVIGATION = re.compile(r"[\w/]+\.md")
@@ -46,7 +48,7 @@ def test_the_site_builds_without_warnings(tmp_path: Path) -> None:
         pytest.skip("mkdocs is not installed in .venv-site: run `make site`")
     built = subprocess.run(
         [PYTHON, "-m", "mkdocs", "build", "--strict", "--site-dir", tmp_path],
-        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=550,
+        cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, timeout=COMMAND_S,
     )  # fmt: skip
     assert built.returncode == 0, built.stderr[-3000:]
     assert "WARNING" not in built.stderr

@@ -18,6 +18,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from tests.patience import COMMAND_S
+
 ROOT: Final = Path(__file__).resolve().parents[2]
 
 COMMANDS: Final = MappingProxyType(
@@ -84,7 +86,13 @@ def run_here(words: list[str], variables: dict[str, str], out: str, err: str) ->
 def run_alone(verb: str, *arguments: str | Path, cwd: Path = ROOT) -> Done:
     """Run a command to its end in a process of its own, whatever its exit code."""
     return subprocess.run(
-        argv(verb, *arguments), cwd=cwd, env=environment(), capture_output=True, text=True, timeout=550, check=False
+        argv(verb, *arguments),
+        cwd=cwd,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=COMMAND_S,
+        check=False,
     )
 
 

@@ -10,11 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
-from pipeline.faults import Child
 from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan
 from pipeline.run.steps import Part, Steps
@@ -84,25 +82,6 @@ def fail(kind: str) -> None:
             raise UserError("disk full")
         case "disk":
             raise OSError(5, "Input/output error")
-
-
-def end_hanging_calls(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    """Let the time of a call be over as soon as its child has left a file in the folder, whatever the time limit is."""
-    request = Child._request
-
-    def impatient(child: Child, message: object, timeout_s: float) -> Any:
-        assert child._process is not None
-        poll, hangs = child._connection.poll, (folder / str(child._process.pid)).exists
-
-        def is_answered(_: float) -> bool:
-            while not (answered := poll(0.05)) and not hangs():
-                pass
-            return answered
-
-        monkeypatch.setattr(child._connection, "poll", is_answered)
-        return request(child, message, timeout_s)
-
-    monkeypatch.setattr(Child, "_request", impatient)
 
 
 class PoisonedSteps(Steps):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks.gpu import tests
+from tests.patience import COMMAND_S
 
 pytestmark = pytest.mark.rest
 
@@ -115,7 +116,7 @@ def test_a_script_stops_at_its_time_and_saves_what_it_has(tmp_path: Path, monkey
 def test_a_script_runs_in_a_process_of_its_own(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.gpu.{name}", "--tiny", "--device", "cpu", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=550)
+    result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=COMMAND_S)
     assert result.returncode == 0, result.stderr[-3000:]
     last = json.loads(result.stdout.splitlines()[-1])
     assert (last["complete"], last["errors"]) == (True, 0)
