@@ -83,7 +83,7 @@ def main() -> None:
         n_rows = repeat(options.source, folder, options.rows)
         start = time.perf_counter()
         server = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.explore", str(folder), f"cache={cache}", f"marks={name}/marks.csv"],
+            [sys.executable, "-m", "hypergrit", "explore", str(folder), f"cache={cache}", f"marks={name}/marks.csv"],
             stdout=subprocess.PIPE,
             text=True,
         )

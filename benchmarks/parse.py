@@ -12,6 +12,7 @@ repeated captions.
 """
 
 import argparse
+import gc
 import json
 import os
 import time
@@ -112,6 +113,7 @@ def main() -> None:
         "labelled": labelled_captions(arguments.captions),
     }
     same = {name: agreement(full, captions) for name, captions in cases.items()}  # also warms up
+    gc.freeze()  # as in a worker
     results = []
     print("captions   repeated  nlp.pipe/s  lean/s   ours/s   ratio  ratio to lean")
     for name, captions in cases.items():

@@ -1,7 +1,8 @@
 """How long tests wait on a busy machine."""
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 PATIENCE_S: Final = 240.0
@@ -16,3 +17,14 @@ def wait_until(happens: Callable[[], object]) -> None:
     while not happens():
         assert time.monotonic() < end, f"not within {PATIENCE_S:.0f} s"
         time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def linear_time() -> Iterator[None]:
+    """Check that the body needs less than a minute of CPU time: for inputs that take seconds, or an hour in quadratic time.
+
+    CPU time, since other processes may keep the cores busy.
+    """
+    start = time.process_time()
+    yield
+    assert time.process_time() - start < 60

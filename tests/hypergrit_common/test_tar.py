@@ -3,13 +3,13 @@ import io
 import os
 import subprocess
 import tarfile
-import time
 from pathlib import Path
 from random import Random
 
 import pytest
 
 from hypergrit_common.tar import TarError, iter_members, reader_of
+from tests.patience import linear_time
 from tests.trainer.data.samples import write_tar
 
 LONG_KEY = "folder/" * 30 + "ü" * 20
@@ -117,10 +117,8 @@ def pax(key: str, value: str) -> bytes:
     ],
 )
 def test_hostile_header_raises_an_error_at_once(data: bytes) -> None:
-    started = time.process_time()
-    with pytest.raises(TarError):
+    with linear_time(), pytest.raises(TarError):
         members(data + bytes(1024))
-    assert time.process_time() - started < 0.5
 
 
 def test_a_header_that_points_backwards_does_not_loop() -> None:
@@ -144,14 +142,15 @@ def test_long_link_before_or_after_a_long_name_is_ignored() -> None:
 
 def test_random_headers_are_members_or_errors_in_bounded_time() -> None:
     random = Random(0)
-    started = time.process_time()
-    for _ in range(3000):
-        data = bytearray(pax("path", "b.txt") + header() + bytes(1024))
-        for _ in range(random.randrange(1, 6)):
-            data[random.randrange(1536)] = random.randrange(256)
-        with contextlib.suppress(TarError):
-            list(iter_members(lambda start, n, data=data: bytes(data[start : start + n]), 0, len(data), verify=False))
-    assert time.process_time() - started < 10
+    with linear_time():
+        for _ in range(3000):
+            data = bytearray(pax("path", "b.txt") + header() + bytes(1024))
+            for _ in range(random.randrange(1, 6)):
+                data[random.randrange(1536)] = random.randrange(256)
+            with contextlib.suppress(TarError):
+                list(
+                    iter_members(lambda start, n, data=data: bytes(data[start : start + n]), 0, len(data), verify=False)
+                )
 
 
 @pytest.mark.parametrize("first", [512 * 7, 512 * 22])
@@ -181,16 +180,15 @@ def test_padding_of_any_length_is_accepted(tmp_path: Path, options: tuple[str, .
 def test_a_sparse_end_is_not_read(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", [("a", {"txt": b"x"})])
     os.truncate(path, 1 << 40)
-    started = time.process_time()
-    with path.open("rb") as file:
-        assert [member.name for member in iter_members(reader_of(file), 0, 1 << 40, needs_mark=True)] == ["a.txt"]
-    os.truncate(path, (1 << 40) + 512)
-    with path.open("r+b") as file:
-        file.seek(1 << 39)
-        file.write(b"x")
-    with path.open("rb") as file, pytest.raises(TarError, match="the tar has a hole"):
-        list(iter_members(reader_of(file), 0, (1 << 40) + 512))
-    assert time.process_time() - started < 1
+    with linear_time():
+        with path.open("rb") as file:
+            assert [member.name for member in iter_members(reader_of(file), 0, 1 << 40, needs_mark=True)] == ["a.txt"]
+        os.truncate(path, (1 << 40) + 512)
+        with path.open("r+b") as file:
+            file.seek(1 << 39)
+            file.write(b"x")
+        with path.open("rb") as file, pytest.raises(TarError, match="the tar has a hole"):
+            list(iter_members(reader_of(file), 0, (1 << 40) + 512))
 
 
 def test_a_short_end_of_the_archive_is_accepted(tmp_path: Path) -> None:

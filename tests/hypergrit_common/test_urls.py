@@ -1,7 +1,6 @@
 """URLs without secrets."""
 
 import json
-import time
 from urllib.parse import quote
 
 import pytest
@@ -11,6 +10,7 @@ from hypergrit_common.text import redact
 from hypergrit_common.urls import json_without_secrets, text_without_secrets, without_secrets, without_user
 from pipeline.config import load_config
 from pipeline.output.write.samples import remove_url_secrets
+from tests.patience import linear_time
 
 
 @pytest.mark.parametrize(
@@ -147,10 +147,9 @@ def test_an_id_that_is_no_url_stays(text: str) -> None:
     "text", ["." * 1_000_000, " " * 1_000_000 + "?@", "/ " * 500_000 + "@"], ids=["dots", "?@", "@"]
 )
 def test_an_id_or_a_url_of_a_megabyte_takes_linear_time(text: str) -> None:
-    start = time.process_time()
-    remove_url_secrets({"id": text, "url": text}, strip_query=True)
-    without_user(text)
-    assert time.process_time() - start < 1
+    with linear_time():
+        remove_url_secrets({"id": text, "url": text}, strip_query=True)
+        without_user(text)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +175,5 @@ def test_an_id_or_a_url_of_a_megabyte_takes_linear_time(text: str) -> None:
     ],
 )
 def test_long_texts_take_linear_time(unit: str) -> None:
-    start = time.process_time()
-    text_without_secrets("? @ " + unit * (200_000 // len(unit)), strip_query=True)
-    assert time.process_time() - start < 2
+    with linear_time():
+        text_without_secrets("? @ " + unit * (200_000 // len(unit)), strip_query=True)

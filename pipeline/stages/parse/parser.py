@@ -1,7 +1,7 @@
 """Parse captions with spaCy, faster than `nlp.pipe` and with the same result for captions that need no preparation.
 
-Components that no column needs are not loaded. The attribute ruler and the lemmatizer are replaced by a lookup table
-(token_table.py), matrix products are numpy's (blas.py).
+Components that no column needs are not loaded. A lookup table replaces the attribute ruler and the lemmatizer
+(`TokenTable`), and matrix products are numpy's (`BlasOps`).
 """
 
 from collections import deque
@@ -146,7 +146,7 @@ def read_annotations(doc: Doc) -> list[Annotation]:
     return [Annotation(pos=t.pos, tag=t.tag, dep=t.dep, lemma=t.lemma_ or t.lower_) for t in doc]
 
 
-# Matrix products of spaCy's models by numpy's BLAS, which takes a third of the time of spaCy's own.
+# Matrix products of spaCy's models by numpy's BLAS, which takes a third to two thirds of the time of spaCy's own.
 
 
 class BlasOps(NumpyOps):

@@ -99,11 +99,7 @@ class Parse(Stage):
         if others and self.parser:
             for caption in (caption for i in kept for caption in (several[i] or ())[1:]):
                 parse = parses[caption["text"]]
-                for name, values in (
-                    ("tokens", parse.tokens),
-                    ("noun_chunks", parse.chunks),
-                    ("ref_exps", parse.ref_exps),
-                ):
+                for name, values in zip(columns, (parse.tokens, parse.chunks, parse.ref_exps), strict=True):
                     caption[name] = [value._asdict() for value in values]
             table = set_column(table, "captions", pa.array(several, PARSED.field("captions").type))
         given_chunks = PARSED.field("given_chunks")

@@ -3,7 +3,6 @@
 import gzip
 import json
 import resource
-import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
 from pipeline.read.text import csv_rows
 from tests.hypergrit_common.test_tar import extension, header, pax
+from tests.patience import linear_time
 from tests.pipeline.read.test_stage import read_all, write_tar
 
 ROW = '{"url": "http://a/%d", "caption": "x"}\n'
@@ -107,11 +107,9 @@ def test_quoted_line_breaks_within_the_limit_are_kept(tmp_path: Path) -> None:
 
 def test_a_file_of_open_quotes_takes_linear_time(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
-    path.write_text('http://a/0,"open\n' * 3000)
-    started = time.process_time()
-    with path.open("rb") as file:
-        assert len(list(csv_rows(file, {"delimiter": ","}, 0, 1, 2, ReadConfig()))) == 3000
-    assert time.process_time() - started < 10
+    path.write_text('http://a/0,"open\n' * 30_000)
+    with linear_time(), path.open("rb") as file:
+        assert len(list(csv_rows(file, {"delimiter": ","}, 0, 1, 2, ReadConfig()))) == 30_000
 
 
 def test_adjacent_samples_with_one_name_are_dropped_but_for_the_last(tmp_path: Path) -> None:
@@ -139,12 +137,11 @@ def test_adjacent_samples_with_one_name_are_dropped_but_for_the_last(tmp_path: P
 def test_a_hostile_tar_is_an_error_that_names_file_and_member(tmp_path: Path, data: bytes, message: str) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(data + bytes(1024))
-    started = time.process_time()
-    with pytest.raises(UserError) as caught:
-        read_all(path)
-    assert str(path) in str(caught.value)
-    assert message in str(caught.value)
-    assert time.process_time() - started < 1
+    with linear_time():
+        with pytest.raises(UserError) as caught:
+            read_all(path)
+        assert str(path) in str(caught.value)
+        assert message in str(caught.value)
 
 
 def test_a_member_beyond_the_limit_is_dropped_unread(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import datetime
 import gzip
 import json
 import pickle
-import time
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from pipeline import load_config
 from pipeline.output.write.tar import TarWriter
 from pipeline.read.config import ReadConfig
 from pipeline.read.where import Where, WhereError
+from tests.patience import linear_time
 from tests.pipeline.read.test_stage import read_all
 
 RECORD: dict[str, Any] = {
@@ -129,10 +129,10 @@ def test_any_text_gives_a_truth_value_or_a_named_error(text: str) -> None:
 
 def test_huge_numbers_of_hostile_rows_take_no_time() -> None:
     where = Where("a * a * a * a * a > 1 or a == 1 or a + b < 2")
-    start = time.process_time()
-    for _ in range(1000):
-        where({"a": 10**4000, "b": "9" * 4000})
-    assert time.process_time() - start < 2
+    row = {"a": 10**400_000, "b": "9" * 400_000}
+    with linear_time():
+        for _ in range(300):
+            where(row)
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
-import time
 from typing import Any
 
 from pipeline.report.cards import MAX_BOXES, Picture, make_card
 from pipeline.report.html import draw_tree, words_and_arcs
+from tests.patience import linear_time
 
 CAPTION = "a 🐈 cat on the left of a dog"
 
@@ -103,10 +103,9 @@ def test_tree_has_an_arc_to_each_word_except_the_root() -> None:
 
 def test_card_with_many_boxes_at_one_corner_shows_the_best_in_bounded_time() -> None:
     many = picture()
-    many.row["boxes"] = [box(0, 0.0, 0.9 - i / 1000) for i in range(800)]
-    many.row["box_scores"] = [box_score(None)] * 800
-    started = time.process_time()
-    card = make_card(many)
-    assert time.process_time() - started < 2
-    assert (len(card.boxes), card.n_hidden) == (MAX_BOXES, 800 - MAX_BOXES)
-    assert min(score for score, _ in card.phrases[0].scores) > 0.83
+    many.row["boxes"] = [box(0, 0.0, 0.9 - i / 100_000) for i in range(20_000)]
+    many.row["box_scores"] = [box_score(None)] * 20_000
+    with linear_time():
+        card = make_card(many)
+    assert (len(card.boxes), card.n_hidden) == (MAX_BOXES, 20_000 - MAX_BOXES)
+    assert min(score for score, _ in card.phrases[0].scores) > 0.89

@@ -1,7 +1,6 @@
-import time
-
 import pytest
 
+from tests.patience import linear_time
 from trainer.data.layouts import read_subreddit
 from trainer.data.subreddits import Segmenter, redcaps_words
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer
@@ -45,7 +44,6 @@ def test_names_outside_the_table_are_split_by_the_vocabulary(segmenter: Segmente
 
 
 def test_a_long_name_takes_linear_time_and_is_no_subreddit(segmenter: Segmenter) -> None:
-    started = time.process_time()
-    assert segmenter.segment("mycat" * 8000) == " ".join(["my", "cat"] * 8000)
-    assert time.process_time() - started < 5
+    with linear_time():
+        assert segmenter.segment("mycat" * 8000) == " ".join(["my", "cat"] * 8000)
     assert [read_subreddit({"subreddit": "x" * n}) for n in (64, 65)] == ["x" * 64, None]

@@ -1,5 +1,3 @@
-import time
-
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -8,6 +6,7 @@ from hypothesis import strategies as st
 from hypergrit_common.errors import UserError
 from pipeline.stages.captions import TOKEN, CaptionsConfig, clean, clean_as_redcaps, clean_captions
 from schemas.rows import CAPTIONED, DOWNLOADED
+from tests.patience import linear_time
 from tests.pipeline.settings import with_constants
 
 
@@ -54,10 +53,9 @@ def test_personal_data_leave_the_captions_of_dropped_rows_too() -> None:
 
 
 def test_redaction_takes_linear_time_and_can_empty_a_caption() -> None:
-    start = time.process_time()
-    for piece in ("+1", "0 1 ", "(0)1", "a.", "a@b-", "415 555 ", "1.1.11", "+(((("):
-        run_stage(piece * 40_000, config=CaptionsConfig(redact=("email", "phone")))
-    assert time.process_time() - start < 30
+    with linear_time():
+        for piece in ("+1", "0 1 ", "(0)1", "a.", "a@b-", "415 555 ", "1.1.11", "+(((("):
+            run_stage(piece * 40_000, config=CaptionsConfig(redact=("email", "phone")))
     (row,) = run_stage("ann@example.org", config=CaptionsConfig(redact=("email",)))
     assert (row["reason"], row["caption_original"]) == ("empty_caption", "")
     with pytest.raises(UserError, match=r"redact is \['name'\]; give one or more of \['email', 'phone'\]"):
@@ -148,10 +146,9 @@ def test_numeric_entity_with_any_number_of_digits_is_decoded(original: str, expe
 
 
 def test_deep_brackets_take_linear_time() -> None:
-    started = time.process_time()
-    for _ in range(20):
-        clean_as_redcaps("(" * 4000 + "dog" + ")" * 4000)
-    assert time.process_time() - started < 5
+    with linear_time():
+        for _ in range(20):
+            clean_as_redcaps("(" * 40_000 + "dog" + ")" * 40_000)
     assert clean_as_redcaps("a ((very) [big]) dog") == "a dog"
 
 
@@ -209,9 +206,8 @@ def test_further_tags_and_invisible_characters_are_removed(original: str, expect
     ],
 )
 def test_unfinished_tags_take_linear_time(piece: str) -> None:
-    started = time.process_time()
-    clean(piece * 20_000)
-    assert time.process_time() - started < 5
+    with linear_time():
+        clean(piece * 60_000)
 
 
 @pytest.mark.parametrize(

@@ -56,10 +56,8 @@ def interleave(bad: list[str], good: list[str]) -> list[str]:
 def test_a_black_hole_costs_one_time_out(web: TinyWeb, black_hole: int) -> None:
     bad = [f"http://127.0.0.1:{black_hole}/{i}" for i in range(100)]
     good = [web.url(f"/image/{i}") for i in range(100)]
-    start = time.monotonic()
     found = Download(config(concurrency=8, **SHORT))(table(*interleave(bad, good)))
     assert reasons(found) == ["timeout", None] * 100
-    assert time.monotonic() - start < 30  # without memory: 100 rows, 8 at a time, 3 x 1 s each = 39 s
     details = set(found["detail"].to_pylist()[::2])
     assert details == {"no connection in 1 s", "host given up after 4 attempts without an answer"}
 
@@ -132,11 +130,11 @@ def test_a_retry_holds_no_connection(web: TinyWeb) -> None:
 
 
 def test_many_rows_wait_for_retry_after_at_the_same_time(web: TinyWeb) -> None:
-    with_retry = [web.url(f"/status/503?{i}") for i in range(200)]
+    with_retry = [web.url(f"/status/503?{i}") for i in range(2000)]
     start = time.monotonic()
     found = Download(config(concurrency=4, backoff_s=1.0, retries=1))(table(*with_retry))
-    assert reasons(found) == ["http_error"] * 200
-    assert time.monotonic() - start < 40  # one after the other: 200 / 4 x 1 s
+    assert reasons(found) == ["http_error"] * 2000
+    assert time.monotonic() - start < PATIENCE_S  # one after the other: 2000 / 4 x 1 s
 
 
 def reasons_with_few_files(urls: list[str], answers: SimpleQueue) -> None:
