@@ -4,7 +4,7 @@ Both run the same three steps for each shard, which sleep instead of working: pr
 (0.3 s) and write (0.1 s). Ray Data gets one row per shard and a pool of actors for each step; the driver gets the same
 number of model workers. The benchmark reports the wall-clock time from the first shard at a model worker, the idle share
 of the model workers, and the maximum number of prepared shards waiting for a model worker, which determines memory use. The
-last line is one JSON object. `ratio` is the wall-clock time of Ray Data over that of the driver. docs/architecture.md
+last line is one JSON object. `ratio` is the wall-clock time of Ray Data over that of the driver. docs/performance.md
 discusses the result.
 """
 
