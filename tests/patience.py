@@ -21,7 +21,7 @@ def wait_until(happens: Callable[[], object]) -> None:
 
 @contextlib.contextmanager
 def linear_time() -> Iterator[None]:
-    """Check that the body needs less than a minute of CPU time: for inputs that take seconds, or an hour in quadratic time.
+    """Check that the body needs less than a minute of CPU time: for inputs that take seconds, and far more in quadratic time.
 
     CPU time, since other processes may keep the cores busy.
     """

@@ -76,8 +76,8 @@ class Parse(Stage):
         n_given = pc.fill_null(pc.list_value_length(table["given_noun_chunks"]), 0).to_pylist()
         kept = [i for i in kept_indices(table) if i not in drops]
         several = table["captions"].to_pylist()
-        others = [caption["text"] for i in kept for caption in (several[i] or ())[1:]]
-        distinct = list(dict.fromkeys([*(captions[i] for i in kept), *others]))
+        others = [caption for i in kept for caption in (several[i] or ())[1:]]
+        distinct = list(dict.fromkeys([*(captions[i] for i in kept), *(caption["text"] for caption in others)]))
         found = self.parser.parse(distinct) if self.parser else repeat(NO_PARSE, len(distinct))
         parses = dict(zip(distinct, found, strict=True))
         rows: list[CaptionParse | None] = [None] * table.num_rows
@@ -97,7 +97,7 @@ class Parse(Stage):
         for name, lists in columns.items():
             table = table.append_column(PARSED.field(name), struct_lists(PARSED.field(name).type, lists))
         if others and self.parser:
-            for caption in (caption for i in kept for caption in (several[i] or ())[1:]):
+            for caption in others:
                 parse = parses[caption["text"]]
                 for name, values in zip(columns, (parse.tokens, parse.chunks, parse.ref_exps), strict=True):
                     caption[name] = [value._asdict() for value in values]

@@ -7,6 +7,7 @@ import resource
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
 from multiprocessing.queues import SimpleQueue
@@ -58,8 +59,9 @@ def test_a_black_hole_costs_one_time_out(web: TinyWeb, black_hole: int) -> None:
     good = [web.url(f"/image/{i}") for i in range(100)]
     found = Download(config(concurrency=8, **SHORT))(table(*interleave(bad, good)))
     assert reasons(found) == ["timeout", None] * 100
-    details = set(found["detail"].to_pylist()[::2])
-    assert details == {"no connection in 1 s", "host given up after 4 attempts without an answer"}
+    details = Counter(found["detail"].to_pylist()[::2])
+    assert details.keys() == {"no connection in 1 s", "host given up after 4 attempts without an answer"}
+    assert details["no connection in 1 s"] < 50  # without memory all 100; a pause of this process repeats some
 
 
 def test_a_silent_host_costs_one_time_out(web: TinyWeb, silent: socket.socket) -> None:
