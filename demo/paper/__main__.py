@@ -49,8 +49,14 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--size", choices=(*SIZES, EXTRA), default="small", help="size of the study; default: small")
-    parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")
-    parser.add_argument("--seeds", type=int, help="number of seeds")
+    parser.add_argument(
+        "--rows",
+        nargs="+",
+        choices=tuple(VARIANTS),
+        metavar="ROW",
+        help="rows to train; default: all. The page shows every row that has results",
+    )
+    parser.add_argument("--seeds", type=int, help="largest number of seeds to train")
     parser.add_argument(
         "--jobs", type=int, help="trainings side by side, each with one thread; default: one per CPU core"
     )
@@ -62,7 +68,7 @@ def main() -> int:
             parser.error(f"--{name} is {getattr(options, name)}; give 1 or more")
     name = "full" if options.size == EXTRA else options.size
     size = SIZES[name]
-    size = replace(size, rows=tuple(options.rows or size.rows), seeds=options.seeds or size.seeds)
+    trained = replace(size, rows=tuple(options.rows or size.rows), seeds=options.seeds or size.seeds)
     default, jobs = ROOT / "out" / "paper" / name, options.jobs or n_cpus()
     from demo.paper.extra import run_extra  # imports torch, which --help does not need
     from demo.paper.page import write_page
@@ -70,9 +76,9 @@ def main() -> int:
 
     folders = Folders(out=(options.out or default).resolve(), work=(options.work or default).resolve())
     try:
-        run_study(size, folders, jobs, report)
+        run_study(trained, folders, jobs, report)
         if options.size == EXTRA:
-            run_extra(size, folders, jobs, report)
+            run_extra(trained, folders, jobs, report)
         page = write_page(name, size, folders.out)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)

@@ -39,6 +39,7 @@ from trainer.evaluation.report import page as evaluation_page
 from trainer.evaluation.report.page import Details, inline_file
 from trainer.evaluation.report.tables import escape, is_share
 from trainer.evaluation.report.tables import row as markdown_row
+from trainer.training.step import first_names
 
 FOLDER: Final = Path(__file__).resolve().parent
 PICTURES: Final = ("norms", "order", "factors")
@@ -103,7 +104,9 @@ def notes(rows: Rows, planned: Mapping[str, int], size: Size) -> list[str]:
     chosen = [runs[0].get("identity", {}) for runs in facts.values()]
     n_steps = sum(run.get("at") == [max(size.steps)] for run in chosen)
     n_rate = sum(run.get("lr") in (min(size.rates), max(size.rates)) for run in chosen)
-    found = [f"Not finished, seeds of rows: {', '.join(missing)}."] if missing else []
+    found = []
+    if missing:
+        found.append(f"Not finished: {len(missing)} of {len(planned)} rows lack seeds: {first_names(missing)}.")
     if collapsed := ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in fell.items() if n):
         found.append(f"The loss or a gradient was not finite in seeds of: {collapsed}.")
     if n_steps and len(size.rates) > 1:
@@ -323,7 +326,7 @@ def pictures(folder: Path, rows: Rows) -> list[tuple[str, Markup]]:
 def markdown(study: Study) -> str:
     """The answer, the tables and the claims in Markdown."""
     parts = [f"# The papers in miniature: {escape(study.name)}", "", "Drawn scenes, not photographs.", ""]
-    parts += [escape(text) for text in (*study.notes, *(answer(study.judgements) if study.judgements else ()), LEGEND)]
+    parts += [escape(text) for text in (*(answer(study.judgements) if study.judgements else ()), *study.notes, LEGEND)]
     for table in study.tables:
         parts += ["", f"## {escape(table.title)}", "", markdown_row("row", "source", *table.headings)]
         parts.append(markdown_row("---", "---", *["---:"] * len(table.headings)))
