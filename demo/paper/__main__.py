@@ -24,7 +24,7 @@ rows, for --rows:
 {chr(10).join(f"  {key:26} {variant.title}" for key, variant in VARIANTS.items())}
 
 outputs in --out:
-  index.html, paper.md   tables beside those of the papers, verdicts on their claims, pictures
+  index.html, paper.md   tables of all rows that have results, verdicts on the papers' claims, pictures
   results/               metrics and held-out items of each row and seed; tuning.json, the rates and steps
   pictures/              figures of the first seed
 
@@ -49,13 +49,7 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--size", choices=(*SIZES, EXTRA), default="small", help="size of the study; default: small")
-    parser.add_argument(
-        "--rows",
-        nargs="+",
-        choices=tuple(VARIANTS),
-        metavar="ROW",
-        help="rows to train; default: all. The page shows every row that has results",
-    )
+    parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not to show")
     parser.add_argument("--seeds", type=int, help="largest number of seeds to train")
     parser.add_argument(
         "--jobs", type=int, help="trainings side by side, each with one thread; default: one per CPU core"
