@@ -104,9 +104,7 @@ def notes(rows: Rows, planned: Mapping[str, int], size: Size) -> list[str]:
     chosen = [runs[0].get("identity", {}) for runs in facts.values()]
     n_steps = sum(run.get("at") == [max(size.steps)] for run in chosen)
     n_rate = sum(run.get("lr") in (min(size.rates), max(size.rates)) for run in chosen)
-    found = []
-    if missing:
-        found.append(f"Not finished: {len(missing)} of {len(planned)} rows lack seeds: {first_names(missing)}.")
+    found = [f"Not finished: {len(missing)} of {len(planned)} rows: {first_names(missing)}."] if missing else []
     if collapsed := ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in fell.items() if n):
         found.append(f"The loss or a gradient was not finite in seeds of: {collapsed}.")
     if n_steps and len(size.rates) > 1:

@@ -157,7 +157,7 @@ def test_page_opens_with_the_answer_and_names_what_is_missing(tmp_path: Path) ->
     for found in (page, text):
         assert "<script>" not in found
         assert "<b>m" not in found
-        assert "Not finished: 1 of 3 rows lack seeds: meru (0 of 3)." in found
+        assert "Not finished: 1 of 3 rows: meru (0 of 3)." in found
         assert "claims.csv is not the file" in found
         assert "HyCoCLIP classifies better than CLIP" in found
     assert page.index("Which claims hold here") < page.index("<svg") < page.index("Tables</h2>")
