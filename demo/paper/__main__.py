@@ -49,9 +49,9 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--size", choices=(*SIZES, EXTRA), default="small", help="size of the study; default: small")
-    parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not to show")
+    parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")
     parser.add_argument("--seeds", type=int, help="largest number of seeds to train")
-    parser.add_argument("--jobs", type=int, help="trainings side by side, of one thread each; default: the CPU cores")
+    parser.add_argument("--jobs", type=int, help="trainings side by side, of one thread; default: one per CPU core")
     parser.add_argument("--out", type=Path, help="folder of the page and the results; default: out/paper/SIZE")
     parser.add_argument("--work", type=Path, help="folder of data, models and logs; default: out/paper/SIZE")
     options = parser.parse_args()

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from demo.paper.__main__ import main
 from demo.paper.results import Rows, estimate, read_rows
 from demo.paper.sizes import SIZES, rows_of
 from demo.paper.tables import MAIN, shown
@@ -46,3 +47,15 @@ def test_the_table_of_the_readme_has_the_stored_results(rows: Rows) -> None:
         " | ".join([f"| {rows[key].variant.title}", *(cell(key, name) for name in COLUMNS)]) + " |" for key in SHOWN
     ]
     assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8"), "\n".join(lines)
+
+
+def test_their_page_is_written_without_training_a_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with tarfile.open(STORED) as tar:
+        tar.extractall(tmp_path / "out", filter="data")
+    folders = ("--out", str(tmp_path / "out"), "--work", str(tmp_path / "work"))
+    monkeypatch.setattr("sys.argv", ["paper", "--size", "full", "--rows", "clip", *folders])
+    assert main() == 0
+    assert not (tmp_path / "work").exists()
+    text = (tmp_path / "out" / "paper.md").read_text(encoding="utf-8")
+    assert "PHyCLIP, k64" in text
+    assert "and 0 not measured" in text
