@@ -1,6 +1,7 @@
 """Text from outside, made safe for a terminal, a log or an error message."""
 
 import re
+from collections.abc import Sequence
 from typing import Final
 
 UNPRINTABLE: Final = re.compile(
@@ -91,6 +92,16 @@ def counted(n: int, singular: str, plural: str = "") -> str:
     ('1 shard', '1,200 shards', '2 boxes')
     """
     return f"{n:,} {singular if n == 1 else plural or f'{singular}s'}"
+
+
+def shortened(items: Sequence[str], most: int, between: str = "; ") -> str:
+    """Join the first `most` items, and count the others.
+
+    >>> shortened(["a", "b", "c", "d"], most=2)
+    'a; b; and 2 more'
+    """
+    more = [f"and {len(items) - most:,} more"] if len(items) > most else []
+    return between.join([*items[:most], *more])
 
 
 def one_line(error: BaseException) -> str:

@@ -34,12 +34,12 @@ from hypergrit_common.config import flatten, runtime_keys
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.html import render_page
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.text import shortened
 from trainer.config import TrainConfig, as_dict, load_config
 from trainer.evaluation.report import page as evaluation_page
 from trainer.evaluation.report.page import Details, inline_file
 from trainer.evaluation.report.tables import escape, is_share
 from trainer.evaluation.report.tables import row as markdown_row
-from trainer.training.step import first_names
 
 FOLDER: Final = Path(__file__).resolve().parent
 PICTURES: Final = ("norms", "order", "factors")
@@ -104,7 +104,7 @@ def notes(rows: Rows, planned: Mapping[str, int], size: Size) -> list[str]:
     chosen = [runs[0].get("identity", {}) for runs in facts.values()]
     n_steps = sum(run.get("at") == [max(size.steps)] for run in chosen)
     n_rate = sum(run.get("lr") in (min(size.rates), max(size.rates)) for run in chosen)
-    found = [f"Not finished: {len(missing)} of {len(planned)} rows: {first_names(missing)}."] if missing else []
+    found = [f"Not finished: {len(missing)} of {len(planned)} rows: {shortened(missing, 8, ', ')}."] if missing else []
     if collapsed := ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in fell.items() if n):
         found.append(f"The loss or a gradient was not finite in seeds of: {collapsed}.")
     if n_steps and len(size.rates) > 1:

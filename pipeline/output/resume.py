@@ -2,14 +2,14 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
-from hypergrit_common.text import counted
+from hypergrit_common.text import counted, shortened
 from pipeline.config import PipelineConfig
 from pipeline.output.finished import Damage, Formats, equal_provenances, find_finished
 from pipeline.output.inputs import Files, History, plan_history
@@ -80,13 +80,6 @@ def show(values: Mapping[str, Any], key: str) -> str:
     """Format a value for a message; values of JSON and of Python look the same."""
     value = values.get(key)
     return MISSING if value is None else str(list(value) if isinstance(value, tuple) else value)
-
-
-def join(differences: Iterable[str]) -> str:
-    """Join differences to one line; the rest is counted."""
-    listed = list(differences)
-    more = f"; and {len(listed) - SHOWN} more" if len(listed) > SHOWN else ""
-    return "; ".join(listed[:SHOWN]) + more
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:
@@ -257,7 +250,7 @@ def cheaper(store: Store, differences: Sequence[str]) -> str:
 def report_differences(config: PipelineConfig, store: Store, differences: Sequence[str], n_outdated: int) -> None:
     """Log the differences. Raises UserError if finished shards would be discarded without `overwrite=true`."""
     shards = counted(n_outdated, "finished shard")
-    text = f"{shards} {'differs' if n_outdated == 1 else 'differ'} (changed: {join(differences)})"
+    text = f"{shards} {'differs' if n_outdated == 1 else 'differ'} (changed: {shortened(differences, SHOWN)})"
     if n_outdated and not config.overwrite:
         them = "it" if n_outdated == 1 else "them"
         raise UserError(

@@ -25,9 +25,9 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_730),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(34, 4_344),
-    "pipeline": Size(150, 33_853, 10),
-    "trainer": Size(200, 28_967, 20),
+    "hypergrit_common": Size(34, 4_355),
+    "pipeline": Size(150, 33_846, 10),
+    "trainer": Size(200, 28_959, 20),
     "demo": Size(45, 7_551),
     "benchmarks": Size(37, 5_260),
 }

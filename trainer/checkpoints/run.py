@@ -30,6 +30,7 @@ from torch.optim import AdamW
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
+from hypergrit_common.text import shortened
 from trainer.checkpoints.folder import MARK
 from trainer.distributed.process import Process
 from trainer.models.dual_encoder import DualEncoder
@@ -155,10 +156,9 @@ def restore_checkpoint(
 def check_unchanged(shown: str, differences: list[str]) -> None:
     """Raise UserError if settings differ from those of the checkpoint."""
     if differences:
-        n_more = len(differences) - SHOWN_DIFFERENCES
         raise UserError(
-            f"{shown} belongs to a run with different settings: {'; '.join(differences[:SHOWN_DIFFERENCES])}"
-            f"{f'; and {n_more} more' if n_more > 0 else ''}. Restore these settings, give another output=, or set "
+            f"{shown} belongs to a run with different settings: "
+            f"{shortened(differences, SHOWN_DIFFERENCES)}. Restore these settings, give another output=, or set "
             f"resume={'new_lr' if [item.split()[0] for item in differences] == ['optim.lr'] else 'anyway'} to "
             "resume with the new settings"
         )

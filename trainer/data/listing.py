@@ -12,6 +12,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.remote import map_concurrently, open_file, open_store, store_errors
 from hypergrit_common.shards import names_in, read_errors_explained
+from hypergrit_common.text import shortened
 from schemas.files import INDEX_FILE, MANIFEST_FILE
 from schemas.layout import ShardPath, split_path
 from schemas.manifest import FileFacts
@@ -182,10 +183,9 @@ def check_shards(versions: Sequence[ShardVersion], urls: Sequence[str], output: 
         return
     altered = altered_shards(before, versions, urls)
     if altered:
-        more = f"; and {len(altered) - SHOWN} more" if len(altered) > SHOWN else ""
         raise UserError(
             f"data.shards: the shards differ from those that the run in {shown or output} began with: "
-            f"{'; '.join(altered[:SHOWN])}{more}. Restore them, give another output=, or set resume=anyway if they "
+            f"{shortened(altered, SHOWN)}. Restore them, give another output=, or set resume=anyway if they "
             "have the same samples in the same order"
         )
 

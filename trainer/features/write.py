@@ -29,7 +29,6 @@ from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.json_file import read_object, write_object
-from hypergrit_common.processes import n_cpus
 from hypergrit_common.progress import tracked
 from hypergrit_common.text import counted, duration_text
 from hypergrit_common.version import hypergrit_version
@@ -159,8 +158,6 @@ class Computed:
 def write_features(config: FeaturesConfig) -> None:
     """Write the features that `config` describes, or what is missing of them. Raises UserError."""
     with process_group(config.device, TIMEOUT_S) as process:
-        if process.device.type == "cpu":
-            torch.set_num_threads(max(n_cpus() // process.world_size, 1))
         try:
             loaded = load_model(config.model, config.model_name)
         except (OSError, ValueError) as error:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from hypergrit_common.devices import tf32, torch_dtype
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import shortened
 from trainer.batch import Batch, Losses
 from trainer.config import TrainConfig
 from trainer.data.loader import Loader
@@ -112,12 +113,12 @@ def describe_nonfinite(
         if parameter.grad is not None and not is_finite(parameter.grad)
     ]
     if parameters and not is_loss:
-        sentences.append(f"Parameters whose gradients are not finite: {first_names(parameters)}")
+        sentences.append(f"Parameters whose gradients are not finite: {shortened(parameters, MAX_NAMES, ', ')}")
     keys = nonfinite_keys(model, batch)
     if keys:
-        sentences.append(f"Samples whose features are not finite: {first_names(keys)}")
+        sentences.append(f"Samples whose features are not finite: {shortened(keys, MAX_NAMES, ', ')}")
     elif batch.keys:
-        sentences.append(f"All features are finite; samples of the batch: {first_names(batch.keys)}")
+        sentences.append(f"All features are finite; samples of the batch: {shortened(batch.keys, MAX_NAMES, ', ')}")
     saved = f"checkpoint {checkpoint} is complete" if checkpoint else "no checkpoint exists yet"
     sentences.append(
         f"The step was discarded; {saved}. Check these samples. A lower optim.lr, more optim.warmup_steps or "
@@ -148,12 +149,6 @@ def is_finite(gradient: Tensor) -> bool:
     """True if all numbers are finite. Of a sharded gradient, only the numbers on this rank are checked."""
     local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
     return bool(torch.isfinite(local).all())
-
-
-def first_names(names: list[str] | tuple[str, ...]) -> str:
-    """The first `MAX_NAMES` names, separated by commas, and the number of the others."""
-    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
-    return ", ".join(names[:MAX_NAMES]) + more
 
 
 MAX_SKIPPED: Final = 32

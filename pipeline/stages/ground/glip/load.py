@@ -11,6 +11,7 @@ from torch import Tensor
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.text import shortened
 from hypergrit_common.weights import read_tensors, save_tensors
 from pipeline.models import fetch, list_files, local_model, parse_hub_name, weight_file
 from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig, from_dict
@@ -165,9 +166,8 @@ def _list_keys(problem: str, keys: list[str]) -> list[str]:
     """Return the part of an error message that lists the keys with a problem; [] if there are none."""
     if not keys:
         return []
-    printable = [key if key.isprintable() else ascii(key) for key in keys[:MAX_LISTED]]
-    more = f" and {len(keys) - MAX_LISTED} more" if len(keys) > MAX_LISTED else ""
-    return [f"{len(keys)} {problem}: {', '.join(key[:MAX_KEY_CHARS] for key in printable)}{more}"]
+    printable = [(key if key.isprintable() else ascii(key))[:MAX_KEY_CHARS] for key in keys]
+    return [f"{len(keys)} {problem}: {shortened(printable, MAX_LISTED, ', ')}"]
 
 
 def save_glip(
