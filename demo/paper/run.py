@@ -13,7 +13,7 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import product
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Final, TypeVar
@@ -146,15 +146,16 @@ def is_done(run: Run, folders: Folders) -> bool:
 
 def each(work: Callable[[Case], str], runs: Sequence[Case], n_jobs: int, report: Callable[[str], None]) -> None:
     """Do the work of each run in processes of one thread."""
-    start = time.monotonic()
+    start, before = time.monotonic(), {*active_children()}
     with ProcessPoolExecutor(n_jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        futures = [pool.submit(work, run) for run in runs]
         try:
-            for done, future in enumerate(as_completed(futures), 1):
+            for done, future in enumerate(as_completed([pool.submit(work, run) for run in runs]), 1):
                 left = (time.monotonic() - start) / done * (len(runs) - done) / 60
                 report(f"{done} of {len(runs)}: {future.result()}; about {left:.0f} min left")
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+            for process in {*active_children()} - before:  # after an interruption, a run that has no result is repeated
+                process.terminate()
 
 
 @lru_cache

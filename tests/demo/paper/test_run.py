@@ -1,14 +1,16 @@
 """Runner of the miniature study: claims are committed first, and the validation split chooses rate and step."""
 
 import subprocess
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from multiprocessing import active_children
 from pathlib import Path
 
 import pytest
 
 from demo.paper import run
-from demo.paper.run import Folders, Run, check_claims, is_complete, run_study, runs_of, tune, validated
+from demo.paper.run import Folders, Run, check_claims, each, is_complete, run_study, runs_of, tune, validated
 from demo.paper.sizes import SIZES
 from demo.paper.store import write_result
 from demo.paper.variants import VARIANTS
@@ -35,6 +37,23 @@ def test_claims_must_be_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     claims.write_text("paper,other\n", encoding="utf-8")
     with pytest.raises(UserError, match="not committed"):
         check_claims()
+
+
+def wait(seconds: float) -> str:
+    time.sleep(seconds)
+    return f"{seconds} s"
+
+
+def test_an_interruption_ends_the_trainings_under_way() -> None:
+    def interrupt(_: str) -> None:
+        raise KeyboardInterrupt
+
+    before = {*active_children()}
+    with pytest.raises(KeyboardInterrupt):
+        each(wait, [0.0, 3600.0, 3600.0], 2, interrupt)
+    for process in {*active_children()} - before:
+        process.join(60)
+    assert {*active_children()} == before
 
 
 def test_the_best_mean_on_the_validation_split_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
