@@ -8,10 +8,13 @@ import coverage
 
 
 def save() -> None:
-    """Save what has run so far, until the process ends."""
+    """Save what has run so far, until the process ends, in at most a tenth of its time: on busy cores, jobs stood still."""
+    pause_s = 0.2
     while found := coverage.Coverage.current():
-        time.sleep(0.2)
+        time.sleep(pause_s)
+        start = time.monotonic()
         found.save()
+        pause_s = max(0.2, 9 * (time.monotonic() - start))
 
 
 if any(argument.endswith("default_worker.py") for argument in sys.orig_argv):
