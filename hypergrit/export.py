@@ -6,5 +6,5 @@ from importlib import import_module
 
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code."""
-    is_model = len([item for item in arguments if "=" not in item and not item.startswith("-")]) > 1
+    is_model = "format=onnx" in arguments or sum("=" not in item and item[:1] != "-" for item in arguments) > 1
     return int(import_module("trainer.export" if is_model else "pipeline.commands.export").main(arguments))

@@ -46,14 +46,14 @@ def main(arguments: Sequence[str]) -> int:
     if (topic := help_topic(arguments)) is not None:
         print_text(describe_topic(topic, [], USAGE) if topic else USAGE)
         return 0
-    is_onnx = len(arguments) == 3 and arguments[2] == ONNX
-    if len(arguments) != 2 and not is_onnx:
+    folders = [item for item in arguments if item != ONNX]
+    if len(folders) != 2 or folders[1].startswith("output="):
         raise UserError(
             f"the arguments are {' '.join(arguments)!r}; give two, the folder of a model and the new folder, and perhaps {ONNX}"
         )
     set_up_logging()
-    convert(Path(arguments[0]), Path(arguments[1]), is_onnx)
-    print_text(f"{printable(arguments[1])} is written")
+    convert(Path(folders[0]), Path(folders[1]), ONNX in arguments)
+    print_text(f"{printable(folders[1])} is written")
     return 0
 
 

@@ -29,7 +29,7 @@ from schemas.status import KEPT
 
 USAGE: Final = f"""\
 usage: hypergrit export OUT [output=FOLDER format=FORMAT] [to=hub repo=OWNER/NAME] [key=value ...]
-       hypergrit export MODEL FOLDER     a model in open_clip's layout, or back: see docs/training.md
+       hypergrit export MODEL FOLDER [format=onnx]     a model for open_clip or ONNX, or back
 
 Writes the kept rows of a finished output with boxes, phrases and scores in the format of other tools, divided by the seed
 into train and val, with pictures.jsonl (sources, captions, boxes), a dataset card (README.md) and Croissant metadata.
@@ -43,7 +43,7 @@ into train and val, with pictures.jsonl (sources, captions, boxes), a dataset ca
   hypergrit export out/web to=hub repo=me/shards                    the shards of grit/ and train/ as they are, and a card
 
   OUT    output folder of a job, with arrow/, and with grit/ or write.image_bytes=true
-  MODEL  the folder of a finished run, its folder model/, or an exported one
+  MODEL  the folder of a finished run, its folder model/, or an exported one: hypergrit export MODEL FOLDER --help
 
 {EXIT_CODES}
 """

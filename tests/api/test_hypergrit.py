@@ -90,3 +90,10 @@ def test_a_verb_gives_its_exit_code() -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "nothing.parquet" in done.stderr
+
+
+def test_onnx_is_a_format_of_models(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["export", "out/model", "output=out/onnx", "format=onnx"]) == 2
+    assert "give two, the folder of a model and the new folder" in capsys.readouterr().err
+    assert main(["export", "--help"]) == 0
+    assert "format=onnx" in capsys.readouterr().out

