@@ -161,8 +161,8 @@ def answer(judgements: Sequence[Judgement]) -> list[str]:
     return [
         f"Of {len(entries)} claims, {counts['holds']} hold here, {n_restated} of them because the loss asks for it. "
         f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
-        f"{counts['mixed']} depend on the tower, {counts['undecided']} are undecided, {counts['not testable']} not "
-        f"testable, and {counts['not measured']} not measured.",
+        f"{counts['mixed']} depend on the tower. The others are undecided ({counts['undecided']}), not testable "
+        f"({counts['not testable']}) or not measured ({counts['not measured']}).",
         f"{sum(map(is_small, entries))} that hold or are reversed differ by less than their margin. The verdicts rest on "
         f"{n_tests} tests of level 5 % without correction: if no rows differed, on average at most {n_expected:.0f} "
         "of them would find a direction.",

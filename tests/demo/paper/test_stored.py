@@ -58,4 +58,4 @@ def test_their_page_is_written_without_training_a_row(tmp_path: Path, monkeypatc
     assert not (tmp_path / "work").exists()
     text = (tmp_path / "out" / "paper.md").read_text(encoding="utf-8")
     assert "PHyCLIP, k64" in text
-    assert "and 0 not measured" in text
+    assert "not measured (0)" in text
