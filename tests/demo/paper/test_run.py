@@ -51,9 +51,8 @@ def test_an_interruption_ends_the_trainings_under_way() -> None:
     before = {*active_children()}
     with pytest.raises(KeyboardInterrupt):
         each(wait, [0.0, 3600.0, 3600.0], 2, interrupt)
-    for process in {*active_children()} - before:
-        process.join(60)
-    assert {*active_children()} == before
+    while {*active_children()} - before:  # a thread of the pool may be about to note their end
+        time.sleep(0.1)
 
 
 def test_the_best_mean_on_the_validation_split_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
