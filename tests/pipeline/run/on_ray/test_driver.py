@@ -130,20 +130,21 @@ def test_a_job_waits_for_the_first_node_says_so_and_uses_nodes_that_join(
     config = make_job(tar, tmp_path / "out")
     with cluster_of() as cluster, caplog.at_level(logging.WARNING):
         at_poll(2, monkeypatch, lambda: cluster.add_node(num_cpus=1))
-        both = tmp_path / "both"  # the third shard waits for it
-        driver, nodes = make_driver(config, Poison("ground", 8, "held", str(both))), set()
+        both = tmp_path / "both"  # every shard waits for a call on the second node, which joins after one on the first
+        driver, nodes = make_driver(config, Poison("ground", 0, "held", str(both))), set()
         wait = driver._wait
 
         def watch() -> Any:
+            known = len(nodes)
             nodes.update(call.node for call in driver.work.running.values() if call.node)
-            if len(nodes) == 2:
+            if not known and nodes:
+                cluster.add_node(num_cpus=2)
+            elif len(nodes) == 2:
                 both.touch()
             return wait()
 
         monkeypatch.setattr(driver, "_wait", watch)
-        for n, _ in enumerate(driver.run()):
-            if n == 1:
-                cluster.add_node(num_cpus=2)
+        list(driver.run())
     assert "no node of the cluster has 0.5 CPU" in caplog.text
     assert len(nodes) == 2
     assert digests(tmp_path / "out") == expected
