@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -50,8 +50,7 @@ class ScoredImage:
     cosines: tuple[float, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class OperatingPoint:
+class OperatingPoint(NamedTuple):
     """Two thresholds, and precision and recall of the boxes that pass both."""
 
     min_score: float
@@ -86,14 +85,8 @@ def grid(
         for min_score in scores:
             k = int((descending >= min_score).sum())
             correct = int(n_correct[k - 1]) if k else 0
-            points.append(
-                OperatingPoint(
-                    min_score=min_score,
-                    min_cosine=min_cosine,
-                    precision=correct / k if k else 0.0,
-                    recall=correct / n_true if n_true else 0.0,
-                )
-            )
+            precision, recall = correct / k if k else 0.0, correct / n_true if n_true else 0.0
+            points.append(OperatingPoint(min_score, min_cosine, precision, recall))
     return points
 
 
@@ -235,10 +228,8 @@ def read_scored(table: pa.Table, truths: Sequence[Truth]) -> list[ScoredImage]:
     images = []
     for truth, boxes, scores in zip(truths, read_predictions(table), box_scores, strict=True):
         pairs = [(box, score["clip_cosine"]) for box, score in zip(boxes, scores or [], strict=True)]
-        pairs = [(box, cosine) for box, cosine in pairs if cosine is not None]
-        images.append(
-            ScoredImage(truth=truth, boxes=tuple(box for box, _ in pairs), cosines=tuple(cosine for _, cosine in pairs))
-        )
+        kept = [(box, cosine) for box, cosine in pairs if cosine is not None]
+        images.append(ScoredImage(truth=truth, boxes=tuple(b for b, _ in kept), cosines=tuple(c for _, c in kept)))
     return images
 
 
@@ -274,10 +265,7 @@ def detector_table(lists: dict[Style, Images], captions: dict[Style, Images]) ->
 
 def filter_table(images: dict[Style, list[ScoredImage]], chosen: OperatingPoint) -> list[str]:
     """Return a Markdown table of precision / recall before, between and after the two filters."""
-    lines = [
-        "| precision / recall | before both | grounding score | both filters |",
-        "|---|---|---|---|",
-    ]
+    lines = ["| precision / recall | before both | grounding score | both filters |", "|---|---|---|---|"]
     groups: list[tuple[str, list[ScoredImage]]] = [*images.items(), *by_training(images).items()]
     steps = [(0.0, -1.0), (chosen.min_score, -1.0), (chosen.min_score, chosen.min_cosine)]
     for name, group in groups:

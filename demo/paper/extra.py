@@ -7,27 +7,29 @@
 - structures: distortion of trees, of a product of trees and of a lattice, and Gromov's delta, by number of factors.
 - phases: HyCoCLIP by rate, initial curvature and K: where it learns, and where it collapses.
 
-WORK/extra/NAME.json has the figures of a training, and OUT/results/extra.json what the page shows.
+WORK/extra/NAME.json has the figures of a training, and OUT/results/extra.json those that the page shows.
 """
 
 import json
 import math
+import string
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from random import Random
-from statistics import fmean
 from typing import Any, Final
 
 from demo.paper.data import PREDICTED, features_of, make_data, write_features, write_shards
 from demo.paper.heads import JOB as HEADS
 from demo.paper.heads import evaluate
 from demo.paper.run import Folders, Run, cached_features, choices, each, run_of, trainings
-from demo.paper.scenes import FORMAT
+from demo.paper.scenes import FORMAT, SCENES_PER_TAR
 from demo.paper.sizes import Size
+from demo.paper.statistics import Estimate, seeds_only
+from demo.paper.tables import ACCURACY
 from demo.paper.variants import VARIANTS, Variant
 from demo.train_demo import run_verb
 from demo.train_demo_data import add_member, is_current, make_shards, record_settings
@@ -40,7 +42,7 @@ from schemas.status import KEPT
 
 IOUS: Final = (0.85, 0.7, 0.5, 0.3)
 N_TARS: Final = 4
-"""Tars of scenes whose boxes are moved: 12,000 scenes of the full study."""
+"""Tars of scenes on which trainings with other boxes or captions rest."""
 SEEDS: Final = 3
 SCORES: Final = (0.2, 0.35, 0.5, 0.65, 0.75)
 SIDES: Final = (0, 32, 48, 64)
@@ -51,11 +53,15 @@ RULES: Final = {f"score{score}": (f"score.min_score={score}", "score.min_side_px
 FAR, RANDOM, ALL = "far{}", "random{}", "every"
 SHARES: Final = (75, 50, 25)
 """Percent of the captions that stay: those farthest from the root, or as many at random; and every caption."""
-ACCURACY: Final = "classification:scenes/accuracy"
 ORDER: Final = "order:cross_image/order"
-FACTORS: Final = ("clip", "hycoclip", "phyclip-k1", "phyclip-k8", "phyclip-k16", "phyclip-k32", "phyclip-k64")
+SINGLE: Final = "phyclip-k1"
+FACTORS: Final = ("clip", "hycoclip", SINGLE, "phyclip-k8", "phyclip-k16", "phyclip-k32", "phyclip-k64")
 STRUCTURES: Final = {"scenes": "tree", "product": "product", "lattice": "lattice"}
 """Structures of the task `distortion`, with their names on the page: the tree is that of the concepts."""
+SAVED: Final = {ACCURACY, ORDER, "pairs", "collapsed", "distortion:lattice/delta"} | {
+    f"distortion:{name}/distortion" for name in STRUCTURES
+}
+"""Metrics that results keep."""
 PHASES: Final = tuple(product((5e-4, 2e-3, 8e-3), (0.1, 1.0, 10.0), (0.03, 0.1, 0.3)))
 """Rates, initial curvatures, and K."""
 TASKS: Final = {
@@ -65,12 +71,12 @@ TASKS: Final = {
     "phases": ("classification",),
 }
 """Tasks of each experiment."""
-Values = Mapping[str, list[dict[str, float]]]
+Values = Mapping[str, Sequence[Mapping[str, float]]]
 """The figures of each case, by seed."""
 
 
 def run_extra(size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> None:
-    """Run what is missing on the data of a study, and write the entries of its page."""
+    """Run what is missing on the data of a study, and write the figures that its page shows."""
     make_data(folders.data, size, [VARIANTS[key] for key in ("meru", *FACTORS)], report)
     chosen = choices(folders)
     for iou in IOUS:
@@ -81,21 +87,13 @@ def run_extra(size: Size, folders: Folders, n_jobs: int, report: Callable[[str],
         report(f"features of boxes with an IoU of {iou}")
     candidates = write_candidates(folders, size, chosen)
     filters = {**RULES, **caption_filters(candidates)}
-    for name, settings in filters.items():
-        write_filtered(folders.data, candidates, name, settings)
-        write_features(folders.data, on_boxes("hycoclip", name))
-        report(f"features of the filtered shards {name}")
+    each(partial(write_filtered, folders.data, candidates), [*filters.items()], n_jobs, report)
     runs = list(all_runs(size, chosen))
-    missing = [(name, run) for name, run in runs if not path_of(folders, name, run).is_file()]
-    each(partial(measure, folders), missing, n_jobs, report)
+    each(partial(measure, folders), [run for run in runs if not path_of(folders, *run).is_file()], n_jobs, report)
     values: dict[str, dict[str, list[dict[str, float]]]] = {}
     for name, run in runs:
-        found = read_object(path_of(folders, name, run))
-        values.setdefault(name, {}).setdefault(case_of(name, run), []).append(found)
-    pictures = folders.out / "pictures" / "extra"
-    pictures.mkdir(parents=True, exist_ok=True)
-    entries = [show(values[name], pictures / f"{name}.png") for name, show in SHOWN.items()]
-    write_object({"entries": entries}, folders.results / "extra.json")
+        values.setdefault(name, {}).setdefault(case_of(name, run), []).append(read_object(path_of(folders, name, run)))
+    write_object(values, folders.results / "extra.json")
 
 
 def on_boxes(row: str, name: str) -> Variant:
@@ -110,13 +108,9 @@ def write_candidates(folders: Folders, size: Size, chosen: Mapping[str, Any]) ->
         found, features = chosen[VARIANTS["meru"].choice], features_of(folders.data, VARIANTS["meru"])
         settings = [f"lr={found['lr']}", f"steps={found['step']}", "seed=100", "device=cpu", f"output={meru}"]
         run_verb("train", [HEADS, "model_name=meru", f"data.features={features}", *size.overrides, *settings])
-        scenes = folders.data / "scenes" / "train" / "first"
-        scenes.mkdir(exist_ok=True)
-        for path in sorted((folders.data / "scenes" / "train" / "pairs").glob("*.tar"))[:N_TARS]:
-            (scenes / path.name).unlink(missing_ok=True)
-            (scenes / path.name).hardlink_to(path)
         settings = [*PREDICTED, "write.image_bytes=true", f"score.head={meru}/model", f"ray.runner={size.runner}"]
-        make_shards(scenes, output, *settings)
+        scenes, limit = folders.data / "scenes" / "train" / "pairs", N_TARS * SCENES_PER_TAR
+        make_shards(scenes, output, f"limit={limit}", *settings)
         record_settings(output, {"done": True})
     return output
 
@@ -142,13 +136,16 @@ def caption_filters(candidates: Path) -> dict[str, tuple[str, ...]]:
     return filters
 
 
-def write_filtered(folder: Path, candidates: Path, name: str, settings: Sequence[str]) -> None:
-    """Write the shards train-NAME: rows and boxes of the candidates that pass a filter."""
+def write_filtered(folder: Path, candidates: Path, named: tuple[str, Sequence[str]]) -> str:
+    """Write the shards train-NAME, rows and boxes of the candidates that pass a filter, and their features."""
+    name, settings = named
     output = folder / "shards" / f"train-{name}"
     if not is_current(output, {"settings": list(settings)}):
         fixed = ["write.formats=[train]", "ray.runner=local", "overwrite=true"]
         run_verb("rewrite", [f"source={candidates}", f"output={output}", *fixed, *settings])
         record_settings(output, {"settings": list(settings)})
+    write_features(folder, on_boxes("hycoclip", name))
+    return f"features of the filtered shards {name}"
 
 
 def all_runs(size: Size, chosen: Mapping[str, Any]) -> Iterator[tuple[str, Run]]:
@@ -169,7 +166,7 @@ def case_of(name: str, run: Run) -> str:
     """The setting that differs between the trainings of an experiment."""
     if name == "phases":
         return " ".join([f"{run.lr:g}", *(setting.partition("=")[2] for setting in run.variant.overrides)])
-    return run.variant.key if name == "structures" else run.variant.boxes.removeprefix("iou")
+    return run.variant.key if name == "structures" else run.variant.boxes
 
 
 def path_of(folders: Folders, name: str, run: Run) -> Path:
@@ -184,9 +181,11 @@ def measure(folders: Folders, named: tuple[str, Run]) -> str:
     tower = cached_features(folders.data, run.variant.tower)
     found = evaluate(trained, tower, folders.data / "sets" / "test", TASKS[name])
     metrics = {f"{task}:{key}": value for task, result in found.items() for key, value in result.metrics.items()}
+    metrics["pairs"] = read_object(features_of(folders.data, run.variant) / "features.json")["n_samples"]
+    metrics["collapsed"] = float(trained.has_collapsed)
     path = path_of(folders, name, run)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_object(metrics | {"collapsed": float(trained.has_collapsed)}, path)
+    write_object({key: value for key, value in metrics.items() if key in SAVED}, path)
     return f"{name}, {case_of(name, run)}"
 
 
@@ -219,130 +218,145 @@ def move(box: Sequence[float], iou: float, rng: Random) -> tuple[float, ...]:
     A shift by shares a and b of the sides leaves an overlap of (1 - a)(1 - b) = 2 IoU / (1 + IoU) of the box.
     """
     x0, y0, x1, y1 = box
-    angle, low, high = rng.uniform(0, math.pi / 2), 0.0, 1.5
-    for _ in range(40):
-        middle = (low + high) / 2
-        shares = [max(0.0, 1 - middle * f(angle)) for f in (math.cos, math.sin)]
-        low, high = (middle, high) if math.prod(shares) > 2 * iou / (1 + iou) else (low, middle)
+    angle, away = rng.uniform(0, math.pi / 2), 1 - 2 * iou / (1 + iou)
+    both, one = math.cos(angle) + math.sin(angle), math.cos(angle) * math.sin(angle)
+    length = 2 * away / (both + math.sqrt(both**2 - 4 * one * away))  # (1 - length cos)(1 - length sin) = 1 - away
     shifts = []
     for first, last, f in ((x0, x1, math.cos), (y0, y1, math.sin)):
-        size = low * f(angle) * (last - first)
+        size = length * f(angle) * (last - first)
         signs = [sign for sign in (-1, 1) if first + sign * size >= 0 and last + sign * size <= 1]
         shifts.append(size * rng.choice(signs or (-1, 1)))
     dx, dy = shifts
     return tuple(min(max(value, 0.0), 1.0) for value in (x0 + dx, y0 + dy, x1 + dx, y1 + dy))
 
 
-def mean(values: Values, case: str, metric: str) -> float:
-    """The mean of a metric over the seeds of a case."""
-    return fmean(found[metric] for found in values[case])
+def read_entries(out: Path) -> list[dict[str, Any]]:
+    """The entries of the page from OUT/results/extra.json, if it exists; their figures are drawn in OUT/pictures/extra."""
+    path, pictures = out / "results" / "extra.json", out / "pictures" / "extra"
+    pictures.mkdir(parents=True, exist_ok=True)
+    found = list[dict[str, Any]]()
+    for name, values in (read_object(path) if path.is_file() else {}).items():
+        title, *text = SHOWN[name](values, figure := pictures / f"{name}.png")
+        found.append({"title": title, "text": text, "figure": figure})
+    return found
 
 
-def draw_lines(path: Path, xs: Sequence[float], lines: Mapping[str, Sequence[float]], xlabel: str, ylabel: str) -> None:
-    """Draw a line for each label over the same values."""
-    with axes(path, 6, 3.4) as ax:
-        for (label, heights), color in zip(lines.items(), COLORS, strict=False):
-            ax.plot(xs, heights, "o-", color=color, label=label)
+def estimates(values: Values, cases: Iterable[str], metric: str, reference: str = "") -> list[Estimate]:
+    """The means over seeds of a metric, or of its differences to the reference with the same seeds."""
+    others = [run[metric] for run in values[reference]] if reference else [0.0] * SEEDS
+    return [seeds_only([run[metric] - o for run, o in zip(values[case], others, strict=False)]) for case in cases]
+
+
+def phrase(found: Estimate, sign: str = "+") -> str:
+    """A mean in percent with half of its interval."""
+    return f"{100 * found.value:{sign}.1f} ± {100 * found.half():.1f}"
+
+
+def phrases(cases: Iterable[str], found: Iterable[Estimate], sign: str = "+") -> str:
+    """The means of cases, with their names."""
+    return ", ".join(f"{phrase(value, sign)} ({case})" for case, value in zip(cases, found, strict=True))
+
+
+def draw(path: Path, cases: Sequence[str], lines: Mapping[str, Sequence[Estimate]], xlabel: str, ylabel: str) -> None:
+    """Draw means in percent with intervals over the cases, in a colour for each label."""
+    with axes(path, 6.4, 3.4) as ax:
+        for place, (label, found) in enumerate(lines.items()):
+            xs, heights = [x + 0.08 * (place - 1) for x in range(len(cases))], [100 * entry.value for entry in found]
+            halves = [100 * entry.half() if math.isfinite(entry.error) else 0.0 for entry in found]
+            ax.errorbar(xs, heights, halves, fmt="o", color=COLORS[place], capsize=3, label=label)
+        ax.set_xticks(range(len(cases)), cases)
         ax.set(xlabel=xlabel, ylabel=ylabel)
-        ax.legend()
+        ax.legend(frameon=False)
 
 
-def show_boxes(title: str, boxes: str, xlabel: str, prefix: str, values: Values, path: Path) -> dict[str, Any]:
-    """Accuracy and order by a property of the `boxes` that is swept."""
-    limits = [float(case.removeprefix(prefix)) for case in values]
-    found, orders = ([100 * mean(values, case, metric) for case in values] for metric in (ACCURACY, ORDER))
-    draw_lines(path, limits, {"accuracy": found, "box nearer the root than image": orders}, xlabel, "percent")
-    (low, at_low), (high, at_high) = (f(zip(found, limits, strict=True)) for f in (min, max))
-    return entry(
-        path,
+def show_boxes(title: str, boxes: str, reference: str, values: Values, path: Path) -> tuple[str, ...]:
+    """Accuracy and order by a property of the `boxes` that is swept, against a reference."""
+    cases = [case for case in values if case != reference]
+    *names, at = (case.lstrip(string.ascii_letters) for case in (*cases, reference))
+    own = [phrase(estimates(values, [reference], metric)[0], sign="") for metric in (ACCURACY, ORDER)]
+    found = [estimates(values, cases, metric, reference) for metric in (ACCURACY, ORDER)]
+    counts = [run["pairs"] for case in values for run in values[case]]
+    sizes = " to ".join(f"{count:,.0f}" for count in sorted({min(counts), max(counts)}))
+    lines = dict(zip(("accuracy", "box nearer the root than image"), found, strict=True))
+    draw(path, names, lines, boxes, f"difference to {at}, percentage points")
+    return (
         title,
-        f"HyCoCLIP was trained on {boxes} {limits[0]:g} to {limits[-1]:g}.",
-        f"The accuracy is lowest at {at_low:g} ({low:.1f} %) and highest at {at_high:g} ({high:.1f} %).",
-        f"Boxes are nearer the root than their images in {orders[0]:.0f} % of the pairs at {limits[0]:g}, and in "
-        f"{orders[-1]:.0f} % at {limits[-1]:g}.",
+        f"HyCoCLIP was trained with other values of {boxes}, on {sizes} pairs; the figure shows differences to {at}.",
+        f"The accuracy is {own[0]} % at {at}, and differs by {phrases(names, found[0])} points.",
+        f"Boxes are nearer the root than their images in {own[1]} % of the pairs; this differs by {phrases(names, found[1])}.",
     )
 
 
-def show_captions(values: Values, path: Path) -> dict[str, Any]:
+def show_captions(values: Values, path: Path) -> tuple[str, ...]:
     """Accuracy by the share of captions that stay."""
     kinds = {"farthest from the root": FAR, "at random": RANDOM}
-    found = {
-        label: [100 * mean(values, case, ACCURACY) for case in (ALL, *map(kind.format, SHARES))]
-        for label, kind in kinds.items()
-    }
-    draw_lines(path, (100, *SHARES), found, "captions that stay, percent", "accuracy, percent")
-    middle = len(SHARES) // 2
-    far, random = (f"{line[1 + middle]:.1f} %" for line in found.values())
-    return entry(
-        path,
+    cases = {label: [ALL, *map(kind.format, SHARES)] for label, kind in kinds.items()}
+    found = {label: estimates(values, names, ACCURACY) for label, names in cases.items()}
+    draw(path, ["100", *map(str, SHARES)], found, "captions that stay, percent", "accuracy, percent")
+    pairs = [estimates(values, [FAR.format(share)], ACCURACY, RANDOM.format(share))[0] for share in SHARES]
+    return (
         "Without general captions",
-        "The captions nearest to the root of a MERU were left out with rewrite, and another MERU was trained on the rest.",
-        f"On all pairs the accuracy is {found['at random'][0]:.1f} %, on the {SHARES[middle]} % that are farthest from the "
-        f"root {far}, and on {SHARES[middle]} % at random {random}.",
-        "All trainings have the same number of steps.",
+        "The captions nearest to the root of a MERU were left out with rewrite, or as many at random, and another MERU was "
+        "trained on the rest, in the same number of steps.",
+        f"On all pairs the accuracy is {phrase(found['at random'][0], sign='')} %.",
+        "Captions far from the root differ from as many at random by "
+        f"{phrases([f'{share} %' for share in SHARES], pairs)} points.",
     )
 
 
-def show_structures(values: Values, path: Path) -> dict[str, Any]:
+def show_structures(values: Values, path: Path) -> tuple[str, ...]:
     """Distortion of trees, products and lattices by row."""
-    with axes(path, 6, 3.4) as ax:
-        for place, (name, label) in enumerate(STRUCTURES.items()):
-            heights = [mean(values, case, f"distortion:{name}/distortion") for case in values]
-            ax.bar(
-                [number + 0.27 * place for number in range(len(values))],
-                heights,
-                0.27,
-                color=COLORS[place],
-                label=label,
-            )
-        ax.set_xticks([number + 0.27 for number in range(len(values))], list(values), fontsize=7)
-        ax.set(ylabel="distortion; less is better")
-        ax.legend()
-    best = {n: min(values, key=lambda case, n=n: mean(values, case, f"distortion:{n}/distortion")) for n in STRUCTURES}  # type: ignore[misc]
-    deltas = ", ".join(f"{case} {mean(values, case, 'distortion:lattice/delta'):.2f}" for case in values)
-    return entry(
-        path,
+    metrics = {label: f"distortion:{name}/distortion" for name, label in STRUCTURES.items()}
+    names = [case.replace("phyclip-k", "k = ") for case in values]
+    lines = {label: estimates(values, values, metric) for label, metric in metrics.items()}
+    draw(path, names, lines, "CLIP, HyCoCLIP, and PHyCLIP with k factors", "distortion, percent; less is better")
+    last = [*values][-1]
+    first, single = (
+        phrases(metrics, [estimates(values, [last], metric, other)[0] for metric in metrics.values()])
+        for other in ("hycoclip", SINGLE)
+    )
+    deltas = estimates(values, values, "distortion:lattice/delta")
+    return (
         "Trees, products and lattices",
-        "PHyCLIP's propositions predict that one hyperbolic space holds a tree, and only a product of factors a lattice.",
-        "The least distortion of "
-        + ", ".join(f"the {STRUCTURES[name]} is that of {case}" for name, case in best.items())
-        + ".",
-        f"Gromov's delta of the lattice: {deltas}.",
+        "PHyCLIP's propositions predict that one hyperbolic space holds a tree, and only a product of factors a product of "
+        "trees and a lattice.",
+        f"The distortion of {last} differs from that of HyCoCLIP by {first}, and from that of {SINGLE} by {single}.",
+        f"Gromov's delta of the lattice, in percent of half the diameter; 0 for a tree: {phrases(names, deltas, '')}.",
     )
 
 
-def show_phases(values: Values, path: Path) -> dict[str, Any]:
+def show_phases(values: Values, path: Path) -> tuple[str, ...]:
     """Accuracy by rate, curvature and K."""
-    with axes(path, 7, 3.4) as ax:
-        accuracies = [100 * mean(values, case, ACCURACY) for case in values]
-        lost = [mean(values, case, "collapsed") > 0 for case in values]
-        ax.bar(range(len(values)), accuracies, color=[COLORS[1] if bad else COLORS[0] for bad in lost])
-        ax.set_xticks(range(len(values)), list(values), rotation=90, fontsize=6)
-        ax.set(ylabel="accuracy, percent", xlabel="rate, initial curvature, K")
-    top = max(values, key=lambda case: mean(values, case, ACCURACY))
-    low = min(values, key=lambda case: mean(values, case, ACCURACY))
-    return entry(
-        path,
+    places = [case.split(" ", 1) for case in values]
+    rates, settings = ([*dict.fromkeys(names)] for names in zip(*places, strict=True))
+    found = {case: 100 * estimates(values, [case], ACCURACY)[0].value for case in values}
+    lost = {case: sum(run["collapsed"] for run in values[case]) for case in values}
+    with axes(path, 7.5, 2.8) as ax:
+        grid = [[found.get(f"{rate} {setting}", math.nan) for setting in settings] for rate in rates]
+        ax.imshow(grid, cmap="Blues", aspect="auto", vmin=0, vmax=1.6 * max(found.values()))
+        for case, (rate, setting) in zip(values, places, strict=True):
+            text = f"{found[case]:.1f}" + f"\n{lost[case]:g} lost" * (lost[case] > 0)
+            ax.text(settings.index(setting), rates.index(rate), text, ha="center", va="center", fontsize=8)
+        ax.set_xticks(range(len(settings)), [setting.replace(" ", "\n") for setting in settings])
+        ax.set_yticks(range(len(rates)), rates)
+        ax.set(xlabel="initial curvature, and K below it", ylabel="learning rate")
+    top, low = (choose(found, key=lambda case: found[case]) for choose in (max, min))
+    return (
         "Where HyCoCLIP learns",
-        "HyCoCLIP was trained at three rates, initial curvatures and K, which are named below the bars in this order.",
-        f"The best is {top} with {100 * mean(values, top, ACCURACY):.1f} %, the worst {low} with "
-        f"{100 * mean(values, low, ACCURACY):.1f} %.",
-        f"In {sum(lost)} of {len(values)} cases, a loss or a gradient was not finite for a seed.",
+        f"HyCoCLIP was trained with {len(values)} combinations of rate, initial curvature and K, with {SEEDS} seeds each; the "
+        "figure has the mean accuracy.",
+        f"It is highest with {top} ({found[top]:.1f} %), and lowest with {low} ({found[low]:.1f} %).",
+        f"In {sum(n > 0 for n in lost.values())} combinations, a loss or a gradient of a seed was not finite (lost).",
     )
 
 
-def entry(path: Path, title: str, *sentences: str) -> dict[str, Any]:
-    """An entry of the page."""
-    return {"title": title, "text": list(sentences), "figure": path.name}
-
-
-MOVED: Final = "true boxes that were moved until their IoU with the true one was"
-LEAST_SCORE: Final = "predicted boxes with a grounding score of at least"
-LEAST_SIDE: Final = "predicted boxes with a side in pixels of at least"
-SHOWN: Final[dict[str, Callable[[Values, Path], dict[str, Any]]]] = {
-    "boxes": partial(show_boxes, "Loose boxes", MOVED, "IoU of the boxes with the true ones", ""),
-    "score": partial(show_boxes, "The rule for the score of a box", LEAST_SCORE, "least grounding score", "score"),
-    "side": partial(show_boxes, "The rule for the side of a box", LEAST_SIDE, "least side in pixels", "side"),
+MOVED: Final = "the IoU of a true box and the same box after a random shift"
+SCORE: Final = "the least score of a predicted box (sides of at least 32 px)"
+SIDE: Final = "the least side in px of a predicted box (scores of at least 0.5)"
+SHOWN: Final[dict[str, Callable[[Values, Path], tuple[str, ...]]]] = {
+    "boxes": partial(show_boxes, "Loose boxes", MOVED, f"iou{IOUS[0]}"),
+    "score": partial(show_boxes, "The rule for the score of a box", SCORE, "score0.65"),
+    "side": partial(show_boxes, "The rule for the side of a box", SIDE, "side32"),
     "captions": show_captions,
     "structures": show_structures,
     "phases": show_phases,

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from demo.paper.extra import read_entries
 from demo.paper.results import (
     CONDITIONS,
     COUNTED,
@@ -121,7 +122,6 @@ def html(study: Study, out: Path) -> str:
     by_verdict: dict[str, list[Judgement]] = defaultdict(list)
     for entry in papers:
         by_verdict[entry.verdict].append(entry)
-    extra = out / "results" / "extra.json"
     return render_page(
         FOLDER,
         "page.html",
@@ -145,10 +145,7 @@ def html(study: Study, out: Path) -> str:
         settings=settings_of(study.rows),
         facts=facts(study.rows),
         pictures=pictures(out / "pictures", study.rows),
-        extra=[
-            entry | {"source": inline_file(out / "pictures" / "extra" / entry["figure"])}
-            for entry in (read_object(extra)["entries"] if extra.is_file() else [])
-        ],
+        extra=[entry | {"source": inline_file(entry["figure"])} for entry in read_entries(out)],
     )
 
 

@@ -1,10 +1,13 @@
-"""The extra experiments: boxes that are moved until they have a given IoU."""
+"""The extra experiments: boxes that are moved until they have a given IoU, and the entries of the page."""
 
+from pathlib import Path
 from random import Random
 
 import pytest
 
-from demo.paper.extra import IOUS, move
+from demo.paper.extra import IOUS, ORDER, PHASES, SEEDS, move, read_entries
+from demo.paper.tables import ACCURACY
+from hypergrit_common.json_file import write_object
 
 
 def iou(a: tuple[float, ...], b: tuple[float, ...]) -> float:
@@ -32,3 +35,36 @@ def test_a_moved_box_stays_in_the_picture() -> None:
         assert max(found) <= 1
         assert found[0] < found[2]
         assert found[1] < found[3]
+
+
+def write_values(folder: Path, values: dict[str, dict[str, list[dict[str, float]]]]) -> list[dict[str, object]]:
+    (folder / "results").mkdir()
+    write_object(values, folder / "results" / "extra.json")
+    return read_entries(folder)
+
+
+def test_sentences_have_paired_differences_with_intervals_over_seeds(tmp_path: Path) -> None:
+    base = [{ACCURACY: a, ORDER: 0.9, "pairs": 900.0} for a in (0.10, 0.20, 0.30)]
+    loose = [{ACCURACY: a, ORDER: 0.8, "pairs": 1200.0} for a in (0.09, 0.18, 0.27)]
+    (found,) = write_values(tmp_path, {"boxes": {"iou0.85": base, "iou0.3": loose}})
+    assert found["text"] == [
+        "HyCoCLIP was trained with other values of the IoU of a true box and the same box after a random shift, on 900 to "
+        "1,200 pairs; the figure shows differences to 0.85.",
+        "The accuracy is 20.0 ± 24.8 % at 0.85, and differs by -2.0 ± 2.5 (0.3) points.",  # t of 2 degrees: 4.303
+        "Boxes are nearer the root than their images in 90.0 ± 0.0 % of the pairs; this differs by -10.0 ± 0.0 (0.3).",
+    ]
+    assert Path(str(found["figure"])).stat().st_size > 5000
+
+
+def test_the_map_of_rates_names_its_extremes_and_what_was_lost(tmp_path: Path) -> None:
+    cases = {f"{rate:g} {curvature} {radius}": 0.01 * n for n, (rate, curvature, radius) in enumerate(PHASES, 1)}
+    values = {
+        case: [{ACCURACY: found, "collapsed": float(n == 0)} for n in range(SEEDS)] for case, found in cases.items()
+    }
+    (found,) = write_values(tmp_path, {"phases": values})
+    assert "It is highest with 0.008 10.0 0.3 (27.0 %), and lowest with 0.0005 0.1 0.03 (1.0 %)." in str(found["text"])
+    assert "In 27 combinations" in str(found["text"])
+
+
+def test_without_results_the_page_has_no_entries(tmp_path: Path) -> None:
+    assert read_entries(tmp_path) == []

@@ -59,9 +59,8 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, monkey
     names = ("score0.2", "score0.65", "side32", "side48")
     monkeypatch.setattr(extra, "RULES", {name: extra.RULES[name] for name in names})
     extra.run_extra(replace(SIZE, seeds=1), folders, 1, lines.append)
-    entries = read_object(folders.results / "extra.json")["entries"]
-    assert [entry["figure"] for entry in entries] == [
-        *("boxes.png", "score.png", "side.png", "captions.png", "structures.png", "phases.png")
-    ]
-    assert all(len(entry["text"]) == 3 for entry in entries)
-    assert all((folders.out / "pictures" / "extra" / entry["figure"]).is_file() for entry in entries)
+    entries = extra.read_entries(folders.out)
+    names = ["boxes.png", "score.png", "side.png", "captions.png", "structures.png", "phases.png"]
+    assert [entry["figure"].name for entry in entries] == names
+    assert all(len(entry["text"]) == 3 and entry["figure"].is_file() for entry in entries)
+    assert write_page("smoke", SIZE, folders.out).read_text("utf-8").count('alt="Loose boxes"') == 1
