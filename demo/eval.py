@@ -10,6 +10,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -258,7 +259,8 @@ def detector_table(lists: dict[Style, Images], captions: dict[Style, Images]) ->
             for match in matches(found, truth)
             if match.is_correct and match.phrase is not None
         ]
-        cells = [average_precision(lists[style]), average_precision(images), mean(best), mean(any_of_20), mean(ious)]
+        means = [fmean(values) if values else 0.0 for values in (best, any_of_20, ious)]
+        cells = [average_precision(lists[style]), average_precision(images), *means]
         lines.append(f"| {style} | {' | '.join(f'{cell:.3f}' for cell in cells)} |")
     return lines
 
@@ -272,11 +274,6 @@ def filter_table(images: dict[Style, list[ScoredImage]], chosen: OperatingPoint)
         points = [grid(group, (score,), (cosine,))[0] for score, cosine in steps]
         lines.append(f"| {name} | {' | '.join(f'{p.precision:.3f} / {p.recall:.3f}' for p in points)} |")
     return lines
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean; 0 for an empty sequence."""
-    return sum(values) / len(values) if values else 0.0
 
 
 def write_thresholds(weights: Path, chosen: OperatingPoint) -> None:

@@ -174,18 +174,8 @@ RAY_LINE: Final = re.compile(rb"\d{4}-\d\d-\d\d [\d:,]+\t(INFO|SUCC) \w+\.py:\d+
 
 def submit(ray: LocalRay, root: Path, entrypoint: Sequence[str]) -> int:
     """Run `ray job submit --working-dir ROOT -- ENTRYPOINT` and print its log and errors. Returns the exit code."""
-    command = [
-        *ray_command(),
-        "--logging-level",
-        "warning",
-        "job",
-        "submit",
-        "--address",
-        ray.address,
-        "--working-dir",
-        str(root),
-    ]
-    command += ["--log-color", "false", "--", *entrypoint]
+    command = [*ray_command(), "--logging-level", "warning", "job", "submit", "--address", ray.address]
+    command += ["--working-dir", str(root), "--log-color", "false", "--", *entrypoint]
     env = {**ray.env, "NO_PROXY": HOST, "no_proxy": HOST}
     with subprocess.Popen(command, env=env, cwd=root, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
         try:

@@ -78,9 +78,8 @@ def run(output: Path, folder: Path, n_rows: int, n_cpus: int) -> None:
     write_report(str(output))
     print_text(f"\n{summary_table(stats)}\n\n{format_table(truth)}\n")
     differences = unexpected_drops(stats, json.loads((folder / "expected.json").read_text("utf-8")))
-    print_text(
-        "\n".join(f"warning: {line}" for line in differences) or "all rows with problems were dropped as expected"
-    )
+    warnings = "\n".join(f"warning: {line}" for line in differences)
+    print_text(warnings or "all rows with problems were dropped as expected")
 
 
 def digest(path: Path) -> str | None:

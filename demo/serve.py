@@ -42,17 +42,11 @@ BOMB_SIDE_PX = 30_000
 OVERSIZED_BYTES = 24 << 20
 
 
-def encode(pixels: Pixels, format_: str, **options: Any) -> bytes:
-    """Encode `pixels` [height width 3] in a format of Pillow."""
+def encode(pixels: Pixels, format_: str, mode: str | None = None, **options: Any) -> bytes:
+    """Encode `pixels` [height width 3] in a format of Pillow, in their own or another mode of colours."""
     buffer = io.BytesIO()
-    Image.fromarray(pixels).save(buffer, format_, **options)
-    return buffer.getvalue()
-
-
-def cmyk_jpeg(pixels: Pixels) -> bytes:
-    """Encode a JPEG in CMYK, as used for printing."""
-    buffer = io.BytesIO()
-    Image.fromarray(pixels).convert("CMYK").save(buffer, "JPEG", quality=92)
+    image = Image.fromarray(pixels)
+    (image.convert(mode) if mode else image).save(buffer, format_, **options)
     return buffer.getvalue()
 
 
@@ -80,7 +74,7 @@ IMAGE_VARIANTS: dict[str, Callable[[Pixels], bytes]] = {
     "plain.png": lambda pixels: encode(pixels, "PNG"),
     "plain.webp": lambda pixels: encode(pixels, "WEBP", quality=90),
     "palette.gif": lambda pixels: encode(pixels, "GIF"),
-    "cmyk.jpg": cmyk_jpeg,
+    "cmyk.jpg": lambda pixels: encode(pixels, "JPEG", "CMYK", quality=92),  # as used for printing
     "deep.png": deep_png,
     "alpha.png": alpha_png,
     "turned.jpg": rotated_jpeg,

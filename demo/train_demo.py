@@ -81,10 +81,7 @@ def main() -> int:
 
 def train(model: str, job: Sequence[str], folder: Path, overrides: list[str]) -> None:
     """Train a model on the shards in `folder`. Raises RuntimeError if it fails."""
-    paths = [
-        f"evaluation.shards={folder / 'shards' / 'held_out'}",
-        f"evaluation.image_folders=[{folder / 'concepts'}]",
-    ]
+    paths = [f"evaluation.shards={folder / 'shards' / 'held_out'}", f"evaluation.image_folders=[{folder / 'concepts'}]"]
     run_trainer([*job, f"model_name={model}", *paths, *overrides])
 
 

@@ -17,9 +17,7 @@ from hypergrit_common.cli import EXIT_CODES, command
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS
 
-FILTERS = tuple(
-    name for name in BOX_REMOVALS if name != "low_presence"
-)  # in their order; the grounder knows no presence
+FILTERS = tuple(name for name in BOX_REMOVALS if name != "low_presence")  # the grounder knows no presence
 LEVELS = ("grounder", *FILTERS)
 """Points of measurement: all boxes of the grounder, then the boxes that remain after each filter."""
 
@@ -69,17 +67,13 @@ def truth_metrics(rows: Iterable[dict[str, Any]], truths: dict[str, Truth]) -> d
             for group in ("all", usage, truth.style):
                 tallies[group, level] = tallies.get((group, level), Tally()) + found
     groups = sorted({group for group, _ in tallies})
+    shown = [group for group in ("all", "trained", "held_out") if group in groups]
     final = {group: metrics(tallies[group, LEVELS[-1]]) for group in groups}
     return {
         **final.get("all", metrics(Tally())),
         "n_images": n_images,
         "styles": {group: value for group, value in final.items() if group != "all"},
-        "after": {
-            level: {
-                group: metrics(tallies[group, level]) for group in ("all", "trained", "held_out") if group in groups
-            }
-            for level in LEVELS
-        },
+        "after": {level: {group: metrics(tallies[group, level]) for group in shown} for level in LEVELS},
     }
 
 
@@ -109,11 +103,8 @@ def format_table(truth: dict[str, Any]) -> str:
 
     for group, title in (("trained", "training styles"), ("held_out", "held-out style")):
         lines.append(f"{title}:")
-        lines += [
-            line("  " + names[level], truth["after"][level][group])
-            for level in LEVELS
-            if group in truth["after"][level]
-        ]
+        found = {level: groups[group] for level, groups in truth["after"].items() if group in groups}
+        lines += [line("  " + names[level], value) for level, value in found.items()]
     lines.append(line("all kept boxes", truth))
     return "\n".join(lines)
 

@@ -40,12 +40,16 @@ ANSWER_S: Final = 3.0
 """Time limit for the hub to answer whether it has a model."""
 
 
-def local_model(name: str) -> str:
+def local_model(name: str, *, miniature: Path | None = None) -> str:
     """Return the path of a model on this machine: of a URL, that of its copy; names of other kinds unchanged.
+
+    With a folder `miniature`, that is the model named `miniature`.
 
     Raises UserError if the URL cannot be read, or has a user name, a query or another hash than its fragment, and in
     the offline mode if this machine has no copy.
     """
+    if miniature and name == "miniature":
+        return str(miniature)
     if not REMOTE.match(name) or name.startswith(LOCAL):
         return name
     url, _, fragment = name.partition("#")

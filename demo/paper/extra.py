@@ -2,8 +2,8 @@
 
 - boxes: HyCoCLIP on true boxes that are moved until they overlap the true one by a given IoU.
 - score, side: HyCoCLIP on predicted boxes, with other rules for a box than the score of 0.65 and the 32 px of GRIT.
-- captions: MERU on the captions that are farthest from the root of another MERU, and on as many at random. MERU's authors
-  propose to filter captions so (section 7).
+- captions: MERU on the captions that are farthest from the root of another MERU, and on as many at random with the same
+  numbers of words. MERU's authors propose to filter captions so (section 7).
 - structures: distortion of trees, of a product of trees and of a lattice, and Gromov's delta, by number of factors.
 - phases: HyCoCLIP by rate, initial curvature and K: where it learns, and where it collapses.
 
@@ -14,6 +14,7 @@ import json
 import math
 import string
 import tarfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,7 +41,7 @@ from pipeline.output.ledger import read_batches, read_manifests
 from pipeline.output.store import Store
 from schemas.status import KEPT
 
-IOUS: Final = (0.85, 0.7, 0.5, 0.3)
+IOUS: Final = (1.0, 0.85, 0.7, 0.5, 0.3)
 N_TARS: Final = 4
 """Tars of scenes on which trainings with other boxes or captions rest."""
 SEEDS: Final = 3
@@ -52,13 +53,14 @@ RULES: Final = {f"score{score}": (f"score.min_score={score}", "score.min_side_px
 """Rules for boxes by name, as settings of a rewrite."""
 FAR, RANDOM, ALL = "far{}", "random{}", "every"
 SHARES: Final = (75, 50, 25)
-"""Percent of the captions that stay: those farthest from the root, or as many at random; and every caption."""
+"""Percent of the captions that stay: those farthest from the root, or random ones of the same lengths; and every caption."""
 ORDER: Final = "order:cross_image/order"
+RECALL: Final = "retrieval:coco/text_to_image/recall@5"
 SINGLE: Final = "phyclip-k1"
 FACTORS: Final = ("clip", "hycoclip", SINGLE, "phyclip-k8", "phyclip-k16", "phyclip-k32", "phyclip-k64")
 STRUCTURES: Final = {"scenes": "tree", "product": "product", "lattice": "lattice"}
 """Structures of the task `distortion`, with their names on the page: the tree is that of the concepts."""
-SAVED: Final = {ACCURACY, ORDER, "pairs", "collapsed", "distortion:lattice/delta"} | {
+SAVED: Final = {ACCURACY, ORDER, RECALL, "pairs", "collapsed", "distortion:lattice/delta"} | {
     f"distortion:{name}/distortion" for name in STRUCTURES
 }
 """Metrics that results keep."""
@@ -116,22 +118,31 @@ def write_candidates(folders: Folders, size: Size, chosen: Mapping[str, Any]) ->
 
 
 def caption_filters(candidates: Path) -> dict[str, tuple[str, ...]]:
-    """Settings of rewrites that keep shares of the rows: by the distance of the caption to the root, and at random."""
+    """Settings of rewrites that keep shares of the rows: by the distance of the caption to the root, and at random.
+
+    Both have the same numbers of captions of each number of words, since short captions are near the root.
+    """
     store = Store(str(candidates))
     rows = [
-        (row["head_score"], row["sha256"])
+        (row["head_score"], row["sha256"], len(row["caption"].split()))
         for manifest in read_manifests(store)
-        for batch in read_batches(store, manifest, ("status", "head_score", "sha256"))
+        for batch in read_batches(store, manifest, ("status", "head_score", "sha256", "caption"))
         for row in batch.to_pylist()
         if row["status"] == KEPT
     ]
-    distances, images = sorted(distance for distance, _ in rows), sorted({image for _, image in rows})
-    Random(0).shuffle(images)
+    distances, shuffled = sorted(distance for distance, _, _ in rows), Random(0).sample(sorted(rows), len(rows))
     filters: dict[str, tuple[str, ...]] = {ALL: ()}
     for share in SHARES:
-        filters[FAR.format(share)] = (f"score.min_head_score={distances[len(distances) * (100 - share) // 100]}",)
-        path = candidates.with_name(f"{candidates.name}-not-{share}.txt")
-        path.write_text("".join(f"{image}\n" for image in images[len(images) * share // 100 :]), "utf-8")
+        least = distances[len(distances) * (100 - share) // 100]
+        filters[FAR.format(share)] = (f"score.min_head_score={least}",)
+        left, path = (
+            Counter(n for distance, _, n in rows if distance >= least),
+            candidates.with_name(f"not-{share}.txt"),
+        )
+        with path.open("w", encoding="utf-8") as file:
+            for _, image, n in shuffled:
+                left[n] -= 1
+                file.write(f"{image}\n" * (left[n] < 0))
         filters[RANDOM.format(share)] = (f"against={path}",)
     return filters
 
@@ -171,7 +182,8 @@ def case_of(name: str, run: Run) -> str:
 
 def path_of(folders: Folders, name: str, run: Run) -> Path:
     """The file with the figures of a training."""
-    return folders.work / "extra" / name / f"{case_of(name, run).replace(' ', '_')}-{run.seed}.json"
+    case = f"{case_of(name, run).replace(' ', '_')}-{run.seed}-{run.hash}.json"
+    return folders.work / "extra" / name / case
 
 
 def measure(folders: Folders, named: tuple[str, Run]) -> str:
@@ -275,32 +287,37 @@ def show_boxes(title: str, boxes: str, reference: str, values: Values, path: Pat
     *names, at = (case.lstrip(string.ascii_letters) for case in (*cases, reference))
     own = [phrase(estimates(values, [reference], metric)[0], sign="") for metric in (ACCURACY, ORDER)]
     found = [estimates(values, cases, metric, reference) for metric in (ACCURACY, ORDER)]
-    counts = [run["pairs"] for case in values for run in values[case]]
-    sizes = " to ".join(f"{count:,.0f}" for count in sorted({min(counts), max(counts)}))
+    sizes = ", ".join(f"{values[case][0]['pairs']:,.0f} ({name})" for case, name in zip(cases, names, strict=True))
     lines = dict(zip(("accuracy", "box nearer the root than image"), found, strict=True))
     draw(path, names, lines, boxes, f"difference to {at}, percentage points")
     return (
         title,
-        f"HyCoCLIP was trained with other values of {boxes}, on {sizes} pairs; the figure shows differences to {at}.",
+        f"HyCoCLIP was trained with other values of {boxes} than {at}, for the same number of steps. The pairs that pass are "
+        f"{values[reference][0]['pairs']:,.0f} ({at}), {sizes}.",
         f"The accuracy is {own[0]} % at {at}, and differs by {phrases(names, found[0])} points.",
         f"Boxes are nearer the root than their images in {own[1]} % of the pairs; this differs by {phrases(names, found[1])}.",
     )
 
 
 def show_captions(values: Values, path: Path) -> tuple[str, ...]:
-    """Accuracy by the share of captions that stay."""
+    """Accuracy and recall by the share of captions that stay."""
     kinds = {"farthest from the root": FAR, "at random": RANDOM}
     cases = {label: [ALL, *map(kind.format, SHARES)] for label, kind in kinds.items()}
     found = {label: estimates(values, names, ACCURACY) for label, names in cases.items()}
     draw(path, ["100", *map(str, SHARES)], found, "captions that stay, percent", "accuracy, percent")
-    pairs = [estimates(values, [FAR.format(share)], ACCURACY, RANDOM.format(share))[0] for share in SHARES]
+    pairs = [(f"{share} %", FAR.format(share), RANDOM.format(share)) for share in SHARES]
+    accuracy, recall = (
+        phrases((name for name, _, _ in pairs), (estimates(values, [a], metric, b)[0] for _, a, b in pairs))
+        for metric in (ACCURACY, RECALL)
+    )
     return (
         "Without general captions",
-        "The captions nearest to the root of a MERU were left out with rewrite, or as many at random, and another MERU was "
-        "trained on the rest, in the same number of steps.",
-        f"On all pairs the accuracy is {phrase(found['at random'][0], sign='')} %.",
-        "Captions far from the root differ from as many at random by "
-        f"{phrases([f'{share} %' for share in SHARES], pairs)} points.",
+        f"Of {values[ALL][0]['pairs']:,.0f} captions, those nearest to the root of a MERU that was trained on them and others "
+        "were left out with rewrite, or as many at random with the same numbers of words; another MERU was trained on the rest "
+        "with the same number of steps.",
+        f"On all of them the accuracy is {phrase(found['at random'][0], sign='')} %; captions far from the root differ from "
+        f"random ones by {accuracy} points.",
+        f"Text-to-image recall at 5 differs by {recall} points.",
     )
 
 
@@ -311,17 +328,16 @@ def show_structures(values: Values, path: Path) -> tuple[str, ...]:
     lines = {label: estimates(values, values, metric) for label, metric in metrics.items()}
     draw(path, names, lines, "CLIP, HyCoCLIP, and PHyCLIP with k factors", "distortion, percent; less is better")
     last = [*values][-1]
-    first, single = (
-        phrases(metrics, [estimates(values, [last], metric, other)[0] for metric in metrics.values()])
-        for other in ("hycoclip", SINGLE)
-    )
+    changes = phrases(metrics, [estimates(values, [last], metric, SINGLE)[0] for metric in metrics.values()])
     deltas = estimates(values, values, "distortion:lattice/delta")
     return (
         "Trees, products and lattices",
         "PHyCLIP's propositions predict that one hyperbolic space holds a tree, and only a product of factors a product of "
-        "trees and a lattice.",
-        f"The distortion of {last} differs from that of HyCoCLIP by {first}, and from that of {SINGLE} by {single}.",
-        f"Gromov's delta of the lattice, in percent of half the diameter; 0 for a tree: {phrases(names, deltas, '')}.",
+        "trees and a lattice; most words of our product and lattice are not those of the drawn scenes, and CLIP and HyCoCLIP "
+        "have a quarter of PHyCLIP's width.",
+        f"The distortion of {last} differs from that of {SINGLE} by {changes} points.",
+        "Gromov's delta in percent of half the diameter is 100 for the lattice itself and 0 for a tree; here it is "
+        f"{phrases(names, deltas, '')}.",
     )
 
 
@@ -341,20 +357,21 @@ def show_phases(values: Values, path: Path) -> tuple[str, ...]:
         ax.set_yticks(range(len(rates)), rates)
         ax.set(xlabel="initial curvature, and K below it", ylabel="learning rate")
     top, low = (choose(found, key=lambda case: found[case]) for choose in (max, min))
+    own = [phrase(estimates(values, [case], ACCURACY)[0], sign="") for case in (top, low)]
     return (
         "Where HyCoCLIP learns",
         f"HyCoCLIP was trained with {len(values)} combinations of rate, initial curvature and K, with {SEEDS} seeds each; the "
-        "figure has the mean accuracy.",
-        f"It is highest with {top} ({found[top]:.1f} %), and lowest with {low} ({found[low]:.1f} %).",
+        "curvature can change tenfold, and the figure has the mean accuracy.",
+        f"It is highest with {top} ({own[0]} %) and lowest with {low} ({own[1]} %), which are the extremes of many cases.",
         f"In {sum(n > 0 for n in lost.values())} combinations, a loss or a gradient of a seed was not finite (lost).",
     )
 
 
 MOVED: Final = "the IoU of a true box and the same box after a random shift"
-SCORE: Final = "the least score of a predicted box (sides of at least 32 px)"
-SIDE: Final = "the least side in px of a predicted box (scores of at least 0.5)"
+SCORE: Final = "the least score of a predicted box (square root of the area at least 32 px)"
+SIDE: Final = "the least square root of the area in px of a predicted box (scores of at least 0.5)"
 SHOWN: Final[dict[str, Callable[[Values, Path], tuple[str, ...]]]] = {
-    "boxes": partial(show_boxes, "Loose boxes", MOVED, f"iou{IOUS[0]}"),
+    "boxes": partial(show_boxes, "Displaced boxes", MOVED, f"iou{IOUS[0]}"),
     "score": partial(show_boxes, "The rule for the score of a box", SCORE, "score0.65"),
     "side": partial(show_boxes, "The rule for the side of a box", SIDE, "side32"),
     "captions": show_captions,

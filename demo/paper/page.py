@@ -26,6 +26,7 @@ from demo.paper.results import (
     judge,
     n_false,
     read_rows,
+    verdict,
 )
 from demo.paper.sizes import Size, rows_of
 from demo.paper.statistics import Estimate
@@ -56,7 +57,8 @@ HEADINGS: Final = {
 LEGEND: Final = """\
 Tables have means ± half of the 95 % interval over seeds and held-out items (crossed, Satterthwaite); ˢ: over seeds alone,
 because the metric is no mean of items or its items are not stored. Bold: the best, and rows that the paired interval does
-not separate from it. ↓: lower is better. Rows of papers are as printed, on photographs."""
+not separate from it. ↓: lower is better. Rows of papers are as printed, on photographs. Rows of ablations have the rate and
+the number of steps of their model, also with other sizes of a batch."""
 SKIPPED: Final = {"output", "seed", "data.seed", "data.features", "data.shards", "model_name"}
 """Settings that are not compared with the papers' jobs."""
 
@@ -100,20 +102,48 @@ def notes(rows: Rows, planned: Mapping[str, int], size: Size) -> list[str]:
     made = {key: len(rows[key].results) if key in rows else 0 for key in planned}
     missing = [f"{key} ({made[key]} of {n})" for key, n in planned.items() if made[key] != n]
     facts = {key: [result.facts for result in row.results.values()] for key, row in rows.items()}
-    fell = {key: sum(bool(run.get("collapsed")) for run in runs) for key, runs in facts.items()}
+    seeds = {
+        "The loss or a gradient was not finite in seeds of": {
+            key: sum(bool(run.get("collapsed")) for run in runs) for key, runs in facts.items()
+        },
+        "Seeds at chance or below in a metric of the main table, where the mean is above it, are mixed with others in": {
+            key: n_weak_seeds(row) for key, row in rows.items()
+        },
+    }
     hashes = {run.get("claims") for runs in facts.values() for run in runs} - {None}
     chosen = [runs[0].get("identity", {}) for runs in facts.values()]
     n_steps = sum(run.get("at") == [max(size.steps)] for run in chosen)
     n_rate = sum(run.get("lr") in (min(size.rates), max(size.rates)) for run in chosen)
     found = [f"Not finished: {len(missing)} of {len(planned)} rows: {shortened(missing, 8, ', ')}."] if missing else []
-    if collapsed := ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in fell.items() if n):
-        found.append(f"The loss or a gradient was not finite in seeds of: {collapsed}.")
+    for text, counts in seeds.items():
+        if named := ", ".join(f"{key} ({n} of {len(rows[key].results)})" for key, n in counts.items() if n):
+            found.append(f"{text}: {named}.")
+    if bound := [key for key, runs in facts.items() if all(map(is_at_bound, runs))]:
+        words = f"A learned curvature ends at its lower bound in all seeds of {len(bound)} rows"
+        found.append(f"{words}, where 'learned' means 'at the bound': {shortened(bound, 8, ', ')}.")
     if n_steps and len(size.rates) > 1:
         words = f"{n_steps} of {len(chosen)} rows have the largest number of steps that was tried"
         found.append(f"{words}, and {n_rate} the smallest or largest rate: differences may be those of speed.")
     if hashes - {hashlib.sha256(FILE.read_bytes()).hexdigest()}:
         found.append("claims.csv is not the file that was there when the test sets were read.")
     return found
+
+
+def is_at_bound(run: Mapping[str, Any]) -> bool:
+    """True if all curvatures that a run has learned are the least that is allowed."""
+    model, found = run.get("settings", {}).get("model", {}), run.get("curvature") or [math.inf]
+    is_learned = model.get("curv_learnable", False)
+    return is_learned and max(found) <= 1.001 * model["curv_init"] / model["curv_max_ratio"]
+
+
+def n_weak_seeds(row: Row) -> int:
+    """The number of seeds at chance or below in a metric of the main table whose mean is clearly above chance."""
+    weak = set[int]()
+    for metric in MAIN:
+        level, found = row.chance(metric), estimate(row, metric)
+        if level is not None and found is not None and found.value > 1.5 * level:
+            weak |= {seed for seed in row.seeds(metric) if row.results[seed].metrics[metric] <= level}
+    return len(weak)
 
 
 def html(study: Study, out: Path) -> str:
@@ -154,23 +184,40 @@ def answer(judgements: Sequence[Judgement]) -> list[str]:
     entries = [entry for entry in judgements if entry.claim.kind != "component"]
     counts = Counter(entry.verdict for entry in entries)
     n_restated = sum(entry.claim.kind == "objective" for entry in entries if entry.verdict == "holds")
-    n_tests, n_expected = n_false(judgements)
+    n_opposite = sum({entry.findings[name].verdict for name in COUNTED} == {"holds", "reversed"} for entry in entries)
+    n_tests, n_alone, n_expected = n_false(judgements)
+    n_resting, n_left = half_margins(entries)
     return [
         f"Of {len(entries)} claims, {counts['holds']} hold here, {n_restated} of them because the loss asks for it. "
         f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
-        f"{counts['mixed']} depend on the tower. The others are undecided ({counts['undecided']}), not testable "
-        f"({counts['not testable']}) or not measured ({counts['not measured']}).",
+        f"{counts['mixed']} depend on the tower, {n_opposite} of them with opposite verdicts. The others are undecided "
+        f"({counts['undecided']}), not testable ({counts['not testable']}) or not measured ({counts['not measured']}).",
         f"{sum(map(is_small, entries))} that hold or are reversed differ by less than their margin. The verdicts rest on "
-        f"{n_tests} tests of level 5 % without correction: if no rows differed, on average at most {n_expected:.0f} "
-        "of them would find a direction.",
+        f"{n_tests} tests of level 5 % without correction, {n_alone} of them over seeds alone (ˢ): if no rows differed, on "
+        f"average at most {n_expected:.0f} would find a direction. Of {n_resting} that rest on a margin, {n_left} would have "
+        "the same verdict with half of it.",
     ]
 
 
+def half_margins(entries: Sequence[Judgement]) -> tuple[int, int]:
+    """The number of findings that rest on a margin, and of those that have the same verdict with half of it."""
+    found = [
+        verdict(claim.direction, claim.margin / 2, item.estimate) == item.verdict
+        for claim, item in ((entry.claim, entry.findings[name]) for entry in entries for name in COUNTED)
+        if item.estimate
+        and (
+            item.verdict == "absent"
+            or (item.verdict == "holds" and claim.direction not in ("above", "below", "differ"))
+        )
+    ]
+    return len(found), sum(found)
+
+
 def is_small(entry: Judgement) -> bool:
-    """True if a direction is shown, but a difference as large as the margin is excluded on all towers."""
-    found = [entry.findings[name].estimate for name in COUNTED]
-    is_shown = entry.claim.direction in ("above", "below", "differ") and entry.verdict in ("holds", "reversed")
-    return is_shown and all(value is None or value.is_within(entry.claim.margin) for value in found)
+    """True if a difference is shown, but one as large as the margin is excluded on all towers."""
+    found = [value for name in COUNTED if (value := entry.findings[name].estimate)]
+    has_side = entry.verdict in ("holds", "reversed") and any(value.side for value in found)
+    return has_side and all(value.is_within(entry.claim.margin) for value in found)
 
 
 def size_of(entry: Judgement) -> float | None:
@@ -196,7 +243,7 @@ def differences(entry: Judgement) -> list[tuple[str, str, str]]:
 def words_of(entry: Judgement) -> str:
     """The verdict, with a mark if the difference is smaller than the margin."""
     words = "an effect" if entry.claim.kind == "component" and entry.verdict == "holds" else entry.verdict
-    return f"{words}, less than the margin" if is_small(entry) else words
+    return f"{words}; the difference is less than the margin" if is_small(entry) else words
 
 
 def interval(metric: str, found: Estimate) -> str:

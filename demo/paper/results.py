@@ -201,15 +201,11 @@ def is_at_chance(row: Row, metric: str) -> bool:
     return found is not None and found.side == 0
 
 
-def n_false(judgements: Sequence[Judgement]) -> tuple[int, float]:
-    """The number of tests on which verdicts rest, and how many would find a direction if no rows differed.
+def n_false(judgements: Sequence[Judgement]) -> tuple[int, int, float]:
+    """The number of tests on which verdicts rest, of those over seeds alone, and of false directions if no rows differed.
 
-    A test of level 5 % does so in 5 of 100 cases, half of them in the claimed direction.
+    A test of level 5 % finds a direction in 5 of 100 cases, half of them in the claimed direction.
     """
-    n_tests = sum(
-        found.estimate is not None and found.verdict != "not testable"
-        for entry in judgements
-        for name, found in entry.findings.items()
-        if name in COUNTED
-    )
-    return n_tests, 0.05 * n_tests
+    findings = [entry.findings[name] for entry in judgements for name in COUNTED]
+    tests = [found.estimate for found in findings if found.estimate and found.verdict != "not testable"]
+    return len(tests), sum(not found.has_items for found in tests), 0.05 * len(tests)

@@ -88,6 +88,11 @@ class Run:
         schedule = {"steps": self.steps, "at": self.at}
         return {"row": self.variant.key, "model": self.variant.model, **settings, **schedule} | data_settings(self.size)
 
+    @property
+    def hash(self) -> str:
+        """A name for the identity."""
+        return hashlib.sha256(json.dumps(self.identity).encode()).hexdigest()[:12]
+
 
 def run_study(size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> None:
     """Run what is missing. Without a missing result, no data is made.
@@ -268,8 +273,7 @@ def tune(
 
 def validated(run: Run, folders: Folders) -> Path:
     """The file with the scores of a run on the validation split, by step."""
-    name = hashlib.sha256(json.dumps(run.identity).encode()).hexdigest()[:12]
-    return folders.work / "tuning" / f"{run.variant.key}-{run.lr}-{run.seed}-{name}.json"
+    return folders.work / "tuning" / f"{run.variant.key}-{run.lr}-{run.seed}-{run.hash}.json"
 
 
 def validate(folders: Folders, run: Run) -> str:

@@ -84,9 +84,7 @@ DESIGNS: Final = (
         {f"scenes/{name}": name for name in HIERARCHY},
     ),
     design(
-        "VL-CheckList",
-        "vlchecklist",
-        [*OBJECTS, "object", "attribute/color", "attribute/size", "relation/spatial"],
+        "VL-CheckList", "vlchecklist", [*OBJECTS, "object", "attribute/color", "attribute/size", "relation/spatial"]
     ),
     design("SugarCrepe", "sugarcrepe", (*FILES, "overall")),
     design("Pairs that training did not show", "sugarcrepe", UNSEEN, {}),

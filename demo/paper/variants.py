@@ -79,12 +79,7 @@ def main_rows() -> Iterator[Variant]:
 
 PAPERS: Final = {"phyclip": ("model.factor_dim=8",), "uncha": ("data.boxes=all", "data.max_boxes=5")}
 """Settings of a row beside the defaults of its model: at width 64, 8 factors; and the boxes of UNCHA's released code."""
-PRINTED: Final = (
-    *PAPERS["phyclip"],
-    "model.alpha_init=paper",
-    "model.box_candidates=paper",
-    "model.entail_weight=0.4",
-)
+PRINTED: Final = (*PAPERS["phyclip"], "model.alpha_init=paper", "model.box_candidates=paper", "model.entail_weight=0.4")
 
 
 def ablations() -> Iterator[Variant]:

@@ -114,13 +114,7 @@ def relation(first: Mention, second: Mention, slots: Sequence[Slot], rng: Random
 
 
 def connection(
-    first: Mention,
-    second: Mention,
-    slots: Sequence[Slot],
-    rng: Random,
-    config: WorldConfig,
-    plain: bool,
-    last: bool,
+    first: Mention, second: Mention, slots: Sequence[Slot], rng: Random, config: WorldConfig, plain: bool, last: bool
 ) -> str:
     """Draw the text between two mentions: a true relation, or a word such as "and"."""
     if plain:

@@ -1,6 +1,7 @@
 """Settings of the ground stage; load the grounder that they name, and read its calibrated score threshold."""
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, Literal, cast
 
@@ -23,6 +24,8 @@ from pipeline.stages.ground.endpoint import KEY, EndpointGrounder
 from pipeline.stages.ground.grounder import Grounder
 
 MINIATURE: Final = Path(__file__).parents[3] / "demo" / "weights" / "glip"
+grounder_path: Final = partial(local_model, miniature=MINIATURE)
+"""Path of the files of `GroundConfig.grounder` on this machine."""
 CALIBRATED: Final = (("thresholds", "score"), ("detect", "score_threshold"))
 """Keys (group, key) of a model's config.json that may hold its calibrated threshold, in order of precedence."""
 SCORE_THRESHOLD: Final = 0.65
@@ -197,18 +200,3 @@ def score_threshold(grounder: str) -> float:
     name = parse_hub_name(path) if "@" in path and not Path(path).exists() else None
     config = hub_config(name) if name else read_model_config(Path(path))
     return calibrated_threshold(config, CALIBRATED, otherwise=SCORE_THRESHOLD, most=1, model=f"grounder {grounder!r}")
-
-
-def grounder_path(grounder: str) -> str:
-    """Return the path of a grounder's files on this machine.
-
-    Args:
-        grounder: `GroundConfig.grounder`.
-
-    Returns:
-        The folder of `miniature`, or the copy of a URL, which is fetched first; any other name or path unchanged.
-
-    Raises:
-        UserError: as `local_model`: the URL cannot be read, or has another hash.
-    """
-    return str(MINIATURE) if grounder == "miniature" else local_model(grounder)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
 
@@ -149,19 +150,8 @@ CLIP_SCORE_THRESHOLD: Final = 0.65
 """CLIPScore threshold of a scorer without calibration: a cosine of 0.26, as in HyCoCLIP (appendix A)."""
 
 
-def scorer_path(scorer: str) -> str:
-    """Return the path of a scorer's weights on this machine.
-
-    Args:
-        scorer: `ScoreConfig.scorer`.
-
-    Returns:
-        The folder of `miniature`, or the copy of a URL, which is fetched first; any other name or path unchanged.
-
-    Raises:
-        UserError: as `local_model`: the URL cannot be read, or has another hash.
-    """
-    return str(MINIATURE) if scorer == "miniature" else local_model(scorer)
+scorer_path: Final = partial(local_model, miniature=MINIATURE)
+"""Path of the weights of `ScoreConfig.scorer` on this machine."""
 
 
 def clip_score_threshold(scorer: str) -> float:

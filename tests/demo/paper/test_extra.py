@@ -18,7 +18,7 @@ def iou(a: tuple[float, ...], b: tuple[float, ...]) -> float:
     return inside / (sum(areas) - inside)
 
 
-@pytest.mark.parametrize("wanted", IOUS)
+@pytest.mark.parametrize("wanted", IOUS[1:])
 def test_a_box_is_moved_until_it_has_the_iou(wanted: float) -> None:
     box = (0.4, 0.35, 0.6, 0.65)
     for seed in range(20):
@@ -46,11 +46,11 @@ def write_values(folder: Path, values: dict[str, dict[str, list[dict[str, float]
 def test_sentences_have_paired_differences_with_intervals_over_seeds(tmp_path: Path) -> None:
     base = [{ACCURACY: a, ORDER: 0.9, "pairs": 900.0} for a in (0.10, 0.20, 0.30)]
     loose = [{ACCURACY: a, ORDER: 0.8, "pairs": 1200.0} for a in (0.09, 0.18, 0.27)]
-    (found,) = write_values(tmp_path, {"boxes": {"iou0.85": base, "iou0.3": loose}})
+    (found,) = write_values(tmp_path, {"boxes": {"iou1.0": base, "iou0.3": loose}})
     assert found["text"] == [
-        "HyCoCLIP was trained with other values of the IoU of a true box and the same box after a random shift, on 900 to "
-        "1,200 pairs; the figure shows differences to 0.85.",
-        "The accuracy is 20.0 ± 24.8 % at 0.85, and differs by -2.0 ± 2.5 (0.3) points.",  # t of 2 degrees: 4.303
+        "HyCoCLIP was trained with other values of the IoU of a true box and the same box after a random shift than 1.0, for "
+        "the same number of steps. The pairs that pass are 900 (1.0), 1,200 (0.3).",
+        "The accuracy is 20.0 ± 24.8 % at 1.0, and differs by -2.0 ± 2.5 (0.3) points.",  # t of 2 degrees: 4.303
         "Boxes are nearer the root than their images in 90.0 ± 0.0 % of the pairs; this differs by -10.0 ± 0.0 (0.3).",
     ]
     assert Path(str(found["figure"])).stat().st_size > 5000
@@ -62,7 +62,9 @@ def test_the_map_of_rates_names_its_extremes_and_what_was_lost(tmp_path: Path) -
         case: [{ACCURACY: found, "collapsed": float(n == 0)} for n in range(SEEDS)] for case, found in cases.items()
     }
     (found,) = write_values(tmp_path, {"phases": values})
-    assert "It is highest with 0.008 10.0 0.3 (27.0 %), and lowest with 0.0005 0.1 0.03 (1.0 %)." in str(found["text"])
+    assert "highest with 0.008 10.0 0.3 (27.0 ± 0.0 %) and lowest with 0.0005 0.1 0.03 (1.0 ± 0.0 %)" in str(
+        found["text"]
+    )
     assert "In 27 combinations" in str(found["text"])
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from demo.paper.page import is_small, words_of, write_page
+from demo.paper.page import half_margins, is_small, words_of, write_page
 from demo.paper.results import Claim, Direction, Row, claims, estimate, judge, n_false, verdict
 from demo.paper.sizes import SIZES
 from demo.paper.statistics import Estimate
@@ -95,7 +95,7 @@ def test_a_claim_is_judged_on_each_tower_and_mixed_if_they_differ() -> None:
     found = judge(CLAIM, rows)
     assert found.findings["scenes"].verdict == "reversed"
     assert found.verdict == "mixed"
-    assert n_false([found]) == (2, pytest.approx(0.1))
+    assert n_false([found]) == (2, 0, pytest.approx(0.1))
     effect = judge(replace(CLAIM, direction="differ"), rows)
     assert [effect.findings[name].verdict for name in ("crops", "scenes")] == ["holds", "holds"]
     assert effect.verdict == "mixed"  # on different sides of 0
@@ -193,7 +193,36 @@ def test_a_direction_is_marked_if_a_difference_as_large_as_the_margin_is_exclude
         rows = {"hycoclip": row("hycoclip", share), "clip": row("clip", 0.5)}
         found = judge(replace(CLAIM, margin=margin), rows)
         assert is_small(found) == expected
-        assert words_of(found).endswith(", less than the margin") == expected
+        assert words_of(found).endswith("; the difference is less than the margin") == expected
+
+
+def test_a_claim_of_equality_that_holds_is_marked_if_a_smaller_difference_is_shown() -> None:
+    for share, expected in ((0.56, True), (0.5, False)):
+        rows = {"hycoclip": row("hycoclip", share, 10), "clip": row("clip", 0.5, 10)}
+        found = judge(replace(CLAIM, direction="not above", margin=0.2), rows)
+        assert found.verdict == "holds"
+        assert is_small(found) == expected
+
+
+def test_findings_that_rest_on_a_margin_are_counted_with_half_of_it() -> None:
+    rows = {"hycoclip": row("hycoclip", 0.56, 10), "clip": row("clip", 0.5, 10)}
+    equal = [judge(replace(CLAIM, direction="not above", margin=margin), rows) for margin in (0.12, 0.3)]
+    above = judge(replace(CLAIM, margin=0.2), rows)
+    assert [found.verdict for found in (*equal, above)] == ["holds"] * 3
+    assert half_margins([*equal, above]) == (2, 1)
+
+
+def test_page_notes_seeds_at_chance_and_curvatures_at_their_bound(tmp_path: Path) -> None:
+    learned = {"curv_learnable": True, "curv_init": 1.0, "curv_max_ratio": 10.0}
+    for curvature, key in ((0.1, "hycoclip"), (0.2, "meru")):
+        write(tmp_path, {key: 0.6}, curvature=[curvature], settings={"batch_size": 256, "model": learned})
+    write(tmp_path, {"clip": 0.6}, n_seeds=2)
+    items = {"scenes/accuracy": correct(0.0, 1)}
+    result = TaskResult(metrics={"scenes/accuracy": 0.0}, chance={"scenes/accuracy": 0.007}, n_used=N, items=items)
+    write_result(tmp_path / "results" / "clip-2.parquet", {"": {"classification": result}}, {}, True)
+    page = write_page("small", SIZE, tmp_path).read_text("utf-8")
+    assert "where the mean is above it, are mixed with others in: clip (1 of 3)." in page
+    assert "lower bound in all seeds of 1 rows, where &#39;learned&#39; means &#39;at the bound&#39;: hycoclip." in page
 
 
 def test_smoke_makes_no_claims(tmp_path: Path) -> None:
