@@ -106,7 +106,7 @@ def notes(rows: Rows, planned: Mapping[str, int], size: Size) -> list[str]:
         "The loss or a gradient was not finite in seeds of": {
             key: sum(bool(run.get("collapsed")) for run in runs) for key, runs in facts.items()
         },
-        "Seeds at chance or below in a metric of the main table, where the mean is above it, are mixed with others in": {
+        "Single seeds are at chance or below in a metric of the main table whose mean is well above it": {
             key: n_weak_seeds(row) for key, row in rows.items()
         },
     }

@@ -221,7 +221,7 @@ def test_page_notes_seeds_at_chance_and_curvatures_at_their_bound(tmp_path: Path
     result = TaskResult(metrics={"scenes/accuracy": 0.0}, chance={"scenes/accuracy": 0.007}, n_used=N, items=items)
     write_result(tmp_path / "results" / "clip-2.parquet", {"": {"classification": result}}, {}, True)
     page = write_page("small", SIZE, tmp_path).read_text("utf-8")
-    assert "where the mean is above it, are mixed with others in: clip (1 of 3)." in page
+    assert "whose mean is well above it: clip (1 of 3)." in page
     assert "lower bound in all seeds of 1 rows, where &#39;learned&#39; means &#39;at the bound&#39;: hycoclip." in page
 
 
