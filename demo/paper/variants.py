@@ -135,7 +135,7 @@ def ablations() -> Iterator[Variant]:
         "model.text.heads=4",
     )
     for model in ("clip", "meru", "syntax_meru", "hycoclip"):
-        yield from rows("tokens", model, {"tokens": tokens})
+        yield from rows("tokens", model, {"tokens": tokens}, seeds=3)  # a run takes 4 to 7 minutes
     for row in main_rows():
         if row.row in LONG:
             title = f"{row.title}, twice the steps"
