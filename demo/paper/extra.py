@@ -182,8 +182,7 @@ def case_of(name: str, run: Run) -> str:
 
 def path_of(folders: Folders, name: str, run: Run) -> Path:
     """The file with the figures of a training."""
-    case = f"{case_of(name, run).replace(' ', '_')}-{run.seed}-{run.hash}.json"
-    return folders.work / "extra" / name / case
+    return folders.work / "extra" / name / f"{case_of(name, run).replace(' ', '_')}-{run.seed}-{run.hash}.json"
 
 
 def measure(folders: Folders, named: tuple[str, Run]) -> str:
@@ -292,7 +291,7 @@ def show_boxes(title: str, boxes: str, reference: str, values: Values, path: Pat
     draw(path, names, lines, boxes, f"difference to {at}, percentage points")
     return (
         title,
-        f"HyCoCLIP was trained with other values of {boxes} than {at}, for the same number of steps. The pairs that pass are "
+        f"Trainings of HyCoCLIP differ in {boxes}, not in the number of steps. The pairs that pass are "
         f"{values[reference][0]['pairs']:,.0f} ({at}), {sizes}.",
         f"The accuracy is {own[0]} % at {at}, and differs by {phrases(names, found[0])} points.",
         f"Boxes are nearer the root than their images in {own[1]} % of the pairs; this differs by {phrases(names, found[1])}.",
@@ -357,12 +356,13 @@ def show_phases(values: Values, path: Path) -> tuple[str, ...]:
         ax.set_yticks(range(len(rates)), rates)
         ax.set(xlabel="initial curvature, and K below it", ylabel="learning rate")
     top, low = (choose(found, key=lambda case: found[case]) for choose in (max, min))
-    own = [phrase(estimates(values, [case], ACCURACY)[0], sign="") for case in (top, low)]
+    names = ["rate {}, curvature {}, K {}".format(*case.split()) for case in (top, low)]
+    ends = phrases(names, estimates(values, (top, low), ACCURACY), "")
     return (
         "Where HyCoCLIP learns",
         f"HyCoCLIP was trained with {len(values)} combinations of rate, initial curvature and K, with {SEEDS} seeds each; the "
         "curvature can change tenfold, and the figure has the mean accuracy.",
-        f"It is highest with {top} ({own[0]} %) and lowest with {low} ({own[1]} %), which are the extremes of many cases.",
+        f"The highest and the lowest of these means are {ends} %.",
         f"In {sum(n > 0 for n in lost.values())} combinations, a loss or a gradient of a seed was not finite (lost).",
     )
 

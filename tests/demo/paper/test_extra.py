@@ -48,8 +48,8 @@ def test_sentences_have_paired_differences_with_intervals_over_seeds(tmp_path: P
     loose = [{ACCURACY: a, ORDER: 0.8, "pairs": 1200.0} for a in (0.09, 0.18, 0.27)]
     (found,) = write_values(tmp_path, {"boxes": {"iou1.0": base, "iou0.3": loose}})
     assert found["text"] == [
-        "HyCoCLIP was trained with other values of the IoU of a true box and the same box after a random shift than 1.0, for "
-        "the same number of steps. The pairs that pass are 900 (1.0), 1,200 (0.3).",
+        "Trainings of HyCoCLIP differ in the IoU of a true box and the same box after a random shift, not in the number of "
+        "steps. The pairs that pass are 900 (1.0), 1,200 (0.3).",
         "The accuracy is 20.0 ± 24.8 % at 1.0, and differs by -2.0 ± 2.5 (0.3) points.",  # t of 2 degrees: 4.303
         "Boxes are nearer the root than their images in 90.0 ± 0.0 % of the pairs; this differs by -10.0 ± 0.0 (0.3).",
     ]
@@ -62,9 +62,8 @@ def test_the_map_of_rates_names_its_extremes_and_what_was_lost(tmp_path: Path) -
         case: [{ACCURACY: found, "collapsed": float(n == 0)} for n in range(SEEDS)] for case, found in cases.items()
     }
     (found,) = write_values(tmp_path, {"phases": values})
-    assert "highest with 0.008 10.0 0.3 (27.0 ± 0.0 %) and lowest with 0.0005 0.1 0.03 (1.0 ± 0.0 %)" in str(
-        found["text"]
-    )
+    expected = "27.0 ± 0.0 (rate 0.008, curvature 10.0, K 0.3), 1.0 ± 0.0 (rate 0.0005, curvature 0.1, K 0.03) %"
+    assert expected in str(found["text"])
     assert "In 27 combinations" in str(found["text"])
 
 
