@@ -17,8 +17,8 @@ EXTRA = "extra"
 EPILOG = f"""\
 sizes:
 {chr(10).join(f"  {name:6} {size.about}" for name, size in SIZES.items())}
-  {EXTRA:6} full, and what no paper measures: loose boxes, rules for boxes, captions far from the root, trees and
-         lattices, a map of rate, curvature and K
+  {EXTRA:6} full, and in about 1.8 h more what no paper measures: displaced boxes, rules for boxes, captions far from
+         the root, trees and lattices, a map of rate, curvature and K
 
 rows, for --rows:
 {chr(10).join(f"  {key:26} {variant.title}" for key, variant in VARIANTS.items())}
