@@ -66,7 +66,7 @@ SIZES: Final[dict[str, Size]] = {
     ),
     "small": replace(
         FULL,
-        about="seven rows on one tower with 3 seeds, about 30 min on 2 cores",
+        about="seven rows on one tower with 3 seeds, about 15 min on 2 cores",
         train_rows=6000,
         held_out_rows=400,
         rows=COMPARED,
