@@ -59,3 +59,5 @@ def test_their_page_is_written_without_training_a_row(tmp_path: Path, monkeypatc
     text = (tmp_path / "out" / "paper.md").read_text(encoding="utf-8")
     assert "PHyCLIP, k64" in text
     assert "not measured (0)" in text
+    page = (tmp_path / "out" / "index.html").read_text(encoding="utf-8")
+    assert page.index("Experiments of ours") < page.index("Displaced boxes") < page.index("Where HyCoCLIP learns")
