@@ -52,9 +52,10 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, monkey
     run_study(SIZE, folders, 1, lines.append)
     assert [line.partition(",")[0] for line in lines if line[:1].isdigit()] == ["1 of 1: clip-1"]
 
-    monkeypatch.setattr(extra, "FACTORS", ("clip", "hycoclip"))
+    monkeypatch.setattr(extra, "FACTORS", ("hycoclip", "clip"))
+    monkeypatch.setattr(extra, "SINGLE", "hycoclip")
     monkeypatch.setattr(extra, "PHASES", ((1e-3, 1.0, 0.1), (1e-2, 10.0, 0.3)))
-    monkeypatch.setattr(extra, "IOUS", (0.8, 0.4))
+    monkeypatch.setattr(extra, "IOUS", (1.0, 0.4))
     monkeypatch.setattr(extra, "SHARES", (50,))
     names = ("score0.2", "score0.65", "side32", "side48")
     monkeypatch.setattr(extra, "RULES", {name: extra.RULES[name] for name in names})
@@ -63,4 +64,4 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, monkey
     names = ["boxes.png", "score.png", "side.png", "captions.png", "structures.png", "phases.png"]
     assert [entry["figure"].name for entry in entries] == names
     assert all(len(entry["text"]) == 3 and entry["figure"].is_file() for entry in entries)
-    assert write_page("smoke", SIZE, folders.out).read_text("utf-8").count('alt="Loose boxes"') == 1
+    assert write_page("smoke", SIZE, folders.out).read_text("utf-8").count('alt="Displaced boxes"') == 1
