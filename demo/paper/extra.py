@@ -7,7 +7,7 @@
 - structures: distortion of trees, of a product of trees and of a lattice, and Gromov's delta, by number of factors.
 - phases: HyCoCLIP by rate, initial curvature and K: where it learns, and where it collapses.
 
-WORK/extra/NAME.json has the figures of a training, and OUT/results/extra.json those that the page shows.
+WORK/extra/NAME/*.json has the figures of a training, and OUT/results/extra.json those that the page shows.
 """
 
 import json
@@ -135,10 +135,8 @@ def caption_filters(candidates: Path) -> dict[str, tuple[str, ...]]:
     for share in SHARES:
         least = distances[len(distances) * (100 - share) // 100]
         filters[FAR.format(share)] = (f"score.min_head_score={least}",)
-        left, path = (
-            Counter(n for distance, _, n in rows if distance >= least),
-            candidates.with_name(f"not-{share}.txt"),
-        )
+        left = Counter(n for distance, _, n in rows if distance >= least)
+        path = candidates.with_name(f"not-{share}.txt")
         with path.open("w", encoding="utf-8") as file:
             for _, image, n in shuffled:
                 left[n] -= 1
@@ -244,9 +242,9 @@ def move(box: Sequence[float], iou: float, rng: Random) -> tuple[float, ...]:
 def read_entries(out: Path) -> list[dict[str, Any]]:
     """The entries of the page from OUT/results/extra.json, if it exists; their figures are drawn in OUT/pictures/extra."""
     path, pictures = out / "results" / "extra.json", out / "pictures" / "extra"
-    pictures.mkdir(parents=True, exist_ok=True)
     found = list[dict[str, Any]]()
     for name, values in (read_object(path) if path.is_file() else {}).items():
+        pictures.mkdir(parents=True, exist_ok=True)
         title, *text = SHOWN[name](values, figure := pictures / f"{name}.png")
         found.append({"title": title, "text": text, "figure": figure})
     return found

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any, Final
 
 from markupsafe import Markup
@@ -140,9 +141,9 @@ def n_weak_seeds(row: Row) -> int:
     """The number of seeds at chance or below in a metric of the main table whose mean is clearly above chance."""
     weak = set[int]()
     for metric in MAIN:
-        level, found = row.chance(metric), estimate(row, metric)
-        if level is not None and found is not None and found.value > 1.5 * level:
-            weak |= {seed for seed in row.seeds(metric) if row.results[seed].metrics[metric] <= level}
+        level, values = row.chance(metric), dict(zip(row.seeds(metric), row.values(metric), strict=True))
+        if level is not None and values and fmean(values.values()) > 1.5 * level:
+            weak |= {seed for seed, value in values.items() if value <= level}
     return len(weak)
 
 
