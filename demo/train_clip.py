@@ -19,7 +19,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Final
 
-from demo.train_demo import JOBS, format_table, keep, print_status, run_trainer
+from demo.train_demo import JOBS, format_table, keep, print_status, run_verb
 from demo.train_demo_data import (
     JPEG_QUALITY,
     ROOT,
@@ -82,7 +82,7 @@ def main() -> int:
         else:
             arguments += ["evaluation.image_folders=[]", 'evaluation.shards=""']
         arguments.append(f"data.shards={options.shards or folder / 'scenes' / 'train'}")
-        run_trainer([f"{JOBS}/base.yaml", "model_name=clip", *arguments, *options.overrides])
+        run_verb("train", [f"{JOBS}/base.yaml", "model_name=clip", *arguments, *options.overrides])
         if options.keep:
             words = ["python -m demo.train_clip", "--whole" * options.whole, "--keep", options.keep, *options.overrides]
             words[2:2] = ["--shards", options.shards] if options.shards else []

@@ -82,7 +82,7 @@ def main() -> int:
 def train(model: str, job: Sequence[str], folder: Path, overrides: list[str]) -> None:
     """Train a model on the shards in `folder`. Raises RuntimeError if it fails."""
     paths = [f"evaluation.shards={folder / 'shards' / 'held_out'}", f"evaluation.image_folders=[{folder / 'concepts'}]"]
-    run_trainer([*job, f"model_name={model}", *paths, *overrides])
+    run_verb("train", [*job, f"model_name={model}", *paths, *overrides])
 
 
 def features(folder: Path) -> str:
@@ -91,11 +91,6 @@ def features(folder: Path) -> str:
     shards = folder / "shards" / "train"
     run_verb("features", [f"shards={shards}", f"model={TOWER}", f"output={output}", "tokens=true"])
     return f"data.features={output}"
-
-
-def run_trainer(arguments: Sequence[str]) -> None:
-    """Run the trainer in a subprocess. Raises RuntimeError if it fails."""
-    run_verb("train", arguments)
 
 
 def run_verb(verb: str, arguments: Sequence[str]) -> None:

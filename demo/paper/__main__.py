@@ -25,8 +25,8 @@ rows, for --rows:
 
 outputs in --out:
   index.html, paper.md   tables of all rows that have results, verdicts on the papers' claims, pictures
-  results/               metrics and held-out items of each row and seed; tuning.json, the rates and steps
-  pictures/              figures of the first seed
+  results/               metrics and held-out items of each row and seed, chosen rates and steps, figures of first seeds
+  pictures/              figures of the experiments of extra
 
 outputs in --work:
   data/                  scenes, shards, features, and evaluation sets in the benchmarks' files

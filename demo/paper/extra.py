@@ -289,7 +289,7 @@ def show_boxes(title: str, boxes: str, reference: str, values: Values, path: Pat
     draw(path, names, lines, boxes, f"difference to {at}, percentage points")
     return (
         title,
-        f"Trainings of HyCoCLIP differ in {boxes}, not in the number of steps. The pairs that pass are "
+        f"Trainings of HyCoCLIP differ in {boxes}, not in the number of steps; the pairs that pass are "
         f"{values[reference][0]['pairs']:,.0f} ({at}), {sizes}.",
         f"The accuracy is {own[0]} % at {at}, and differs by {phrases(names, found[0])} points.",
         f"Boxes are nearer the root than their images in {own[1]} % of the pairs; this differs by {phrases(names, found[1])}.",

@@ -18,6 +18,7 @@ from demo.paper.results import (
     COUNTED,
     FILE,
     VERDICTS,
+    Claim,
     Judgement,
     Row,
     Rows,
@@ -29,9 +30,10 @@ from demo.paper.results import (
     read_rows,
     verdict,
 )
+from demo.paper.run import PICTURES, WALKS
 from demo.paper.sizes import Size, rows_of
 from demo.paper.statistics import Estimate
-from demo.paper.tables import MAIN, Table, shown, tables
+from demo.paper.tables import ACCURACY, MAIN, Table, shown, tables
 from demo.train_demo_data import ROOT
 from hypergrit_common.config import flatten, runtime_keys
 from hypergrit_common.disk import atomic_write
@@ -45,10 +47,17 @@ from trainer.evaluation.report.tables import escape, is_share
 from trainer.evaluation.report.tables import row as markdown_row
 
 FOLDER: Final = Path(__file__).resolve().parent
-PICTURES: Final = ("norms", "order", "factors")
-WALKS: Final = ("traversal", "interpolation")
+WITHOUT: Final = ("hycoclip", "hycoclip-no-entailment")
+OPENING: Final = {
+    "MERU retrieves images better than CLIP": ("retrieval:coco/text_to_image/recall@5", "meru", "clip"),
+    "HyCoCLIP classifies better than CLIP": (ACCURACY, "hycoclip", "clip"),
+    "PHyCLIP classifies better than HyCoCLIP": (ACCURACY, "phyclip", "hycoclip"),
+    "Entailment raises HyCoCLIP's order of phrases and captions": ("order:cross_text/order", *WITHOUT),
+    "Entailment raises HyCoCLIP's tau of chains": ("chains:scenes/path/tau", *WITHOUT),
+}
+"""The comparisons that open the page: metric and rows."""
 HEADINGS: Final = {
-    "holds": "Hold here",
+    "holds": "Hold here; claims of no loss and of no difference within their margin",
     "reversed": "The opposite is shown",
     "absent": "A difference as large as the margin is excluded",
     "mixed": "The verdict depends on the tower",
@@ -58,8 +67,9 @@ HEADINGS: Final = {
 LEGEND: Final = """\
 Tables have means ± half of the 95 % interval over seeds and held-out items (crossed, Satterthwaite); ˢ: over seeds alone,
 because the metric is no mean of items or its items are not stored. Bold: the best, and rows that the paired interval does
-not separate from it. ↓: lower is better. Rows of papers are as printed, on photographs. Rows of ablations have the rate and
-the number of steps of their model, also with other sizes of a batch."""
+not separate from it, also where failed seeds make that interval wide. ↓: lower is better. Rows of papers are as printed, on
+photographs. Rows of ablations, controls, true boxes and longer trainings have the rate and the steps of their model, also
+with other sizes of a batch; PHyCLIP's numbers of factors have their own."""
 SKIPPED: Final = {"output", "seed", "data.seed", "data.features", "data.shards", "model_name"}
 """Settings that are not compared with the papers' jobs."""
 
@@ -158,7 +168,7 @@ def html(study: Study, out: Path) -> str:
         "page.html",
         style=Markup(Path(evaluation_page.FOLDER / "page.css").read_text(encoding="utf-8")),
         study=study,
-        answer=answer(study.judgements),
+        answer=answer(study),
         groups=[(title, by_verdict[key]) for key, title in HEADINGS.items() if by_verdict[key]],
         unmeasured=by_verdict["not measured"],
         components=sorted(
@@ -175,29 +185,45 @@ def html(study: Study, out: Path) -> str:
         legend=LEGEND,
         settings=settings_of(study.rows),
         facts=facts(study.rows),
-        pictures=pictures(out / "pictures", study.rows),
+        pictures=pictures(out / "results" / "pictures", study.rows),
         extra=[entry | {"source": inline_file(entry["figure"])} for entry in read_entries(out)],
     )
 
 
-def answer(judgements: Sequence[Judgement]) -> list[str]:
+def answer(study: Study) -> list[str]:
     """The first sentences of the page."""
-    entries = [entry for entry in judgements if entry.claim.kind != "component"]
+    entries = [entry for entry in study.judgements if entry.claim.kind != "component"]
     counts = Counter(entry.verdict for entry in entries)
     n_restated = sum(entry.claim.kind == "objective" for entry in entries if entry.verdict == "holds")
-    n_opposite = sum({entry.findings[name].verdict for name in COUNTED} == {"holds", "reversed"} for entry in entries)
-    n_tests, n_alone, n_expected = n_false(judgements)
+    verdicts = [{entry.findings[name].verdict for name in COUNTED} for entry in entries]
+    n_opposite = verdicts.count({"holds", "reversed"})
+    n_one = sum("holds" in found for entry, found in zip(entries, verdicts, strict=True) if entry.verdict == "mixed")
+    n_tests, n_alone, n_expected = n_false(study.judgements)
     n_resting, n_left = half_margins(entries)
     return [
-        f"Of {len(entries)} claims, {counts['holds']} hold here, {n_restated} of them because the loss asks for it. "
-        f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin; "
-        f"{counts['mixed']} depend on the tower, {n_opposite} of them with opposite verdicts. The others are undecided "
-        f"({counts['undecided']}), not testable ({counts['not testable']}) or not measured ({counts['not measured']}).",
+        *openings(study.rows),
+        f"Of {len(entries)} claims, {counts['holds']} hold here, of which {n_restated} restate what a loss asks for. "
+        f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin. The towers "
+        f"differ on {counts['mixed']}: {n_one} hold on one, {n_opposite} of these are reversed on the other, and "
+        f"{counts['mixed'] - n_one} hold on neither. The others are undecided ({counts['undecided']}), not testable "
+        f"({counts['not testable']}) or not measured ({counts['not measured']}). "
+        f"{sum('not measured' in found and len(found) > 1 for found in verdicts)} were measured on one tower alone.",
         f"{sum(map(is_small, entries))} that hold or are reversed differ by less than their margin. The verdicts rest on "
         f"{n_tests} tests of level 5 % without correction, {n_alone} of them over seeds alone (ˢ): if no rows differed, on "
         f"average at most {n_expected:.0f} would find a direction. Of {n_resting} that rest on a margin, {n_left} would have "
         "the same verdict with half of it.",
     ]
+
+
+def openings(rows: Rows) -> list[str]:
+    """The comparisons that open the page, by tower, as far as they were measured."""
+    about: dict[str, Any] = {"paper": "", "source": "", "kind": "component", "direction": "above", "margin": 0.02}
+    found = []
+    for text, (metric, first, second) in OPENING.items():
+        entry = judge(Claim(text=text, metric=metric, first=first, second=second, **about), rows)
+        if measured := [f"{verdict} on {name}, {gap}" for name, gap, verdict in differences(entry)]:
+            found.append(f"{text}: {'; '.join(measured)}.")
+    return found
 
 
 def half_margins(entries: Sequence[Judgement]) -> tuple[int, int]:
@@ -342,7 +368,7 @@ def facts(rows: Rows) -> dict[str, str]:
     return {
         "machines": "; ".join(sorted({found.get("machine", "unknown") for found in made})),
         "versions": "HyperGRIT " + ", ".join(sorted({found.get("version", "unknown") for found in made})),
-        "trainings": f"{len(made)}, {minutes['train']:.0f} min in total, each with one thread",
+        "trainings": f"{len(made)}, {minutes['train']:.0f} min in total, each with one thread; not counted: data, choice of rates",
         "evaluations": f"{minutes['evaluate']:.0f} min in total",
     }
 
@@ -369,7 +395,7 @@ def pictures(folder: Path, rows: Rows) -> list[tuple[str, Markup]]:
 def markdown(study: Study) -> str:
     """The answer, the tables and the claims in Markdown."""
     parts = [f"# The papers in miniature: {escape(study.name)}", "", "Drawn scenes, not photographs.", ""]
-    parts += [escape(text) for text in (*(answer(study.judgements) if study.judgements else ()), *study.notes, LEGEND)]
+    parts += [escape(text) for text in (*(answer(study) if study.judgements else ()), *study.notes, LEGEND)]
     for table in study.tables:
         parts += ["", f"## {escape(table.title)}", "", markdown_row("row", "source", *table.headings)]
         parts.append(markdown_row("---", "---", *["---:"] * len(table.headings)))

@@ -36,7 +36,7 @@ from trainer.evaluation.task import TaskOptions, UnsuitableModelError
 from trainer.models.hyperbolic import Hyperbolic
 
 CLAIMS: Final = Path(__file__).with_name("claims.csv")
-TUNING: Final = "tuning.json"
+TUNING: Final = "tuning"
 CHOSEN_BY: Final = (
     "classification:scenes/accuracy",
     "retrieval:coco/text_to_image/recall@5",
@@ -44,8 +44,9 @@ CHOSEN_BY: Final = (
 )
 """Metrics of the validation split whose mean chooses the rate and the step of a row."""
 Case = TypeVar("Case")
-PICTURED: Final = ("norms", "traversal", "interpolation", "factors", "order")
-"""Tasks whose figures the page shows, of the first seed of main rows."""
+PICTURES: Final = ("norms", "order", "factors")
+WALKS: Final = ("traversal", "interpolation")
+"""Tasks whose figures, and tasks whose walks the page shows, of the first seed of main rows."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,9 +122,9 @@ def is_complete(row: Variant, size: Size, chosen: Mapping[str, Any], folders: Fo
 
 
 def choices(folders: Folders) -> dict[str, Any]:
-    """The rates and steps that were chosen, by tower and row."""
-    path = folders.results / TUNING
-    return read_object(path) if path.is_file() else {}
+    """The rates and steps that were chosen, by TOWER/ROW: one file each, so that folders of machines can be merged."""
+    files = (folders.results / TUNING).glob("*/*.json")
+    return {f"{path.parent.name}/{path.stem}": read_object(path) for path in files}
 
 
 def runs_of(rows: Sequence[Variant], size: Size, chosen: Mapping[str, Any], seed: int) -> Iterator[Run]:
@@ -190,9 +191,9 @@ def measure(folders: Folders, run: Run) -> str:
     }
     seconds = {"train": round(trained.seconds, 2), "evaluate": round(time.monotonic() - start, 2)}
     prefixes = {("" if name == "test" else f"{name}/"): results for name, results in found.items()}
-    write_result(result_path(run, folders), prefixes, facts(run, trained, seconds), run.variant.keeps_items)
     if run.seed == 0 and run.variant.key == run.variant.row and run.variant.table == MAIN:
         draw(trained, tower, folders, run.variant.key)
+    write_result(result_path(run, folders), prefixes, facts(run, trained, seconds), run.variant.keeps_items)
     return f"{run.variant.key}-{run.seed}, {seconds['train']:.0f} + {seconds['evaluate']:.0f} s"
 
 
@@ -229,17 +230,19 @@ def settings_of(run: Run, trained: Trained) -> dict[str, Any]:
 
 
 def draw(trained: Trained, tower: TowerFeatures, folders: Folders, key: str) -> None:
-    """Write OUT/pictures/KEY/TASK.json with the figures beside it, for the page."""
+    """Write pictures/KEY/TASK.json in the results with the figures beside it, for the page."""
     embedder = HeadEmbedder(trained.model, trained.tokenizer, tower)
     sets = folders.data / "sets" / "test"
-    shutil.copytree(sets / "traversal", folders.out / "pictures" / "traversal", dirs_exist_ok=True)
-    for task in PICTURED:
-        folder = folders.out / "pictures" / key
+    pictures = folders.results / "pictures"
+    (pictures / key).mkdir(parents=True, exist_ok=True)
+    shutil.copytree(sets / "traversal", pictures / "traversal", dirs_exist_ok=True)
+    for task in (*PICTURES, *WALKS):
         try:
             result = CATALOG[task].evaluate(embedder, sets, TaskOptions())
         except UnsuitableModelError:
             continue
-        write_object(as_json(result) | {"figures": draw_figures(result, task, folder)}, folder / f"{task}.json")
+        figures = draw_figures(result, task, pictures / key) if task in PICTURES else []
+        write_object(as_json(result) | {"figures": figures}, pictures / key / f"{task}.json")
 
 
 def tune(
@@ -266,8 +269,9 @@ def tune(
         best = max(scores, key=lambda case: fmean(scores[case]))
         rate, _, step = best.partition("@")
         chosen[name] = {"lr": float(rate), "step": int(step), "scores": scores}
-    folders.results.mkdir(parents=True, exist_ok=True)
-    write_object(chosen, folders.results / TUNING)
+        path = folders.results / TUNING / f"{name}.json"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_object(chosen[name], path)
     return chosen
 
 

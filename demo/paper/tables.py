@@ -17,6 +17,8 @@ from trainer.models.registry import MODELS
 PRINTED: Final = Path(__file__).with_name("printed.csv")
 ONE_SET: Final = ("coco", "scenes")
 """Data sets that headings do not name."""
+SAME: Final = {"chains": "hierarcaps"}
+"""The papers' task by ours, where their names differ."""
 ACCURACY: Final = "classification:scenes/accuracy"
 MAIN: Final = {
     ACCURACY: "zero-shot accuracy",
@@ -184,7 +186,7 @@ def lines(rows: Rows, columns: Sequence[str], beside: Mapping[str, Mapping[str, 
 def shown(metric: str, value: float | None) -> str:
     """A value of TASK:METRIC as text."""
     task, _, name = metric.partition(":")
-    return show(task, name, value)
+    return show(SAME.get(task, task), name, value)
 
 
 def best_of(rows: Rows, metric: str) -> Row | None:
@@ -209,11 +211,9 @@ def our_cell(metric: str, row: Row, best: Row | None, beside: str) -> Cell:
 def paper_lines(plan: Design, rows: Rows) -> list[Line]:
     """The papers' rows of the models of the study that have a value in one of the columns."""
     models = {MODELS[row.variant.model].title for row in rows.values()}
-    tasks = dict.fromkeys(
-        "hierarcaps" if (task := name.partition(":")[0]) == "chains" else task for name in plan.papers.values()
-    )
+    tasks = dict.fromkeys(name.partition(":")[0] for name in plan.papers.values())
     found = []
-    for entry in [entry for task in tasks for entry in published().get(task, ()) if entry["model"] in models]:
+    for entry in [row for task in tasks for row in published().get(SAME.get(task, task), ()) if row["model"] in models]:
         cells = tuple(paper_cell(entry, plan.papers.get(name, "")) for name in plan.columns)
         if any(cell.text != "–" for cell in cells):
             found.append(Line(name=entry["model"], source=source_of(entry), cells=cells))

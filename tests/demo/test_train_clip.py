@@ -35,7 +35,7 @@ def test_the_boxes_of_a_scene_are_those_of_its_phrases() -> None:
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_tower_of_whole_scenes_sees_no_boxes(whole: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found: list[str] = []
-    monkeypatch.setattr(train_clip, "run_trainer", found.extend)
+    monkeypatch.setattr(train_clip, "run_verb", lambda _, arguments: found.extend(arguments))
     command = ["train_clip", "--out", str(tmp_path), "--shards", str(tmp_path / "scenes"), *["--whole"] * whole]
     monkeypatch.setattr(sys, "argv", command)
     assert train_clip.main() == 0

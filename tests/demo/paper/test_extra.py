@@ -49,7 +49,7 @@ def test_sentences_have_paired_differences_with_intervals_over_seeds(tmp_path: P
     (found,) = write_values(tmp_path, {"boxes": {"iou1.0": base, "iou0.3": loose}})
     assert found["text"] == [
         "Trainings of HyCoCLIP differ in the IoU of a true box and the same box after a random shift, not in the number of "
-        "steps. The pairs that pass are 900 (1.0), 1,200 (0.3).",
+        "steps; the pairs that pass are 900 (1.0), 1,200 (0.3).",
         "The accuracy is 20.0 ± 24.8 % at 1.0, and differs by -2.0 ± 2.5 (0.3) points.",  # t of 2 degrees: 4.303
         "Boxes are nearer the root than their images in 90.0 ± 0.0 % of the pairs; this differs by -10.0 ± 0.0 (0.3).",
     ]

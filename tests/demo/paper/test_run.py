@@ -1,5 +1,6 @@
 """Runner of the miniature study: claims are committed first, and the validation split chooses rate and step."""
 
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from demo.paper import run
-from demo.paper.run import Folders, Run, check_claims, each, is_complete, run_study, runs_of, tune, validated
+from demo.paper.run import Folders, Run, check_claims, choices, each, is_complete, run_study, runs_of, tune, validated
 from demo.paper.sizes import SIZES
 from demo.paper.store import write_result
 from demo.paper.variants import VARIANTS
@@ -84,4 +85,9 @@ def test_the_best_mean_on_the_validation_split_is_chosen_once(tmp_path: Path, mo
         write_result(folders.results / f"clip-{found.seed}.parquet", {}, {"identity": found.identity}, items=False)
     assert [is_complete(row, SIZE, chosen, folders) for row in rows] == [True, False, False]
     run_study(replace(SIZE, rows=("clip",)), folders, 1, print)  # without data
+    other = Folders(out=tmp_path / "other", work=tmp_path)
+    tune([VARIANTS["atmg"]], SIZE, other, 1, print)
+    shutil.copytree(other.results, folders.results, dirs_exist_ok=True)  # the results of another machine
+    assert choices(folders).keys() == chosen.keys() | {"crops/atmg"}
+    assert is_complete(rows[0], SIZE, choices(folders), folders)
     assert [(found.variant.key, found.lr, found.at) for found in runs] == [(row.key, 2e-3, (5,)) for row in rows]

@@ -7,10 +7,9 @@ import pytest
 
 from demo.paper import extra
 from demo.paper.page import write_page
-from demo.paper.run import Folders, run_study
+from demo.paper.run import Folders, choices, run_study
 from demo.paper.sizes import SIZES
 from demo.paper.store import read_result
-from hypergrit_common.json_file import read_object
 
 SIZE = SIZES["smoke"]
 
@@ -40,12 +39,12 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, monkey
     assert not other.items
     assert other.facts["settings"]["model"]["embed_dim"] == 96
     assert main.facts["settings"]["model"]["min_radius"] == 0.1
-    tuning = read_object(folders.results / "tuning.json")
+    tuning = choices(folders)
     assert set(tuning) == {"crops/clip", "crops/hycoclip", "scenes/phyclip", "crops/clip-boxes", "crops/meru"}
     assert main.facts["identity"]["lr"] == tuning["crops/hycoclip"]["lr"]
-    pictures = {path.name for path in (folders.out / "pictures" / "hycoclip").iterdir()}
+    pictures = {path.name for path in (folders.results / "pictures" / "hycoclip").iterdir()}
     assert {"norms.json", "traversal.json", "order.json", "norms-histogram.png", "order-roc.png"} <= pictures
-    assert len(list((folders.out / "pictures" / "traversal").glob("*.jpg"))) == 4
+    assert len(list((folders.results / "pictures" / "traversal").glob("*.jpg"))) == 4
 
     (folders.results / "clip-1.parquet").unlink()
     lines.clear()
