@@ -69,7 +69,7 @@ Tables have means ± half of the 95 % interval over seeds and held-out items (cr
 because the metric is no mean of items or its items are not stored. Bold: the best, and rows that the paired interval does
 not separate from it, also where failed seeds make that interval wide. ↓: lower is better. Rows of papers are as printed, on
 photographs. Rows of ablations, controls, true boxes and longer trainings have the rate and the steps of their model, also
-with other sizes of a batch; PHyCLIP's numbers of factors have their own."""
+with other sizes of a batch; PHyCLIP's with up to 64 factors have their own."""
 SKIPPED: Final = {"output", "seed", "data.seed", "data.features", "data.shards", "model_name"}
 """Settings that are not compared with the papers' jobs."""
 
