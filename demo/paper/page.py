@@ -33,7 +33,7 @@ from demo.paper.results import (
 from demo.paper.run import PICTURES, WALKS
 from demo.paper.sizes import Size, rows_of
 from demo.paper.statistics import Estimate
-from demo.paper.tables import ACCURACY, MAIN, Table, shown, tables
+from demo.paper.tables import MAIN, Table, shown, tables
 from demo.train_demo_data import ROOT
 from hypergrit_common.config import flatten, runtime_keys
 from hypergrit_common.disk import atomic_write
@@ -47,15 +47,17 @@ from trainer.evaluation.report.tables import escape, is_share
 from trainer.evaluation.report.tables import row as markdown_row
 
 FOLDER: Final = Path(__file__).resolve().parent
-WITHOUT: Final = ("hycoclip", "hycoclip-no-entailment")
-OPENING: Final = {
-    "MERU retrieves images better than CLIP": ("retrieval:coco/text_to_image/recall@5", "meru", "clip"),
-    "HyCoCLIP classifies better than CLIP": (ACCURACY, "hycoclip", "clip"),
-    "PHyCLIP classifies better than HyCoCLIP": (ACCURACY, "phyclip", "hycoclip"),
-    "Entailment raises HyCoCLIP's order of phrases and captions": ("order:cross_text/order", *WITHOUT),
-    "Entailment raises HyCoCLIP's tau of chains": ("chains:scenes/path/tau", *WITHOUT),
-}
-"""The comparisons that open the page: metric and rows."""
+OPENING: Final = (
+    "MERU retrieves images better than CLIP",
+    "HyCoCLIP classifies better than CLIP",
+    "PHyCLIP classifies better than HyCoCLIP",
+)
+"""The claims whose differences open the page."""
+ENTAILMENT: Final = (
+    ("Entailment raises HyCoCLIP's order of phrases and captions", "order:cross_text/order", 0.05),
+    ("Entailment raises HyCoCLIP's tau of chains", "chains:scenes/path/tau", 0.02),
+)
+"""Text, metric and margin of the comparisons of HyCoCLIP with itself without entailment that follow them."""
 HEADINGS: Final = {
     "holds": "Hold here; claims of no loss and of no difference within their margin",
     "reversed": "The opposite is shown",
@@ -83,6 +85,7 @@ class Study:
     rows: Rows
     tables: Sequence[Table]
     judgements: Sequence[Judgement]
+    answer: Sequence[str]
     notes: Sequence[str]
 
 
@@ -93,12 +96,14 @@ def write_page(name: str, size: Size, out: Path) -> Path:
     """
     planned = [(variant, size.seeds_of(variant)) for variant in rows_of(size)]
     rows = read_rows(out / "results", planned)
+    judgements = [judge(claim, rows) for claim in claims()] if size.has_claims else []
     study = Study(
         name=name,
         size=size,
         rows=rows,
         tables=tables(rows),
-        judgements=[judge(claim, rows) for claim in claims()] if size.has_claims else [],
+        judgements=judgements,
+        answer=answer(judgements, rows) if judgements else [],
         notes=notes(rows, {variant.key: n for variant, n in planned}, size),
     )
     write_object(as_json(study), out / "paper.json")
@@ -168,7 +173,6 @@ def html(study: Study, out: Path) -> str:
         "page.html",
         style=Markup(Path(evaluation_page.FOLDER / "page.css").read_text(encoding="utf-8")),
         study=study,
-        answer=answer(study),
         groups=[(title, by_verdict[key]) for key, title in HEADINGS.items() if by_verdict[key]],
         unmeasured=by_verdict["not measured"],
         components=sorted(
@@ -190,18 +194,18 @@ def html(study: Study, out: Path) -> str:
     )
 
 
-def answer(study: Study) -> list[str]:
+def answer(judgements: Sequence[Judgement], rows: Rows) -> list[str]:
     """The first sentences of the page."""
-    entries = [entry for entry in study.judgements if entry.claim.kind != "component"]
+    entries = [entry for entry in judgements if entry.claim.kind != "component"]
     counts = Counter(entry.verdict for entry in entries)
     n_restated = sum(entry.claim.kind == "objective" for entry in entries if entry.verdict == "holds")
     verdicts = [{entry.findings[name].verdict for name in COUNTED} for entry in entries]
     n_opposite = verdicts.count({"holds", "reversed"})
     n_one = sum("holds" in found for entry, found in zip(entries, verdicts, strict=True) if entry.verdict == "mixed")
-    n_tests, n_alone, n_expected = n_false(study.judgements)
+    n_tests, n_alone, n_expected = n_false(judgements)
     n_resting, n_left = half_margins(entries)
     return [
-        *openings(study.rows),
+        *openings(judgements, rows),
         f"Of {len(entries)} claims, {counts['holds']} hold here, of which {n_restated} restate what a loss asks for. "
         f"{counts['reversed']} are reversed, and {counts['absent']} have no difference as large as their margin. The towers "
         f"differ on {counts['mixed']}: {n_one} hold on one, {n_opposite} of these are reversed on the other, and "
@@ -215,15 +219,14 @@ def answer(study: Study) -> list[str]:
     ]
 
 
-def openings(rows: Rows) -> list[str]:
+def openings(judgements: Sequence[Judgement], rows: Rows) -> list[str]:
     """The comparisons that open the page, by tower, as far as they were measured."""
-    about: dict[str, Any] = {"paper": "", "source": "", "kind": "component", "direction": "above", "margin": 0.02}
-    found = []
-    for text, (metric, first, second) in OPENING.items():
-        entry = judge(Claim(text=text, metric=metric, first=first, second=second, **about), rows)
-        if measured := [f"{verdict} on {name}, {gap}" for name, gap, verdict in differences(entry)]:
-            found.append(f"{text}: {'; '.join(measured)}.")
-    return found
+    about: dict[str, Any] = {"paper": "this study", "source": "control", "kind": "component", "direction": "above"}
+    about |= {"first": "hycoclip", "second": "hycoclip-no-entailment"}
+    entries = [entry for entry in judgements if entry.claim.text in OPENING]
+    entries += [judge(Claim(text=text, metric=metric, margin=m, **about), rows) for text, metric, m in ENTAILMENT]
+    texts = ("; ".join(f"{verdict} on {name}, {gap}" for name, gap, verdict in differences(entry)) for entry in entries)
+    return [f"{entry.claim.text}: {text}." for entry, text in zip(entries, texts, strict=True) if text]
 
 
 def half_margins(entries: Sequence[Judgement]) -> tuple[int, int]:
@@ -395,7 +398,7 @@ def pictures(folder: Path, rows: Rows) -> list[tuple[str, Markup]]:
 def markdown(study: Study) -> str:
     """The answer, the tables and the claims in Markdown."""
     parts = [f"# The papers in miniature: {escape(study.name)}", "", "Drawn scenes, not photographs.", ""]
-    parts += [escape(text) for text in (*(answer(study) if study.judgements else ()), *study.notes, LEGEND)]
+    parts += [escape(text) for text in (*study.answer, *study.notes, LEGEND)]
     for table in study.tables:
         parts += ["", f"## {escape(table.title)}", "", markdown_row("row", "source", *table.headings)]
         parts.append(markdown_row("---", "---", *["---:"] * len(table.headings)))

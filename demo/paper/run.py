@@ -123,8 +123,7 @@ def is_complete(row: Variant, size: Size, chosen: Mapping[str, Any], folders: Fo
 
 def choices(folders: Folders) -> dict[str, Any]:
     """The rates and steps that were chosen, by TOWER/ROW: one file each, so that folders of machines can be merged."""
-    files = (folders.results / TUNING).glob("*/*.json")
-    return {f"{path.parent.name}/{path.stem}": read_object(path) for path in files}
+    return {f"{p.parent.name}/{p.stem}": read_object(p) for p in (folders.results / TUNING).glob("*/*.json")}
 
 
 def runs_of(rows: Sequence[Variant], size: Size, chosen: Mapping[str, Any], seed: int) -> Iterator[Run]:

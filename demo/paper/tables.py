@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from demo.paper.results import CONDITIONS, Row, Rows, chance_of, estimate
 from demo.paper.statistics import Estimate
@@ -17,7 +17,7 @@ from trainer.models.registry import MODELS
 PRINTED: Final = Path(__file__).with_name("printed.csv")
 ONE_SET: Final = ("coco", "scenes")
 """Data sets that headings do not name."""
-SAME: Final = {"chains": "hierarcaps"}
+PRINTED_AS: Final = {"chains": "hierarcaps"}
 """The papers' task by ours, where their names differ."""
 ACCURACY: Final = "classification:scenes/accuracy"
 MAIN: Final = {
@@ -186,7 +186,7 @@ def lines(rows: Rows, columns: Sequence[str], beside: Mapping[str, Mapping[str, 
 def shown(metric: str, value: float | None) -> str:
     """A value of TASK:METRIC as text."""
     task, _, name = metric.partition(":")
-    return show(SAME.get(task, task), name, value)
+    return show(PRINTED_AS.get(task, task), name, value)
 
 
 def best_of(rows: Rows, metric: str) -> Row | None:
@@ -213,13 +213,9 @@ def paper_lines(plan: Design, rows: Rows) -> list[Line]:
     models = {MODELS[row.variant.model].title for row in rows.values()}
     tasks = dict.fromkeys(name.partition(":")[0] for name in plan.papers.values())
     found = []
-    for entry in [row for task in tasks for row in published().get(SAME.get(task, task), ()) if row["model"] in models]:
-        cells = tuple(paper_cell(entry, plan.papers.get(name, "")) for name in plan.columns)
+    names = [plan.papers.get(name, "").partition(":")[2] for name in plan.columns]
+    for entry in [r for task in tasks for r in published().get(PRINTED_AS.get(task, task), ()) if r["model"] in models]:
+        cells = tuple(Cell(text=entry["values"].get(name, "–")) for name in names)
         if any(cell.text != "–" for cell in cells):
             found.append(Line(name=entry["model"], source=source_of(entry), cells=cells))
     return found
-
-
-def paper_cell(entry: Mapping[str, Any], name: str) -> Cell:
-    """The printed value of a metric TASK:METRIC in a published row."""
-    return Cell(text=entry["values"].get(name.partition(":")[2], "–"))
