@@ -1,0 +1,18 @@
+"""Settings that earlier versions had: a saved configuration may still name them.
+
+One with its old default is ignored. Any other value asked for something that is gone, and is an error that names the
+last commit which had it.
+"""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+LAST_COMMIT: Final = "5af35950"
+"""The last commit that had every setting below."""
+
+REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType({})
+"""Full key of `run` -> its default as YAML reads it."""
+
+REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType({})
+"""Full key of `train` -> its default as YAML reads it."""
