@@ -7,7 +7,7 @@ LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo demo-models train-demo hierarchy notebook paper test test-rest test-all coverage figures site soak lint lock clean
+.PHONY: install demo train-demo hierarchy notebook paper test test-rest test-all coverage figures site soak lint lock clean
 
 install: .venv/.installed
 
@@ -25,14 +25,6 @@ install: .venv/.installed
 demo: install
 	@echo "Running a job on 240 generated rows: one to three minutes on two cores"
 	$(BIN)/python -m demo.run
-
-# Trains the miniature CLIP on both worlds, then the miniature GLIP, further on the wide world, and evaluates them on
-# unseen scenes. Takes about two hours on two cores.
-demo-models: install
-	$(BIN)/python -m demo.train_clip --keep demo/weights/clip
-	$(BIN)/python -m demo.train_glip --steps 1200 --out out/models/glip --init-clip demo/weights/clip/model.safetensors
-	$(BIN)/python -m demo.train_glip --init out/models/glip --steps 1100 --processes 1 --lr 1.2e-3 --out demo/weights/glip
-	$(BIN)/python -m demo.eval
 
 # Trains a miniature of one model on shards of the demo's world, for example: make train-demo MODEL=phyclip
 MODEL ?= hycoclip

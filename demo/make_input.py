@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 
 from demo.serve import HOST, PORT
 from demo.world.layout import WorldConfig
-from demo.world.scenes import DEMO_SEEDS, Scene, make_scene
+from demo.world.scenes import DEMO_SEEDS, make_scene
 from demo.world.sprites import HELD_OUT_STYLE, TRAIN_STYLES, Style
 from demo.world.truth import TruePhrase, Truth, truth_of
 from hypergrit_common.cli import EXIT_CODES, command
@@ -55,12 +55,6 @@ class Row:
     caption: str
     truth: Truth | None = None
     expected_drop: ExpectedDrop | None = None
-
-
-def canvas_scene(seed: int, style: Style) -> Scene:
-    """Generate the scene of a seed on one of the demo's canvases, drawn from the seed."""
-    width, height = Random(f"canvas {seed}").choice(CANVASES)
-    return make_scene(seed, style, WorldConfig(width=width, height=height))
 
 
 def scene_row(index: int, base: str, prefix: str = "", variant: str | None = None) -> Row:

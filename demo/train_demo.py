@@ -70,7 +70,7 @@ def main() -> int:
         metrics = json.loads((output / "evaluation.json").read_text("utf-8"))
         if options.keep:
             words = ["python -m demo.train_demo --model", options.model, "--keep", options.keep, *options.overrides]
-            keep(output, options.keep, " ".join(map(str, words)), OUTPUT)
+            keep(output, options.keep, " ".join(map(str, words)))
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
@@ -117,7 +117,7 @@ def run_name(model: str, few_steps: bool = False) -> str:
     return f"{model}-few-steps" if few_steps or deviates else model
 
 
-def keep(run: Path, target: Path, command: str, default: Path) -> None:
+def keep(run: Path, target: Path, command: str) -> None:
     """Save the trained model and its tower in half precision, with a card that names its command and paths of the repository.
 
     The paths are those of a run in the default folder, wherever this run was.
@@ -130,7 +130,7 @@ def keep(run: Path, target: Path, command: str, default: Path) -> None:
         if isinstance(value, list):
             return [relative(item) for item in value]
         if isinstance(value, str):
-            return value.replace(str(run.parent), str(default.relative_to(ROOT))).replace(f"{ROOT}/", "")
+            return value.replace(str(run.parent), str(OUTPUT.relative_to(ROOT))).replace(f"{ROOT}/", "")
         return value
 
     found = load_model(run, device="cpu")

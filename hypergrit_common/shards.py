@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Final
 
@@ -26,34 +26,31 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
-def list_shards(shards: str, formats: Sequence[str] = ("train",), suffixes: Sequence[str] = (".tar",)) -> list[str]:
+def list_shards(shards: str, subfolder: str = "train", suffix: str = ".tar") -> list[str]:
     """List the shards in a folder, a glob or a file, or in several separated by commas: each once, in numeric order.
 
-    `suffixes` are in order of preference: in a folder, only the files with one suffix are listed, the first that any
-    file has. If a folder has no such files, its subfolders `formats` are tried in order. Files of a pipeline output are
-    listed only if their shard has a manifest. Raises UserError if nothing is found or a store cannot be read;
+    In a folder, only the files with this suffix are listed; if it has none, those of its `subfolder`. Files of a pipeline
+    output are listed only if their shard has a manifest. Raises UserError if nothing is found or a store cannot be read;
     `hypergrit_common.errors.prefixed` adds the key of the setting to its message.
     """
     urls: dict[str, None] = {}
     for pattern in filter(None, (part.strip() for part in shards.split(","))):
-        for url in _list_pattern(pattern, formats, suffixes):
+        for url in _list_pattern(pattern, subfolder, suffix):
             if url in urls:
                 logger.warning("shards: %s is listed twice and read once", url)
             urls[url] = None
     if not urls:
-        raise UserError(f"no shards given; give a folder of *{suffixes[0]}, a glob, or an fsspec URL of either")
+        raise UserError(f"no shards given; give a folder of *{suffix}, a glob, or an fsspec URL of either")
     return sorted(urls, key=natural_key)
 
 
-def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str]) -> list[str]:
+def _list_pattern(pattern: str, subfolder: str, suffix: str) -> list[str]:
     fs, path = open_store(pattern)
-    kinds = " or ".join(f"*{suffix}" for suffix in suffixes)
     with read_errors_explained(pattern):
         if any(mark in path for mark in GLOB):
             found = [name for name in map(str, fs.glob(path)) if not fs.isdir(name)]
         elif fs.isdir(path):
-            folders = [path, *(f"{path.rstrip('/')}/{name}" for name in formats)]
-            found = next((files for folder in folders if (files := _files_in(fs, folder, suffixes))), [])
+            found = _files_in(fs, path, suffix) or _files_in(fs, f"{path.rstrip('/')}/{subfolder}", suffix)
         else:
             found = [path] if fs.exists(path) else []
         if is_local(fs):
@@ -63,18 +60,13 @@ def _list_pattern(pattern: str, formats: Sequence[str], suffixes: Sequence[str])
         if not found and not fs.exists(re.split(rf"[^/]*[{re.escape(GLOB)}]", path)[0]):
             raise UserError(f"{pattern} does not exist; check the path, or the name of the bucket")
     if not committed:
-        raise UserError(f"{pattern} holds no {kinds}; give a folder or a glob of {kinds}, or one file")
+        raise UserError(f"{pattern} holds no *{suffix}; give a folder or a glob of *{suffix}, or one file")
     return [name if is_local(fs) else str(fs.unstrip_protocol(name)) for name in committed]
 
 
-def _files_in(fs: AbstractFileSystem, folder: str, suffixes: Sequence[str]) -> list[str]:
-    """List the files of a folder with the first of `suffixes` that any file has; return [] if there are none.
-
-    Folders of 1,000 shards in it are listed too.
-    """
-    names = list_names(fs, folder) if fs.isdir(folder) else []
-    by_suffix = ([name for name in names if name.endswith(suffix)] for suffix in suffixes)
-    return next((found for found in by_suffix if found), [])
+def _files_in(fs: AbstractFileSystem, folder: str, suffix: str) -> list[str]:
+    """List the files of a folder with this suffix, and of folders of 1,000 shards in it."""
+    return [name for name in list_names(fs, folder) if name.endswith(suffix)] if fs.isdir(folder) else []
 
 
 def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:

@@ -26,7 +26,7 @@ from pipeline.stages.ground.glip.predict import padded_size
 MAX_COMPILED_SIZES = 128  # more than the number of padded sizes of images from 800 x 800 to 800 x 1333
 SIZE, TINY_SIZE = (800, 1333), (64, 96)
 N_PIECES = 24
-SMALL_SWIN = SwinConfig(embed_dim=16, depths=(2, 2, 2, 2), heads=(1, 2, 2, 4), window=4, drop_path=0.0)
+SMALL_SWIN = SwinConfig(embed_dim=16, depths=(2, 2, 2, 2), heads=(1, 2, 2, 4), window=4)
 PROFILED = 8  # images of the profiled batch
 
 

@@ -6,8 +6,11 @@ choice depends on the names alone.
 
 import hashlib
 import json
+import multiprocessing
+import os
 import tarfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack
 from functools import cache, partial
 from itertools import combinations, count, islice
@@ -15,13 +18,14 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from demo.train_clip import grit_fields, has_box, in_processes
 from demo.train_demo_data import JPEG_QUALITY, add_member
 from demo.world.layout import Slot
 from demo.world.scenes import Scene, compose, make_scene
 from demo.world.sprites import TRAIN_STYLES, Style
+from demo.world.truth import object_boxes
 from hypergrit_common.disk import atomic_write
 from pipeline.images import encode_jpeg
+from trainer.data.layouts import MIN_BOX_AREA_PX
 
 UNSEEN_SHARE: Final = {"concepts": 0.04, "colour": 0.1}
 """Shares of the pairs of two concepts, and of a colour and a concept, that no training scene shows."""
@@ -89,3 +93,24 @@ def write_tar(folder: Path, seeds: range, index: int, n_scenes: int) -> None:
             for kind, (end, text) in texts.items():
                 add_member(tars[kind], f"{key}.jpg", image)
                 add_member(tars[kind], f"{key}.{end}", text.encode())
+
+
+def in_processes(write: Callable[[int, int], None], numbers: Sequence[int], counts: Sequence[int]) -> None:
+    """Call `write` with each number and count, in one process for each core."""
+    # Not forked: a child would inherit locks that threads of torch and OpenCV hold, and wait for them without end.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(min(len(counts), os.cpu_count() or 1), mp_context=spawn) as pool:
+        list(pool.map(write, numbers, counts))
+
+
+def has_box(scene: Scene) -> bool:
+    """True if a phrase has a box that the trainer uses."""
+    boxes = [scene.objects[i].box for phrase in scene.phrases for i in phrase.objects]
+    return any((x1 - x0) * (y1 - y0) > MIN_BOX_AREA_PX for x0, y0, x1, y1 in boxes)
+
+
+def grit_fields(scene: Scene) -> dict[str, object]:
+    """The JSON of a scene as in GRIT: [start, end, x_min, y_min, x_max, y_max, score] for each object of a phrase."""
+    boxes = object_boxes(scene)
+    chunks = [[phrase.start, phrase.end, *boxes[i], 1.0] for phrase in scene.phrases for i in phrase.objects]
+    return {"caption": scene.caption, "noun_chunks": chunks, "ref_exps": []}

@@ -10,7 +10,6 @@ from demo.world.layout import Slot, WorldConfig, position_of, relations
 from demo.world.vocabulary import CONCEPTS, category_nouns
 
 Kind = Literal["object", "count", "category", "contrast", "absent", "abstract"]
-GROUNDED_KINDS: tuple[Kind, ...] = ("object", "count", "category", "contrast")  # the kinds that have boxes
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,24 +191,6 @@ def draw_layout(rng: Random, config: WorldConfig) -> list[Slot]:
     return draw_slots(rng, config, objects)
 
 
-def draw_grid(rng: Random, config: WorldConfig) -> list[Slot]:
-    """Draw the slots of a dense grid of 2 x 2 to 4 x 4 cells, for the start of the detector's curriculum."""
-    rows, columns = rng.randint(2, 4), rng.randint(2, 4)
-    cell_w, cell_h = config.width / columns, config.height / rows
-    slots = []
-    for row in range(rows):
-        for column in range(columns):
-            if rng.random() < 0.04:
-                continue
-            concept = rng.choice(CONCEPTS)
-            side = min(cell_w, cell_h) * rng.uniform(0.6, 0.98)
-            x, y = column * cell_w + rng.uniform(0, cell_w - side), row * cell_h + rng.uniform(0, cell_h - side)
-            colour = draw_colour(rng, concept) if rng.random() < config.tinted_share else None
-            angle, flip = draw_pose(rng)
-            slots.append(Slot(concept=concept, colour=colour, x=x, y=y, side=side, angle=angle, flip=flip))
-    return slots
-
-
 def centre(slots: list[Slot]) -> tuple[float, float]:
     """Return the mean of the slots' centres in pixels, as (x, y)."""
     return sum(slot.cx for slot in slots) / len(slots), sum(slot.cy for slot in slots) / len(slots)

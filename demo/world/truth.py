@@ -1,18 +1,18 @@
-"""Ground truth of scenes, and precision, recall and AP of predicted boxes.
+"""Ground truth of scenes, and precision and recall of predicted boxes.
 
 A predicted box is assigned to the phrase whose head noun overlaps its span, and to the leftmost if several do: in "a
 red balloon to the left of a dog" the head comes first. Boxes are matched one to one with the objects of their phrase,
 in descending order of their scores. A box is correct if it is matched at IoU >= 0.5.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from demo.world.captions import GROUNDED_KINDS, Kind
+from demo.world.captions import Kind
 from demo.world.scenes import Scene
 
 Box = tuple[float, float, float, float]  # x_min, y_min, x_max, y_max in [0, 1]
@@ -171,31 +171,3 @@ def tally(predictions: Sequence[Prediction], truth: Truth) -> Tally:
         n_absent=kinds.count("absent"),
         n_abstract=kinds.count("abstract"),
     )
-
-
-def recall_at(
-    k: int, predictions: Sequence[Prediction], truth: Truth, kinds: Iterable[Kind] = GROUNDED_KINDS
-) -> list[bool]:
-    """Return, for each phrase of these kinds, True if one of its k highest-scoring boxes overlaps one of its objects."""
-    included = set(kinds)
-    hits = []
-    for index, phrase in enumerate(truth.phrases):
-        if phrase.kind in included:
-            boxes = [p for p in predictions if phrase_of(p.start, p.end, truth) == index]
-            best = sorted(boxes, key=lambda p: -p.score)[:k]
-            hits.append(bool(best) and bool((iou([p.box for p in best], phrase.boxes) >= MIN_IOU).any()))
-    return hits
-
-
-def average_precision(images: Iterable[tuple[Sequence[Prediction], Truth]]) -> float:
-    """Return AP at IoU 0.5 over all images and phrases: the area under the monotone precision-recall curve."""
-    scored, n_true = [], 0
-    for predictions, truth in images:
-        n_true += sum(len(phrase.boxes) for phrase in truth.phrases)
-        scored += [(match.prediction.score, match.is_correct) for match in matches(predictions, truth)]
-    if not n_true or not scored:
-        return 0.0
-    correct = np.array([is_correct for _, is_correct in sorted(scored, key=lambda pair: -pair[0])], np.float64)
-    precision = correct.cumsum() / np.arange(1, len(correct) + 1)
-    envelope = np.maximum.accumulate(precision[::-1])[::-1]
-    return float((envelope * correct).sum() / n_true)

@@ -1,7 +1,6 @@
 """Tests of the trainer's demo: data, job files and table. Training itself is tested in tests/trainer."""
 
 import io
-import itertools
 import shutil
 import tarfile
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import PIL.Image
 import pytest
 
-from demo.train_demo import OUTPUT, format_table, job_files, keep, run_name
+from demo.train_demo import format_table, job_files, keep, run_name
 from demo.train_demo_data import (
     DataConfig,
     is_current,
@@ -21,7 +20,7 @@ from demo.train_demo_data import (
     write_pairs,
     write_pictures,
 )
-from demo.world.scenes import DEMO_SEEDS, HELD_OUT_SEEDS, SHARD_SEEDS, TEST_SEEDS, TRAIN_SEEDS, make_scene
+from demo.world.scenes import HELD_OUT_SEEDS, make_scene
 from demo.world.vocabulary import CONCEPTS, levels_of
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.version import hypergrit_version
@@ -31,11 +30,6 @@ from trainer.models.registry import MODELS
 from trainer.training.build import build_tokenizer, new_model
 
 ROOT = Path(__file__).parents[2]
-
-
-def test_seed_ranges_of_different_purposes_are_disjoint() -> None:
-    ranges = sorted((TRAIN_SEEDS, TEST_SEEDS, DEMO_SEEDS, SHARD_SEEDS, HELD_OUT_SEEDS), key=lambda seeds: seeds.start)
-    assert all(before.stop <= after.start for before, after in itertools.pairwise(ranges))
 
 
 def test_pairs_are_images_with_their_captions(tmp_path: Path) -> None:
@@ -110,7 +104,7 @@ def test_a_kept_model_names_its_command_and_no_folder_of_this_machine(tmp_path: 
     config = read_object(run / "model" / "config.json")
     config["record"]["training"] = {"output": str(run), "evaluation": {"image_folders": [f"{run.parent}/concepts"]}}
     write_object(config, run / "model" / "config.json")
-    keep(run, tmp_path / "kept", "python -m demo.train_demo --model hycoclip", OUTPUT)
+    keep(run, tmp_path / "kept", "python -m demo.train_demo --model hycoclip")
     record = load_model(tmp_path / "kept", device="cpu").record
     assert record["training"] == {
         "output": "out/train_demo/hycoclip",

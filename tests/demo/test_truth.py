@@ -1,4 +1,4 @@
-"""Tests of precision, recall and AP on a caption whose results can be counted by hand."""
+"""Tests of precision and recall on a caption whose results can be counted by hand."""
 
 import json
 
@@ -10,11 +10,9 @@ from demo.world.truth import (
     Tally,
     TruePhrase,
     Truth,
-    average_precision,
     iou,
     matches,
     phrase_of,
-    recall_at,
     tally,
     truth_of,
 )
@@ -84,20 +82,6 @@ def test_tallies_are_summed() -> None:
     total = tally([box(28, 33, CAT_BOX)], TRUTH) + tally([], TRUTH)
     assert (total.precision, total.recall) == (1.0, pytest.approx(1 / 6))
     assert Tally().precision == Tally().recall == 0.0
-
-
-def test_recall_at_k_uses_the_k_best_boxes_of_each_phrase() -> None:
-    predictions = [box(0, 12, CAT_BOX, 0.9), box(0, 12, DOG_BOXES[1], 0.8), box(28, 33, CAT_BOX, 0.1)]
-    assert recall_at(1, predictions, TRUTH) == [False, True]
-    assert recall_at(2, predictions, TRUTH) == [True, True]
-    assert recall_at(1, predictions, TRUTH, kinds=["object"]) == [True]
-
-
-def test_average_precision_of_a_ranking_counted_by_hand() -> None:
-    # correct, wrong, correct; three true pairs: (1/1 + 2/3) / 3
-    predictions = [box(0, 12, DOG_BOXES[0], 0.9), box(39, 45, CAT_BOX, 0.8), box(28, 33, CAT_BOX, 0.7)]
-    assert average_precision([(predictions, TRUTH)]) == pytest.approx((1 + 2 / 3) / 3)
-    assert average_precision([([], TRUTH)]) == 0.0
 
 
 def test_ground_truth_round_trips_through_json_and_scores_perfectly() -> None:

@@ -12,7 +12,6 @@ from hypergrit_common.config_help import list_keys
 from pipeline import grit
 from pipeline.commands import models
 from pipeline.config import PipelineConfig
-from pipeline.stages.ground.glip.training import run as glip_train
 from trainer import evaluate, train
 from trainer.config import TrainConfig
 
@@ -69,7 +68,7 @@ def test_hostile_command_lines_and_yaml_files(main: Main, keys: list[str], capsy
         check(main, arguments, capsys)
 
 
-@pytest.mark.parametrize("main", [evaluate.main, convert, glip_train.main])
+@pytest.mark.parametrize("main", [evaluate.main, convert])
 def test_hostile_first_arguments(main: Main, capsys: pytest.CaptureFixture[str]) -> None:
     for value in (*HOSTILE[1:], "/dev/null", "nowhere.yaml", "."):
         check(main, [value, "output=out"], capsys)

@@ -1,4 +1,7 @@
-"""Read a parity file of GLIP: arrays, and in `meta` the network, image, prompt and ground truth."""
+"""Read a parity file of GLIP: arrays, and in `meta` the network, image and prompt.
+
+The files also hold losses and gradients, which commit 5af35950 is the last to compare.
+"""
 
 import json
 import zipfile
@@ -12,7 +15,7 @@ from numpy.typing import NDArray
 from hypergrit_common.errors import UserError
 from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig
 
-META = ("config", "seed", "height", "width", "ids", "phrases", "gt_boxes", "gt_labels", "loss")
+META = ("config", "seed", "height", "width", "ids", "phrases")
 PARTS = ("/shape", "/idx", "/val", "/stat", "/noise")
 
 
@@ -54,12 +57,10 @@ def read_case(path: Path) -> tuple[Stored, dict[str, Any], GlipConfig]:
         raise UserError(
             f"its `ids` are not a prompt; a prompt has 1 to {most} ids from 0 to {config.text.vocab_size - 1}"
         )
-    if {int(label) for label in meta["phrases"]} != set(labels) or not set(meta["gt_labels"]) <= set(labels):
-        raise UserError(
-            f"its `phrases` must be numbered 1 to {len(labels)}, and its `gt_labels` must be among these numbers"
-        )
-    if min(meta["height"], meta["width"]) < 1 or len(meta["gt_boxes"]) != len(meta["gt_labels"]):
-        raise UserError("its image has no pixels, or `gt_boxes` and `gt_labels` differ in length")
+    if {int(label) for label in meta["phrases"]} != set(labels):
+        raise UserError(f"its `phrases` must be numbered 1 to {len(labels)}")
+    if min(meta["height"], meta["width"]) < 1:
+        raise UserError("its image has no pixels")
     if len({len(stored[f"det.{part}"]) for part in ("box", "score", "label")}) > 1:
         raise UserError("its `det.box`, `det.score` and `det.label` differ in length")
     return stored, meta, config

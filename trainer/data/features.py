@@ -130,7 +130,7 @@ class FeatureStore:
 
     def _add_folder(self, folder: str, record: FeatureRecord) -> None:
         wanted = math.ceil(record["n_samples"] / record["settings"]["rows_per_shard"])
-        found = [facts for facts in list_facts(list_shards(folder, (FOLDER,), (".arrow",))) if facts.recorded]
+        found = [facts for facts in list_facts(list_shards(folder, FOLDER, ".arrow")) if facts.recorded]
         if len(found) != wanted:
             raise UserError(
                 f"{folder} has {len(found)} of {wanted} files of features; repeat the command that writes it"

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, get_args, get_type_hints
 
+TRAINING_KEYS = ("loss", "drop_block", "drop_path", "dropout", "fuse_dropout")
+"""Keys of a config.json that only the training read. Commit 5af35950 is the last that has it."""
 MAX_DEPTH = 100  # a config.json is read from untrusted repositories and must not build a huge network
 
 
@@ -25,8 +27,6 @@ class SwinConfig:
     depths: tuple[int, ...] = (2, 2, 6, 2)
     heads: tuple[int, ...] = (3, 6, 12, 24)
     window: int = 7
-    # stochastic depth: drop probability of the last block; it rises linearly from 0 at the first block
-    drop_path: float = 0.2
 
     @property
     def channels(self) -> tuple[int, ...]:
@@ -53,10 +53,7 @@ class ConvConfig:
 
     @property
     def kwargs(self) -> dict[str, Any]:
-        """Keyword arguments of `timm.create_model("resnet10t", ...)` except `norm_layer`.
-
-        The weights of a CLIP image tower with the same arguments can be loaded into this network.
-        """
+        """Keyword arguments of `timm.create_model("resnet10t", ...)` except `norm_layer`."""
         return {
             "layers": list(self.layers),
             "channels": list(self.widths),
@@ -77,7 +74,6 @@ class TextConfig:
         heads: attention heads of each block.
         intermediate_size: width of the hidden layers of the MLPs.
         max_positions: position embeddings, at least `max_tokens`.
-        dropout: probability in [0, 1], in training.
     """
 
     vocab_size: int = 30522
@@ -88,7 +84,6 @@ class TextConfig:
     max_positions: int = 512
     # maximum number of word pieces of a prompt, including [CLS] and [SEP]
     max_tokens: int = 256
-    dropout: float = 0.1
     # words of a phrase that do not contribute to its score; the miniature ignores articles
     ignored_words: tuple[str, ...] = ()
 
@@ -103,13 +98,11 @@ class HeadConfig:
     fuse: bool = True
     fuse_width: int = 2048
     fuse_heads: int = 8
-    fuse_dropout: float = 0.1
     norm_groups: int = 16
     dyrelu_reduction: int = 4
     deformable: bool = True
     # Conversion of a level's offsets to the size of the next coarser level. flat_memory reproduces a property of the
-    # kernel that the released weights were trained with (see `dyconv.flat_memory`); resize is for training from
-    # scratch.
+    # kernel that the released weights were trained with (see `dyconv.flat_memory`); the miniature has resize.
     coarse_offsets: Literal["flat_memory", "resize"] = "flat_memory"
     # channels of `cls_logits`, a layer that the released files contain but no result depends on
     unused_classes: int = 80
@@ -127,17 +120,6 @@ class AnchorConfig:
     strides: tuple[int, ...] = (8, 16, 32, 64, 128)
     # side of an anchor, as a multiple of its level's stride
     size: float = 8.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class LossConfig:
-    """ATSS, token focal loss and box losses. The defaults are those of the released training configurations."""
-
-    # number of nearest anchors per level and box that are candidates in ATSS
-    candidates: int = 9
-    focal_alpha: float = 0.25
-    focal_gamma: float = 2.0
-    box_weight: float = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,10 +153,7 @@ class GlipConfig:
     text: TextConfig = field(default_factory=TextConfig)
     head: HeadConfig = field(default_factory=HeadConfig)
     anchors: AnchorConfig = field(default_factory=AnchorConfig)
-    loss: LossConfig = field(default_factory=LossConfig)
     detect: DetectConfig = field(default_factory=DetectConfig)
-    # probability of DropBlock before two of the 3x3 convolutions of the feature pyramid, in training
-    drop_block: float = 0.3
 
     def __post_init__(self) -> None:
         for key, value in _numbers(dataclasses.asdict(self)):
@@ -201,21 +180,20 @@ def _numbers(values: Any, key: str = "") -> Iterator[tuple[str, int | float]]:
             yield key, values
 
 
-_SWIN_L = SwinConfig(embed_dim=192, depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), window=12, drop_path=0.4)
+_SWIN_L = SwinConfig(embed_dim=192, depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), window=12)
 
 MINIATURE = GlipConfig(
     backbone=ConvConfig(),
     text=TextConfig(
         vocab_size=1400, hidden_size=96, layers=2, heads=4, intermediate_size=384, max_positions=128, max_tokens=128,
-        dropout=0.0, ignored_words=("a", "an", "the"),
+        ignored_words=("a", "an", "the"),
     ),
     head=HeadConfig(
-        channels=64, rounds=2, fuse_width=128, fuse_heads=4, fuse_dropout=0.0, coarse_offsets="resize",
+        channels=64, rounds=2, fuse_width=128, fuse_heads=4, coarse_offsets="resize",
         unused_classes=0, log_scale=-2.5,
     ),
     anchors=AnchorConfig(size=4.0),
     detect=DetectConfig(short_side_px=224, max_side_px=448, score_threshold=0.40),
-    drop_block=0.0,
 )  # fmt: skip
 
 CONFIGS = MappingProxyType(
@@ -229,7 +207,7 @@ CONFIGS = MappingProxyType(
 
 
 def from_dict(values: dict[str, Any]) -> GlipConfig:
-    """Build a configuration from the values of `dataclasses.asdict`.
+    """Build a configuration from the values of `dataclasses.asdict`. Keys of the training are ignored.
 
     Raises ValueError naming the first key that is unknown or has a value of the wrong type.
     """
@@ -244,6 +222,7 @@ def _build(cls: Any, values: Any, kinds: dict[str, Any], path: str) -> Any:
         raise ValueError(
             f"GLIP config: `{path.rstrip('.') or 'config'}` must be a mapping, got {type(values).__name__}"
         )
+    values = {key: value for key, value in values.items() if key not in TRAINING_KEYS}
     hints = get_type_hints(cls)
     unknown = sorted(set(values) - set(hints))
     if unknown:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import deform_conv2d, drop_block2d
+from torchvision.ops import deform_conv2d
 
 from pipeline.stages.ground.glip.config import HeadConfig, TextConfig
 
@@ -67,14 +67,13 @@ def corners(offset: Tensor, size: tuple[int, int], stride: int) -> tuple[Tensor,
     """
     height, width = size
     y, x = sampling_positions(offset, stride)
-    with torch.no_grad():
-        top, left = y.floor(), x.floor()
-        corner_rows = torch.stack([top, top, top + 1, top + 1], dim=-1)
-        corner_columns = torch.stack([left, left + 1, left, left + 1], dim=-1)
-        is_inside = (corner_rows >= 0) & (corner_rows < height) & (corner_columns >= 0) & (corner_columns < width)
-        # Neighbours outside the map get index 0 and weight 0. A non-finite offset is outside, but its weight is NaN, so
-        # the result is NaN too.
-        index = torch.where(is_inside, corner_rows * width + corner_columns, 0).int()
+    top, left = y.floor(), x.floor()
+    corner_rows = torch.stack([top, top, top + 1, top + 1], dim=-1)
+    corner_columns = torch.stack([left, left + 1, left, left + 1], dim=-1)
+    is_inside = (corner_rows >= 0) & (corner_rows < height) & (corner_columns >= 0) & (corner_columns < width)
+    # Neighbours outside the map get index 0 and weight 0. A non-finite offset is outside, but its weight is NaN, so the
+    # result is NaN too.
+    index = torch.where(is_inside, corner_rows * width + corner_columns, 0).int()
     to_bottom, to_right = y - top, x - left  # weights of the lower and the right neighbours
     to_top, to_left = 1 - to_bottom, 1 - to_right
     weight = torch.stack([to_top * to_left, to_top * to_right, to_bottom * to_left, to_bottom * to_right], dim=-1)
@@ -218,9 +217,8 @@ class TopBlocks(nn.Module):
 class Fpn(nn.Module):
     """P3 to P7 from feature maps at strides 8, 16 and 32. Layer names contain the index of the backbone stage."""
 
-    def __init__(self, in_channels: tuple[int, ...], channels: int, drop_block: float) -> None:
+    def __init__(self, in_channels: tuple[int, ...], channels: int) -> None:
         super().__init__()
-        self.drop_block = drop_block
         for stage, width in zip((2, 3, 4), in_channels, strict=True):
             self.add_module(f"fpn_inner{stage}", nn.Conv2d(width, channels, 1))
             self.add_module(f"fpn_layer{stage}", nn.Conv2d(channels, channels, 3, padding=1))
@@ -239,8 +237,7 @@ class Fpn(nn.Module):
         for stage, feature in ((3, c4), (2, c3)):
             lateral = self.get_submodule(f"fpn_inner{stage}")(feature)
             top = lateral + F.interpolate(top, size=lateral.shape[-2:], mode="nearest")
-            dropped = drop_block2d(top, self.drop_block, block_size=3, training=self.training)
-            levels.insert(0, self.get_submodule(f"fpn_layer{stage}")(dropped))
+            levels.insert(0, self.get_submodule(f"fpn_layer{stage}")(top))
         return [*levels, *self.top_blocks(p5)]
 
 
@@ -274,11 +271,10 @@ class BiAttention(nn.Module):
     share a batch.
     """
 
-    def __init__(self, visual: int, lang: int, width: int, heads: int, dropout: float) -> None:
+    def __init__(self, visual: int, lang: int, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.scale = (width // heads) ** -0.5
-        self.dropout = dropout
         self.v_proj = nn.Linear(visual, width)
         self.l_proj = nn.Linear(lang, width)
         self.values_v_proj = nn.Linear(visual, width)
@@ -297,9 +293,9 @@ class BiAttention(nn.Module):
         scores = (query @ key.transpose(2, 3)).clamp(-LOGIT_LIMIT, LOGIT_LIMIT)  # [b, h, n, t]
         # in float32, so that padding never gets more weight than a word with a very low score
         penalty = torch.zeros(mask.shape, device=mask.device).masked_fill(mask == 0, PADDING_PENALTY)
-        to_words = F.dropout((scores.float() + penalty[:, None, None]).softmax(dim=3), self.dropout, self.training)
+        to_words = (scores.float() + penalty[:, None, None]).softmax(dim=3)
         by_word = scores.transpose(2, 3).float().contiguous()  # softmax along strided rows is slow on a CPU
-        to_cells = F.dropout(by_word.softmax(dim=3), self.dropout, self.training)
+        to_cells = by_word.softmax(dim=3)
         value_l = split_heads(self.values_l_proj(lang), self.heads)
         value_v = split_heads(self.values_v_proj(v), self.heads)
         delta_v = to_words.to(value_l.dtype) @ value_l
@@ -324,7 +320,7 @@ class FuseBlock(nn.Module):
         super().__init__()
         self.layer_norm_v = nn.LayerNorm(head.channels)
         self.layer_norm_l = nn.LayerNorm(lang)
-        self.attn = BiAttention(head.channels, lang, head.fuse_width, head.fuse_heads, head.fuse_dropout)
+        self.attn = BiAttention(head.channels, lang, head.fuse_width, head.fuse_heads)
         self.gamma_v = nn.Parameter(torch.full((head.channels,), 1.0 / head.rounds))
         self.gamma_l = nn.Parameter(torch.full((lang,), 1.0 / head.rounds))
 
@@ -351,7 +347,6 @@ class TextSelfAttention(nn.Module):
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
         self.heads = config.heads
-        self.dropout = config.dropout
         self.query = nn.Linear(config.hidden_size, config.hidden_size)
         self.key = nn.Linear(config.hidden_size, config.hidden_size)
         self.value = nn.Linear(config.hidden_size, config.hidden_size)
@@ -360,7 +355,7 @@ class TextSelfAttention(nn.Module):
         query, key, value = (split_heads(layer(x), self.heads) for layer in (self.query, self.key, self.value))
         scores = (query @ key.transpose(2, 3) * query.shape[-1] ** -0.5).clamp(-LOGIT_LIMIT, LOGIT_LIMIT).float()
         scores = scores.masked_fill(mask[:, None, None] == 0, torch.finfo(torch.float32).min)
-        weights = F.dropout(scores.softmax(dim=3), self.dropout, self.training)
+        weights = scores.softmax(dim=3)
         return join_heads(weights.to(value.dtype) @ value)
 
 
@@ -370,12 +365,11 @@ class TextOutput(nn.Module):
     def __init__(self, width: int, config: TextConfig, *, clamps: bool) -> None:
         super().__init__()
         self.clamps = clamps
-        self.dropout = config.dropout
         self.dense = nn.Linear(width, config.hidden_size)
         self.LayerNorm = nn.LayerNorm(config.hidden_size, eps=1e-12)
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        x = F.dropout(self.dense(x), self.dropout, self.training) + residual
+        x = self.dense(x) + residual
         if not self.clamps:
             return self.LayerNorm(x)
         return self.LayerNorm(x.clamp(-LOGIT_LIMIT, LOGIT_LIMIT)).clamp(-LOGIT_LIMIT, LOGIT_LIMIT)

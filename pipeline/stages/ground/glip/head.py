@@ -99,7 +99,7 @@ def centers(boxes: Tensor) -> Tensor:
     return (boxes[..., :2] + boxes[..., 2:]) / 2
 
 
-# Decode boxes from offsets to anchors; compute sides and IoU of boxes with inclusive corners.
+# Decode boxes from offsets to anchors; compute sides of boxes with inclusive corners.
 #
 # A box with inclusive corners contains its corner pixels: its width is x_max - x_min + 1, its centre (x_min + x_max) / 2.
 
@@ -121,19 +121,6 @@ def inclusive_sides(boxes: Tensor) -> Tensor:
     return boxes[..., 2:] - boxes[..., :2] + 1
 
 
-def inclusive_iou(a: Tensor, b: Tensor) -> Tensor:
-    """IoU [n, m] of boxes [n, 4] and [m, 4] with inclusive corners."""
-    top_left = torch.maximum(a[:, None, :2], b[:, :2])
-    bottom_right = torch.minimum(a[:, None, 2:], b[:, 2:])
-    overlap = (bottom_right - top_left + 1).clamp(min=0).prod(dim=2)
-    return overlap / (inclusive_sides(a).prod(dim=1)[:, None] + inclusive_sides(b).prod(dim=1) - overlap)
-
-
 def to_exclusive(boxes: Tensor) -> Tensor:
     """Convert inclusive boxes [..., 4] to exclusive right and bottom sides, which torchvision's functions expect."""
     return torch.cat([boxes[..., :2], boxes[..., 2:] + 1], dim=-1)
-
-
-def to_inclusive(boxes: Tensor) -> Tensor:
-    """Convert boxes [..., 4] with exclusive right and bottom sides to inclusive ones."""
-    return torch.cat([boxes[..., :2], boxes[..., 2:] - 1], dim=-1)

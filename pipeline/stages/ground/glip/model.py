@@ -27,8 +27,6 @@ def bert_config(config: TextConfig) -> BertConfig:
         num_attention_heads=config.heads,
         intermediate_size=config.intermediate_size,
         max_position_embeddings=config.max_positions,
-        hidden_dropout_prob=config.dropout,
-        attention_probs_dropout_prob=config.dropout,
     )
 
 
@@ -104,7 +102,7 @@ class ImageBackbone(nn.Module):
     def __init__(self, config: GlipConfig) -> None:
         super().__init__()
         self.body = Swin(config.backbone) if isinstance(config.backbone, SwinConfig) else ConvBackbone(config.backbone)
-        self.fpn = Fpn(config.backbone.channels, config.head.channels, config.drop_block)
+        self.fpn = Fpn(config.backbone.channels, config.head.channels)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         return self.fpn(self.body(images))

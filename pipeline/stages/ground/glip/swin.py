@@ -11,7 +11,6 @@ Three details differ from other implementations, and the released weights depend
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.ops import StochasticDepth
 
 from pipeline.stages.ground.glip.config import SwinConfig
 
@@ -62,7 +61,7 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """Window attention, shifted by half a window if `is_shifted`, then the MLP; both with pre-norm."""
 
-    def __init__(self, dim: int, heads: int, window: int, is_shifted: bool, drop_path: float) -> None:
+    def __init__(self, dim: int, heads: int, window: int, is_shifted: bool) -> None:
         super().__init__()
         self.window = window
         self.shift = window // 2 if is_shifted else 0
@@ -70,7 +69,6 @@ class Block(nn.Module):
         self.attn = WindowAttention(dim, heads, window)
         self.norm2 = nn.LayerNorm(dim)
         self.mlp = Mlp(dim)
-        self.drop_path = StochasticDepth(drop_path, "row")
 
     def forward(self, x: Tensor, size: tuple[int, int], shift_mask: Tensor) -> Tensor:
         """Return the new x [b, h*w, c]; `size` is (height, width), and shifted blocks use `shift_mask` [n, p, p]."""
@@ -86,8 +84,8 @@ class Block(nn.Module):
         grid = from_windows(cells, self.window, (int(padded[0]), int(padded[1])))
         if self.shift:
             grid = grid.roll((self.shift, self.shift), dims=(1, 2))
-        x = x + self.drop_path(grid[:, :height, :width].reshape(b, height * width, c))
-        return x + self.drop_path(self.mlp(self.norm2(x)))
+        x = x + grid[:, :height, :width].reshape(b, height * width, c)
+        return x + self.mlp(self.norm2(x))
 
 
 class PatchMerging(nn.Module):
@@ -108,12 +106,10 @@ class PatchMerging(nn.Module):
 class Stage(nn.Module):
     """The blocks of one resolution, followed by patch merging except in the last stage."""
 
-    def __init__(self, dim: int, heads: int, window: int, drop_paths: list[float], is_last: bool) -> None:
+    def __init__(self, dim: int, heads: int, window: int, blocks: int, is_last: bool) -> None:
         super().__init__()
         self.window = window
-        self.blocks = nn.ModuleList(
-            Block(dim, heads, window, is_shifted=i % 2 == 1, drop_path=rate) for i, rate in enumerate(drop_paths)
-        )
+        self.blocks = nn.ModuleList(Block(dim, heads, window, is_shifted=i % 2 == 1) for i in range(blocks))
         self.downsample = None if is_last else PatchMerging(dim)
 
     def forward(self, x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
@@ -144,11 +140,10 @@ class Swin(nn.Module):
     def __init__(self, config: SwinConfig) -> None:
         super().__init__()
         dims = [config.embed_dim * 2**stage for stage in range(len(config.depths))]
-        rates = torch.linspace(0, config.drop_path, sum(config.depths), device="cpu").split(list(config.depths))
         self.patch_embed = PatchEmbed(config.embed_dim)
         self.layers = nn.ModuleList(
-            Stage(dim, heads, config.window, rate.tolist(), is_last=dim == dims[-1])
-            for dim, heads, rate in zip(dims, config.heads, rates, strict=True)
+            Stage(dim, heads, config.window, blocks, is_last=dim == dims[-1])
+            for dim, heads, blocks in zip(dims, config.heads, config.depths, strict=True)
         )
         for stage, dim in enumerate(dims[1:], start=1):
             self.add_module(f"norm{stage}", nn.LayerNorm(dim))

@@ -23,8 +23,18 @@ def test_a_configuration_is_unchanged_after_writing_and_reading_json(name: str) 
         ({"text": 5}, "`text` must be a mapping"),
         ({"anchors": {"strides": [8, 16]}}, "five strides"),
         ({"anchors": {"strides": 8}}, r"anchors\.strides must be a list"),
+        ({"text": {"vocab_size": 0}}, r"text\.vocab_size is 0; give"),
+        ({"text": {"heads": -1}}, r"text\.heads is -1; give"),
+        ({"head": {"prior": float("nan")}}, r"head\.prior is nan; give"),
+        ({"anchors": {"strides": [0] * 5}}, r"anchors\.strides is 0; give"),
     ],
 )
 def test_a_wrong_configuration_is_an_error_that_names_the_key(values: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         from_dict(values)
+
+
+def test_keys_of_the_training_are_ignored() -> None:
+    values = asdict(CONFIGS["glip_t"])
+    values["head"]["fuse_dropout"] = values["text"]["dropout"] = values["backbone"]["drop_path"] = 0.1
+    assert from_dict(values | {"loss": {"candidates": 9}, "drop_block": 0.3}) == CONFIGS["glip_t"]

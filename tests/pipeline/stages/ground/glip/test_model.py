@@ -8,7 +8,7 @@ from torchvision.ops import deform_conv2d
 
 from pipeline.stages.ground.glip.config import CONFIGS, MINIATURE, ConvConfig
 from pipeline.stages.ground.glip.fuse import flat_memory, flatten_levels, modulated_deform_conv, split_levels
-from pipeline.stages.ground.glip.head import WEIGHTS, centers, decode, inclusive_iou, inclusive_sides, level_anchors
+from pipeline.stages.ground.glip.head import WEIGHTS, centers, decode, inclusive_sides, level_anchors
 from pipeline.stages.ground.glip.model import Glip
 from pipeline.stages.ground.glip.text import pad_prompts
 from tests.pipeline.stages.ground.glip.tiny import TINY, tiny_model
@@ -20,15 +20,9 @@ def test_the_deformable_convolution_equals_that_of_torchvision(stride: int) -> N
     x, weight, bias = torch.randn(2, 8, 11, 7), torch.randn(6, 8, 3, 3), torch.randn(6)
     size = (-(-11 // stride), -(-7 // stride))
     offset, mask = torch.randn(2, 18, *size) * 3, torch.rand(2, 9, *size)
-    inputs = [tensor.requires_grad_() for tensor in (x, offset, mask, weight, bias)]
-    ours = modulated_deform_conv(*inputs, stride)
+    ours = modulated_deform_conv(x, offset, mask, weight, bias, stride)
     theirs = deform_conv2d(x, offset, weight, bias, stride=stride, padding=1, mask=mask)
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
-    seed = torch.randn_like(ours)
-    for found, expected in zip(
-        torch.autograd.grad(ours, inputs, seed), torch.autograd.grad(theirs, inputs, seed), strict=True
-    ):
-        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
 
 
 def test_flat_memory_starts_at_the_first_number_of_each_image() -> None:
@@ -38,14 +32,13 @@ def test_flat_memory_starts_at_the_first_number_of_each_image() -> None:
     assert small[1].flatten().tolist() == list(range(48, 60))
 
 
-def test_anchors_coder_and_iou_use_inclusive_pixels() -> None:
+def test_anchors_and_coder_use_inclusive_pixels() -> None:
     anchors = level_anchors((1, 2), 8, 8.0, torch.device("cpu"))
     assert anchors.tolist() == [[-28, -28, 35, 35], [-20, -28, 43, 35]]
     boxes = torch.tensor([[1.0, 2.0, 30.0, 44.0], [0.0, 0.0, 0.0, 0.0]])
     shift, ratio = centers(boxes) - centers(anchors), inclusive_sides(boxes) / inclusive_sides(anchors)
     deltas = torch.cat([shift / inclusive_sides(anchors), ratio.log()], dim=-1) * torch.tensor(WEIGHTS)
     torch.testing.assert_close(decode(deltas, anchors), boxes, rtol=0, atol=1e-4)
-    assert inclusive_iou(torch.tensor([[0.0, 0, 9, 9]]), torch.tensor([[5.0, 0, 14, 9]])).item() == pytest.approx(1 / 3)
 
 
 def test_splitting_reverses_flattening() -> None:

@@ -12,14 +12,12 @@ from pipeline.stages.ground.glip.config import CONFIGS
 from pipeline.stages.ground.glip.load import IGNORABLE
 from pipeline.stages.ground.glip.model import Glip
 from tests.parity.glip import DATA, main, run
-from tests.parity.glip_training import GRADIENT_TOLERANCE, norm_errors
 
 
 @pytest.mark.rest
 @pytest.mark.slow
-@pytest.mark.timeout(900)  # up to nine forward and backward passes, ten seconds each on two idle cores
 @pytest.mark.parametrize("case", ["glip_t_a", "glip_t"])
-def test_every_tensor_loss_and_gradient_equals_the_authors(case: str) -> None:
+def test_every_tensor_equals_the_authors(case: str) -> None:
     results = run(DATA / f"{case}.npz")
     assert len(results) > 70
     assert [result for result in results if not result[1] <= result[2]] == []
@@ -64,7 +62,6 @@ def altered(path: Path, *, without: tuple[str, ...] = (), **meta: object) -> Pat
         ({"config": "yolo"}, "'yolo' is not a configuration of GLIP"),
         ({"ids": [101] * 300}, "`ids` are not a prompt"),
         ({"ids": [10**6]}, "`ids` are not a prompt"),
-        ({"gt_labels": [9, 1, 1]}, "`gt_labels`"),
         ({"height": 0}, "no pixels"),
     ],
 )
@@ -82,11 +79,3 @@ def test_a_file_that_is_truncated_or_not_an_npz_is_an_error(
     (tmp_path / "cut.npz").write_bytes(content)
     assert main([str(tmp_path / "cut.npz")]) == 2
     assert "it is not an .npz of plain arrays" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("wrong", [1.001e-2, 1.0, -1.0])
-def test_a_gradient_that_cancels_is_still_compared(wrong: float) -> None:
-    keys, wanted = ["a.weight", "a.self.key.bias"], np.array([100.0, 1e-7])
-    found = np.array([100.0, 1e-6])
-    assert norm_errors((found, found), keys, wanted).max() <= GRADIENT_TOLERANCE
-    assert norm_errors((found, found), keys, np.array([100.0, wrong])).max() > GRADIENT_TOLERANCE

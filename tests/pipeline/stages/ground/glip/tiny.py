@@ -15,7 +15,7 @@ PIECES = ["##et", "##s", *"abcdefghijklmnopqrstuvwxyz", *(f"##{letter}" for lett
 
 TINY = replace(
     MINIATURE,
-    backbone=SwinConfig(embed_dim=16, depths=(2, 2, 2, 2), heads=(1, 2, 2, 4), window=4, drop_path=0.0),
+    backbone=SwinConfig(embed_dim=16, depths=(2, 2, 2, 2), heads=(1, 2, 2, 4), window=4),
     text=replace(MINIATURE.text, vocab_size=128, hidden_size=32, heads=2, intermediate_size=64, max_tokens=32),
     head=replace(MINIATURE.head, channels=32, rounds=2, fuse_width=32, fuse_heads=2, norm_groups=8),
     detect=replace(MINIATURE.detect, short_side_px=96, max_side_px=192, min_class_prob=0.0, max_boxes=10),

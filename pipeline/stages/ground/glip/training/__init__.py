@@ -1,1 +1,0 @@
-"""Training of GLIP. The rest of the pipeline does not import it; `pipeline.stages.ground.glip.training.run` is its command."""
