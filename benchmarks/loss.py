@@ -7,8 +7,7 @@ in the paper, with the full similarity matrix. Each measurement runs in a new pr
 turns. Memory is the peak of the process minus its peak before the measurement. If the plain implementation does not fit
 into memory, its columns and the ratios show "-".
 
-`ratio` compares CPU time, which other load affects least; `ratio_wall` compares wall-clock time. `benchmarks.gpu.losses`
-measures the losses on a GPU.
+`ratio` compares CPU time, which other load affects least; `ratio_wall` compares wall-clock time.
 
 For comparison, the authors' code with 768 rows and one thread on a machine with two cores: MERU 0.071 s, HyCoCLIP
 0.15 s, PHyCLIP 8.8 s and 3.3 GB.
@@ -68,19 +67,15 @@ def peak_mb() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def plain_fits(name: str, batch: int, device: str) -> bool:
+def plain_fits(name: str, batch: int) -> bool:
     """True if the plain loss needs less than 80 % of the free memory."""
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if device == "cuda":
-        import torch
-
-        free = torch.cuda.mem_get_info()[0]
     return PLAIN_NUMBERS[name] * batch**2 * 4 < 0.8 * free
 
 
 def compare(name: str, batch: int, threads: int, rounds: int) -> dict[str, Any]:
     """Return the medians of time and memory of all implementations, and their ratios."""
-    sides = ["ours", *(["plain"] if plain_fits(name, batch, "cpu") else [])]
+    sides = ["ours", *(["plain"] if plain_fits(name, batch) else [])]
     runs: dict[str, list[dict[str, float]]] = {side: [] for side in sides}
     for _ in range(rounds):
         for side, results in runs.items():

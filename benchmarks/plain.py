@@ -93,10 +93,10 @@ def build(name: str, *, plain: bool, full: bool, config: ModelConfig | None = No
     return model
 
 
-def draw_features(name: str, batch: int, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+def draw_features(name: str, batch: int) -> dict[str, Tensor]:
     """Return features whose pairs are correlated, so that matching pairs are closer than others, as in training."""
     torch.manual_seed(0)
-    common = torch.randn(batch, 512, device=device)
+    common = torch.randn(batch, 512)
     parts = ("image", "text") if name == "meru" else ("image", "text", "box_image", "box_text")
     return {part: common + torch.randn_like(common) for part in parts}
 

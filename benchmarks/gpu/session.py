@@ -52,7 +52,7 @@ class Session:
         return 60 * self.options.minutes - (time.monotonic() - self.start)
 
     def path(self, suffix: str) -> Path:
-        """Return the path of a file of this script, such as OUT/losses_time.png for "time.png"."""
+        """Return the path of a file of this script, such as OUT/glip_8.json.gz for "8.json.gz"."""
         return Path(self.options.out, f"{self.name}_{suffix}")
 
     @contextmanager

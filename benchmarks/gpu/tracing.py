@@ -26,7 +26,6 @@ WAITS: Final = re.compile(r"cu(da)?(Stream|Device|Event|Ctx)Synchronize|cu(da)?M
 KINDS: Final = {
     "attention": r"flash|fmha|attention|sdpa",
     "convolution": r"deform|conv|implicit_gemm|im2col|cudnn.*dgrad|cudnn.*wgrad",
-    "losses": r"softmax_kernel|gradient_kernel",
     "compiled": r"^triton_",
     "matrix products": r"gemm|gemv|nvjet|cutlass|xmma|cublas|aten::(mm|bmm|addmm|baddbmm)$",
     "optimizer": r"multi_tensor|adam",

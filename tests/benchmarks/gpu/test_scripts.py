@@ -36,20 +36,6 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, *arguments: st
     return found
 
 
-def test_losses_compares_chunked_and_plain_with_float64(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = run(monkeypatch, tmp_path, "losses", "--models", "hycoclip", "--batches", "8")
-    assert [row["side"] for row in found["cases"]] == ["float64", "chunked", "plain"]
-    for row in found["cases"][1:]:
-        assert row["loss_error"] < 1e-5
-        assert 0 < row["gradient_error"] < 1e-4
-        assert row["ms"] > 0
-    assert found["cases"][1]["profile"]["kernels"] > 100
-    last = json.loads(capsys.readouterr().out.splitlines()[-1])
-    assert (last["name"], last["complete"], last["errors"]) == ("gpu_losses", True, 0)
-
-
 def test_trainer_step_measures_the_trainer_and_the_plain_form(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = run(monkeypatch, tmp_path, "trainer_step", "--models", "hycoclip", "--batches", "8")
     _, ours, plain = found["cases"]
@@ -62,19 +48,15 @@ def test_trainer_step_measures_the_trainer_and_the_plain_form(tmp_path: Path, mo
     assert (tmp_path / "trainer_step_hycoclip_8.json.gz").is_file()
 
 
-def test_ddp_measures_one_process_and_two(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one, two = run(monkeypatch, tmp_path, "ddp")["cases"]
-    assert "error" not in {**one, **two}
-    assert (one["messages"], two["messages"]) == (0, 1)
-    assert (one["efficiency"], two["backend"]) == (1, "gloo")
-    assert two["efficiency"] == pytest.approx(two["pairs_per_s"] / 2 / one["pairs_per_s"], rel=1e-2)
-
-
-def test_glip_measures_parts_and_operations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_glip_measures_parts_and_operations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     (_, row) = run(monkeypatch, tmp_path, "glip", "--batches", "1")["cases"]
     assert row["images_per_s"] > 0
     assert row["parts"].keys() == {"image_tower", "text_tower", "head"}
     assert 0.5 < sum(row["profile"]["kinds"].values()) < 1.001
+    last = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (last["name"], last["complete"], last["errors"]) == ("gpu_glip", True, 0)
 
 
 def test_decode_compares_its_rate_with_that_of_the_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,14 +87,14 @@ def test_tests_counts_in_its_log_if_pytest_was_killed(tmp_path: Path) -> None:
 
 
 def test_a_script_stops_at_its_time_and_saves_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = run(monkeypatch, tmp_path, "losses", "--minutes", "0.015")
+    found = run(monkeypatch, tmp_path, "glip", "--minutes", "0.001")
     assert not found["complete"]
-    assert len(found["cases"]) < 18
+    assert len(found["cases"]) < 2
     assert all(row["error"] == "out of time" for row in found["cases"] if "error" in row)
 
 
 @pytest.mark.soak
-@pytest.mark.parametrize("name", ["tests", "losses", "trainer_step", "ddp", "glip", "stages", "decode"])
+@pytest.mark.parametrize("name", ["tests", "trainer_step", "glip", "stages", "decode"])
 def test_a_script_runs_in_a_process_of_its_own(tmp_path: Path, name: str) -> None:
     command = [sys.executable, "-m", f"benchmarks.gpu.{name}", "--tiny", "--device", "cpu", "--out", str(tmp_path)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}

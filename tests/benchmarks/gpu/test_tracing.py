@@ -58,7 +58,6 @@ def test_a_trace_without_events_has_no_kernels() -> None:
         ("void cutlass::device_kernel<flash::enable_sm90<flash::FlashAttnFwdSm90>>", "attention"),
         ("sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64", "matrix products"),
         ("triton_red_fused_native_layer_norm_3", "compiled"),
-        ("softmax_kernel", "losses"),
         ("void at::native::multi_tensor_apply_kernel<FusedAdamMathFunctor>", "optimizer"),
         ("void at::native::vectorized_elementwise_kernel<4, log1p>", "elementwise"),
         ("void vision::ops::deformable_im2col_kernel<float>", "convolution"),
