@@ -14,14 +14,21 @@ from demo.world.sprites import HELD_OUT_STYLE
 from demo.world.truth import Truth
 from schemas.status import check_reason
 
+N = 90
+
 
 @pytest.fixture(scope="module")
-def rows() -> list[Row]:
-    return make_rows(120, PORT)
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("input")
+
+
+@pytest.fixture(scope="module")
+def rows(folder: Path) -> list[Row]:
+    return write_input(folder, N, PORT)
 
 
 def test_input_has_the_requested_number_of_rows_and_unique_ids(rows: list[Row]) -> None:
-    assert len(rows) == len({row.id for row in rows}) == 120
+    assert len(rows) == len({row.id for row in rows}) == N
 
 
 def test_small_input_contains_all_special_rows(rows: list[Row]) -> None:
@@ -61,18 +68,17 @@ def test_about_a_quarter_of_the_scenes_uses_the_held_out_style(rows: list[Row]) 
     assert len(styles) == 4
 
 
-def test_files_contain_the_rows_and_are_reproducible(rows: list[Row], tmp_path: Path) -> None:
-    for out in (tmp_path / "a", tmp_path / "b"):
-        write_input(out, 120, PORT)
-    table = pq.read_table(tmp_path / "a" / "pairs.parquet").to_pydict()
+def test_files_contain_the_rows_and_are_reproducible(rows: list[Row], folder: Path, tmp_path: Path) -> None:
+    table = pq.read_table(folder / "pairs.parquet").to_pydict()
     assert table == {name: [getattr(row, name) for row in rows] for name in ("url", "caption", "id")}
     options = csv.ConvertOptions(strings_can_be_null=True, quoted_strings_can_be_null=False, null_values=[""])
     parsing = csv.ParseOptions(newlines_in_values=True)
-    assert csv.read_csv(tmp_path / "a" / "pairs.csv", None, parsing, options).to_pydict() == table
-    truth = json.loads((tmp_path / "a" / "truth.json").read_text("utf-8"))
+    assert csv.read_csv(folder / "pairs.csv", None, parsing, options).to_pydict() == table
+    truth = json.loads((folder / "truth.json").read_text("utf-8"))
     assert {id_: Truth.from_json(value) for id_, value in truth.items()} == {r.id: r.truth for r in rows if r.truth}
+    write_input(tmp_path, N, PORT)
     for name in ("pairs.parquet", "pairs.csv", "truth.json", "expected.json"):
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
+        assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
 
 
 def test_expected_drops_are_counted_by_stage_and_reason(rows: list[Row]) -> None:

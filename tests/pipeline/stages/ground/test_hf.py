@@ -1,6 +1,7 @@
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -110,12 +111,48 @@ def tiny_sam3(folder: Path) -> None:
     Sam3Processor(Sam3ImageProcessor(size={"height": 56, "width": 56}), tokenizer).save_pretrained(folder)
 
 
+Save = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Save], Path]:
+    """The folder of a model, which is saved once. Tests must not change it."""
+
+    @cache
+    def folder_of(save: Save) -> Path:
+        path = tmp_path_factory.mktemp("model")
+        save(path)
+        return path
+
+    return folder_of
+
+
+@pytest.fixture(scope="module")
+def loaded(saved: Callable[[Save], Path]) -> Callable[..., Any]:
+    """The grounder of a model without a floor, which is loaded once in each number format."""
+
+    @cache
+    def load(save: Save, precision: Precision = "auto") -> Grounder:
+        return load_grounder(str(saved(save)), "cpu", 0.0, "caption", precision=precision)
+
+    return load
+
+
 @pytest.fixture(scope="module", params=[tiny_grounding_dino, tiny_mm_grounding_dino, tiny_owlv2, tiny_sam3])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    save_model: Callable[[Path], None] = request.param
-    path = tmp_path_factory.mktemp("model")
-    save_model(path)
-    return path
+def model(request: pytest.FixtureRequest) -> Save:
+    """A function that saves a model."""
+    save: Save = request.param
+    return save
+
+
+@pytest.fixture(scope="module")
+def folder(saved: Callable[[Save], Path], model: Save) -> Path:
+    return saved(model)
+
+
+@pytest.fixture(scope="module")
+def grounder(loaded: Callable[..., Any], model: Save) -> Any:
+    return loaded(model)
 
 
 def image(height: int = 48, width: int = 64) -> np.ndarray:
@@ -129,14 +166,13 @@ def detect(grounder: Grounder, *batch: Any) -> list[list[Detection]]:
     return [result.boxes for result in results]
 
 
-def test_saved_model_finds_boxes_inside_the_image_for_every_phrase(folder: Path) -> None:
-    (found,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+def test_saved_model_finds_boxes_inside_the_image_for_every_phrase(grounder: Any) -> None:
+    (found,) = detect(grounder, [image()], [CAPTION], [SPANS])
     assert {d.phrase for d in found} == {0, 1}
     assert all(0 <= d.score <= 1 and all(0 <= v <= 1 for v in d.box) for d in found)
 
 
-def test_boxes_do_not_depend_on_the_other_images_of_the_batch(folder: Path) -> None:
-    grounder = load_grounder(str(folder), "cpu", 0.0, "caption")
+def test_boxes_do_not_depend_on_the_other_images_of_the_batch(grounder: Any) -> None:
     (alone,) = detect(grounder, [image()], [CAPTION], [SPANS])
     _, beside = detect(grounder, [image() // 2, image()], ["a dog", CAPTION], [[(0, 5)], SPANS])
     assert [d.phrase for d in alone] == [d.phrase for d in beside]
@@ -144,16 +180,17 @@ def test_boxes_do_not_depend_on_the_other_images_of_the_batch(folder: Path) -> N
         assert (a.score, *a.box) == pytest.approx((b.score, *b.box), abs=1e-4)
 
 
-def test_boxes_below_the_floor_are_not_returned(folder: Path) -> None:
-    (every,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+def test_boxes_below_the_floor_are_not_returned(folder: Path, grounder: Any) -> None:
+    (every,) = detect(grounder, [image()], [CAPTION], [SPANS])
     floor = sorted(d.score for d in every)[len(every) // 2]
     (some,) = detect(load_grounder(str(folder), "cpu", floor, "caption"), [image()], [CAPTION], [SPANS])
     assert some == [d for d in every if d.score >= floor]
 
 
-def test_phrases_that_exceed_the_prompt_of_grounding_dino_are_split_into_several_prompts(tmp_path: Path) -> None:
-    tiny_grounding_dino(tmp_path)
-    grounder = load_grounder(str(tmp_path), "cpu", 0.0, "caption")
+def test_phrases_that_exceed_the_prompt_of_grounding_dino_are_split_into_several_prompts(
+    loaded: Callable[..., Any],
+) -> None:
+    grounder = loaded(tiny_grounding_dino)
     assert isinstance(grounder, GroundingDino)
     caption = "red dog, blue house, red house, blue dog, dog, house, red, blue"
     starts = [0, *(i + 2 for i, c in enumerate(caption) if c == ",")]
@@ -174,8 +211,8 @@ def test_error_for_a_missing_model_names_it() -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 200), (200, 1), (1, 2)])
-def test_very_narrow_image_is_grounded(folder: Path, size: tuple[int, int]) -> None:
-    (found,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image(*size)], [CAPTION], [SPANS])
+def test_very_narrow_image_is_grounded(grounder: Any, size: tuple[int, int]) -> None:
+    (found,) = detect(grounder, [image(*size)], [CAPTION], [SPANS])
     assert {d.phrase for d in found} == {0, 1}
     assert all(0 <= v <= 1 for d in found for v in d.box)
 
@@ -238,8 +275,7 @@ def test_threshold_of_zero_is_valid(tmp_path: Path) -> None:
     assert score_threshold(str(tmp_path)) == 0
 
 
-def test_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(folder: Path) -> None:
-    grounder = load_grounder(str(folder), "cpu", 0.0, "caption")
+def test_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(grounder: Any) -> None:
     caption = "dog  " + "house " * 200
     (result,) = grounder.collect(
         grounder.forward(grounder.prepare([image()], [caption], [[(0, 3), (3, 5), (5, len(caption))]]))
@@ -248,10 +284,9 @@ def test_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(folder: Path)
     assert result.dropped == {1: "no_word_piece", 2: "too_many_word_pieces"}
 
 
-def test_owlv2_finds_nearly_the_same_boxes_in_bfloat16(tmp_path: Path) -> None:
-    tiny_owlv2(folder := tmp_path)
-    (exact,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
-    (half,) = detect(load_grounder(str(folder), "cpu", 0.0, "caption", precision="bf16"), [image()], [CAPTION], [SPANS])
+def test_owlv2_finds_nearly_the_same_boxes_in_bfloat16(loaded: Callable[..., Any]) -> None:
+    (exact,) = detect(loaded(tiny_owlv2), [image()], [CAPTION], [SPANS])
+    (half,) = detect(loaded(tiny_owlv2, "bf16"), [image()], [CAPTION], [SPANS])
     assert len(exact) == len(half)
     scores = [[d.score for d in sorted(found, key=lambda d: (d.phrase, d.box))] for found in (exact, half)]
     assert sorted(scores[0]) == pytest.approx(sorted(scores[1]), abs=0.03)
@@ -279,10 +314,9 @@ def of_phrase(found: list[Detection], phrase: int) -> list[tuple[float, ...]]:
 @pytest.mark.parametrize(("precision", "dtype"), HALF)
 @pytest.mark.parametrize("save", [tiny_grounding_dino, tiny_mm_grounding_dino])
 def test_boxes_of_a_word_are_those_of_transformers_post_processing(
-    save: Callable[[Path], None], precision: Precision, dtype: torch.dtype, tmp_path: Path
+    save: Save, precision: Precision, dtype: torch.dtype, loaded: Callable[..., Any]
 ) -> None:
-    save(tmp_path)
-    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption", precision=precision)
+    grounder = loaded(save, precision)
     (found,) = detect(grounder, [image()], ["a red dog"], [WORDS])
     processor = grounder.processor
     inputs = processor(images=[image()], text="red. dog.", return_tensors="pt")
@@ -303,10 +337,9 @@ def test_boxes_of_a_word_are_those_of_transformers_post_processing(
 @pytest.mark.parametrize(("precision", "dtype"), HALF)
 @pytest.mark.parametrize("size", [(48, 64), (64, 40)])
 def test_boxes_of_owlv2_are_those_of_transformers_post_processing(
-    precision: Precision, dtype: torch.dtype, size: tuple[int, int], tmp_path: Path
+    precision: Precision, dtype: torch.dtype, size: tuple[int, int], loaded: Callable[..., Any]
 ) -> None:
-    tiny_owlv2(tmp_path)
-    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption", precision=precision)
+    grounder = loaded(tiny_owlv2, precision)
     (found,) = detect(grounder, [image(*size)], ["a red dog"], [WORDS])
     inputs = grounder.processor(images=[image(*size)], text=[["red", "dog"]], return_tensors="pt")
     with torch.inference_mode(), within(grounder, dtype):
@@ -325,10 +358,9 @@ def test_boxes_of_owlv2_are_those_of_transformers_post_processing(
 
 @pytest.mark.parametrize(("precision", "dtype"), HALF)
 def test_boxes_of_sam3_are_those_of_transformers_post_processing(
-    precision: Precision, dtype: torch.dtype, tmp_path: Path
+    precision: Precision, dtype: torch.dtype, loaded: Callable[..., Any]
 ) -> None:
-    tiny_sam3(tmp_path)
-    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption", precision=precision)
+    grounder = loaded(tiny_sam3, precision)
     results = grounder.collect(
         grounder.forward(grounder.prepare([image(), image(56, 56)], [CAPTION] * 2, [SPANS[:1], SPANS]))
     )
@@ -350,9 +382,10 @@ def test_boxes_of_sam3_are_those_of_transformers_post_processing(
 NAMES = ("pred_boxes", "pred_logits", "presence_logits")
 
 
-def test_sam3_computes_an_image_and_a_phrase_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    tiny_sam3(tmp_path)
-    grounder: Any = load_grounder(str(tmp_path), "cpu", 0.0, "caption")
+def test_sam3_computes_an_image_and_a_phrase_once(
+    saved: Callable[[Save], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grounder: Any = load_grounder(str(saved(tiny_sam3)), "cpu", 0.0, "caption")
     seen: list[Any] = []
     for name in ("get_vision_features", "get_text_features"):
         method = getattr(grounder.model, name)
@@ -367,14 +400,16 @@ def test_sam3_computes_an_image_and_a_phrase_once(tmp_path: Path, monkeypatch: p
     assert seen.count("get_text_features") == 2  # two distinct phrases
 
 
-def test_files_of_sam3_with_its_tracker_are_read(tmp_path: Path) -> None:
-    tiny_sam3(tmp_path)
-    (expected,) = detect(load_grounder(str(tmp_path), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
-    config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "sam3_video", "detector_config": config}))
+def test_files_of_sam3_with_its_tracker_are_read(
+    saved: Callable[[Save], Path], loaded: Callable[..., Any], tmp_path: Path
+) -> None:
+    (expected,) = detect(loaded(tiny_sam3), [image()], [CAPTION], [SPANS])
+    copy = Path(shutil.copytree(saved(tiny_sam3), tmp_path / "video"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps({"model_type": "sam3_video", "detector_config": config}))
     change_weights(
-        tmp_path,
+        copy,
         lambda state: {f"detector_model.{k}": v for k, v in state.items()} | {"tracker_model.a": torch.ones(1)},
     )
-    (found,) = detect(load_grounder(str(tmp_path), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    (found,) = detect(load_grounder(str(copy), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
     assert found == expected
