@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import check_file
 from hypergrit_common.lazy import is_plugin
+from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import one_line, redact
 from hypergrit_common.urls import clean, text_without_queries
 
@@ -86,12 +87,14 @@ class Keys:
     """The key names of one command.
 
     `short` maps short names to full keys. `secret` are the full keys of `secret` fields, whose values no message repeats,
-    `plugins` those that may name classes of the user (hypergrit_common.lazy).
+    `plugins` those that may name classes of the user (hypergrit_common.lazy), `removed` those of earlier versions with
+    their defaults.
     """
 
     short: Mapping[str, str] = dataclasses.field(default_factory=dict)
     secret: tuple[str, ...] = ()
     plugins: tuple[str, ...] = ()
+    removed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def is_secret(self, key: str) -> bool:
         """Return True for the key of a secret, also misspelt, of one within it, and of its group, whose value holds it."""
@@ -157,7 +160,7 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
             example = f"{key.replace('-', '_')}={'VALUE' if keys.is_secret(key) else value}"
             raise UserError(f"--{key} is no option: settings have no dashes; write {example}")
     files = [item for item in arguments if "=" not in item]
-    layers = [(_load_yaml(path, keys), path) for path in files]
+    layers = [make_layer(_load_yaml(path), path, keys) for path in files]
     for item in arguments:
         key, separator, value = item.partition("=")
         if not separator:
@@ -182,9 +185,38 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
                 raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
             layer = OmegaConf.create({})
             OmegaConf.update(layer, key, value, force_add=True)  # a text, such as a condition
-        source = f"{key}=..." if keys.is_secret(key) else item
-        layers.append((_long_keys(layer, keys.short), source))
+        layers.append(make_layer(layer, f"{key}=..." if keys.is_secret(key) else item, keys))
     return layers
+
+
+def make_layer(values: Any, source: str, keys: Keys) -> Layer:
+    """Return a layer of a mapping, by the full keys, without the settings that `keys` has as removed.
+
+    Raises UserError like `without_removed`.
+    """
+    layer = OmegaConf.create(values)
+    for name in keys.short.keys() & layer.keys():
+        OmegaConf.update(layer, keys.short[name], layer.pop(name), force_add=True)
+    plain: Any = OmegaConf.to_container(layer)
+    return OmegaConf.create(without_removed(plain, keys.removed, source)), source
+
+
+def without_removed(
+    values: Mapping[str, Any], removed: Mapping[str, Any], source: str, prefix: str = ""
+) -> dict[str, Any]:
+    """Return nested settings without the keys of `removed`. Raises UserError if one has another value than there."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key, kept = f"{prefix}{name}", value
+        if key in removed:
+            if value != removed[key]:
+                raise UserError(f"{source}: {key} was {REMOVED}; leave it out, or use that version")
+            continue
+        if isinstance(value, dict):
+            kept = without_removed(value, removed, source, f"{key}.")
+        if kept or not value:  # else a group that had no other settings
+            found[name] = kept
+    return found
 
 
 def command_line(command: str, arguments: Sequence[str], keys: Keys) -> str:
@@ -340,6 +372,20 @@ def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str
     return found
 
 
+def default_settings(config: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the defaults of the settings of a configuration by full key, as JSON gives them back."""
+    found: dict[str, Any] = {}
+    for item in dataclasses.fields(config):
+        key, value = f"{prefix}{item.name}", getattr(config, item.name)
+        if is_dataclass(value):
+            found |= default_settings(value, f"{key}.")
+        elif item.default_factory is not dataclasses.MISSING:
+            found[key] = item.default_factory()
+        elif item.default is not dataclasses.MISSING:
+            found[key] = item.default
+    return flatten(found)
+
+
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested settings by full key, as JSON gives them back."""
     flat: dict[str, Any] = {}
@@ -405,7 +451,7 @@ def to_yaml(config: Any) -> str:
     return OmegaConf.to_yaml(OmegaConf.create(clean(values, strip_query=False)))
 
 
-def _load_yaml(path: str, keys: Keys) -> DictConfig:
+def _load_yaml(path: str) -> DictConfig:
     try:
         check_file(path)
         text = Path(path).read_text(encoding="utf-8")
@@ -417,7 +463,7 @@ def _load_yaml(path: str, keys: Keys) -> DictConfig:
         raise UserError(f"config file {path!r} cannot be read: {_problem(error)}") from None
     if not isinstance(loaded, DictConfig):
         raise UserError(f"config file {path!r} must hold `key: value` lines")
-    return _long_keys(loaded, keys.short)
+    return loaded
 
 
 def _problem(error: Exception) -> str:
@@ -426,11 +472,3 @@ def _problem(error: Exception) -> str:
         line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
         return f"{error.problem}{line}"
     return one_line(error)
-
-
-def _long_keys(layer: DictConfig, short: Mapping[str, str]) -> DictConfig:
-    """Replace the short names in `layer` by full keys."""
-    for name, long in short.items():
-        if name in layer:
-            OmegaConf.update(layer, long, layer.pop(name), force_add=True)
-    return layer

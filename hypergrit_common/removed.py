@@ -11,8 +11,14 @@ from typing import Any, Final
 LAST_COMMIT: Final = "5af35950"
 """The last commit that had every setting below."""
 
+REMOVED: Final = f"removed after commit {LAST_COMMIT}"
+"""What a message says of such a setting."""
+
 REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType({})
 """Full key of `run` -> its default as YAML reads it."""
+
+NOT_IN_HASH: Final = frozenset[str]()
+"""Those of them that no hash of the settings of a shard held: what was marked as `runtime`, and ground.captions."""
 
 REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType({})
 """Full key of `train` -> its default as YAML reads it."""

@@ -27,6 +27,7 @@ from hypergrit_common.config import (
 )
 from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import load_plugin
+from hypergrit_common.removed import NOT_IN_HASH, REMOVED_FROM_RUN
 from pipeline.models import NO_MODEL
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import use_format
@@ -123,6 +124,7 @@ KEYS: Final = Keys(
     short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
     secret=("download.headers", "download.proxy", "recaption.api_key"),
     plugins=("stages", "read.format", "ground.grounder", "score.scorer"),
+    removed=REMOVED_FROM_RUN,
 )
 """Key names of the pipeline."""
 
@@ -306,9 +308,12 @@ def content_hash(config: PipelineConfig) -> str:
     """SHA-256 of the settings that decide the content of a shard.
 
     It excludes settings marked as `runtime`, the output, and the settings that select the rows, which the plan of a
-    shard records.
+    shard records. Removed settings keep their default in it, so that the hash, and with it the shards, stay.
     """
     content, _ = split_runtime(config)
+    for key in KEYS.removed.keys() - NOT_IN_HASH:
+        *groups, name = key.split(".")
+        reduce(lambda inner, group: inner.setdefault(group, {}), groups, content)[name] = KEYS.removed[key]
     for key in ("input", "output", "limit", "rows_per_shard"):
         del content[key]
     if config.ground.captions == "first":  # as before this setting existed, so that the bytes of other jobs stay

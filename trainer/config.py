@@ -16,7 +16,10 @@ from hypergrit_common.config import (
     check_plugins,
     check_positive,
     check_range,
+    default_settings,
+    flatten,
     last_value,
+    make_layer,
     merge,
     read_layers,
     runtime,
@@ -26,6 +29,7 @@ from hypergrit_common.config import (
 from hypergrit_common.config_help import describe, help_topic
 from hypergrit_common.devices import Precision, check_device
 from hypergrit_common.errors import UserError
+from hypergrit_common.removed import REMOVED, REMOVED_FROM_TRAIN
 from hypergrit_common.urls import clean
 from trainer.data.config import SYNTHETIC, DataConfig
 from trainer.data.feature_record import read_records
@@ -37,7 +41,11 @@ from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS, use_model
 from trainer.optim.config import ADAMW, LoRAConfig, OptimConfig
 
-KEYS: Final = Keys(short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"}, plugins=("model_name",))
+KEYS: Final = Keys(
+    short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
+    plugins=("model_name",),
+    removed=REMOVED_FROM_TRAIN,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,7 +220,7 @@ def with_heads(layers: list[Layer]) -> list[Layer]:
         training = {"model": {key: value for key, value in training["model"].items() if key != "text"}}
         layers = [(without_head(layer), where) for layer, where in layers]
     kept = [(without_towers(layer, parts, where.endswith((".yaml", ".yml"))), where) for layer, where in layers]
-    return [*kept, (OmegaConf.create(training), str(features))]
+    return [*kept, make_layer(training, str(features), KEYS)]
 
 
 def without_head(layer: DictConfig) -> DictConfig:
@@ -287,22 +295,15 @@ def as_dict(config: TrainConfig) -> dict[str, Any]:
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
     """Describe each setting that differs from the configuration of a checkpoint and may not change on resume.
 
-    `saved` is the configuration of the checkpoint. The shards are not compared here, but by the loader.
+    `saved` is the configuration of the checkpoint, of this version or an earlier one. The shards are not compared here,
+    but by the loader.
     """
     free = runtime_keys(TrainConfig, {"model": type(config.model)})
-    return _differences(saved, as_dict(config), free)
-
-
-def _differences(saved: dict[str, Any], config: dict[str, Any], free: set[str], prefix: str = "") -> list[str]:
-    found = []
-    # Compare plain values before groups: if model_name differs, the keys of the group `model` differ too.
-    for key in sorted(saved.keys() | config.keys(), key=lambda key: (isinstance(saved.get(key), dict), key)):
-        name = prefix + key
-        before, after = saved.get(key), config.get(key)
-        if name in free or before == after:
-            continue
-        if isinstance(before, dict) and isinstance(after, dict):
-            found += _differences(before, after, free, f"{name}.")
-        else:
-            found.append(f"{name} was {before!r}, is {after!r}")
-    return found
+    before, after = default_settings(config) | flatten(saved), flatten(as_dict(config))
+    now = dict.fromkeys(KEYS.removed, REMOVED) | {key: repr(value) for key, value in after.items()}
+    return [
+        f"{key} was {before.get(key)!r}, is {now.get(key)}"
+        for key in sorted(before.keys() | after.keys(), key=lambda key: ("." in key, key))
+        if before.get(key) != after.get(key, KEYS.removed.get(key))
+        and not any(f"{key}.".startswith(f"{name}.") for name in free)
+    ]

@@ -7,10 +7,12 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
+from hypergrit_common.config import default_settings
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
+from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import counted, shortened
-from pipeline.config import PipelineConfig
+from pipeline.config import KEYS, PipelineConfig
 from pipeline.output.finished import Damage, Formats, equal_provenances, find_finished
 from pipeline.output.inputs import Files, History, plan_history
 from pipeline.output.listing import list_output
@@ -39,11 +41,16 @@ FORMATS: Final = "write.formats"
 
 
 def setting_differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, str]:
-    """Describe the settings that differ, by key; those of the formats are found per shard."""
+    """Describe the settings that differ, by key; those of the formats are found per shard.
+
+    An `old` setting that was removed differs if it did not have its default.
+    """
+    implied = {**KEYS.removed, **new}
+    now = {**dict.fromkeys(KEYS.removed, REMOVED), **new}
     return {
-        key: f"{key}: {show(old, key)} -> {show(new, key)}"
+        key: f"{key}: {show(old, key)} -> {show(now, key)}"
         for key in sorted(old.keys() | new.keys())
-        if key != FORMATS and show(old, key) != show(new, key)
+        if key != FORMATS and show(old, key) != show(implied, key)
     }
 
 
@@ -180,7 +187,9 @@ def compare(
     config: PipelineConfig, plans: ShardPlans, provenance: Provenance, record: JobRecord, history: History
 ) -> tuple[ShardPlans, list[str]]:
     """Return the plans of the shards that hold the same as in the recorded job, and the differences to it."""
-    settings = setting_differences(record["settings"], settings_of(config))
+    now = settings_of(config)
+    defaults = {key: value for key, value in default_settings(config).items() if key in now}
+    settings = setting_differences(defaults | record["settings"], now)
     others = list(provenance_differences(record["provenance"], provenance))
     inputs = [f"input file {path}: {change}" for path, change in history.changes.items()]
     same: ShardPlans = plans.select(np.zeros(0, np.int64))

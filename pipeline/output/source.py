@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from omegaconf import DictConfig, OmegaConf
 
-from hypergrit_common.config import RESOLVED_FILE, check_yaml, read_layers
+from hypergrit_common.config import RESOLVED_FILE, check_yaml, make_layer, read_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import one_line
@@ -44,7 +44,7 @@ def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) 
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
     if not isinstance(layer, DictConfig):
         raise UserError(f"{name} must hold `key: value` lines")
-    return make_config([(layer, name)], read_layers(changes, KEYS), loads=loads)
+    return make_config([make_layer(layer, name, KEYS)], read_layers(changes, KEYS), loads=loads)
 
 
 class Source:

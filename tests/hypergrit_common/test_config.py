@@ -1,6 +1,7 @@
 """Configuration: layers, checks, earlier key names, runtime settings, and the text of --help."""
 
 import json
+import re
 import subprocess
 import sys
 from contextlib import nullcontext
@@ -25,6 +26,8 @@ from hypergrit_common.config import (
 )
 from hypergrit_common.config_help import describe, list_keys
 from hypergrit_common.errors import UserError
+from hypergrit_common.removed import LAST_COMMIT
+from tests.removed import INVENTED, YAML
 
 KEYS = Keys(short={"width": "tower.width"})
 
@@ -237,3 +240,48 @@ def test_what_follows_an_option_with_dashes_is_not_always_its_value(after: list[
 def test_an_unknown_key_names_the_setting_that_abbreviates_it(key: str, meant: str) -> None:
     with pytest.raises(UserError, match=rf"Did you mean: '{meant}'\?"):
         merge(Job, read_layers([f"{key}=1"], Keys()))
+
+
+REMOVED = Keys(removed=INVENTED)
+
+
+def test_a_removed_setting_with_its_default_is_ignored_in_files_and_arguments(tmp_path: Path) -> None:
+    file = tmp_path / "config.yaml"
+    file.write_text(f"name: mine\nlog: {{}}\n{YAML}")
+    layers = read_layers([str(file), "colour=red", "garden={fence: [1,2]}", "model.colour=0.5"], REMOVED)
+    assert merge(Town, layers) == Town(name="mine")
+
+
+@pytest.mark.parametrize(
+    "item",
+    [
+        "colour=blue",
+        "download.colour=1",
+        "garden.trees.number=4",
+        "garden={trees: {number: 3}, fence: []}",
+        "model.colour=null",
+        "garden.trees.number={}",
+    ],
+)
+def test_another_value_of_a_removed_setting_is_an_error_that_names_source_key_and_commit(
+    item: str, tmp_path: Path
+) -> None:
+    key = "garden.fence" if "fence" in item else item.partition("=")[0]
+    with pytest.raises(UserError, match=rf"^{re.escape(item)}: {re.escape(key)} was removed .*{LAST_COMMIT}"):
+        read_layers([item], REMOVED)
+    file = tmp_path / "config.yaml"
+    file.write_text(yaml_of(item))
+    with pytest.raises(UserError, match=rf"config\.yaml: {re.escape(key)} was removed .*{LAST_COMMIT}"):
+        read_layers([str(file)], REMOVED)
+
+
+def yaml_of(item: str) -> str:
+    key, _, value = item.partition("=")
+    *groups, name = key.split(".")
+    return "".join(f"{{{group}: " for group in groups) + f"{{{name}: {value}}}" + "}" * len(groups)
+
+
+def test_a_group_in_which_a_removed_setting_is_not_is_as_unknown_as_any_other() -> None:
+    for item in ("garden.trees.kind=oak", "garden={}", "garden.trees=3"):
+        with pytest.raises(UserError, match="Key 'garden' not in"):
+            merge(Town, read_layers([item], REMOVED))

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,12 @@ from omegaconf import OmegaConf
 from hypergrit_common.config import to_yaml
 from hypergrit_common.config_help import list_keys
 from hypergrit_common.errors import UserError
+from hypergrit_common.removed import LAST_COMMIT
 from pipeline.config import KEYS, PipelineConfig, content_hash, load_config, runtime_settings
 from pipeline.grit import help_text
+from pipeline.output.source import read_config
+from pipeline.output.store import Store
+from tests.removed import INVENTED, YAML, invent
 
 PATHS = ["input=in.parquet", "output=out"]
 
@@ -92,6 +97,43 @@ def test_a_saved_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(to_yaml(config))
     assert load_config([str(file)]) == config
+
+
+@pytest.mark.parametrize(
+    ("settings", "recorded"),
+    [
+        ([], "e1be328a71683a5a71633e374d23b0eea49527cf684fa198295489e769748c53"),
+        (
+            ["grounder=glip_t", "read.where=similarity > 0.3", "ray.retries=1", "limit=3"],
+            "907e22d9fb0c6d60f718bb4b2b9fdecc1c322a1967e29c5b7ddd0587c8ff5dba",
+        ),
+    ],
+)
+def test_the_hash_is_that_of_the_last_version_with_all_removed_settings(settings: list[str], recorded: str) -> None:
+    assert content_hash(load_config([*PATHS, *settings])) == recorded, "see NOT_IN_HASH in hypergrit_common/removed.py"
+
+
+def test_the_hash_holds_removed_settings_but_those_that_it_never_held(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = load_config(PATHS)
+    before = content_hash(config)
+    invent(monkeypatch, KEYS)
+    monkeypatch.setattr("pipeline.config.NOT_IN_HASH", frozenset(INVENTED))
+    assert content_hash(config) == before
+    monkeypatch.setattr("pipeline.config.NOT_IN_HASH", frozenset(INVENTED) - {"garden.trees.number"})
+    assert content_hash(config) != before
+
+
+def test_outputs_and_their_jobs_with_removed_settings_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    invent(monkeypatch, KEYS)
+    file = tmp_path / "config.yaml"
+    file.write_text(f"input: a\noutput: b\nlimit: 3\n{YAML}")
+    assert (
+        read_config(Store(str(tmp_path))) == load_config([str(file)]) == load_config(["input=a", "output=b", "limit=3"])
+    )
+    file.write_text(f"input: a\noutput: b\n{YAML}".replace("null", "blue"))
+    for read in (partial(read_config, Store(str(tmp_path))), partial(load_config, [str(file)])):
+        with pytest.raises(UserError, match=rf"config\.yaml: download\.colour was removed .*{LAST_COMMIT}"):
+            read()
 
 
 def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:

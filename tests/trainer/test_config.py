@@ -1,15 +1,17 @@
 """The configuration of a training run: precedence, errors, and --help."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from hypergrit_common.config_help import list_keys
 from hypergrit_common.errors import UserError
+from hypergrit_common.removed import LAST_COMMIT
+from tests.removed import INVENTED, YAML, invent
 from tests.trainer.small_run import small_config
-from trainer.config import TrainConfig, as_dict, differences, help_text, load_config
-from trainer.models.registry import MODELS
+from trainer.config import KEYS, TrainConfig, as_dict, differences, help_text, load_config
+from trainer.models.registry import MODELS, parse_config
 from trainer.train import main
 
 ROOT = Path(__file__).parents[2]
@@ -131,6 +133,36 @@ def test_only_runtime_settings_may_differ_from_a_checkpoint(tmp_path: Path) -> N
     assert not differences(first, replace(runtime_only, tokenizer=first["tokenizer"]))
     fixed = small_config(tmp_path / "a", "data.crop_scale=[0.4,1]", "steps=13")
     assert differences(first, fixed) == ["data.crop_scale was [0.5, 1.0], is [0.4, 1.0]", "optim.steps was 12, is 13"]
+
+
+def test_a_checkpoint_with_removed_settings_and_without_new_ones_fits_if_these_have_their_defaults(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = small_config(tmp_path / "a")
+    invent(monkeypatch, KEYS)
+    saved = {**as_dict(config), "colour": "red", "garden": {"fence": [1, 2]}}
+    saved["model"]["colour"] = 0.5
+    del saved["seed"], saved["model"]["curv_init"]
+    assert differences(saved, config) == []
+    assert differences(saved | {"colour": "blue"}, config) == [
+        f"colour was 'blue', is removed after commit {LAST_COMMIT}"
+    ]
+    assert differences(saved, replace(config, seed=1)) == ["seed was 0, is 1"]
+
+
+def test_a_saved_configuration_with_removed_settings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    invent(monkeypatch, KEYS)
+    file = tmp_path / "config.yaml"
+    file.write_text(f"output: out/run\nshards: in\n{YAML}")
+    assert load_config([str(file)]) == load_config(PATHS)
+
+
+def test_a_saved_model_with_removed_settings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trainer.models.registry.REMOVED_FROM_TRAIN", INVENTED)
+    config = MODELS["meru"].config(embed_dim=64)
+    assert parse_config("meru", {**asdict(config), "colour": 0.5}, tmp_path) == config
+    with pytest.raises(ValueError, match=rf"model\.colour was removed .*{LAST_COMMIT}"):
+        parse_config("meru", {**asdict(config), "colour": 1}, tmp_path)
 
 
 def test_help_lists_the_settings_of_a_model_and_an_error_exits_with_2(

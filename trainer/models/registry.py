@@ -8,9 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from hypergrit_common.config import from_plain
+from hypergrit_common.config import from_plain, without_removed
 from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import is_plugin, load_plugin
+from hypergrit_common.removed import REMOVED_FROM_TRAIN
 from trainer.models.config import (
     ARGENTConfig,
     ATMGConfig,
@@ -148,7 +149,7 @@ def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig
 
     Args:
         name: a key of `MODELS`.
-        values: a dictionary written by `dataclasses.asdict`.
+        values: a dictionary written by `dataclasses.asdict`, also of an earlier version.
         source: the file or folder of the values, for messages.
 
     Returns:
@@ -162,7 +163,8 @@ def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig
     if name not in MODELS:
         raise ValueError(f"{source}: unknown model {name!r}; this version has {', '.join(MODELS)}")
     try:
-        return cast(ModelConfig, from_plain(MODELS[name].config, values, f"config of {name}"))
+        current = without_removed({"model": values}, REMOVED_FROM_TRAIN, f"config of {name}").get("model", {})
+        return cast(ModelConfig, from_plain(MODELS[name].config, current, f"config of {name}"))
     except UserError as error:
         raise ValueError(f"{source}: {error}") from error
 

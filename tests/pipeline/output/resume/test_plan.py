@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.config import PipelineConfig
+from hypergrit_common.removed import LAST_COMMIT
+from pipeline.config import KEYS, PipelineConfig
 from pipeline.output.finished import find_damaged
 from pipeline.output.store import Store
 from pipeline.read import plan as read_plan
@@ -27,6 +28,7 @@ from tests.pipeline.output.resume.jobs import (
     run,
     write_rows,
 )
+from tests.removed import INVENTED, invent
 
 
 @pytest.fixture
@@ -74,6 +76,24 @@ def test_only_missing_shards_are_computed_and_no_input_is_scanned_again(
         patch.setattr("hashlib.file_digest", None)
         assert [shard.index for shard in plan(config).unfinished] == [1, 3]
     assert run(config) == [1, 3]
+
+
+def test_an_output_with_removed_settings_and_without_new_ones_is_resumed_if_these_have_their_defaults(
+    config: PipelineConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    invent(monkeypatch, KEYS)
+    monkeypatch.setattr("pipeline.config.NOT_IN_HASH", frozenset(INVENTED))
+    run(config, only=[0, 2])
+    file = Path(config.output) / JOB_FILE
+    record = json.loads(file.read_text())
+    record["settings"] |= INVENTED
+    del record["settings"]["parse.keep"]
+    file.write_text(json.dumps(record))
+    assert run(config) == [1, 3]
+    record["settings"]["garden.fence"] = []
+    file.write_text(json.dumps(record))
+    assert_refused(config, f"garden.fence: [] -> removed after commit {LAST_COMMIT}")
+    assert run(overwriting(config)) == [0, 1, 2, 3]
 
 
 def test_a_changed_setting_is_named_with_both_values(config: PipelineConfig, folder: Path) -> None:
