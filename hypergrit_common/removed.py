@@ -14,11 +14,29 @@ LAST_COMMIT: Final = "5af35950"
 REMOVED: Final = f"removed after commit {LAST_COMMIT}"
 """What a message says of such a setting."""
 
-REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType({})
+REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "download.allowed_ports": [],
+        "parse.abstract_suffixes": ["ness", "ity", "ism", "ship", "hood", "ment", "tude"],
+        "recaption.timeout_s": 120.0,
+        "score.batch_size": 64,
+    }
+)
 """Full key of `run` -> its default as YAML reads it."""
 
-NOT_IN_HASH: Final = frozenset[str]()
+NOT_IN_HASH: Final = frozenset({"recaption.timeout_s"})
 """Those of them that no hash of the settings of a shard held: what was marked as `runtime`, and ground.captions."""
 
-REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType({})
+REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "compile_mode": "default",
+        "evaluation.batch_size": 256,
+        "evaluation.max_bad_share": 0.1,
+        "evaluation.max_images": 0,
+        "evaluation.seed": 0,
+        "model.logit_bias_init": -10.0,
+        "model.loss_kernel": "auto",
+        "ray.max_failures": 3,
+    }
+)
 """Full key of `train` -> its default as YAML reads it."""

@@ -6,7 +6,7 @@ The keys of the group `model` depend on the model that `model_name` selects.
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -80,11 +80,12 @@ class RayConfig:
     address: str | None = None
     # CPUs reserved for each training process, including its loader processes
     cpus_per_worker: float = 1.0
-    # maximum number of restarts from the last checkpoint after the loss of a process or a machine
-    max_failures: int = 3
+
+    max_failures: ClassVar[int] = 3
+    """Restarts from the last checkpoint after the loss of a process or a machine."""
 
     def __post_init__(self) -> None:
-        check_range(self, "workers", "max_failures", least=0)
+        check_range(self, "workers", least=0)
         check_positive(self, "cpus_per_worker")
 
 
@@ -130,10 +131,6 @@ class TrainConfig:
     compile: Literal["auto", True, False] = runtime("auto")
     # what is compiled as one: blocks, each block of the towers by itself; towers, each tower
     compile_strategy: Literal["blocks", "towers"] = runtime("blocks")
-    # mode of torch.compile: default, reduce-overhead (CUDA graphs, more memory), max-autotune (compiles for longer)
-    compile_mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] = runtime(
-        "default"
-    )
     # keep only the inputs of the towers' blocks and recompute the rest in the backward pass: less memory, more time
     checkpoint_activations: bool = runtime(False)
     # stop before the first step if the estimated memory does not fit this machine

@@ -48,7 +48,7 @@ def train_on_ray(config: TrainConfig) -> None:
             result: Any = trainer.fit()
         except TrainingFailedError as error:
             raise UserError(
-                f"training failed after {config.ray.max_failures} restarts (ray.max_failures): {error}. "
+                f"training failed after {config.ray.max_failures} restarts: {error}. "
                 f"Checkpoints in {config.output}/checkpoints are complete; repeat the command to resume"
             ) from error
         if result.return_value:

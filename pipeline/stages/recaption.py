@@ -5,11 +5,11 @@ import json
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from hypergrit_common.config import check_positive, check_range, runtime, secret
+from hypergrit_common.config import check_range, runtime, secret
 from hypergrit_common.endpoint import Endpoint, RefusedError, about_image, content_of, parse_endpoint
 from pipeline.stages.captions import CaptionsConfig, clean_caption, distinct
 from pipeline.stages.stage import Context, Files, Stage, TableFunction
@@ -54,17 +54,16 @@ class RecaptionConfig:
     # job ends
     retries: int = runtime(6)
     """Attempts, at least 0. 6 wait 63 s in all."""
-    # time limit for one attempt, in seconds
-    timeout_s: float = runtime(120.0)
-    """Seconds, more than 0."""
     # price of 1,000 requests in any currency, for the prediction of dry_run=true
     price: float = runtime(0.0)
     """At least 0; 0: the dry run names no price."""
 
+    timeout_s: ClassVar[float] = 120.0
+    """Time limit for one attempt."""
+
     def __post_init__(self) -> None:
         check_range(self, "max_tokens", "concurrency", least=1)
         check_range(self, "retries", "price", least=0)
-        check_positive(self, "timeout_s")
         if self.captioner is not None:
             parse_endpoint("recaption.captioner", self.captioner)
 

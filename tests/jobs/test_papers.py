@@ -17,7 +17,7 @@ from trainer.models.config import ModelConfig
 from trainer.models.registry import MODELS
 
 ROOT = Path(__file__).resolve().parents[2]
-SIZES = {"image", "text", "embed_dim", "projection_bias", "loss_chunk", "loss_kernel", "pixel_mean", "pixel_std", "eps"}
+SIZES = {"image", "text", "embed_dim", "projection_bias", "loss_chunk", "pixel_mean", "pixel_std", "eps"}
 """Settings of `model` that do not decide the loss."""
 
 CLIP: dict[str, Any] = {
@@ -96,7 +96,7 @@ OVERLAYS = {"train": ("small_machine", "vit_b", "vit_l"), "train_demo": ("base",
 def loss_of(model: ModelConfig) -> dict[str, Any]:
     """The settings that decide the loss."""
     values = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name not in SIZES}
-    assert (values.pop("contrastive"), values.pop("logit_bias_init")) == ("softmax", -10.0)  # the bias is SigLIP's
+    assert values.pop("contrastive") == "softmax"
     return values
 
 

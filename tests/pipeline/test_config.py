@@ -157,7 +157,6 @@ RUNTIME = {
     "score.device": "cuda:1",
     "recaption.concurrency": "3",
     "recaption.retries": "2",
-    "recaption.timeout_s": "9",
     "recaption.price": "0.5",
 }
 """Runtime settings of the stages, each with a value other than its default."""
@@ -183,7 +182,6 @@ CONTENT = {
     "read.levels": "kingdom,phylum",
     "download.max_bytes": "1000",
     "download.allowed_private_hosts": "[localhost]",
-    "download.allowed_ports": "[6000]",
     "download.min_side_px": "9",
     "download.robots_txt": "true",
     "download.resize.mode": "border",
@@ -192,7 +190,6 @@ CONTENT = {
     "captions.redact": "[email]",
     "parse.model": "en_core_web_md",
     "parse.extra_abstract": "[idea]",
-    "parse.abstract_suffixes": "[ness]",
     "parse.keep": "[city]",
     "parse.style": "grit",
     "parse.languages": "[en]",
@@ -200,7 +197,6 @@ CONTENT = {
     "ground.vocabulary": "vocab.txt",
     "ground.floor": "0.2",
     "ground.prompt": "phrases",
-    "score.batch_size": "3",
     "score.keep_all": "true",
     "score.head": "head.npz",
     "score.min_head_score": "0.5",

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from hypergrit_common.config import check_positive, check_range, runtime
 from hypergrit_common.errors import UserError
@@ -49,13 +49,9 @@ class ModelConfig:
     # once; null: the full matrix; auto: 2097152 on a CPU, as many as fit an eighth of the memory on a GPU. The loss and
     # its gradients do not depend on it, up to rounding
     loss_chunk: int | Literal["auto"] | None = runtime("auto")
-    # without effect: kept for saved models. There is one implementation, in chunks of loss_chunk
-    loss_kernel: Literal["auto", "chunked"] = runtime("auto")
     # contrastive losses: softmax, over all candidates of a query; sigmoid, of each pair by itself (SigLIP), with a learned
     # bias of the logits. SigLIP begins with temperature_init=0.1
     contrastive: Literal["softmax", "sigmoid"] = "softmax"
-    # initial bias of the logits of the sigmoid loss
-    logit_bias_init: float = -10.0
     # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. We train
     # the papers' CLIP and MERU "with boxes" in this way
     boxes_as_pairs: bool = False
@@ -66,6 +62,9 @@ class ModelConfig:
     pixel_mean: tuple[float, float, float] = IMAGENET_MEAN
     # standard deviation of red, green and blue, by which images are divided
     pixel_std: tuple[float, float, float] = IMAGENET_STD
+
+    logit_bias_init: ClassVar[float] = -10.0
+    """Initial bias of the logits of the sigmoid loss, that of SigLIP."""
 
     def __post_init__(self) -> None:
         check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "pixel_std")

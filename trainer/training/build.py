@@ -168,9 +168,9 @@ def compile_parts(model: DualEncoder, config: TrainConfig) -> None:
     """Compile the towers or their blocks, the normalisation of pixels, and all that follows the gather of features."""
     towers = [model.visual, model.textual] if config.compile_strategy == "towers" else tower_blocks(model)
     for part in towers:
-        part.forward = torch.compile(part.forward, mode=config.compile_mode)  # checkpoints around it are not compiled
+        part.forward = torch.compile(part.forward)  # checkpoints around it are not compiled
     for name in ("normalised", "losses"):
-        setattr(model, name, torch.compile(getattr(model, name), mode=config.compile_mode))
+        setattr(model, name, torch.compile(getattr(model, name)))
 
 
 def keep_residuals_in_bf16(model: DualEncoder) -> None:

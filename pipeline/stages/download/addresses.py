@@ -262,11 +262,10 @@ BAD_PORTS: Final = frozenset(
 """The ports that browsers refuse (WHATWG Fetch, "bad port"): a service there may take a request for its own commands."""
 
 
-def parse_url(text: str, base: URL | None = None, allowed_ports: Collection[int] = ()) -> URL:
+def parse_url(text: str, base: URL | None = None) -> URL:
     """Parse an http(s) URL, which may be relative to `base`. Raises FetchError for anything else.
 
-    URLs with a user name or a password are refused, so that neither is ever sent or written, and BAD_PORTS that are not
-    allowed.
+    URLs with a user name or a password are refused, so that neither is ever sent or written, and BAD_PORTS.
     """
     text = text.strip()
     if len(text) > MAX_CHARACTERS:
@@ -279,8 +278,8 @@ def parse_url(text: str, base: URL | None = None, allowed_ports: Collection[int]
         url = url.with_fragment(None)  # parsed anew, and only then checked
         if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
             raise ValueError(f"{url.scheme or 'no scheme'}: only http and https are fetched")
-        if url.port in BAD_PORTS and url.port not in allowed_ports:
-            raise FetchError("invalid_url", f"port {url.port}, which browsers refuse; see download.allowed_ports")
+        if url.port in BAD_PORTS:
+            raise FetchError("invalid_url", f"port {url.port}, which browsers refuse")
         return url
     except FetchError:
         raise

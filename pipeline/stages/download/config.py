@@ -55,9 +55,6 @@ class DownloadConfig:
     # private host names or addresses from which images may be fetched, without port
     allowed_private_hosts: tuple[str, ...] = ()
     """All others with a private address are `private_address`."""
-    # ports from which images may be fetched although browsers refuse them, such as 6000
-    allowed_ports: tuple[int, ...] = ()
-    """The others are the bad ports of WHATWG's Fetch standard."""
     # headers to send, by the origin of the URL: {"https://images.example.org": {Authorization: "Bearer ..."}}; "*" is every
     # origin. Never saved, recorded or printed
     headers: dict[str, dict[str, str]] = secret(factory=dict)

@@ -323,7 +323,7 @@ async def follow(
             if refused is not None and (is_redirect or response.status == 200):
                 raise refused
             if is_redirect:
-                url = parse_url(response.headers["Location"], url, config.allowed_ports)
+                url = parse_url(response.headers["Location"], url)
                 continue
             if response.status != 200:
                 is_transient = response.status == 429 or response.status >= 500

@@ -192,7 +192,7 @@ class Download(Stage):
 def parse_request(url: str, config: DownloadConfig) -> Request | FetchError:
     """The first request of a row, or the error in its URL."""
     try:
-        return Request(parse_url(url, None, config.allowed_ports), Deadline(config.deadline_s))
+        return Request(parse_url(url), Deadline(config.deadline_s))
     except FetchError as error:
         return error
 

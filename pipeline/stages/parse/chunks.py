@@ -142,6 +142,8 @@ RELATIONAL: Final = _words(
     """
 )
 """Nouns that name a position in the picture or the picture itself."""
+SUFFIXES: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude")
+"""Endings of nouns that usually name something abstract. Ours."""
 CONCRETE: Final = _words(
     """
     advertisement airship amenity apartment armament arrangement attachment baroness basement battlement battleship
@@ -153,7 +155,7 @@ CONCRETE: Final = _words(
     warship wilderness witness
     """
 )
-"""Nouns that name something visible although they end in one of `parse.abstract_suffixes`."""
+"""Nouns that name something visible although they end in one of SUFFIXES."""
 SIGNS: Final = frozenset({"sign", "mark", "trace", "hint", "glimpse", "symbol"})
 """Nouns that are abstract only before "of": "a sign of hope" is abstract, "a stop sign" is not."""
 

@@ -9,9 +9,6 @@ from typing import ClassVar, Final, Literal
 from hypergrit_common.errors import UserError
 from pipeline.models import NO_MODEL
 
-SUFFIXES: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude")
-"""Endings of nouns that usually name something abstract."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class ParseConfig:
@@ -26,9 +23,6 @@ class ParseConfig:
     # further abstract nouns (lemmas), in addition to pipeline/stages/parse/chunks.py; their phrases are removed
     extra_abstract: tuple[str, ...] = ()
     """Lemmas, in any case. Kosmos-2 and HyCoCLIP name only examples: time, love, freedom, life, humor."""
-    # endings of abstract nouns (lemmas), whose phrases are removed; []: none
-    abstract_suffixes: tuple[str, ...] = SUFFIXES
-    """Endings in lower case. Ours; English, so without effect for models of other languages unless they are set."""
     # nouns (lemmas) whose phrases are kept although a list or ending matches
     keep: tuple[str, ...] = ()
     """Lemmas, in any case."""

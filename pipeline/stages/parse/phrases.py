@@ -32,11 +32,12 @@ from pipeline.stages.parse.chunks import (
     RELATIONAL,
     SIGNS,
     STANDING,
+    SUFFIXES,
     SURFACES,
     NounPhrase,
     singular,
 )
-from pipeline.stages.parse.config import SUFFIXES, ParseConfig, Rules
+from pipeline.stages.parse.config import ParseConfig, Rules
 from pipeline.stages.parse.types import Chunk, RefExp, Token
 
 CONJUNCTS: Final = frozenset({"conj", "cc"})
@@ -60,7 +61,6 @@ class PhraseRules:
     """
 
     abstract: frozenset[str]
-    suffixes: tuple[str, ...]
     keep: frozenset[str]
     uses_context: bool = True
     is_english: bool = True
@@ -68,10 +68,8 @@ class PhraseRules:
     @classmethod
     def from_config(cls, config: ParseConfig, rules: Rules, is_english: bool = True) -> "PhraseRules":
         """Combine the word lists of this project, which are English, with the additions and exceptions of `config`."""
-        suffixes = tuple(config.abstract_suffixes)
         return cls(
             abstract=(ABSTRACT if is_english else frozenset()) | {word.lower() for word in config.extra_abstract},
-            suffixes=() if suffixes == SUFFIXES and not is_english else suffixes,
             keep=frozenset(word.lower() for word in config.keep),
             uses_context=rules.filter_by_context,
             is_english=is_english,
@@ -87,8 +85,7 @@ class PhraseRules:
             return "pronoun"
         if not self.is_english:
             lemma = tokens[root].lemma.lower()
-            is_abstract = lemma in self.abstract or lemma.endswith(self.suffixes)
-            return "abstract" if is_abstract and lemma not in self.keep else None
+            return "abstract" if lemma in self.abstract and lemma not in self.keep else None
         names = {tokens[root].lemma.lower(), singular(tokens[root])}
         following = tokens[end].lemma.lower() if end < len(tokens) else ""
         if names & self.keep:
@@ -103,7 +100,7 @@ class PhraseRules:
         if names & self.abstract and not (self.uses_context and _is_compound_object(tokens, phrase, names, following)):
             return "abstract"
         if not (is_name and self.uses_context) and not names & CONCRETE:
-            return "abstract" if any(name.endswith(self.suffixes) for name in names) else None
+            return "abstract" if any(name.endswith(SUFFIXES) for name in names) else None
         return None
 
 

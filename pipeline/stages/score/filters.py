@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -56,9 +56,6 @@ class ScoreConfig:
     """The miniature knows only the drawings of the demo; docs/models.md compares others."""
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
-    # number of images or texts in a batch; incomplete batches are filled up. It decides the last digits of the cosines
-    batch_size: int = 64
-    """Items, at least 1. Ours."""
     # minimum size of a box, in pixels of the stored image; size_rule defines what is compared with it
     min_side_px: int = 32
     """Pixels, at least 0. 32 in HyCoCLIP (appendix A)."""
@@ -95,8 +92,10 @@ class ScoreConfig:
     keep_all: bool = False
     """False: a box is measured only until a filter removes it."""
 
+    batch_size: ClassVar[int] = 64
+    """Images or texts in a batch; incomplete batches are filled up. It decides the last digits of the cosines."""
+
     def __post_init__(self) -> None:
-        check_range(self, "batch_size", least=1)
         check_range(self, "min_side_px", least=0)
         check_range(self, "min_score", least=0, most=1)
         check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
@@ -113,7 +112,7 @@ class ScoreConfig:
 class Encoder(Protocol):
     """The towers of a scorer. One of the user takes a ScoreConfig.
 
-    Both are called with exactly `score.batch_size` items, the last ones repeated where there are fewer, without
+    Both are called with exactly `batch_size` items, the last ones repeated where there are fewer, without
     gradients. Vectors may have any length and device; the scorer normalises them. An exception drops the rows that
     cause it as `internal_error`; a UserError ends the job.
     """

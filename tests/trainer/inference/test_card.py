@@ -88,7 +88,7 @@ def test_results_are_kept_in_the_folder(tmp_path: Path) -> None:
 
 def test_a_run_writes_the_card_of_its_model(tmp_path: Path) -> None:
     output = tmp_path / "run"
-    assert run_forked(output, f"evaluation.shards={tmp_path / 'shards'}", "evaluation.batch_size=4") == [0]
+    assert run_forked(output, f"evaluation.shards={tmp_path / 'shards'}") == [0]
     card = (output / "model" / "README.md").read_text()
     evaluation = read_object(output / "evaluation.json")
     assert read_object(output / "model" / "config.json")["record"]["evaluation"] == evaluation

@@ -33,6 +33,7 @@ from trainer.checkpoints.folder import list_checkpoints, newest_checkpoint
 from trainer.checkpoints.model import load_model
 from trainer.checkpoints.released import write_released
 from trainer.evaluation.held_out import share
+from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.training.build import build_tokenizer, new_model
 from trainer.training.step import update
 
@@ -117,7 +118,7 @@ def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit
     tmp_path: Path, stop: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "run"
-    arguments = [f"evaluation.shards={tmp_path / 'shards'}", "evaluation.every=3", "evaluation.batch_size=4"]
+    arguments = [f"evaluation.shards={tmp_path / 'shards'}", "evaluation.every=3"]
     real, calls = share.all_ranks, []
 
     def all_ranks(value: Any) -> list[Any]:
@@ -127,6 +128,7 @@ def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit
         return real(value)
 
     with monkeypatch.context() as patched:
+        patched.setattr(EvaluationConfig, "batch_size", 4)
         patched.setattr(share, "all_ranks", all_ranks)
         started = time.monotonic()
         assert run_forked(output, *arguments) == [128 + stop]

@@ -72,7 +72,7 @@ class Evaluation:
 
     def __init__(self, config: HeldOutConfig, workers: int = 0) -> None:
         self.config, self.workers = config, workers
-        self.folders = read_folders(config.image_folders, config.max_images)
+        self.folders = read_folders(config.image_folders)
         self.shards = HeldOutShards(config.shards, config.max_bad_share) if config.shards else None
 
     @torch.no_grad()

@@ -6,7 +6,6 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,8 +28,8 @@ class ImageFolder:
     targets: list[int]
 
 
-def read_folders(folders: Sequence[str], limit: int = 0) -> list[ImageFolder]:
-    """List image folders, with at most `limit` images each (0: all).
+def read_folders(folders: Sequence[str]) -> list[ImageFolder]:
+    """List image folders.
 
     A folder's name is the last part of its path, or as many last parts as make the names differ: imagenet/val,
     cars/val. Raises UserError for a folder without images.
@@ -38,16 +37,13 @@ def read_folders(folders: Sequence[str], limit: int = 0) -> list[ImageFolder]:
     paths = [Path(folder).resolve() for folder in folders]
     n_parts = next(n for n in count(1) if len({path.parts[-n:] for path in paths}) == len(set(paths)))
     return [
-        replace(read_folder(folder, limit), name="/".join(path.parts[-n_parts:]))
+        replace(read_folder(folder), name="/".join(path.parts[-n_parts:]))
         for folder, path in zip(folders, paths, strict=True)
     ]
 
 
-def read_folder(folder: str, limit: int = 0) -> ImageFolder:
-    """List the classes and images of one folder, at most `limit` images (0: all), taken evenly from all classes.
-
-    Raises UserError if there are no images.
-    """
+def read_folder(folder: str) -> ImageFolder:
+    """List the classes and images of one folder. Raises UserError if there are no images."""
     root = Path(folder)
     if not root.is_dir():
         raise UserError(f"image_folders: {folder} is not a folder; give one with a subfolder of images for each class")
@@ -58,8 +54,6 @@ def read_folder(folder: str, limit: int = 0) -> ImageFolder:
             f"image_folders: {folder} holds no images CLASS/IMAGE that end in {', '.join(SUFFIXES)}; give a folder "
             "with a subfolder of images for each class"
         )
-    if 0 < limit < len(found):
-        found = [found[i] for i in np.linspace(0, len(found) - 1, limit).round().astype(int)]
     return ImageFolder(
         name=root.resolve().name,
         classes=[name.replace("_", " ") for name in names],

@@ -32,15 +32,11 @@ def test_a_long_url_is_invalid() -> None:
 
 
 @pytest.mark.parametrize("port", [22, 25, 6000, 10080])
-def test_a_port_that_browsers_refuse_is_refused_unless_it_is_allowed(port: int) -> None:
-    text = f"port {port}, which browsers refuse; see download.allowed_ports"
+def test_a_port_that_browsers_refuse_is_refused(port: int) -> None:
     (row,) = Download(config())(table(f"http://127.0.0.1:{port}/a.jpg")).to_pylist()
-    assert (row["reason"], row["detail"]) == ("invalid_url", text)
+    assert (row["reason"], row["detail"]) == ("invalid_url", f"port {port}, which browsers refuse")
     with pytest.raises(FetchError, match="which browsers refuse"):
         parse_url(f"//h.test:{port}/x", URL("http://h.test/"))
-    assert parse_url(f"http://h.test:{port}/x", allowed_ports=(port,)).port == port
-    allowed = Download(config(allowed_ports=(port,)))(table(f"http://127.0.0.1:{port}/a.jpg")).to_pylist()
-    assert allowed[0]["reason"] != "invalid_url"
 
 
 PIECES = [

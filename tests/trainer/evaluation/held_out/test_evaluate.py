@@ -104,11 +104,12 @@ def test_a_damaged_held_out_sample_is_skipped_and_logged(tmp_path: Path, caplog:
 
 
 @pytest.mark.parametrize("name", ["clip", "hycoclip", "phyclip", "poinclip"])
-def test_every_result_has_a_chance_level(name: str, tmp_path: Path) -> None:
+def test_every_result_has_a_chance_level(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = model_and_tokenizer(name)
     config = EvaluationConfig(
-        image_folders=(write_folder(tmp_path / "animals"),), shards=write_shard(tmp_path / "shards"), batch_size=3
+        image_folders=(write_folder(tmp_path / "animals"),), shards=write_shard(tmp_path / "shards")
     )
+    monkeypatch.setattr(EvaluationConfig, "batch_size", 3)
     model.train()
     results = Evaluation(config)(model, tokenizer, "cpu")
     assert model.training
@@ -122,9 +123,10 @@ def test_every_result_has_a_chance_level(name: str, tmp_path: Path) -> None:
     assert entailments == {"clip": set(), "poinclip": {"text_image"}}.get(name, boxed)
 
 
-def test_words_of_parsed_captions_have_entailment_results(tmp_path: Path) -> None:
+def test_words_of_parsed_captions_have_entailment_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model, tokenizer = model_and_tokenizer("syntax_meru")
-    config = EvaluationConfig(shards=write_shard(tmp_path / "shards", parse=True), batch_size=3)
+    config = EvaluationConfig(shards=write_shard(tmp_path / "shards", parse=True))
+    monkeypatch.setattr(EvaluationConfig, "batch_size", 3)
     held_out = HeldOutShards(config.shards).read_part(range(N), 8)
     assert [words is not None for words in held_out.words] == [True, False, True, True, True]
     results = Evaluation(config)(model, tokenizer, "cpu")
@@ -241,12 +243,16 @@ def test_missing_settings_and_models_are_errors_that_name_them(
         assert part in errors
 
 
-def test_more_bad_samples_or_damaged_shards_than_the_stated_share_are_an_error(tmp_path: Path) -> None:
+def test_more_bad_samples_or_damaged_shards_than_the_stated_share_are_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, tokenizer = model_and_tokenizer("clip")
     shards = write_shard(tmp_path / "shards", damaged=3)
     with pytest.raises(UserError, match=r"1 of the 5 samples read are bad, more than .*max_bad_share=0\.1, .* 003 "):
         Evaluation(EvaluationConfig(shards=shards))(model, tokenizer, "cpu")
-    results = Evaluation(EvaluationConfig(shards=shards, max_bad_share=0.2))(model, tokenizer, "cpu")
+    with monkeypatch.context() as patch:
+        patch.setattr(EvaluationConfig, "max_bad_share", 0.2)
+        results = Evaluation(EvaluationConfig(shards=shards))(model, tokenizer, "cpu")
     assert results["retrieval/text_to_image/chance@1"] == 1 / 4
     shard = tmp_path / "shards" / "00000.tar"
     shard.write_bytes(shard.read_bytes()[:-11_000])

@@ -87,7 +87,7 @@ def two_ranks(number: int, folder: str) -> None:
     os.environ.update(RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
     torch.set_num_threads(1)
     model, tokenizer = model_and_tokenizer("hycoclip")
-    config = EvaluationConfig(image_folders=(f"{folder}/animals",), shards=f"{folder}/shards", batch_size=2)
+    config = EvaluationConfig(image_folders=(f"{folder}/animals",), shards=f"{folder}/shards")
     mine: list[int] = []
 
     def compute(item: list[int]) -> list[int]:
@@ -112,6 +112,7 @@ def test_two_ranks_share_the_work_and_have_the_results_of_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
+    monkeypatch.setattr(EvaluationConfig, "batch_size", 2)
     write_folder(tmp_path / "animals")
     write_shard(tmp_path / "shards")
     torch.multiprocessing.start_processes(two_ranks, args=(str(tmp_path),), nprocs=2, start_method="fork")
@@ -124,7 +125,7 @@ def test_two_ranks_share_the_work_and_have_the_results_of_one(
     assert found[1][1][:UNITS_PER_ROUND] == list(range(UNITS_PER_ROUND, 2 * UNITS_PER_ROUND))
     torch.set_num_threads(1)  # as on the ranks: sums depend on it
     model, tokenizer = model_and_tokenizer("hycoclip")
-    config = EvaluationConfig(image_folders=(str(tmp_path / "animals"),), shards=str(tmp_path / "shards"), batch_size=2)
+    config = EvaluationConfig(image_folders=(str(tmp_path / "animals"),), shards=str(tmp_path / "shards"))
     expected = Evaluation(config)(model, tokenizer, "cpu")
     assert found[0][4] == found[1][4] == pytest.approx(expected, abs=1e-6)
 

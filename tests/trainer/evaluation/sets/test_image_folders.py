@@ -29,11 +29,6 @@ def test_folders_with_the_same_name_are_named_with_their_parent(tmp_path: Path) 
     assert [folder.name for folder in read_folders([paths[0], paths[0]])] == ["val", "val"]
 
 
-def test_a_limit_is_taken_evenly_from_all_classes(tmp_path: Path) -> None:
-    folder = read_folder(write(tmp_path, ant=5, bee=5, cat=5), limit=3)
-    assert folder.targets == [0, 1, 2]
-
-
 def test_images_are_cropped_to_their_centre(tmp_path: Path) -> None:
     path = tmp_path / "wide.png"
     pixels = np.zeros((8, 24, 3), np.uint8)
