@@ -16,5 +16,5 @@ YAML = "colour: red\ndownload: {colour: null}\ngarden: {trees: {number: 3}, fenc
 
 
 def invent(monkeypatch: pytest.MonkeyPatch, keys: Keys) -> None:
-    """Let `keys` have INVENTED as removed."""
-    monkeypatch.setitem(vars(keys), "removed", INVENTED)
+    """Let `keys` have INVENTED as removed too."""
+    monkeypatch.setitem(vars(keys), "removed", {**keys.removed, **INVENTED})

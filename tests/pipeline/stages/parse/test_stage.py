@@ -119,13 +119,10 @@ def test_no_noun_of_the_demo_world_is_removed(parser: CaptionParser) -> None:
 
 
 def test_word_lists_can_be_extended_and_overridden() -> None:
-    rules = PhraseRules(abstract=frozenset({"blob"}), suffixes=("ness",), keep=frozenset({"photo", "harshness"}))
-    removal = {
-        word: removal_of(rules, word) for word in ("blob", "photo", "view", "harshness", "kindness", "friendship")
-    }
+    rules = PhraseRules(abstract=frozenset({"blob"}), keep=frozenset({"photo", "harshness"}))
+    removal = {word: removal_of(rules, word) for word in ("blob", "photo", "view", "harshness", "kindness")}
     assert removal == {
         "blob": "abstract", "photo": None, "view": "relational", "harshness": None, "kindness": "abstract",
-        "friendship": None,
     }  # fmt: skip
 
 
