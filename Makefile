@@ -7,7 +7,7 @@ LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: install demo train-demo hierarchy notebook paper test test-rest test-all coverage figures site soak lint lock clean
+.PHONY: install demo train-demo hierarchy notebook paper test test-rest test-all coverage figures site soak lint pytest lock clean
 
 install: .venv/.installed
 
@@ -70,8 +70,11 @@ lint: install
 TEST_PROCESSES ?= 4
 PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile
 
-# The checks of every change. Exhaustive variants and long journeys have the marker `rest`.
-test: lint
+# The checks of every change, lint beside the tests. Exhaustive variants and long journeys have the marker `rest`.
+test: install
+	@$(MAKE) --no-print-directory --jobs=2 lint pytest
+
+pytest: install
 	$(BIN)/python $(PYTEST) -m "not rest"
 
 test-rest: TEST_PROCESSES = 2

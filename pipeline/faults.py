@@ -225,6 +225,12 @@ class RemoteError(Exception):
         return self.message
 
 
+def start_process(descriptor: int) -> "subprocess.Popen[bytes]":
+    """Start a process that runs `main` on the connection with this file descriptor. Tests fork one in its place."""
+    command = [sys.executable, "-c", COMMAND, str(descriptor), str(repository_root()), str(os.getpid())]
+    return subprocess.Popen(command, pass_fds=[descriptor], stdin=subprocess.DEVNULL)
+
+
 class Child:
     """A child process with the object that `factory`, which must be picklable, returns there.
 
@@ -252,8 +258,7 @@ class Child:
             raise ProcessDiedError("the child is closed")
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", COMMAND, str(theirs.fileno()), str(repository_root()), str(os.getpid())]
-            self._process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            self._process = start_process(theirs.fileno())
         self._connection = Connection(ours.detach())
         try:
             self._request((sys.path, self.factory), START_S)

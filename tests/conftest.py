@@ -22,3 +22,13 @@ def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Non
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("trainer.data.loader.default_folder", lambda: folder)
         yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def forked_children() -> Iterator[None]:
+    """Fork the child processes of jobs from one that has imported the packages."""
+    from tests.pipeline.children import Forked
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.faults.start_process", Forked)
+        yield

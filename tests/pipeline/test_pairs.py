@@ -13,9 +13,8 @@ import webdataset as wds
 
 from pipeline.commands import rewrite, takedown, verify
 from tests.pipeline.commands.derive.outputs import read_rows
-from tests.pipeline.jobs import N_SCENES, hash_output, run_job
+from tests.pipeline.jobs import N_SCENES, WITHOUT_MODELS, hash_output, run_job
 
-WITHOUT_MODELS = ("grounder=none", "parse.model=none", "scorer=none")
 JOB = str(Path(__file__).resolve().parents[2] / "jobs" / "pipeline" / "pairs.yaml")
 LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 LIGHT = """

@@ -17,7 +17,6 @@ import pyarrow.ipc
 import pytest
 
 from hypergrit_common.paths import repository_root
-from pipeline import grit
 from pipeline.config import PipelineConfig, load_config, runtime_settings
 from pipeline.output.resume import plan_work
 from pipeline.output.store import Store
@@ -25,10 +24,9 @@ from pipeline.read.listing import list_files
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
 from pipeline.run.provenance import make_provenance, with_absolute_paths
-from pipeline.run.steps import Done, Recipe, Steps
+from pipeline.run.steps import Steps
 from schemas.manifest import FailedShard
-from tests.pipeline.jobs import N_SCENES, hash_output, run_job
-from tests.pipeline.poison import LightSteps
+from tests.pipeline.jobs import N_SCENES, WITHOUT_MODELS, hash_output, run_apart, run_job
 
 
 def test_every_row_is_kept_or_dropped_for_a_reason(finished: Path) -> None:
@@ -62,12 +60,12 @@ def test_ctrl_c_ends_without_a_traceback_and_the_same_command_resumes(
     )  # a shell starts background jobs with SIGINT ignored
     try:
         threading.Thread(target=interrupt).start()
-        assert run_job(tars, output) == 130
+        assert run_apart(tars, output) == 130
     finally:
         signal.signal(signal.SIGINT, before)
     assert "run the same command again to resume" in capsys.readouterr().err
     assert not (output / "_manifests" / "00002.json").exists()
-    assert run_job(tars, output) == 0
+    assert run_apart(tars, output) == 0
     assert hash_output(output) == hash_output(finished)
 
 
@@ -100,7 +98,7 @@ def test_a_job_whose_shards_all_fail_ends_with_code_3_and_a_report_of_its_own(
             yield error
 
     monkeypatch.setattr("pipeline.run.loop.compute_local", fail)
-    assert run_job(tars, output) == 3
+    assert run_apart(tars, output) == 3
     stats = json.loads((output / "stats.json").read_text())
     assert stats["rows"] == {"read": N_SCENES + 1, "kept": 0, "dropped": {}, "unfinished": N_SCENES + 1}
     assert stats["provenance"]["hypergrit"]
@@ -108,17 +106,9 @@ def test_a_job_whose_shards_all_fail_ends_with_code_3_and_a_report_of_its_own(
 
 
 def test_a_job_that_keeps_no_row_says_so_with_code_4_and_quiet_prints_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The report names the command, without the values of secret settings."""
-
-    def compute_here(plans: list[ShardPlan], _: object, recipe: Recipe) -> Iterator[Done]:
-        assert recipe.job is not None
-        steps = LightSteps(recipe.job, make_provenance(recipe.job), ())
-        for plan in plans:
-            yield steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
-
-    monkeypatch.setattr("pipeline.run.loop.compute_local", compute_here)
     (tmp_path / "pairs.csv").write_text("url,caption\n,a cat\n,a dog\n")
     output = tmp_path / "out"
     assert (
@@ -140,23 +130,12 @@ def test_a_job_that_keeps_no_row_says_so_with_code_4_and_quiet_prints_nothing_el
     assert run["started"].endswith("+00:00")
 
 
-def test_the_time_of_a_run_on_an_object_store_includes_the_shards_that_it_mends(
-    tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_time_of_a_run_on_an_object_store_includes_the_shards_that_it_mends(tars: Path, tmp_path: Path) -> None:
     """One shard has no manifest, which the listing shows; another has a truncated file, which its manifest shows."""
-
-    def compute_here(plans: list[ShardPlan], _: object, recipe: Recipe) -> Iterator[Done]:
-        assert recipe.job is not None
-        steps = LightSteps(recipe.job, make_provenance(recipe.job), ())
-        for plan in plans:
-            yield steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
-
-    monkeypatch.setattr("pipeline.run.loop.compute_local", compute_here)
     output = f"memory://{tmp_path.name}/out"
-    arguments = [f"input={tars}", f"output={output}", "rows_per_shard=4", "ray.runner=local", "formats=[arrow]"]
     store = Store(output)
     for n_written in (3, 2):
-        assert grit.main(arguments) == 0
+        assert run_job(tars, output, *WITHOUT_MODELS, "formats=[arrow]") == 0
         run = json.loads(store.read("stats.json") or b"")["run"]
         assert run["shards"] == n_written
         store.remove(["_manifests/00002.json"])

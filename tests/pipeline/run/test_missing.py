@@ -17,10 +17,10 @@ from pipeline.output import commit as staging
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
 from pipeline.run.job import check_rows
-from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Done, Recipe, Steps
+from tests.pipeline.here import compute_here
 from tests.pipeline.output.write.shards import PROVENANCE, plan, table
-from tests.pipeline.poison import LightSteps
+from tests.pipeline.poison import light_steps
 
 
 @pytest.mark.parametrize("n_lost", [1, 2])
@@ -29,19 +29,19 @@ def test_a_shard_written_where_the_output_is_not_mounted_is_computed_again_and_f
 ) -> None:
     lost: list[int] = []
 
-    def compute_here(plans: list[ShardPlan], _: object, recipe: Recipe) -> Iterator[Done]:
+    def compute(plans: list[ShardPlan], _: object, recipe: Recipe) -> Iterator[Done]:
         config = recipe.job
         assert config is not None
         for shard in plans:
             is_lost = shard.index == 1 and len(lost) < n_lost
             lost.extend([1] * is_lost)
             folder = str(tmp_path / "local") if is_lost else config.output
-            steps = LightSteps(dataclasses.replace(config, output=folder), make_provenance(config), ())
-            done = steps.write(shard, *steps.infer(shard, *steps.prepare(shard)))
+            make = light_steps(dataclasses.replace(config, output=folder))
+            (done,) = compute_here([shard], config.ray, Recipe(make, config))
             assert done.host
             yield dataclasses.replace(done, host="node7")
 
-    monkeypatch.setattr("pipeline.run.loop.compute_local", compute_here)
+    monkeypatch.setattr("pipeline.run.loop.compute_local", compute)
     output = tmp_path / "out"
     arguments = [f"input={tars}", f"output={output}", "rows_per_shard=4", "ray.runner=local", "formats=[arrow]"]
     assert grit.main(arguments) == (3 if n_lost == 2 else 0)

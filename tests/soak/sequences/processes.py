@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,37 +37,17 @@ import pipeline.stages.ground.stage
 import pipeline.stages.score.stage  # noqa: F401
 from hypergrit.__main__ import main as hypergrit
 from hypergrit_common import processes
-from pipeline.config import RayConfig
-from pipeline.faults import RemoteError, ShardError, describe
-from pipeline.run.local import record_of
-from pipeline.run.steps import Recipe, Steps
+from pipeline.run.steps import Steps
 from pipeline.stages.parse.config import ParseConfig
 from pipeline.stages.parse.stage import Parse
 from pipeline.stages.stage import TableFunction
 from schemas import layout
-from tests.pipeline.here import attempt
+from tests.pipeline.here import compute_here
 from tests.pipeline.output.write.crashes import KILLED
 
 LIMIT_S, BLOCKED_S = 240.0, 15.0
 """Longest time of a step; time after which a process that stands still goes on, since the other one may wait for it."""
 MACHINES = ("aaaaaaaa", "bbbbbbbb")
-
-
-def compute_here(plans: Sequence[Any], config: RayConfig, recipe: Recipe) -> Iterator[Any]:
-    """Compute shards in this process, which a disturbance hits as it does a child."""
-    if recipe.job is None:
-        steps = recipe.make()
-        for plan in plans:
-            yield attempt(steps, plan, config.retries)
-        return
-    steps = recipe.make()
-    for plan in plans:
-        try:
-            yield steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
-        except ShardError as error:
-            yield record_of(plan, "write", error, 1)
-        except (OSError, RuntimeError) as error:
-            yield record_of(plan, "write", RemoteError(describe(error), "Traceback"), 1)
 
 
 class ParsedOnce:
