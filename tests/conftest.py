@@ -32,3 +32,12 @@ def forked_children() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("pipeline.faults.start_process", Forked)
         yield
+
+
+@pytest.fixture
+def computed_here() -> Iterator[None]:
+    """Let jobs of the test compute their shards in its process."""
+    from tests.pipeline.here import running_here
+
+    with running_here():
+        yield

@@ -1,17 +1,18 @@
 """Each model is trained on shards that the pipeline wrote for it, by the commands of the docs with small settings."""
 
+import contextlib
+import io
 import json
-import subprocess
-import sys
 from pathlib import Path
-from subprocess import PIPE
 
 import pytest
 import torch
 
+from pipeline import grit
 from schemas.training import MODEL_NEEDS
 from tests.jobs.test_taxonomies import write_table
 from tests.pipeline.conftest import tars  # noqa: F401 (a fixture)
+from tests.pipeline.here import running_here
 from tests.trainer.small_run import SMALL
 from trainer import train
 from trainer.models.registry import MODELS, build_model
@@ -41,8 +42,9 @@ def shards(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str | N
     for need, arguments in COMMANDS.items():
         values = [f"output={folder / str(need)}", "rows_per_shard=4", "ray.runner=local"]
         values += [f"input={table}", f"read.image_roots=[{folder}]"] if need == "levels" else [f"input={tars}"]
-        run = subprocess.run([sys.executable, "-m", "hypergrit", "run", *arguments, *values], check=True, stdout=PIPE)
-        line = run.stdout.decode().partition("can train: ")[2].splitlines()[0]
+        with running_here(), contextlib.redirect_stdout(io.StringIO()) as printed:
+            assert grit.main([*arguments, *values]) == 0
+        line = printed.getvalue().partition("can train: ")[2].splitlines()[0]
         able = line.partition("; not: ")[0].split(", ")
         assert {name for name, needed in MODEL_NEEDS.items() if needed in (None, need)} <= {*able}
     return {need: folder / str(need) / ("grit" if need is None else "train") for need in COMMANDS}

@@ -207,6 +207,7 @@ CASES = [
 ]  # fmt: skip
 
 
+@pytest.mark.usefixtures("computed_here")
 @pytest.mark.parametrize(("name", "kind"), CASES)
 def test_a_dry_run_predicts_each_job(
     name: str, kind: str | tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -230,6 +231,7 @@ def test_a_dry_run_predicts_each_job(
         assert "dropped in the sample: 0 of 2 rows" in said
 
 
+@pytest.mark.usefixtures("computed_here")
 def test_tars_of_laion_become_pairs(tmp_path: Path) -> None:
     job, write = INPUTS["laion tars"]
     (tmp_path / "in").mkdir()

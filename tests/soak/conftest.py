@@ -6,11 +6,10 @@ import pytest
 
 from demo.world.layout import WorldConfig
 from demo.world.scenes import DEMO_SEEDS, make_scene
-from pipeline import grit
 from pipeline.images import encode_jpeg
 from pipeline.output.write.tar import TarWriter
 from tests.soak.processes import run
-from tests.soak.runs import Reference, pipeline_arguments, training_arguments
+from tests.soak.runs import Reference, job_in_one_process, pipeline_arguments, training_arguments
 from trainer import train
 
 N_SCENES = 12
@@ -31,7 +30,7 @@ def tars(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def pipeline_reference(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Reference:
     """An uninterrupted pipeline job."""
     output = tmp_path_factory.mktemp("pipeline") / "output"
-    return Reference(output, run(grit.main, pipeline_arguments(tars, output), output.with_suffix(".log")))
+    return Reference(output, run(job_in_one_process, pipeline_arguments(tars, output), output.with_suffix(".log")))
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.soak.preload"])
+CONTEXT.set_forkserver_preload(["tests.e2e.preload"])
 
 Main = Callable[[Sequence[str]], int]
 

@@ -1,7 +1,11 @@
 """Arguments of small pipeline jobs and training runs."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pipeline import grit
+from tests.pipeline.here import running_here
 
 
 @dataclass(frozen=True)
@@ -10,6 +14,12 @@ class Reference:
 
     output: Path
     seconds: float
+
+
+def job_in_one_process(arguments: Sequence[str]) -> int:
+    """Run a job that computes its shards without a child process: it starts, and is killed, sooner."""
+    with running_here():
+        return grit.main(arguments)
 
 
 def pipeline_arguments(tars: Path, output: Path) -> list[str]:

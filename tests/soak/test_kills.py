@@ -12,7 +12,7 @@ import pytest
 
 from pipeline import grit
 from tests.soak.processes import Main, run, run_until
-from tests.soak.runs import Reference, pipeline_arguments, training_arguments
+from tests.soak.runs import Reference, job_in_one_process, pipeline_arguments, training_arguments
 from trainer import train
 
 N_RUNS = 10
@@ -83,7 +83,7 @@ def test_pipeline_job_killed_after_its_first_shard_gives_the_same_bytes(
 ) -> None:
     output = tmp_path / "output"
     first_manifest = output / "_manifests" / "00000.json"
-    run_with_one_kill(grit.main, pipeline_arguments(tars, output), tmp_path / "log", first_manifest.exists)
+    run_with_one_kill(job_in_one_process, pipeline_arguments(tars, output), tmp_path / "log", first_manifest.exists)
     assert shard_digests(output) == shard_digests(pipeline_reference.output)
 
 

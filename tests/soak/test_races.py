@@ -8,7 +8,7 @@ import pytest
 
 from pipeline import grit
 from tests.soak.processes import kill, run, start
-from tests.soak.runs import Reference, pipeline_arguments
+from tests.soak.runs import Reference, job_in_one_process, pipeline_arguments
 from tests.soak.test_kills import shard_digests
 
 pytestmark = pytest.mark.timeout(1800)
@@ -58,11 +58,11 @@ def test_a_killed_job_leaves_a_lease_that_the_next_job_takes_over(
     tars: Path, pipeline_reference: Reference, tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
-    job = start(grit.main, pipeline_arguments(tars, output), tmp_path / "log")
+    job = start(job_in_one_process, pipeline_arguments(tars, output), tmp_path / "log")
     while not (output / "_manifests" / "00000.json").exists():
         job.join(0.01)
     kill(job)
     assert (output / "_lease.json").exists()
-    run(grit.main, pipeline_arguments(tars, output), tmp_path / "log")
+    run(job_in_one_process, pipeline_arguments(tars, output), tmp_path / "log")
     assert "taking over the output" in (tmp_path / "log").read_text()
     assert shard_digests(output) == shard_digests(pipeline_reference.output)
