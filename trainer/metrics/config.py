@@ -1,12 +1,8 @@
 """Settings of a run's metrics."""
 
 from dataclasses import dataclass
-from typing import Final
 
 from hypergrit_common.config import check_range
-
-MAX_IMAGES: Final = 64
-"""Pairs in one picture, which has a row for each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,13 +15,6 @@ class LogConfig:
     tensorboard: bool = True
     # Weights & Biases project that receives the metrics; needs the package wandb; null: none
     wandb_project: str | None = None
-    # Trackio project that receives the metrics, on this machine or in the Space of TRACKIO_SPACE_ID; needs the package
-    # trackio; null: none
-    trackio_project: str | None = None
-    # pictures for TensorBoard and W&B: this many pairs of the first batch, and at each evaluation the distances from the
-    # root and the confusions; needs the package matplotlib; 0: none
-    images: int = 8
-
     # steps to measure after the first three, and as many to trace, with the results in OUTPUT/profile: speed, MFU, peak
     # memory, share of padding, trace and memory snapshot; 0: none
     profile: int = 0
@@ -33,4 +22,3 @@ class LogConfig:
     def __post_init__(self) -> None:
         check_range(self, "every", least=1)
         check_range(self, "profile", least=0)
-        check_range(self, "images", least=0, most=MAX_IMAGES)

@@ -1,4 +1,4 @@
-"""Writers of a run's metrics: metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases, with pictures.
+"""Writers of a run's metrics: metrics.jsonl, and the same numbers for TensorBoard and Weights & Biases.
 
 A row of metrics.jsonl holds `step`, then values by name, such as loss/total, loss/contrastive, geometry/curvature, lr,
 grad_norm. Rows with evaluation results hold names such as zero_shot/FOLDER/accuracy. `samples_per_s`,
@@ -14,14 +14,10 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
 from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
@@ -31,22 +27,13 @@ from hypergrit_common.text import duration_text
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
 
-# Destinations of metrics and pictures beside metrics.jsonl: TensorBoard and Weights & Biases.
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pictures:
-    """Pictures and distributions of one step, by name."""
-
-    images: dict[str, NDArray[np.uint8]] = field(default_factory=dict)  # RGB [h w 3]
-    histograms: dict[str, NDArray[np.float64]] = field(default_factory=dict)  # values [n], finite and not empty
+# Destinations of metrics beside metrics.jsonl: TensorBoard and Weights & Biases.
 
 
 class Sink(NamedTuple):
-    """A destination of metrics. Its functions take the step, and values or pictures by name."""
+    """A destination of metrics. `write` takes the step, and values by name."""
 
     write: Callable[[int, dict[str, float]], None]
-    draw: Callable[[int, Pictures], None]
     close: Callable[[], None]
 
 
@@ -73,13 +60,7 @@ def tensorboard_sink(output: Path, step: int) -> Sink:
         for name, value in values.items():
             writer.add_scalar(name, value, step)
 
-    def draw(step: int, pictures: Pictures) -> None:
-        for name, image in pictures.images.items():
-            writer.add_image(name, image, step, dataformats="HWC")
-        for name, values in pictures.histograms.items():
-            writer.add_histogram(name, values, step)
-
-    return Sink(write, draw, writer.close)
+    return Sink(write, writer.close)
 
 
 def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
@@ -105,22 +86,7 @@ def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
             f"log.wandb_project={project}: {error}; log in with `wandb login`, or set WANDB_MODE=offline"
         ) from None
 
-    def draw(step: int, pictures: Pictures) -> None:
-        images = {name: wandb.Image(image) for name, image in pictures.images.items()}
-        histograms = {name: wandb.Histogram(values.tolist()) for name, values in pictures.histograms.items()}
-        run.log({**images, **histograms}, step=step)
-
-    return Sink(lambda step, values: run.log(values, step=step), draw, run.finish)
-
-
-def trackio_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
-    """Return a sink that writes numbers to Trackio. On resume it continues the run of this name.
-
-    Raises UserError if trackio is not installed.
-    """
-    trackio = optional("trackio", f"log.trackio_project={project}", "remove this setting")
-    run = trackio.init(project=project, name=output.name, resume="allow", config=training)
-    return Sink(lambda step, values: run.log(values, step=step), lambda step, pictures: None, run.finish)
+    return Sink(lambda step, values: run.log(values, step=step), run.finish)
 
 
 logger = logging.getLogger(__name__)
@@ -179,7 +145,7 @@ class Metrics:
 
     `training` is the configuration of the run as plain values, which Weights & Biases displays. `step` is the step from
     which the run starts or resumes: later rows of metrics.jsonl are removed, since the run writes them again. `steps`
-    is the last step. `n_pictured` is the number of pairs in a picture, 0 if no pictures are written.
+    is the last step.
 
     Raises UserError if the package of a writer is missing, or if Weights & Biases refuses the run.
     """
@@ -195,9 +161,6 @@ class Metrics:
             self.sinks.append(tensorboard_sink(output, step))
         if config.wandb_project is not None:
             self.sinks.append(wandb_sink(output, config.wandb_project, training))
-        if config.trackio_project is not None:
-            self.sinks.append(trackio_sink(output, config.trackio_project, training))
-        self.n_pictured = config.images if self.sinks and can_draw(config) else 0
 
     def write(self, step: int, values: dict[str, float]) -> None:
         """Append a row and flush it, so that a killed run keeps it. Raises UserError if it cannot be written.
@@ -211,12 +174,6 @@ class Metrics:
             self.file.flush()
             for sink in self.sinks:
                 sink.write(step, values)
-
-    def draw(self, step: int, pictures: Pictures) -> None:
-        """Write pictures and distributions for TensorBoard and W&B. Raises UserError if they cannot be written."""
-        with self.explained():
-            for sink in self.sinks:
-                sink.draw(step, pictures)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -234,18 +191,6 @@ class Metrics:
         for close in (self.file.close, *(sink.close for sink in self.sinks)):
             with suppress(OSError):
                 close()
-
-
-def can_draw(config: LogConfig) -> bool:
-    """True if pictures are wanted and matplotlib is installed; a warning names the fix if it is not."""
-    if config.images and find_spec("matplotlib") is None:
-        logger.warning(
-            "log.images=%d needs the package matplotlib, so no pictures are written; pip install matplotlib, or set "
-            "log.images=0",
-            config.images,
-        )
-        return False
-    return config.images > 0
 
 
 # Progress of a run: a bar on a terminal, else a log line every ten seconds.

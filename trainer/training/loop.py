@@ -16,7 +16,6 @@ from typing import Any, Final
 from hypergrit_common.config import to_yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
-from trainer.batch import Batch
 from trainer.checkpoints.folder import CHECKPOINTS, locked, newest_checkpoint, open_run_folder
 from trainer.checkpoints.run import restore_checkpoint
 from trainer.checkpoints.writer import CheckpointWriter
@@ -27,11 +26,10 @@ from trainer.data.synthetic import write_synthetic_shard
 from trainer.distributed.gather import all_ranks, on_rank_0
 from trainer.distributed.process import Process, StopRequest, process_group, report_lost_processes, stop_signals
 from trainer.inference.hub import write_card
-from trainer.metrics.writers import Meter, Metrics, Pictures, Progress
+from trainer.metrics.writers import Meter, Metrics, Progress
 from trainer.training.build import Run, build
 from trainer.training.health import Health
 from trainer.training.memory import SMALL_MACHINE
-from trainer.training.pictures import pair_picture
 from trainer.training.profile import Profile
 from trainer.training.results import (
     StoppedError,
@@ -238,8 +236,6 @@ def take_steps(session: Session) -> bool:
         while len(queue) > (0 if reads_now or is_stopping else 1):
             is_stopping |= report(session, queue.popleft())
         with session.meter.paused():
-            if run.step == 1:
-                draw_first_batch(session, batch)
             is_stopping = evaluate_and_save_if_due(session, is_stopping)
             if run.step % COLLECT_EVERY == 0:
                 gc.collect()
@@ -267,13 +263,6 @@ def first_step(session: Session) -> Iterator[None]:
         message = f"stopped at step {run.step} while compiling; repeat the command to resume"
         raise StoppedError(session.request.signal_number, message) from None
     logger.info("the first step is compiled: %.0f s", time.monotonic() - start)
-
-
-def draw_first_batch(session: Session, batch: Batch) -> None:
-    """Write a picture of the first pairs of this rank, if pictures are written and the batch has pixels."""
-    if session.metrics and session.metrics.n_pictured and batch.images.ndim > 2:
-        picture = pair_picture(batch, session.run.tokenizer, session.metrics.n_pictured)
-        session.metrics.draw(session.run.step, Pictures(images={"pairs/first_batch": picture}))
 
 
 def is_due(run: Run) -> bool:

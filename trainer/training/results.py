@@ -16,13 +16,11 @@ from trainer.checkpoints.model import save_model
 from trainer.config import as_dict
 from trainer.data.preprocess import PreprocessConfig
 from trainer.distributed.process import StopRequest
-from trainer.evaluation.held_out.evaluate import Details
 from trainer.evaluation.held_out.share import InterruptedEvaluationError
 from trainer.inference.hub import write_card
 from trainer.metrics.writers import Metrics
 from trainer.models.dual_encoder import DualEncoder
 from trainer.training.build import Run, full_model
-from trainer.training.pictures import evaluation_pictures
 from trainer.training.step import autocast
 
 logger = logging.getLogger(__name__)
@@ -79,7 +77,6 @@ def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[st
     Collective: every rank embeds a part of the images and texts, and all have the results. The weights are those of
     `run.average`, if there is one.
     """
-    details = Details() if metrics and metrics.n_pictured else None
     devices = [run.process.device] if run.process.device.type == "cuda" else []
     try:
         with run.average.applied(), torch.random.fork_rng(devices), prefixed("evaluation."):
@@ -89,7 +86,6 @@ def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[st
                 run.process.device,
                 precision=lambda: autocast(run),
                 is_stopping=lambda: request.signal_number is not None,
-                details=details,
             )
     except InterruptedEvaluationError:
         logger.warning("the evaluation of step %d was interrupted and has no results", run.step)
@@ -100,8 +96,6 @@ def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[st
         metrics.write(run.step, results)
         logged = [f"{name} {value:.3f}" for name, value in results.items() if name.endswith(LOGGED_RESULTS)]
         logger.info("step %d: %s", run.step, ", ".join(logged))
-        if details:
-            metrics.draw(run.step, evaluation_pictures(details))
     return results
 
 

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
-import numpy as np
-import PIL.Image
 import pytest
 import torch
 
@@ -17,7 +15,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import truncate
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
-from trainer.metrics.writers import Meter, Metrics, Pictures, Progress, named_values
+from trainer.metrics.writers import Meter, Metrics, Progress, named_values
 
 STEPS = 12
 
@@ -120,60 +118,6 @@ def test_wandb_gets_the_configuration_and_the_same_numbers(tmp_path: Path, monke
     assert service.init.return_value.finish.call_count == 2
 
 
-PICTURES = Pictures(
-    images={"pairs/first_batch": np.full((8, 12, 3), 200, np.uint8)},
-    histograms={"distances/text": np.array([0.5, 2.0])},
-)
-
-
-def test_wandb_gets_pictures_and_histograms_at_their_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = MagicMock(Error=RuntimeError)
-    service.Image.side_effect = lambda pixels: ("image", pixels.shape)
-    service.Histogram.side_effect = lambda values: ("histogram", values)
-    monkeypatch.setitem(sys.modules, "wandb", service)
-    metrics = open_metrics(tmp_path, wandb_project="mine")
-    assert metrics.n_pictured == 8
-    metrics.draw(3, PICTURES)
-    metrics.close()
-    sent = {"pairs/first_batch": ("image", (8, 12, 3)), "distances/text": ("histogram", [0.5, 2.0])}
-    service.init.return_value.log.assert_called_once_with(sent, step=3)
-
-
-def test_wandb_without_a_network_stores_the_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("wandb")
-    monkeypatch.setenv("WANDB_MODE", "offline")
-    monkeypatch.setenv("WANDB_SILENT", "true")
-    metrics = open_metrics(tmp_path, wandb_project="mine")
-    metrics.write(1, {"loss/total": 0.5})
-    metrics.draw(1, PICTURES)
-    metrics.close()
-    (stored,) = tmp_path.glob("wandb/offline-run-*/files/media/images/pairs/first_batch_1_*.png")
-    assert (np.asarray(PIL.Image.open(stored)) == PICTURES.images["pairs/first_batch"]).all()
-
-
-@pytest.mark.parametrize("settings", [{}, {"tensorboard": True, "images": 0}], ids=["no writer", "images=0"])
-def test_nothing_is_drawn_without_a_writer_or_with_images_0(tmp_path: Path, settings: dict[str, Any]) -> None:
-    metrics = open_metrics(tmp_path, **settings)
-    metrics.close()
-    assert metrics.n_pictured == 0
-
-
-def test_without_matplotlib_a_warning_names_the_fix_and_numbers_are_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("trainer.metrics.writers.find_spec", lambda name: None)
-    metrics = open_metrics(tmp_path, tensorboard=True)
-    metrics.write(1, {"loss/total": 0.5})
-    metrics.close()
-    assert metrics.n_pictured == 0
-    assert "log.images=8 needs the package matplotlib" in caplog.text
-
-
-def test_a_number_of_pictures_out_of_range_is_an_error() -> None:
-    with pytest.raises(UserError, match="images is -1; give 0 to 64"):
-        LogConfig(images=-1)
-
-
 def test_paused_time_is_excluded_from_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("trainer.metrics.writers.time.perf_counter", lambda: now)
@@ -192,16 +136,3 @@ def test_without_a_terminal_a_log_line_shows_speed_waiting_and_remaining_time(ca
         progress.advance(2, {"loss/total": 3.0, "samples_per_s": 100.0, "data_wait_share": 0.25})
         progress.advance(4, {"loss/total": 2.5})
     assert "step 4 of 4, loss 2.5000, 100.0 samples/s, 25% waiting for data, 0.0 s left" in caplog.text
-
-
-def test_trackio_gets_the_configuration_and_the_same_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    service = MagicMock()
-    monkeypatch.setitem(sys.modules, "trackio", service)
-    metrics = open_metrics(tmp_path, trackio_project="mine")
-    metrics.write(1, {"loss/total": 0.5})
-    metrics.draw(1, PICTURES)
-    metrics.close()
-    named = {"project": "mine", "name": tmp_path.name, "resume": "allow", "config": {"model_name": "clip"}}
-    service.init.assert_called_once_with(**named)
-    service.init.return_value.log.assert_called_once_with({"loss/total": 0.5}, step=1)
-    service.init.return_value.finish.assert_called_once_with()

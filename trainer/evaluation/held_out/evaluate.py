@@ -9,7 +9,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -23,7 +23,6 @@ from trainer.evaluation.metrics.entailment import entailment_metrics
 from trainer.evaluation.metrics.ranking import (
     chance_recall,
     class_features,
-    confusion,
     macro_accuracy,
     predict,
     ranks_of_matches,
@@ -34,23 +33,11 @@ from trainer.evaluation.sets.image_folders import ImageFolder, read_folders, rea
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer
 
-# Details of an evaluation beside its results, for pictures.
-#
-# Shapes: n points of a stream, c classes, d embedding width.
-
-
-class Confusion(NamedTuple):
-    """The predictions for one image folder."""
-
-    table: Tensor  # [c c] numbers of images by true class (row) and predicted class (column)
-    names: list[str]
-
 
 @dataclass(kw_only=True)
 class Details:
-    """Findings of an evaluation. `Evaluation` adds them; without folders and held-out shards there are none."""
+    """Findings of an evaluation for pictures. `Evaluation` adds them; without held-out shards there are none."""
 
-    confusions: dict[str, Confusion] = field(default_factory=dict)  # by the name of the folder
     distances: dict[str, Tensor] = field(default_factory=dict)  # [n] from the root, by stream
     quantity: str = ""  # the label of an axis with the distances
 
@@ -99,7 +86,7 @@ class Evaluation:
         try:
             results: dict[str, float] = {}
             for folder in self.folders:
-                results |= zero_shot_results(model, tokenizer, folder, self.config, sharing, details)
+                results |= zero_shot_results(model, tokenizer, folder, self.config, sharing)
             if self.shards:
                 points = embed_held_out(model, tokenizer, self.shards, self.config.max_samples, sharing)
                 lifted = points.lifted(model)
@@ -117,9 +104,8 @@ def zero_shot_results(
     folder: ImageFolder,
     config: HeldOutConfig,
     sharing: Sharing,
-    details: Details | None = None,
 ) -> dict[str, float]:
-    """Zero-shot classification of one image folder. The confusions are added to `details`, if given."""
+    """Zero-shot classification of one image folder."""
     with sharing.precision():
         features = class_features(model, tokenizer, folder.classes, config.prompts, config.batch_size)
     classes = model.lift_prompts(features)
@@ -134,9 +120,6 @@ def zero_shot_results(
 
     predicted = torch.cat(list(map_shared(len(folder.paths), read, classify, sharing)))
     target = torch.tensor(folder.targets)
-    if details:
-        table = confusion(predicted, target, len(folder.classes))
-        details.confusions[folder.name] = Confusion(table, list(folder.classes))
     return {
         f"zero_shot/{folder.name}/accuracy": macro_accuracy(predicted, target, len(folder.classes)),
         f"zero_shot/{folder.name}/accuracy_micro": (predicted == target).float().mean().item(),

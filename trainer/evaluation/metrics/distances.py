@@ -1,7 +1,7 @@
-"""Agreement of distances of embedded points with those of a tree, of a product of trees or of sets.
+"""Agreement of distances of embedded points with those of a tree or of sets.
 
-A tree embeds into hyperbolic space with any distortion above 1 (Sarkar 2011); a product of trees and a Boolean lattice
-do not, but they embed into an l1 product of hyperbolic factors (PHyCLIP, propositions 1 and 2, theorem 2).
+A tree embeds into hyperbolic space with any distortion above 1 (Sarkar 2011); a Boolean lattice does not, but it embeds
+into an l1 product of hyperbolic factors (PHyCLIP, propositions 1 and 2, theorem 2).
 
 Shapes: n points, [n n] symmetric distances, p pairs of points, c objects; any leading axes *.
 """
@@ -12,9 +12,6 @@ from torch import Tensor
 from trainer.models.clip import CLIP
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.hyperbolic import Hyperbolic
-
-ROWS = 16
-"""Rows of products that Gromov's delta holds at once."""
 
 
 @torch.no_grad()
@@ -68,28 +65,3 @@ def average_ranks(values: Tensor) -> Tensor:
     """Ranks [p] from 1 of numbers [p] in float64; equal numbers have the mean of their ranks."""
     _, position, counts = values.unique(return_inverse=True, return_counts=True)
     return (counts.cumsum(0).double() - (counts - 1) / 2)[position]
-
-
-def gromov_delta(distances: Tensor) -> float:
-    """Gromov's delta of distances [n n], relative to half the diameter: 0 for a tree, at most 1.
-
-        delta = max_w max_(x, y) [max_z min((x, z)_w, (z, y)_w) - (x, y)_w]      2 delta / diameter
-        (x, y)_w = [d(x, w) + d(y, w) - d(x, y)] / 2
-
-    All points are bases w, which is the four-point condition; time grows with n^4. One base, as in Khrulkov et al. 2020,
-    gives at least half of it. 0 without a diameter.
-    """
-    distances = distances.double()
-    diameter = distances.max().item() if len(distances) else 0.0
-    deltas = [delta_at(distances, base) for base in range(len(distances))]
-    return 2 * max(deltas, default=0.0) / diameter if diameter else 0.0
-
-
-def delta_at(distances: Tensor, base: int) -> float:
-    """The delta of distances [n n] for one base point."""
-    to_base = distances[base]
-    products = (to_base[:, None] + to_base[None, :] - distances) / 2
-    parts = [
-        (torch.minimum(part[:, :, None], products[None]).amax(1) - part).max().item() for part in products.split(ROWS)
-    ]
-    return max(parts)

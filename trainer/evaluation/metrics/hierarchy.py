@@ -21,7 +21,7 @@ All metrics of all pairs of classes are computed once as tables.
 Shapes: c classes, m nodes, n predictions.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -130,13 +130,3 @@ def expected_at_random(tables: Mapping[str, Tensor], counts: Tensor) -> dict[str
     """Expected metrics of uniformly random predictions, from the number of examples [c] of each true class."""
     weights = counts.double() / counts.sum()
     return {name: (table.mean(0) @ weights).item() for name, table in tables.items()}
-
-
-def tree_of_edges(edges: Sequence[tuple[str, str]], classes: Sequence[str]) -> Tree:
-    """Build a tree from pairs (parent, child). Raises UserError if a node has two parents."""
-    parents: dict[str, str] = {}
-    for parent, child in edges:
-        if parents.setdefault(child, parent) != parent:
-            raise UserError(f"the hierarchy has two parents of {child}: {parents[child]} and {parent}; it needs one")
-    nodes = parents.keys() | set(parents.values())
-    return Tree(parents, tuple(classes), {node: node for node in nodes})

@@ -12,7 +12,7 @@ from trainer.evaluation.catalog import TASKS
 
 PUBLISHED: Final = Path(__file__).resolve().parents[1] / "data" / "published.json"
 PLAIN: Final = re.compile(
-    r"TIE|LCA|tau|norm|distance|radius|rank|curvature|count|nats|bits|radians|distortion|pearson|spearman|delta",
+    r"TIE|LCA|tau|norm|distance|radius|rank|curvature|count|nats|bits|radians|distortion|pearson|spearman",
     re.IGNORECASE,
 )
 """Metrics that are not shares, by a part of their last name."""

@@ -1,4 +1,4 @@
-"""The tasks himo, multilabel, chains and distortion on invented files, compared with loops over the definitions."""
+"""The tasks himo, multilabel and chains on invented files, compared with loops over the definitions."""
 
 import json
 from collections.abc import Callable
@@ -15,11 +15,7 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, constant, random_vector
 from tests.trainer.small import small_model
-from trainer.analyses import distortion
-from trainer.analyses.distortion import OBJECTS, family_tree, lattice_structure, product_structure, tree_structure
-from trainer.analyses.words import read_words
-from trainer.evaluation.metrics.distances import agreement, gromov_delta, pairwise_distances
-from trainer.evaluation.metrics.hierarchy import tree_of_edges
+from trainer.evaluation.metrics.distances import pairwise_distances
 from trainer.evaluation.task import ImageSource, MissingFilesError, TaskOptions
 from trainer.evaluation.tasks import chains, himo, multilabel
 
@@ -207,46 +203,3 @@ def test_chains_of_different_lengths_are_malformed(tmp_path: Path, write: Write)
         chains.evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     with pytest.raises(MissingFilesError, match=r"chains/NAME.csv"):
         chains.evaluate(FakeEmbedder(), tmp_path / "chains", TaskOptions())
-
-
-def test_the_reference_of_a_product_is_the_sum_of_two_trees() -> None:
-    first = tree_of_edges([("animal", "dog"), ("dog", "puppy")], ())
-    second = tree_of_edges([("vehicle", "car")], ())
-    texts, reference = product_structure(first, second)
-    assert texts[0] == "a photo of a animal and a car"
-    assert reference[texts.index("a photo of a animal and a car"), texts.index("a photo of a puppy and a vehicle")] == 3
-    assert gromov_delta(tree_structure(first).reference) == 0
-    assert gromov_delta(reference) > 0
-
-
-def test_the_lattice_has_all_sets_and_the_families_are_trees() -> None:
-    texts, reference = lattice_structure()
-    assert len(set(texts)) == 2 ** len(OBJECTS)
-    assert reference[texts.index("a photo"), texts.index("a photo of a dog and a car")] == 2
-    for family in read_words()[1].values():
-        tree = family_tree(family.words, family.edges)
-        assert len(tree.nodes) == len(tree.parents) + 1 > 10
-
-
-@pytest.mark.parametrize("name", ["clip", "meru", "phyclip"])
-def test_distortion_is_measured_for_texts_alone(
-    tmp_path: Path, write: Write, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    small = tree_of_edges([("thing", "animal"), ("thing", "car"), ("animal", "dog")], ())
-    monkeypatch.setattr(distortion, "read_tree", lambda path=None: small)
-    write("own/mine/tree.txt", "thing - thing\n")
-    embedder = FakeEmbedder(small_model(name))
-    result = distortion.evaluate(embedder, tmp_path, TaskOptions())
-    texts, reference = tree_structure(small)
-
-    def points(found: list[str]) -> Tensor:
-        return embedder.model.lift_text(torch.stack([random_vector(text) for text in found]))
-
-    distances = pairwise_distances(embedder.model, points(list(texts)))
-    expected = agreement(distances, reference) | {"delta": gromov_delta(distances)}
-    assert {key: result.metrics[f"imagenet/{key}"] for key in expected} == pytest.approx(expected)
-    assert {"mammals/delta", "product/distortion", "lattice/spearman", "mine/distortion"} <= result.metrics.keys()
-    deltas = result.details["delta_of_the_reference"]
-    assert isinstance(deltas, dict)
-    assert deltas["mammals"] == 0
-    assert deltas["lattice"] > 0.3
