@@ -1,18 +1,14 @@
-"""Compare ARGENT's energies and regulariser: `python -m tests.parity.argent FILE.npz`.
+"""Compare ARGENT's energies and regulariser with reference numbers.
 
 The reference numbers are those of a third party's implementation: the authors have published none, so agreement says
-nothing about the paper. Only float64 is compared. The exit code is 1 if a group exceeds its tolerance.
+nothing about the paper. Only float64 is compared.
 """
 
-import json
-import sys
-from collections.abc import Sequence
 from typing import Any, Final
 
 import torch
 
-from tests.parity.cases import open_cases
-from tests.parity.report import Report, arguments_of
+from tests.parity.report import Report
 from tests.parity.uncha_cases import inputs, pairs_of
 from trainer.batch import Losses
 from trainer.encoders.config import ImageConfig, TextConfig
@@ -82,22 +78,9 @@ def losses_of(model: ARGENT, raw: dict[str, torch.Tensor], case: dict[str, Any],
     return total
 
 
-def compare(table: Any) -> Report:
-    """Compare everything in the file `table` but its PEP scores."""
-    meta, report = json.loads(str(table["meta_json"])), Report()
+def compare(table: Any, meta: dict[str, Any]) -> Report:
+    """Compare everything in a file but its PEP scores."""
+    report = Report()
     for name in meta["head"]:
         compare_head(report, meta, table, name)
     return report
-
-
-def main(given: Sequence[str]) -> int:
-    """Compare the file, print the report and return the exit code."""
-    path, _ = arguments_of(given, __doc__)
-    table, meta = open_cases(path, "file of ARGENT cases", (), ("model", "seed", "head"))
-    if meta["model"] != "ARGENT":
-        sys.exit(f"{path} is for model {meta['model']!r}; supported: ARGENT")
-    return compare(table).conclude()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

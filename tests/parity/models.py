@@ -1,23 +1,17 @@
-"""Compare a model with the reference numbers: `python -m tests.parity.models FILE.npz [--sizes mini vit_s16]`.
+"""Compare a model with the reference numbers, which were computed with the authors' released code.
 
-The reference numbers were computed with the authors' released code. Weights and inputs are drawn by `recipe.py`. The
-tolerances are the differences that the reference itself shows between float32 and float64. The exit code is 1 if a
-group exceeds its tolerance.
+Weights and inputs are drawn by `recipe.py`. The tolerances are the differences that the reference itself shows between
+float32 and float64.
 """
 
-import json
 import math
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from tests.parity import recipe
-from tests.parity.cases import open_cases
 from tests.parity.model_cases import (
-    NAMES,
     SIZES,
     batch_of,
     build,
@@ -30,17 +24,12 @@ from tests.parity.model_cases import (
 )
 from tests.parity.model_terms import compare_scalars, compare_terms, relative_error
 from tests.parity.model_trace import compare_trace
-from tests.parity.report import Report, arguments_of
+from tests.parity.report import Report
 from trainer.batch import Pairs
 from trainer.checkpoints.released import to_released
 from trainer.encoders.build import sincos_positions
 from trainer.models.dual_encoder import DualEncoder
 
-META_KEYS = (
-    *("model", "repo", "kwargs", "seed", "overrides", "captions", "token_ids", "image_checks", "manifest", "trainable"),
-    *("loss", "grad_names", "head"),
-)
-BUILT = tuple(f"built/{name}" for name in ("pixel_mean", "pixel_std", "pos_embed_rows", "pos_embed_colsum"))
 # Relative tolerances of the loss on raw features in float32, by case. Those of the last three are twice the error of
 # the reference in float32. Cases with other names use the tolerance of "plain".
 HEAD_TOLERANCES = {"plain": 2e-6, "clamp": 2e-5, "incone": 7e-5, "tiny": 2e-3, "identical": 1e-2, "micro": 6e-2}
@@ -113,7 +102,7 @@ def compare_gradients(
 ) -> None:
     """Norms of all gradients; in float32 also the gradients of scalars, and parts of those of the projections."""
     key = f"{size}/grad_norm" + ("_float64" if double else "")
-    if key not in table.files:
+    if key not in table:
         return
     found = gradients(model)
     name = f"{size} {'float64' if double else 'float32'}"
@@ -202,34 +191,16 @@ def compare_head_gradients_float32(
             report.add("head scalar gradients", 1e-3, scalars[key], value, floor=0.01, where=f"{name} {key}")
 
 
-def compare(table: Any, sizes: tuple[str, ...] | None = None) -> Report:
-    """Compare everything in the file `table`, at the given sizes; default: all sizes that the file contains."""
-    meta = json.loads(str(table["meta_json"]))
-    sizes = sizes or tuple(size for size in SIZES if f"{size}/whole/image" in table.files)
+def compare(table: Any, meta: dict[str, Any]) -> Report:
+    """Compare everything in a file, at the size `mini`."""
     report = Report()
     compare_inputs(report, meta)
     compare_layout(report, meta, table)
-    for size in sizes:
-        compare_size(report, meta, table, size, torch.float32)
-    if "mini" in sizes:
-        compare_size(report, meta, table, "mini", torch.float64)
+    for dtype in (torch.float32, torch.float64):
+        compare_size(report, meta, table, "mini", dtype)
     if "train_trace" in meta:
         compare_trace(report, meta)
     for name in meta["head"]:
         compare_head(report, meta, table, name, torch.float32)
         compare_head(report, meta, table, name, torch.float64)
     return report
-
-
-def main(given: Sequence[str]) -> int:
-    """Compare the file, print the report and return the exit code."""
-    path, sizes = arguments_of(given, __doc__, SIZES)
-    cases = [f"{size}/whole/image" for size in sizes]
-    table, meta = open_cases(path, "file of model cases", (*BUILT, *cases), META_KEYS)
-    if meta["model"] not in NAMES:
-        sys.exit(f"{path} is for model {meta['model']!r}; supported: {', '.join(NAMES)}")
-    return compare(table, sizes).conclude()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -1,21 +1,16 @@
-"""Compare `trainer.geometry.poincare` with a table of functions: `python -m tests.parity.poincare FILE.npz`.
+"""Compare `trainer.geometry.poincare` with a table of functions.
 
 The results in the table were computed in the Lorentz model and mapped to the ball by the isometry. In float64 the
 tolerance is 1e-6, since the apertures and self-distances of the table contain the eps of the Lorentz code. In float32
-it is larger, since the points themselves are rounded. The exit code is 1 if an error exceeds its tolerance.
+it is larger, since the points themselves are rounded.
 """
 
-import json
 import math
-import sys
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from tests.parity.cases import open_cases
 from trainer.geometry import poincare
 from trainer.losses.functional import entropy
 
@@ -23,14 +18,11 @@ INPUTS = ("ball_x", "ball_y", "ball_z", "tangent_poincare_lambda2", "tangent_rie
 TOLERANCES = {torch.float64: 1e-6, torch.float32: 2e-4}
 
 
-def compare(table: Any) -> list[dict[str, Any]]:
-    """One row per function, curvature and precision: the largest error relative to max(1, |value|), and the tolerance.
-
-    The error of an entry that the table lacks is infinite.
-    """
+def compare(table: Any, meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """One row per function, curvature and precision: the largest error relative to max(1, |value|), and the tolerance."""
     rows = []
-    for index, curvature in enumerate(json.loads(str(table["meta_json"]))["curv"]):
-        entry = {key.split("/")[1]: table[key] for key in table.files if key.startswith(f"c{index}/")}
+    for index, curvature in enumerate(meta["curv"]):
+        entry = {key.split("/")[1]: table[key] for key in table if key.startswith(f"c{index}/")}
         for dtype, tolerance in TOLERANCES.items():
             c = torch.tensor(curvature, dtype=dtype)
             x, y, z, tangent, riemannian = (torch.from_numpy(entry[name]).to(dtype) for name in INPUTS)
@@ -54,7 +46,7 @@ def compare(table: Any) -> list[dict[str, Any]]:
             for name, ours in results.items():
                 if (key := name.split(" ")[0]) not in entry and key.startswith("entropy"):
                     continue  # the table has entropies at one curvature only
-                error = largest_error(ours.double().numpy(), entry[key]) if key in entry else math.inf
+                error = largest_error(ours.double().numpy(), entry[key])
                 rows.append({"name": f"c{index}/{name}", "dtype": str(dtype), "error": error, "tolerance": tolerance})
     return rows
 
@@ -65,26 +57,3 @@ def largest_error(ours: np.ndarray, expected: np.ndarray) -> float:
         return math.inf
     error = float((np.abs(ours - expected) / np.maximum(np.abs(expected), 1)).max())
     return error if math.isfinite(error) else math.inf
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Compare the table, print the 20 entries closest to or beyond their tolerances, and return the exit code."""
-    if len(arguments) != 1:
-        sys.exit("usage: python -m tests.parity.poincare FILE.npz")
-    table, _ = open_cases(
-        Path(arguments[0]), "table of the Poincare ball", (f"c0/{name}" for name in INPUTS), ("curv",)
-    )
-    rows = compare(table)
-    failed = [row for row in rows if not row["error"] <= row["tolerance"]]
-    for row in sorted(rows, key=lambda row: row["error"] / row["tolerance"], reverse=True)[:20]:
-        verdict = "FAIL" if row in failed else "ok"
-        print(
-            f"{row['name']:30} {row['dtype'][6:]:8} error {row['error']:.2e}  "
-            f"tolerance {row['tolerance']:.0e}  {verdict}"
-        )
-    print(f"{len(rows) - len(failed)} of {len(rows)} within the tolerance")
-    return int(bool(failed))
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

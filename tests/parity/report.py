@@ -1,13 +1,21 @@
-"""Report of a comparison: the worst error of each group of numbers, beside its tolerance."""
+"""Recorded numbers, and the report of a comparison with them: the worst error of each group, beside its tolerance."""
 
-import argparse
+import json
 import math
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from torch import Tensor
+
+DATA = Path(__file__).parent / "data"
+
+
+def read(name: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arrays of a file of recorded numbers by name, and the values of its `meta_json`."""
+    with np.load(DATA / f"{name}.npz") as file:
+        table = {key: file[key] for key in file.files}
+    return table, json.loads(str(table.get("meta_json", "{}")))
 
 
 class Report:
@@ -39,26 +47,3 @@ class Report:
     def failed(self) -> list[str]:
         """Groups whose error exceeds the tolerance."""
         return [group for group, (error, tolerance, _) in self.rows.items() if not error <= tolerance]
-
-    def show(self) -> None:
-        """Print one line per group."""
-        for group, (error, tolerance, where) in sorted(self.rows.items()):
-            verdict = "ok" if error <= tolerance else "FAIL"
-            print(f"{group:34} worst {error:.1e}  tolerance {tolerance:.0e}  {verdict}  {where}")
-
-    def conclude(self) -> int:
-        """Print the report and its last line; return the exit code of the command."""
-        self.show()
-        failed = self.failed()
-        print(f"{len(self.rows) - len(failed)} of {len(self.rows)} groups within the tolerance")
-        return int(bool(failed))
-
-
-def arguments_of(given: Sequence[str], text: str | None, sizes: Iterable[str] = ()) -> tuple[Path, tuple[str, ...]]:
-    """Return the file of cases and the chosen `sizes` of a command; () means all, and a command without sizes has none."""
-    parser = argparse.ArgumentParser(description=text)
-    parser.add_argument("file", type=Path)
-    if names := list(sizes):
-        parser.add_argument("--sizes", nargs="+", choices=names, help="default: all sizes in the file")
-    arguments = vars(parser.parse_args(given))
-    return arguments["file"], tuple(arguments.get("sizes") or ())

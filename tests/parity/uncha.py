@@ -1,24 +1,19 @@
-"""Compare UNCHA with the reference numbers: `python -m tests.parity.uncha FILE.npz [--sizes mini vit_s16]`.
+"""Compare UNCHA with the reference numbers, which were computed with the authors' released code.
 
-The reference numbers were computed with the authors' released code. Weights and inputs are drawn by `recipe.py`. The
-tolerances are three times the differences that the reference itself shows between float32 and float64. The exit code is
-1 if a group exceeds its tolerance.
+Weights and inputs are drawn by `recipe.py`. The tolerances are three times the differences that the reference itself
+shows between float32 and float64.
 """
 
-import json
 import math
-import sys
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
-from tests.parity.cases import open_cases
 from tests.parity.model_cases import batch_of, build, clip_tokenizer, fill, gradients, head_model
 from tests.parity.model_terms import compare_scalars
 from tests.parity.model_trace import compare_trace
-from tests.parity.models import BUILT, META_KEYS, compare_inputs, compare_layout
-from tests.parity.report import Report, arguments_of
+from tests.parity.models import compare_inputs, compare_layout
+from tests.parity.report import Report
 from tests.parity.uncha_cases import (
     FLOAT64,
     GAPS,
@@ -194,43 +189,19 @@ def missing_layers(meta: dict[str, Any], written: dict[str, Any]) -> set[str]:
     return {key for key, _, _ in meta["manifest"] if key.startswith(blocks) and key not in written}
 
 
-def compare(table: Any, sizes: tuple[str, ...] | None = None) -> Report:
-    """Compare everything in the file `table`, at the given sizes; default: all sizes that the file contains."""
-    meta = json.loads(str(table["meta_json"]))
-    sizes = sizes or tuple(size for size in SIZES if f"{size}/whole/image" in table)
+def compare(table: Any, meta: dict[str, Any]) -> Report:
+    """Compare everything in a file, at the size `mini`."""
     report = Report()
     compare_inputs(report, meta)
     compare_layout(report, meta, table)
     compare_files(report, meta)
-    for size in sizes:
-        compare_size(report, meta, table, size, torch.float32)
-    if "mini" in sizes:
-        compare_size(report, meta, table, "mini", torch.float64)
-    if "train_trace" in meta:
-        compare_trace(report, meta, SIZES["mini"], compare_all, frozenset(UNUSED))
+    for dtype in (torch.float32, torch.float64):
+        compare_size(report, meta, table, "mini", dtype)
+    compare_trace(report, meta, SIZES["mini"], compare_all, frozenset(UNUSED))
     for name in meta["head"]:
         compare_head(report, meta, table, name, torch.float32)
         compare_head(report, meta, table, name, torch.float64)
-    if "func" in meta:
-        compare_functions(report, meta, table)
-    if "long" in meta and "mini/long/text_raw_eot" in table:
-        compare_long(report, meta, table)
-    if "two_ranks" in meta:
-        compare_two_ranks(report, meta)
+    compare_functions(report, meta, table)
+    compare_long(report, meta, table)
+    compare_two_ranks(report, meta)
     return report
-
-
-def main(given: Sequence[str]) -> int:
-    """Compare the file, print the report and return the exit code."""
-    path, sizes = arguments_of(given, __doc__, SIZES)
-    cases = [f"{size}/whole/image" for size in sizes]
-    table, meta = open_cases(
-        path, "file of UNCHA cases", (*BUILT, *cases), (*META_KEYS, "box_owner", "scalars_after_forward")
-    )
-    if meta["model"] != "UNCHA":
-        sys.exit(f"{path} is for model {meta['model']!r}; supported: UNCHA")
-    return compare(table, sizes).conclude()
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

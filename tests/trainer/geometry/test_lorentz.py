@@ -1,9 +1,7 @@
 """The Lorentz model: against the reference table, and properties of its functions."""
 
 import math
-from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -11,9 +9,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests.parity import lorentz as parity
+from tests.parity.report import read
 from trainer.geometry import lorentz
 
-TABLE = Path(__file__).parents[2] / "parity" / "data" / "lorentz.npz"
 CURVATURES = (0.1, 0.7, 1.0, 3.0, 10.0)
 
 
@@ -24,8 +22,7 @@ def tangents(norm: float, n: int = 12, d: int = 8, seed: int = 0) -> Tensor:
 
 
 def test_functions_match_the_reference_table_within_the_tolerances() -> None:
-    with np.load(TABLE) as table:
-        rows = parity.compare(table)
+    rows = parity.compare(read("lorentz")[0])
     assert [row for row in rows if not row["error"] <= row["tolerance"]] == []
 
 

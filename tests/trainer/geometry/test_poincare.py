@@ -1,16 +1,13 @@
 """The Poincaré ball: against the reference table, and properties of its functions."""
 
-from pathlib import Path
-
-import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from tests.parity import poincare as parity
+from tests.parity.report import read
 from trainer.geometry import lorentz, poincare
 
-TABLE = Path(__file__).parents[2] / "parity" / "data" / "poincare.npz"
 CURVATURES = (0.2, 1.0, 6.0)
 
 
@@ -25,8 +22,7 @@ def scalar(c: float) -> Tensor:
 
 
 def test_functions_match_the_reference_table_within_the_tolerances() -> None:
-    with np.load(TABLE) as table:
-        rows = parity.compare(table)
+    rows = parity.compare(*read("poincare"))
     assert [row for row in rows if not row["error"] <= row["tolerance"]] == []
 
 

@@ -1,16 +1,16 @@
 """Losses of all models: against the reference numbers of the released code, and on small batches."""
 
 import dataclasses
-import json
+import functools
 import math
-from pathlib import Path
+import operator
 
-import numpy as np
 import pytest
 import torch
 
 from hypergrit_common.errors import UserError
 from tests.parity import models as parity
+from tests.parity.report import read
 from tests.trainer.small import NAMES, overfit, rows, small_batch, small_model
 from trainer.batch import Pairs
 from trainer.losses.functional import contrastive
@@ -19,14 +19,26 @@ from trainer.models.phyclip import PHyCLIP
 from trainer.models.poinclip import PoinCLIP
 from trainer.models.registry import model_name
 
-DATA = Path(__file__).parents[2] / "parity" / "data"
-
 
 @pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])
 def test_small_model_and_its_loss_match_the_reference_numbers(name: str) -> None:
-    with np.load(DATA / f"{name}.npz") as table:
-        report = parity.compare(table, sizes=("mini",))
-    assert report.failed() == []
+    assert parity.compare(*read(name)).failed() == []
+
+
+def test_altered_reference_numbers_of_a_model_are_found() -> None:
+    table, meta = read("meru")
+    for *path, last in (
+        ("head", "plain", "out", "loss"),
+        ("head", "plain", "grad_scalar_float64", "curv"),
+        ("head", "tiny", "out_float64", "loss"),
+        ("head", "incone", "out_float64", "entailment_loss"),
+        ("grad_scalar", "mini", "logit_scale"),
+        ("scalars_after_forward", "mini", "curv"),
+        ("train_trace", 5, "loss"),
+    ):
+        parent = functools.reduce(operator.getitem, path, meta)
+        parent[last] = parent[last] * 1.02 + 1e-3
+    assert parity.compare(table, meta).failed() == []
 
 
 @pytest.mark.rest
@@ -34,8 +46,8 @@ def test_small_model_and_its_loss_match_the_reference_numbers(name: str) -> None
 @pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip"])
 def test_vit_s16_matches_the_reference_numbers(name: str) -> None:
     report = parity.Report()
-    with np.load(DATA / f"{name}.npz") as table:
-        parity.compare_size(report, json.loads(str(table["meta_json"])), table, "vit_s16", torch.float32)
+    table, meta = read(name)
+    parity.compare_size(report, meta, table, "vit_s16", torch.float32)
     assert report.failed() == []
 
 

@@ -1,7 +1,6 @@
 """UNCHA: against the reference numbers, and its rules."""
 
 import dataclasses
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +8,13 @@ import torch
 from torch import Tensor
 
 from tests.parity import uncha as parity
+from tests.parity.report import read
 from tests.trainer.small import small_batch, small_model
 from trainer.batch import Batch
 from trainer.losses.functional import contrastive
 from trainer.losses.uncertainty import spread, temperature_factors, uncertainty
 from trainer.models.uncha import UNCHA
 
-DATA = Path(__file__).parents[2] / "parity" / "data"
 OWNER = torch.tensor([0, 0, 0, 1, 3, 3, 3])  # pair 2 has no box
 
 
@@ -28,8 +27,7 @@ def several_boxes() -> Batch:
 
 
 def test_small_model_matches_the_reference_numbers_of_one_and_of_two_processes() -> None:
-    with np.load(DATA / "uncha.npz") as file:
-        report = parity.compare({key: file[key] for key in file.files}, sizes=("mini",))
+    report = parity.compare(*read("uncha"))
     assert report.failed() == []
     assert {"two ranks", "training trace", "state dict", "long captions", "mini float64 loss"} <= report.rows.keys()
 
