@@ -34,9 +34,9 @@ def saved(folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.fixture(params=MODELS)
-def model(request: pytest.FixtureRequest, tmp_path: Path) -> Model:
-    return load_model(saved(tmp_path, request.param), device="cpu")
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load_model(saved(tmp_path_factory.mktemp(request.param), request.param), device="cpu")
 
 
 def pictures() -> list[PIL.Image.Image]:

@@ -1,8 +1,10 @@
 """Small models of every kind, and a small batch for them."""
 
 import dataclasses
+from collections.abc import Iterable
 from typing import Any
 
+import pytest
 import torch
 
 from trainer.batch import Batch, Losses, Stream
@@ -14,6 +16,13 @@ from trainer.optim.optimizer import build_optimizer
 from trainer.text.syntax import NONE, RELATIONS, Syntax
 
 NAMES = tuple(MODELS)
+
+
+def most_in_rest(plain: str, names: Iterable[str] = NAMES) -> list[Any]:
+    """Parameters of a test by name; those that `plain`, words, does not name have the marker `rest`."""
+    return [name if name in plain.split() else pytest.param(name, marks=pytest.mark.rest) for name in names]
+
+
 END = 63  # id of the end-of-text token
 
 

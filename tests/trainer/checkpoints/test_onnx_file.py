@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from tests.trainer.small import NAMES, small_model
+from tests.trainer.small import most_in_rest, small_model
 from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.checkpoints.onnx_file import Rows, write_onnx
 from trainer.data.preprocess import PreprocessConfig
@@ -27,9 +27,7 @@ def loaded(name: str) -> LoadedModel:
     return LoadedModel(model=model, tokenizer=Tokenizer([], 8), preprocess=PreprocessConfig(size_px=16), config={})
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[] if name in ("phyclip", "poinclip") else pytest.mark.rest) for name in NAMES]
-)
+@pytest.mark.parametrize("name", most_in_rest("phyclip"))
 def test_onnxruntime_computes_the_points_of_the_model(name: str, tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
@@ -51,6 +49,7 @@ def test_onnxruntime_computes_the_points_of_the_model(name: str, tmp_path: Path)
     assert (facts["model"], facts["points"]["width"], facts["text"]["context_length"]) == (name, 16, 8)
 
 
+@pytest.mark.rest
 def test_a_head_is_exported_with_its_tower(tmp_path: Path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from tests.trainer.small import NAMES, small_levels, small_trees
+from tests.trainer.small import NAMES, most_in_rest, small_levels, small_trees
 from tests.trainer.tiny_open_clip import register, save, tiny
 from trainer.batch import Batch
 from trainer.checkpoints.model import load_model, save_model
@@ -80,7 +80,12 @@ def test_positions_of_a_text_tower_are_stretched_for_longer_captions(tmp_path: P
     torch.testing.assert_close(model.textual(ids[:1, :4]), reference.textual(ids[:1, :4]))
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "hyper3"])  # pools the patches of timm's towers
+@pytest.mark.parametrize(
+    "name",
+    most_in_rest(
+        "hycoclip syntax_meru", [name for name in NAMES if name != "hyper3"]
+    ),  # pools patches of timm's towers
+)
 def test_every_model_trains_with_frozen_towers_and_loads_without_their_weight_files(tmp_path: Path, name: str) -> None:
     weights = save(tiny("tiny-vit"), "tiny-vit", tmp_path, "safetensors")
     frozen = ("model.image.frozen=true", "model.text.frozen=true", "model.embed_dim=16")

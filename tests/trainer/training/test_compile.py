@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.trainer.launches import KernelCounter, Launches, graph_counter
-from tests.trainer.small import NAMES, small_batch, small_model
+from tests.trainer.small import most_in_rest, small_batch, small_model
 from tests.trainer.small_run import small_run
 from trainer.batch import Pairs
 from trainer.losses import similarity
@@ -38,10 +38,7 @@ def pairs_of(model: DualEncoder, b: int = 8, m: int | None = None) -> Pairs:
     return dataclasses.replace(pairs, **leaves, counts={} if m is None else {"box_image": (m,)})
 
 
-@pytest.mark.parametrize(
-    "name",
-    [item if item in ("clip", "meru", "poinclip") else pytest.param(item, marks=pytest.mark.rest) for item in NAMES],
-)
+@pytest.mark.parametrize("name", most_in_rest("hycoclip"))
 def test_the_losses_of_a_model_are_one_graph_with_the_same_value(name: str) -> None:
     model, graphs = model_of(name), list[int]()
     pairs = pairs_of(model)
@@ -81,9 +78,8 @@ MOST = {"meru": (500, 60), "hycoclip": (1600, 150), "uncha": (1800, 200)}
 """Least number of launches of the losses of a model without compilation, and the largest number with it."""
 
 
-@pytest.mark.parametrize(
-    "name", ["meru", *(pytest.param(item, marks=pytest.mark.rest) for item in ("hycoclip", "uncha"))]
-)
+@pytest.mark.rest
+@pytest.mark.parametrize("name", MOST)
 def test_the_launches_of_the_losses(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr(similarity, "MIN_FLOAT32_WIDTH", 10**9)  # products in float64, as on GPUs
     model, counter = model_of(name, loss_chunk=10**8), KernelCounter()

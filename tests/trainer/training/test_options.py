@@ -13,7 +13,6 @@ from tests.trainer.small_run import run, small_config, small_run
 from trainer.checkpoints.folder import list_checkpoints
 from trainer.training import loop
 from trainer.training.accumulate import tower_blocks
-from trainer.training.step import update
 
 
 def test_python_collects_garbage_in_evaluations_and_not_in_steps(
@@ -58,11 +57,3 @@ def test_blocks_or_towers_are_compiled(tmp_path: Path, monkeypatch: pytest.Monke
     assert compiled == [*parts, model, model]  # the last: pixels and losses
     with pytest.raises(UserError, match="use compile_strategy=blocks"):
         small_config(tmp_path / "run", "compile_strategy=towers", "parallel.strategy=fsdp")
-
-
-def test_terms_are_computed_for_metrics_only_in_steps_that_log(tmp_path: Path) -> None:
-    found = small_run(tmp_path / "run", "log.every=2")
-    batch = next(iter(found.loader))
-    quiet, logged = update(found, batch), update(found, batch)
-    assert quiet.keys() == {"loss/total", "grad_norm", "stop", "failed", "lr"}
-    assert {"loss/contrastive", "geometry/curvature"} <= logged.keys() - quiet.keys()
