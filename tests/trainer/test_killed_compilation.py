@@ -14,12 +14,13 @@ from tests.trainer.small_run import overrides, write_data
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize(
     ("number", "reaches_all", "launcher"),
     [
         (signal.SIGKILL, False, ()),
-        pytest.param(signal.SIGTERM, True, (), marks=pytest.mark.rest),
-        pytest.param(signal.SIGKILL, False, ("trainer.torchrun", "--standalone", "-m"), marks=pytest.mark.rest),
+        (signal.SIGTERM, True, ()),
+        (signal.SIGKILL, False, ("trainer.torchrun", "--standalone", "-m")),
     ],
 )
 def test_no_compiler_outlives_a_run(

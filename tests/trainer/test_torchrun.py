@@ -55,7 +55,8 @@ def test_ctrl_c_saves_a_checkpoint_and_ends_with_130(tmp_path: Path, free_port: 
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
-@pytest.mark.parametrize("is_stopped", [False, pytest.param(True, marks=pytest.mark.rest)])
+@pytest.mark.rest
+@pytest.mark.parametrize("is_stopped", [False, True])
 def test_no_process_outlives_a_killed_torchrun(tmp_path: Path, free_port: int, is_stopped: bool) -> None:
     with training(tmp_path, free_port) as process:
         ranks = ranks_of(process)

@@ -54,7 +54,7 @@ def save_both(rank: int, config: TrainConfig, folder: Path) -> None:
             writer.wait()
 
 
-@pytest.mark.parametrize("group", [2, 1])
+@pytest.mark.parametrize("group", [2, pytest.param(1, marks=pytest.mark.rest)])
 def test_a_single_process_restores_the_tensors_of_both_kinds_and_takes_the_same_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, group: int
 ) -> None:
@@ -82,6 +82,9 @@ def test_a_single_process_restores_the_tensors_of_both_kinds_and_takes_the_same_
     assert files(tmp_path / "sharded", 1) == beside | set(PARTS)
     sizes = sorted((tmp_path / "sharded/checkpoints/step_00000001" / name).stat().st_size for name in PARTS)
     assert sizes[1] < 1.2 * sizes[0]
+    (tmp_path / "sharded/checkpoints/step_00000001" / PARTS[1]).unlink()
+    with pytest.raises(UserError, match=f"step_00000001 lacks its file {PARTS[1]}"):
+        restore_checkpoint(path, found, found.process, lambda saved: [])
 
 
 @pytest.mark.rest
@@ -126,6 +129,7 @@ def test_a_kill_of_a_process_while_it_writes_loses_nothing(
     assert "state.safetensors" in files(output, 6)  # a single process holds everything
 
 
+@pytest.mark.rest
 def test_an_error_of_one_process_ends_all_with_its_cause_and_leaves_no_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
@@ -138,17 +142,6 @@ def test_an_error_of_one_process_ends_all_with_its_cause_and_leaves_no_draft(
     assert "step 4 cannot be written" in log_path(output).read_text()
     assert "No space left on device" in log_path(output).read_text()
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["step_00000002"]
-
-
-def test_a_checkpoint_without_one_of_its_files_is_an_error(
-    tmp_path: Path, free_port: int, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "run"
-    keys = (*SHARDED, "steps=3", "save.every=3")
-    assert run_forked(output, *keys, port=free_port, faults=[None, None]) == [0, 0]
-    (output / "checkpoints/step_00000003/shard-00002-model-00001-of-00001.safetensors").unlink()
-    assert run(output, *keys) == 2
-    assert "step_00000003 lacks its file shard-00002-model-00001-of-00001.safetensors" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

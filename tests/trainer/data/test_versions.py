@@ -129,16 +129,13 @@ def listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_one_rank_lists_the_shards_of_a_resumed_run_once(tmp_path: Path, listings: Path, free_port: int) -> None:
+def test_one_rank_lists_the_shards_of_a_resumed_run_once_and_all_name_an_altered_shard(
+    tmp_path: Path, listings: Path, free_port: int
+) -> None:
     output = tmp_path / "run"
     assert run(output, "steps=5") == 0
     assert run_forked(output, "steps=5", port=free_port, faults=[None] * 2) == [0, 0]
     assert listings.read_text() == "-0"
-
-
-def test_all_ranks_of_a_resumed_run_name_the_altered_shard(tmp_path: Path, free_port: int) -> None:
-    output = tmp_path / "run"
-    assert run(output, "steps=5") == 0
     alter(tmp_path / "shards" / "00000.tar")
     assert run_forked(output, "steps=5", port=free_port, faults=[None] * 2) == [2, 2]
     for rank in range(2):

@@ -53,18 +53,24 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
 @pytest.mark.parametrize(
     ("name", "fields", "owners"),
     [
-        ("phyclip", {}, None),
-        ("phyclip", {"loss_chunk": None}, None),
+        ("meru", {}, None),
         ("phyclip", {"loss_chunk": 40}, SEVERAL_BOXES),
         ("hycoclip", {"box_candidates": "paper"}, SEVERAL_BOXES),
-        ("phyclip", {"box_candidates": "paper"}, ([], [0, 1, 1, 3])),
         ("hycoclip", {"loss_chunk": None}, ([0, 2], [])),
-        ("hycoclip", {"box_candidates": "paper"}, ([], [])),
-        ("uncha", {}, SEVERAL_BOXES),
-        ("uncha", {"loss_chunk": None}, ([0, 2], [])),
-        ("taxonomy", {"energy": "angle"}, None),
-        ("uncha", {"contrastive": "sigmoid", "loss_chunk": 8}, SEVERAL_BOXES),
-        ("hyper3", {}, SEVERAL_BOXES),
+        *(
+            pytest.param(*case, marks=pytest.mark.rest)
+            for case in (
+                ("phyclip", {}, None),
+                ("phyclip", {"loss_chunk": None}, None),
+                ("phyclip", {"box_candidates": "paper"}, ([], [0, 1, 1, 3])),
+                ("hycoclip", {"box_candidates": "paper"}, ([], [])),
+                ("uncha", {}, SEVERAL_BOXES),
+                ("uncha", {"loss_chunk": None}, ([0, 2], [])),
+                ("taxonomy", {"energy": "angle"}, None),
+                ("uncha", {"contrastive": "sigmoid", "loss_chunk": 8}, SEVERAL_BOXES),
+                ("hyper3", {}, SEVERAL_BOXES),
+            )
+        ),
     ],
 )
 def test_two_ranks_compute_the_gradients_of_one_on_the_full_batch(

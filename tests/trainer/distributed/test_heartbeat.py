@@ -29,8 +29,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize("fault", [stop, kill])
-@pytest.mark.parametrize("lost", [0, 1])
+@pytest.mark.parametrize(
+    ("fault", "lost"),
+    [
+        (stop, 1),
+        (kill, 0),
+        pytest.param(stop, 0, marks=pytest.mark.rest),
+        pytest.param(kill, 1, marks=pytest.mark.rest),
+    ],
+)
 def test_a_lost_process_ends_the_others_with_its_name(tmp_path: Path, free_port: int, fault: Fault, lost: int) -> None:
     output, context = tmp_path / "run", multiprocessing.get_context("fork")
     write_data(output)

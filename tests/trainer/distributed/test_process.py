@@ -60,11 +60,16 @@ def one_of_two(rank: int, config: TrainConfig, folder: str) -> None:
     "others",
     [
         ("parallel.strategy=ddp", "model_name=phyclip", "model.factor_dim=8"),
-        ("parallel.strategy=ddp", "micro_batch_size=3", "checkpoint_activations=true"),
-        ("parallel.strategy=fsdp",),
-        ("parallel.strategy=fsdp", "parallel.shard_group=1"),
-        ("parallel.strategy=fsdp", "micro_batch_size=3", "checkpoint_activations=true"),
-        UNEQUAL_BOXES,
+        *(
+            pytest.param(settings, marks=pytest.mark.rest)
+            for settings in (
+                ("parallel.strategy=ddp", "micro_batch_size=3", "checkpoint_activations=true"),
+                ("parallel.strategy=fsdp",),
+                ("parallel.strategy=fsdp", "parallel.shard_group=1"),
+                ("parallel.strategy=fsdp", "micro_batch_size=3", "checkpoint_activations=true"),
+                UNEQUAL_BOXES,
+            )
+        ),
     ],
     ids=[
         "ddp",
@@ -175,6 +180,7 @@ def compile_under_ddp(rank: int, folder: str) -> None:
     Path(folder, "found.json").write_text(json.dumps([len(graphs), messages]))
 
 
+@pytest.mark.rest
 def test_ddp_does_not_cut_compiled_blocks_and_does_not_warn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:

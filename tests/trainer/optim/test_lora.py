@@ -66,6 +66,7 @@ def test_the_saved_model_is_one_without_lora_and_gives_the_same_features(tmp_pat
     assert found == expected
 
 
+@pytest.mark.rest
 def test_a_killed_run_resumes_with_the_same_updates(tmp_path: Path) -> None:
     whole, output = tmp_path / "whole", tmp_path / "run"
     assert run_forked(whole, LORA, FROZEN) == [0]
@@ -76,6 +77,7 @@ def test_a_killed_run_resumes_with_the_same_updates(tmp_path: Path) -> None:
         assert torch.equal(expected, found)
 
 
+@pytest.mark.rest
 def test_two_processes_train_as_one(tmp_path: Path, free_port: int) -> None:
     options = (LORA, FROZEN, "model_name=meru", "steps=4")
     assert run_forked(tmp_path / "one", *options) == [0]
