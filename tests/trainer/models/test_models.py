@@ -38,7 +38,15 @@ def test_altered_reference_numbers_of_a_model_are_found() -> None:
     ):
         parent = functools.reduce(operator.getitem, path, meta)
         parent[last] = parent[last] * 1.02 + 1e-3
-    assert parity.compare(table, meta).failed() == []
+    assert set(parity.compare(table, meta).failed()) == {
+        "clamped scalars",
+        "mini float32 scalar gradients",
+        "training trace",
+        "head plain float32, loss",
+        "head scalar gradients float64",
+        "head incone float64",
+        "head tiny float64",
+    }
 
 
 @pytest.mark.rest

@@ -86,8 +86,11 @@ def test_a_killed_run_resumes_with_identical_metrics_and_weights(tmp_path: Path,
         assert torch.equal(expected, found)
 
 
-def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(tmp_path: Path, uninterrupted: Path) -> None:
+def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(
+    tmp_path: Path, uninterrupted: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """With other settings it does not resume, but for a new learning rate on request."""
+    caplog.set_level("INFO")  # the level of the command
     output, changed = tmp_path / "run", tmp_path / "changed"
     assert run_forked(output, at=7, faults=[terminate]) == [128 + 15]
     assert "stopped at step 8 of 12 after saving a checkpoint; repeat the command" in log_path(output).read_text()
