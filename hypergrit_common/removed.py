@@ -18,6 +18,7 @@ REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "download.allowed_ports": [],
         "parse.abstract_suffixes": ["ness", "ity", "ism", "ship", "hood", "ment", "tude"],
+        "recaption.price": 0.0,
         "recaption.timeout_s": 120.0,
         "score.batch_size": 64,
     }

@@ -11,10 +11,10 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
-from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.remote import one_line, open_store, store_errors
+from hypergrit_common.removed import LAST_COMMIT
 from hypergrit_common.time_limits import reported
-from schemas.files import FILES, MANIFEST_FILE
-from schemas.layout import is_shard_folder, split_path
+from schemas.files import FILES, FOLDERS_RECORD, MANIFEST_FILE, ShardPath
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +59,18 @@ def _list_pattern(pattern: str, subfolder: str, suffix: str) -> list[str]:
         committed = _drop_uncommitted(fs, found)
         if not found and not fs.exists(re.split(rf"[^/]*[{re.escape(GLOB)}]", path)[0]):
             raise UserError(f"{pattern} does not exist; check the path, or the name of the bucket")
+        if not committed and any(fs.exists(f"{root}/{FOLDERS_RECORD}") for root in (path, path.rpartition("/")[0])):
+            text = "folders of 1,000 shards, which HyperGRIT does not read any more"
+            raise UserError(f"{pattern} has {text}; commit {LAST_COMMIT} does")
     if not committed:
         raise UserError(f"{pattern} holds no *{suffix}; give a folder or a glob of *{suffix}, or one file")
     return [name if is_local(fs) else str(fs.unstrip_protocol(name)) for name in committed]
 
 
 def _files_in(fs: AbstractFileSystem, folder: str, suffix: str) -> list[str]:
-    """List the files of a folder with this suffix, and of folders of 1,000 shards in it."""
-    return [name for name in list_names(fs, folder) if name.endswith(suffix)] if fs.isdir(folder) else []
+    """List the files of a folder with this suffix."""
+    names = [str(name) for name in fs.ls(folder, detail=False)] if fs.isdir(folder) else []
+    return [name for name in names if name.endswith(suffix)]
 
 
 def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
@@ -74,7 +78,7 @@ def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
     kept: list[str] = []
     manifests: dict[str, set[str] | None] = {}
     for path in paths:
-        found = split_path(path)
+        found = ShardPath.split(path)
         if found.folder in FILES and found.root not in manifests:
             manifests[found.root] = names_in(fs, f"{found.root}/{MANIFEST_FILE.folder}")
         committed = manifests.get(found.root) if found.folder in FILES else None
@@ -86,20 +90,10 @@ def _drop_uncommitted(fs: AbstractFileSystem, paths: list[str]) -> list[str]:
 
 
 def names_in(fs: AbstractFileSystem, folder: str) -> set[str] | None:
-    """Return the file names in a folder, with those in folders of 1,000 shards in it; None if it does not exist."""
-    return {split_path(name).name for name in list_names(fs, folder)} if fs.isdir(folder) else None
-
-
-def list_names(fs: AbstractFileSystem, folder: str) -> list[str]:
-    """Return the paths of the files in a folder, and in folders of 1,000 shards in it, which are listed concurrently.
-
-    Folders with a number as their name, but other files than such shards, are left alone.
-    """
-    names = [str(name).rstrip("/") for name in fs.ls(folder, detail=False)]
-    parts = [name for name in names if is_shard_folder(name.rpartition("/")[2])]
-    listings = map_concurrently(lambda part: fs.ls(part, detail=False), parts)
-    found = (str(name) for listing in listings for name in listing)
-    return [*names, *(name for name in found if "/" in split_path(name).name)]
+    """Return the names of the files in a folder; None if it does not exist."""
+    if not fs.isdir(folder):
+        return None
+    return {str(name).rstrip("/").rpartition("/")[2] for name in fs.ls(folder, detail=False)}
 
 
 def is_local(fs: AbstractFileSystem) -> bool:

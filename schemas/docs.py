@@ -19,7 +19,6 @@ from schemas.files import (
     INDEX_MEMBER,
     JOB_FILE,
     JOURNAL_FILE,
-    LAYOUT_FILE,
     LEASE_FILE,
     MANIFEST_FILE,
     ROLLUP_FILE,
@@ -36,7 +35,6 @@ from schemas.files import (
     grit_schema,
 )
 from schemas.job import CommandRecord, JobRecord, Lease, Takedowns
-from schemas.layout import FLAT, FOLDERS, MAX_FLAT, LayoutRecord
 from schemas.manifest import FailedShard, Journal, Manifest, StageTiming
 from schemas.rows import BOX, BOX_SCORE, CHUNK, GIVEN_BOX, GROUNDED_CAPTION, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
@@ -58,7 +56,6 @@ JSON_FILES: Final[tuple[type, ...]] = (
     Manifest,
     Journal,
     JobRecord,
-    LayoutRecord,
     CommandRecord,
     Lease,
     Statistics,
@@ -246,7 +243,7 @@ def render() -> str:
 
 def files() -> list[str]:
     """Return one section for each kind of output file."""
-    names = {name: " and ".join(f"`{FLAT.path(file, 0)}`" for file in files) for name, files in FILES.items()}
+    names = {name: " and ".join(f"`{file.path(0)}`" for file in files) for name, files in FILES.items()}
     return [
         f"### train: {names['train']}\n",
         TRAIN_NOTE,
@@ -260,33 +257,29 @@ def files() -> list[str]:
         field_table(grit_schema("clip_similarity_<scorer>")),
         f"### arrow: {names['arrow']}\n",
         ARROW_NOTE,
-        f"### index: `{FLAT.path(INDEX_FILE, 0)}`\n",
+        f"### index: `{INDEX_FILE.path(0)}`\n",
         INDEX_NOTE,
         field_table(INDEX),
-        f"### manifest: `{FLAT.path(MANIFEST_FILE, 0)}`\n",
+        f"### manifest: `{MANIFEST_FILE.path(0)}`\n",
         "Written last: it commits the shard. Readers ignore the files of a shard without a manifest.\n",
         json_table(Manifest),
-        f"### failed shards: `{FLAT.path(FAILED_FILE, 0)}`\n",
+        f"### failed shards: `{FAILED_FILE.path(0)}`\n",
         f"{FailedShard.__doc__}\n",
         json_table(FailedShard),
-        f"### thumbnails: `{FLAT.path(DROPPED_FILE, 0)}`\n",
+        f"### thumbnails: `{DROPPED_FILE.path(0)}`\n",
         DROPPED_NOTE,
         field_table(THUMBNAIL),
-        f"### summaries: `{FLAT.path(SUMMARY_FILE, 0)}` and `{ROLLUP_FILE.format(0)}`\n",
+        f"### summaries: `{SUMMARY_FILE.path(0)}` and `{ROLLUP_FILE.format(0)}`\n",
         SUMMARY_NOTE,
-        f"### timings: `{FLAT.path(TIMINGS_FILE, 0)}` and `{RUN_TIMINGS_FILE}`\n",
+        f"### timings: `{TIMINGS_FILE.path(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,
         f"### job: `{JOB_FILE}`\n",
         "The job that wrote the shards. A later run compares its settings, versions, models and input with it.\n",
         json_table(JobRecord),
-        f"### layout: `{LAYOUT_FILE}`\n",
-        f"{LayoutRecord.__doc__} A new output of more than {MAX_FLAT:,} planned shards has it. Its files "
-        f"are in folders, as in `{FOLDERS.path(FILES['train'][0], 12_345)}`. The layout of an output never changes.\n",
-        json_table(LayoutRecord),
         f"### outputs of commands: `{COMMAND_FILE}`\n",
         f"{CommandRecord.__doc__}\n",
         json_table(CommandRecord),
-        f"### replaced shards: `{FLAT.path(JOURNAL_FILE, 0)}`\n",
+        f"### replaced shards: `{JOURNAL_FILE.path(0)}`\n",
         f"{Journal.__doc__}\n",
         json_table(Journal),
         f"### takedowns: `{TAKEDOWNS_FILE}`\n",

@@ -5,12 +5,67 @@ declared in `schemas.manifest` and `schemas.stats`.
 """
 
 from types import MappingProxyType
-from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
+from typing import Annotated, Any, Final, Literal, NamedTuple, NotRequired, TypedDict
 
 import pyarrow as pa
 
-from schemas.layout import Layout, ShardFile
 from schemas.rows import field
+
+
+class ShardFile(NamedTuple):
+    """A kind of file that a shard has once: `train` and `.tar` for train/00000.tar."""
+
+    folder: str
+    suffix: str
+
+    def __str__(self) -> str:
+        return f"{self.folder}/NNNNN{self.suffix}"
+
+    def path(self, index: int) -> str:
+        """Return the path of the file of a shard, relative to the output.
+
+        >>> MANIFEST_FILE.path(12)
+        '_manifests/00012.json'
+        """
+        return f"{self.folder}/{index:05d}{self.suffix}"
+
+    @classmethod
+    def parse(cls, path: str) -> "tuple[ShardFile, int] | None":
+        """Return the kind and the shard of a path relative to the output; None for another file.
+
+        >>> ShardFile.parse("train/00012.tar"), ShardFile.parse("train/12.tar")
+        ((ShardFile(folder='train', suffix='.tar'), 12), None)
+        """
+        folder, _, name = path.partition("/")
+        stem, dot, suffix = name.partition(".")
+        if not (stem.isascii() and stem.isdecimal() and len(stem) <= 18) or f"{int(stem):05d}" != stem:
+            return None
+        return cls(folder, dot + suffix), int(stem)
+
+
+class ShardPath(NamedTuple):
+    """The parts of the path or URL of a file of a shard: `root`/`folder`/`name`."""
+
+    root: str
+    folder: str
+    name: str
+
+    @property
+    def stem(self) -> str:
+        """The name without suffix, which is the same for all files of a shard."""
+        return self.name.rpartition(".")[0]
+
+    @classmethod
+    def split(cls, path: str) -> "ShardPath":
+        """Divide the path of a file of a shard, by the names alone.
+
+        >>> ShardPath.split("s3://bucket/out/train/00012.tar")
+        ShardPath(root='s3://bucket/out', folder='train', name='00012.tar')
+        """
+        parent, _, name = path.rpartition("/")
+        root, _, folder = parent.rpartition("/")
+        return cls(root, folder, name)
+
 
 FILES: Final = MappingProxyType(
     {
@@ -19,7 +74,7 @@ FILES: Final = MappingProxyType(
         "arrow": (ShardFile("arrow", ".arrow"),),
     }
 )
-"""Files of each format; the layout of the output gives their paths (schemas.layout)."""
+"""Files of each format."""
 TARS: Final = MappingProxyType({kind: files[0] for kind, files in FILES.items() if files[0].suffix == ".tar"})
 """Format -> its tar; a shard with one has an index."""
 MANIFEST_FOLDER: Final = "_manifests"
@@ -46,7 +101,8 @@ ANSWERS_FOLDER: Final = "_recaptions"
 ANSWERS_FILE: Final = f"{ANSWERS_FOLDER}/{{}}.json"
 """Answers of the captioner about the rows of a shard, by the key of its first row, until the shard is written."""
 TAKEDOWNS_FILE: Final = "_takedowns.json"
-LAYOUT_FILE: Final = "_layout.json"
+FOLDERS_RECORD: Final = "_layout.json"
+"""File of an output in folders of 1,000 shards, which versions up to 0.7 wrote and no later one reads."""
 JOB_FILE: Final = "_job.json"
 COMMAND_FILE: Final = "_command.json"
 LEASE_FILE: Final = "_lease.json"
@@ -228,10 +284,10 @@ def grit_schema(similarity: str) -> pa.Schema:
     )
 
 
-def shard_files(layout: Layout, index: int) -> list[str]:
+def shard_files(index: int) -> list[str]:
     """Return the paths of all files that a shard may have besides its manifest, relative to the output folder."""
     kinds = [kind for kinds in FILES.values() for kind in kinds]
-    return [layout.path(kind, index) for kind in (*kinds, INDEX_FILE, DROPPED_FILE, SUMMARY_FILE)]
+    return [kind.path(index) for kind in (*kinds, INDEX_FILE, DROPPED_FILE, SUMMARY_FILE)]
 
 
 def rollup_of(index: int) -> int:

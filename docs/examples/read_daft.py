@@ -5,7 +5,7 @@ from pathlib import Path
 
 import daft
 
-for shard in sorted(Path(sys.argv[1], "train").rglob("*.tar")):
+for shard in sorted(Path(sys.argv[1], "train").glob("*.tar")):
     rows = daft.read_webdataset(str(shard)).select("__key__", "child.jpg", "child.txt", "numparents.txt")
     for row in rows.to_pylist():
         print(row["__key__"], row["child.txt"], row["numparents.txt"])

@@ -14,6 +14,6 @@ def samples(shards: list[str]) -> Iterator[dict[str, Any]]:
     yield from webdataset.WebDataset(shards, shardshuffle=False).decode("pil")
 
 
-shards = sorted(str(path) for path in Path(sys.argv[1], "train").rglob("*.tar"))
+shards = sorted(str(path) for path in Path(sys.argv[1], "train").glob("*.tar"))
 for row in IterableDataset.from_generator(samples, gen_kwargs={"shards": shards}):
     print(row["__key__"], row["child.jpg"].size, row["child.txt"], row["numparents.txt"])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow as pa
 
 output = Path(sys.argv[1])
-for path in sorted(Path(output, "_index").rglob("*.arrow")):
+for path in sorted(Path(output, "_index").glob("*.arrow")):
     for sample in pa.ipc.open_file(pa.memory_map(str(path))).read_all().to_pylist():
         if sample["format"] != "train":
             continue

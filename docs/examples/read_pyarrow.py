@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-for path in sorted(Path(sys.argv[1], "arrow").rglob("*.arrow")):
+for path in sorted(Path(sys.argv[1], "arrow").glob("*.arrow")):
     for row in pa.ipc.open_file(pa.memory_map(str(path))).read_all().to_pylist():
         if row["status"] == "dropped":
             print(row["key"], "dropped by", row["stage"], row["reason"], row["detail"])

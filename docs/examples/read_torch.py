@@ -16,7 +16,7 @@ def with_one_box(sample: dict[str, Any]) -> tuple[Any, str, Any, str]:
 
 
 if __name__ == "__main__":
-    shards = sorted(str(path) for path in Path(sys.argv[1], "train").rglob("*.tar"))
+    shards = sorted(str(path) for path in Path(sys.argv[1], "train").glob("*.tar"))
     # Shards are divided among the workers; with fewer shards than workers, some workers have none.
     samples = webdataset.WebDataset(shards, shardshuffle=100, seed=0, empty_check=False).decode("torchrgb")
     for image, text, box_image, box_text in DataLoader(samples.map(with_one_box), batch_size=4, num_workers=1):

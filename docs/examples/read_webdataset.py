@@ -5,7 +5,7 @@ from pathlib import Path
 
 import webdataset
 
-shards = sorted(str(path) for path in Path(sys.argv[1], "train").rglob("*.tar"))
+shards = sorted(str(path) for path in Path(sys.argv[1], "train").glob("*.tar"))
 for sample in webdataset.WebDataset(shards, shardshuffle=False).decode("pil"):
     print(sample["__key__"], sample["child.jpg"].size, sample["child.txt"])
     for i in range(int(sample["numparents.txt"])):

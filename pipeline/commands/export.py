@@ -22,8 +22,7 @@ from pipeline.output.source import READ, check_hashes
 from pipeline.output.store import Store, check_outside_outputs
 from pipeline.output.takedowns import check_unchanged, find_rows, leftovers, strangers
 from pipeline.output.write.samples import kept_boxes, shorten_floats, shortest_float
-from schemas.files import FILES, INDEX_FILE
-from schemas.layout import ShardFile
+from schemas.files import FILES, INDEX_FILE, ShardFile
 from schemas.manifest import Manifest
 from schemas.status import KEPT
 

@@ -28,7 +28,7 @@ from pipeline.output.lock import Lease
 from pipeline.output.manifest import plan_from_json, read_manifest
 from pipeline.output.record import read_record, settings_of
 from pipeline.output.source import Source, check_hashes, unchanged_manifest
-from pipeline.output.store import Store, indices, settle_layout
+from pipeline.output.store import Store, indices
 from pipeline.run.derived import NewShard, check_overwrite, write_output
 from pipeline.run.loop import connected
 from pipeline.run.provenance import place_of
@@ -294,8 +294,6 @@ class Pass:
         if self.counts:
             manifests = map_concurrently(partial(read_manifest, store), indices(store, MANIFEST_FILE))
             check_overwrite(store, self.config, sum(not self.has_made(manifest) for manifest in manifests))
-            n_rows = sum(part.plan.n_rows for part in self.parts)
-            settle_layout(store, n_rows // (self.options.samples_per_shard or 1) + 1)
             with connected(self.config.ray):
                 kept = self.survey.run(store, lease)
         if self.options.samples_per_shard is not None:

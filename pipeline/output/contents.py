@@ -29,7 +29,6 @@ from schemas.files import (
     rollup_of,
 )
 from schemas.job import LeftOut
-from schemas.layout import FLAT, Layout
 from schemas.manifest import Counts, FileFacts, PlanJson
 
 # Compare the files of a shard with the sizes and hashes of its manifest; copy remote ones to a local folder.
@@ -97,7 +96,6 @@ class Finding:
     n_images: int = 0
     command: str | None = None
     keys: ShardKeys = field(default_factory=ShardKeys)
-    layout: Layout = FLAT
 
     @property
     def is_full(self) -> bool:
@@ -107,7 +105,7 @@ class Finding:
     @property
     def is_computed_again(self) -> bool:
         """True if the next run has to compute the shard again: not its index alone or its summary alone is broken."""
-        repaired = {self.layout.path(INDEX_FILE, self.shard), self.layout.path(SUMMARY_FILE, self.shard)}
+        repaired = {INDEX_FILE.path(self.shard), SUMMARY_FILE.path(self.shard)}
         return not repaired.issuperset(problem.file for problem in self.problems)
 
     @property
@@ -117,10 +115,10 @@ class Finding:
         A rollup of summaries is removed with the summary.
         """
         if self.is_computed_again:
-            return [self.layout.path(MANIFEST_FILE, self.shard)]
+            return [MANIFEST_FILE.path(self.shard)]
         files = sorted({problem.file for problem in self.problems})
         rollup = ROLLUP_FILE.format(rollup_of(self.shard))
-        return [*files, rollup] if self.layout.path(SUMMARY_FILE, self.shard) in files else files
+        return [*files, rollup] if SUMMARY_FILE.path(self.shard) in files else files
 
     def add(self, file: str, text: str) -> None:
         """Add a problem."""

@@ -6,11 +6,10 @@ import os
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently, one_line, store_errors
@@ -22,7 +21,7 @@ from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
 from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest
-from schemas.rows import NARROW, SCORED, VERSION
+from schemas.rows import VERSION
 
 logger = logging.getLogger("hypergrit")
 
@@ -216,42 +215,10 @@ class AllKeys:
         return repeated
 
 
-# Read the files of a shard row by row and sample by sample, in their order, so that little is in memory.
+# Read the samples of a tar, and the index of a shard.
 
-BATCH_ROWS: Final = 64
-
-Row = dict[str, Any]
 Sample = tuple[str, dict[str, bytes]]
 """Key and members of a sample."""
-
-
-def arrow_rows(path: str, schema: pa.Schema) -> Iterator[Row]:
-    """Yield the rows of an Arrow file. Raises ValueError if it has another schema, and errors of Arrow if it is damaged."""
-    with pa.memory_map(path) as source:
-        reader = pa.ipc.open_file(source)
-        check_schema(reader.schema, NARROW if schema is SCORED and reader.schema == NARROW else schema)
-        for i in range(reader.num_record_batches):
-            batch = reader.get_batch(i)
-            batch.validate(full=True)
-            for start in range(0, batch.num_rows, BATCH_ROWS):
-                yield from batch.slice(start, BATCH_ROWS).to_pylist()
-
-
-def parquet_rows(path: str, schema: pa.Schema) -> Iterator[Row]:
-    """Yield the rows of a parquet file. Raises like `arrow_rows`."""
-    with pq.ParquetFile(path) as file:
-        check_schema(file.schema_arrow, schema)
-        for batch in file.iter_batches(BATCH_ROWS):
-            yield from batch.to_pylist()
-
-
-def check_schema(found: pa.Schema, expected: pa.Schema) -> None:
-    """Raise ValueError if columns are missing, or one has another type."""
-    if found.names != expected.names:
-        raise ValueError(f"its columns are {', '.join(found.names)}, but should be {', '.join(expected.names)}")
-    for item, other in zip(found, expected, strict=True):
-        if not item.equals(other):
-            raise ValueError(f"its column {item.name} of the type {item.type} is not {other.type}")
 
 
 def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iterator[Sample]:
@@ -265,10 +232,18 @@ def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iter
 
 
 def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
-    """Read `_index/` of a shard: format -> places. Raises like `arrow_rows`."""
+    """Read `_index/` of a shard: format -> places.
+
+    Raises ValueError if it has another schema, and errors of Arrow if it is damaged.
+    """
     found: dict[str, list[SamplePlace]] = {}
-    for row in arrow_rows(path, INDEX):
-        members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
-        place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
-        found.setdefault(row["format"], []).append(place)
+    with pa.memory_map(path) as source:
+        table = pa.ipc.open_file(source).read_all()
+        if not table.schema.equals(INDEX):
+            raise ValueError(f"its columns are {', '.join(table.schema.names)}, but should be {', '.join(INDEX.names)}")
+        table.validate(full=True)
+        for row in table.to_pylist():
+            members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
+            place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
+            found.setdefault(row["format"], []).append(place)
     return found

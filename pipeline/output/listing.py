@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from hypergrit_common.remote import map_concurrently
 from pipeline.output.store import Store, shard_sizes
-from schemas.files import FAILED_FILE, FAILED_FOLDER, FILES, INDEX_FOLDER, MANIFEST_FILE, MANIFEST_FOLDER
-from schemas.layout import Layout, ShardFile
+from schemas.files import FAILED_FILE, FAILED_FOLDER, FILES, INDEX_FOLDER, MANIFEST_FILE, MANIFEST_FOLDER, ShardFile
 
 FOLDERS: Final = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER)
 
@@ -34,8 +33,8 @@ NOTHING: Final = Sizes(np.zeros(0, np.int64), np.zeros(0, np.int64))
 class Listing:
     """The files of an output; 16 bytes of memory for each."""
 
-    def __init__(self, files: dict[ShardFile, Sizes], layout: Layout) -> None:
-        self._files, self._layout = files, layout
+    def __init__(self, files: dict[ShardFile, Sizes]) -> None:
+        self._files = files
 
     def files(self, kind: ShardFile) -> Sizes:
         """Return the files of one kind."""
@@ -48,7 +47,7 @@ class Listing:
 
     def size(self, path: str) -> int | None:
         """Return the size of a file, None if it is not there. `path` is relative to the output."""
-        found = self._layout.shard(path)
+        found = ShardFile.parse(path)
         return None if found is None else self.files(found[0]).get(found[1])
 
     def complete(self, formats: Collection[str]) -> set[int]:
@@ -61,29 +60,26 @@ class Listing:
     def stale_failures(self) -> list[str]:
         """Return the records of failures of shards that have been finished since."""
         found = np.intersect1d(self.files(FAILED_FILE).indices, self.files(MANIFEST_FILE).indices)
-        return [self._layout.path(FAILED_FILE, index) for index in found.tolist()]
+        return [FAILED_FILE.path(index) for index in found.tolist()]
 
 
 def list_output(store: Store) -> Listing:
     """List the files of all shards: one request per 1,000 files of an object store."""
-    layout = store.layout  # read once, before the threads below need it
     parts = map_concurrently(partial(list_folder, store), FOLDERS)
-    return Listing({kind: sizes for part in parts for kind, sizes in part.items()}, layout)
+    return Listing({kind: sizes for part in parts for kind, sizes in part.items()})
 
 
 def list_folder(store: Store, folder: str) -> dict[ShardFile, Sizes]:
     """List a folder of shards."""
-    found: dict[str, tuple[array[int], array[int]]] = {}
-    for name, size in shard_sizes(store, folder):
-        stem, dot, suffix = name.partition(".")
-        index = store.layout.parse(stem)
-        if index is not None:
-            indices, sizes = found.setdefault(dot + suffix, (array("q"), array("q")))
-            indices.append(index)
+    found: dict[ShardFile, tuple[array[int], array[int]]] = {}
+    for name, size in shard_sizes(store, folder).items():
+        if (place := ShardFile.parse(f"{folder}/{name}")) is not None:
+            indices, sizes = found.setdefault(place[0], (array("q"), array("q")))
+            indices.append(place[1])
             sizes.append(size)
     files: dict[ShardFile, Sizes] = {}
-    for suffix, columns in found.items():
+    for kind, columns in found.items():
         numbers, n_bytes = (np.frombuffer(column, np.int64) for column in columns)
         order = np.argsort(numbers, kind="stable")
-        files[ShardFile(folder, suffix)] = Sizes(numbers[order], n_bytes[order])
+        files[kind] = Sizes(numbers[order], n_bytes[order])
     return files

@@ -18,12 +18,11 @@ from pipeline.output.inputs import Files, History, plan_history
 from pipeline.output.listing import list_output
 from pipeline.output.manifest import plan_json, read_manifest
 from pipeline.output.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
-from pipeline.output.store import Store, settle_layout
+from pipeline.output.store import Store
 from pipeline.read.plan import ShardPlans
 from pipeline.read.types import ShardPlan
 from schemas.files import COMMAND_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord
-from schemas.layout import MAX_SHARDS
 from schemas.manifest import Manifest, Provenance
 
 logger = logging.getLogger("hypergrit")
@@ -126,9 +125,8 @@ class Work(NamedTuple):
         """Prepare the output: remove the manifests of outdated shards, then write the record.
 
         In this order, all manifests of an output belong to its record, whenever the job is killed, and no row is in two
-        shards that count. The layout of a new output is recorded before the job is.
+        shards that count.
         """
-        settle_layout(store, len(self.plans))
         store.discard(self.outdated, set(self.plans.indices().tolist()))
         store.remove_many(self.stale)
         if self.outdated:
@@ -148,8 +146,6 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     old = read_record(store)
     history = plan_history(files, old, config)
     plans = plans_of(history.batches, config.rows_per_shard)
-    if len(plans) > MAX_SHARDS:
-        raise UserError(f"the input has {len(plans)} shards; an output holds {MAX_SHARDS}: raise rows_per_shard")
     listing = list_output(store)
     candidates = plans
     differences = list[str]()

@@ -19,8 +19,7 @@ from pipeline.output.ledger import check_finished, read_batches, read_images, re
 from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.record import check_complete
 from pipeline.output.store import Store, temporary_folder_prefix
-from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE
-from schemas.layout import ShardFile
+from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE, ShardFile
 from schemas.manifest import Manifest, SourceShard
 from schemas.rows import SCORED
 from schemas.status import KEPT

@@ -24,23 +24,21 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file
 from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.removed import LAST_COMMIT
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import text_without_secrets
 from pipeline.faults import ShardError
 from pipeline.read.takedown import TakedownList
 from schemas.files import (
     ANSWERS_FOLDER,
-    COMMAND_FILE,
-    JOB_FILE,
-    LAYOUT_FILE,
     MANIFEST_FILE,
     MANIFEST_FOLDER,
     OUTPUT_FOLDERS,
     ROLLUP_FOLDER,
     TAKEDOWNS_FILE,
+    ShardFile,
     shard_files,
 )
-from schemas.layout import FLAT, FOLDERS, Layout, ShardFile, is_shard_folder, layout_for, parse_layout
 from schemas.manifest import FileFacts
 
 logger = logging.getLogger("hypergrit")
@@ -68,17 +66,12 @@ def temporary_folder_prefix() -> str:
     return f"{FOLDER_PREFIX}{this_process()}."
 
 
-def remove_abandoned(folders: Iterable[str], in_subfolders: bool = False) -> None:
-    """Remove the temporary files of dead processes in local folders; folders that do not exist are skipped.
-
-    `in_subfolders`: also in the folders of shards in them.
-    """
+def remove_abandoned(folders: Iterable[str]) -> None:
+    """Remove the temporary files of dead processes in local folders; folders that do not exist are skipped."""
     for folder in folders:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
-                if in_subfolders and is_shard_folder(entry.name):
-                    remove_abandoned([entry.path])
-                elif entry.name.endswith(LOCK_SUFFIX):
+                if entry.name.endswith(LOCK_SUFFIX):
                     remove_free_lock(entry.path)
                 elif entry.name.endswith(SUFFIX) and is_abandoned(entry, entry.name.split(".")[-3:-2]):
                     with suppress(FileNotFoundError):
@@ -165,28 +158,8 @@ class Store:
         self.is_local = isinstance(self.fs, LocalFileSystem)
         if self.is_local and ("::" in output or min(output, default=" ") < " "):
             raise UserError(f"{output!r} has '::' or a control character in its name; give another one")
-        self._layout: Layout | None = None
         # What surrounds the writing of a small file: a check of the lease (pipeline.output.lock).
         self.fence: Callable[[], AbstractContextManager[object]] = nullcontext
-
-    @property
-    def layout(self) -> Layout:
-        """The names of the files of shards; read once. Raises UserError if its record is damaged."""
-        if self._layout is None:
-            content = self.read(LAYOUT_FILE)
-            try:
-                self._layout = FLAT if content is None else parse_layout(json.loads(content))
-            except (ValueError, LookupError, TypeError, RecursionError) as error:
-                raise UserError(
-                    f"{self.url(LAYOUT_FILE)} is damaged ({one_line(error)}); write {layout_json(FOLDERS)} to it"
-                ) from error
-        return self._layout
-
-    def record_layout(self, layout: Layout) -> None:
-        """Set the layout of an output that has no shards yet. Raises UserError if the output cannot be written."""
-        if layout != FLAT:
-            self.write(LAYOUT_FILE, layout_json(layout) + "\n")
-        self._layout = layout
 
     @cached_property
     def takedowns(self) -> TakedownList:
@@ -213,11 +186,11 @@ class Store:
 
     def file(self, kind: ShardFile, index: int) -> str:
         """Return the path of a file of a shard, relative to the output."""
-        return self.layout.path(kind, index)
+        return kind.path(index)
 
     def shard_files(self, index: int) -> list[str]:
         """Return the paths of all files that a shard may have besides its manifest."""
-        return shard_files(self.layout, index)
+        return shard_files(index)
 
     def path(self, relative: str) -> str:
         """Return the path of a file in the file system `fs`."""
@@ -383,7 +356,7 @@ class Store:
         """Remove the files that killed workers have left half-written; an object store has none."""
         if self.is_local:
             folders = (self.path(folder) for folder in ("", ROLLUP_FOLDER, ANSWERS_FOLDER, *OUTPUT_FOLDERS))
-            remove_abandoned(folders, in_subfolders=bool(self.layout.per_folder))
+            remove_abandoned(folders)
 
     def url(self, relative: str) -> str:
         """Return the path of a local file, or the URL of a remote one."""
@@ -409,11 +382,6 @@ class Store:
                 raise
             text = f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}"
             raise UserError(text_without_secrets(text, strip_query=True)) from error
-
-
-def layout_json(layout: Layout) -> str:
-    """Return the record of a layout."""
-    return json.dumps(layout._asdict(), sort_keys=True)
 
 
 def local_contents(folder: str) -> tuple[dict[str, int], list[str]]:
@@ -461,43 +429,23 @@ def check_outside_outputs(**paths: str | None) -> None:
                 )
 
 
-# The layout of an output: chosen when the output is created, and the files of shards that it holds.
+# The files of shards that an output holds.
 
 
-def settle_layout(store: Store, n_shards: int) -> None:
-    """Choose the layout of an output for this number of shards, unless it has one already; call before any is written.
+def shard_sizes(store: Store, folder: str) -> dict[str, int]:
+    """Return the sizes in bytes of the files in a folder of shards by name: one request per 1,000 files of a store.
 
-    Raises UserError if the output cannot be written.
-    """
-    if store.layout != FLAT or layout_for(n_shards) == FLAT:
-        return
-    if store.read(JOB_FILE) is None and store.read(COMMAND_FILE) is None and not indices(store, MANIFEST_FILE):
-        store.record_layout(layout_for(n_shards))
-
-
-def shard_sizes(store: Store, folder: str) -> Iterator[tuple[str, int]]:
-    """Yield the files in a folder of shards, each with its size in bytes, as paths below that folder.
-
-    In an object store this takes one request per 1,000 files; those of folders of 1,000 shards run concurrently, and
-    few of their answers are in memory. Raises UserError for an output in such folders that has lost its record.
+    Raises UserError for an output in folders of 1,000 shards, which is not read any more.
     """
     files, folders = store.contents(folder)
-    if not store.layout.per_folder:
-        if any(map(is_shard_folder, folders)):
-            raise UserError(
-                f"{store.root} has folders of shards, but no {LAYOUT_FILE}; copy it from the original output, or write "
-                f"{layout_json(FOLDERS)} to it"
-            )
-        yield from files.items()
-        return
-    parts = sorted(filter(is_shard_folder, folders))
-    listings = map_concurrently(lambda part: store.sizes(f"{folder}/{part}"), parts)
-    for part, found in zip(parts, listings, strict=True):
-        yield from ((f"{part}/{name}", size) for name, size in found.items())
+    if any(name.isascii() and name.isdecimal() for name in folders):
+        raise UserError(
+            f"{store.root} has folders of 1,000 shards, which HyperGRIT does not read any more; commit {LAST_COMMIT} does"
+        )
+    return files
 
 
 def indices(store: Store, kind: ShardFile) -> list[int]:
     """Return the sorted indices of the shards that have a file of this kind."""
-    names = (name for name, _ in shard_sizes(store, kind.folder) if name.endswith(kind.suffix))
-    found = (store.layout.parse(name.removesuffix(kind.suffix)) for name in names)
-    return sorted(index for index in found if index is not None)
+    found = (ShardFile.parse(f"{kind.folder}/{name}") for name in shard_sizes(store, kind.folder))
+    return sorted(item[1] for item in found if item is not None and item[0] == kind)

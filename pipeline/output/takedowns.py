@@ -32,7 +32,6 @@ from schemas.files import (
     INDEX_FILE,
     JOB_FILE,
     JOURNAL_FILE,
-    LAYOUT_FILE,
     LEASE_FILE,
     MANIFEST_FILE,
     OUTPUT_FOLDERS,
@@ -45,6 +44,7 @@ from schemas.files import (
     TAKEDOWNS_FILE,
     TIMINGS_FILE,
     TRAIN_ANNOTATIONS,
+    ShardFile,
 )
 from schemas.manifest import Manifest
 from schemas.status import KEPT
@@ -228,7 +228,7 @@ def remade(store: Store) -> list[str]:
 def drafts(store: Store) -> list[str]:
     """Return the files that were being written, of any process; nobody but the holder of the lease publishes one."""
     folders = [(folder, shard_sizes(store, folder)) for folder in OUTPUT_FOLDERS]
-    names = [f"{folder}/{name}" for folder, found in folders for name, _ in found] + store.names("") + remade(store)
+    names = [f"{folder}/{name}" for folder, found in folders for name in found] + store.names("") + remade(store)
     return [name for name in names if name.endswith(SUFFIX) and not name.endswith(LOCK_SUFFIX)]
 
 
@@ -237,7 +237,7 @@ KINDS: Final = {
     FAILED_FILE, TIMINGS_FILE, JOURNAL_FILE, FACTS_FILE, DROPS_FILE,
 }  # fmt: skip
 OTHERS: Final = {
-    JOB_FILE, COMMAND_FILE, LAYOUT_FILE, LEASE_FILE, f"{LEASE_FILE}.lock", TAKEDOWNS_FILE, RESOLVED_FILE, STATS_FILE,
+    JOB_FILE, COMMAND_FILE, LEASE_FILE, f"{LEASE_FILE}.lock", TAKEDOWNS_FILE, RESOLVED_FILE, STATS_FILE,
     REPORT_FILE, RUN_TIMINGS_FILE,
 }  # fmt: skip
 SUMS: Final = (*(f"{folder}/" for folder in REMADE), ROLLUP_TIMINGS_FILE.partition("{")[0])
@@ -249,7 +249,7 @@ def strangers(store: Store) -> list[str]:
     """Return the files below an output that are none of its own: drafts, and what others have put there."""
 
     def is_own(name: str) -> bool:
-        kind, _ = store.layout.shard(name) or (None, 0)
+        kind, _ = ShardFile.parse(name) or (None, 0)
         return kind in KINDS or name in OTHERS or (name.startswith(SUMS) and not name.endswith(SUFFIX))
 
     return sorted(name for name in store.walk() if not is_own(name) and not name.endswith(LOCK_SUFFIX))

@@ -29,8 +29,7 @@ from pipeline.read.roots import Location, RefusedError, Root, file_size, object_
 from pipeline.read.streams import INVALID, DamagedFileError, compression_of, input_errors, is_stream, open_stream
 from pipeline.read.text import parse_json
 from pipeline.read.types import IMAGE, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
-from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX_FILE, MANIFEST_FILE
-from schemas.layout import split_path
+from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX_FILE, MANIFEST_FILE, ShardPath
 
 IMAGE_SUFFIXES: Final = (
     *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "j2k", "jpx", "heic", "heif"),
@@ -256,7 +255,7 @@ def indexed_starts(path: str, size: int) -> NDArray[np.int64] | None:
 
     Returns None for another tar, and if the manifest names another size, or another hash of the index.
     """
-    place = split_path(path)
+    place = ShardPath.split(path)
     if place.folder not in FILES or compression_of(path):
         return None
     name = f"{INDEX_FILE.folder}/{place.stem}{INDEX_FILE.suffix}"

@@ -126,7 +126,7 @@ def make_report(store: Store, stats: Statistics, config: ReportConfig) -> list[A
     manifests = read_manifests_of(store, [index for index in stats["shards"] if index in shards])
     examples = pick_examples(store, manifests, config.examples)
     dropped = find_dropped(store, manifests, examples)
-    advice = find_advice(stats, [*(picture.jpeg for picture in pictures), *(image.jpeg for image in dropped.values())])
+    advice = list(find_advice(stats))
     store.write(REPORT_FILE, render(stats, store.root, config, pictures, examples, dropped, advice))
     return advice
 

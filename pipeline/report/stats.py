@@ -43,9 +43,9 @@ from schemas.files import (
     STATS_FILE,
     SUMMARY_FILE,
     TIMINGS_FILE,
+    ShardFile,
     rollup_of,
 )
-from schemas.layout import ShardFile
 from schemas.manifest import RunTimings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, StageSpeed, Statistics
@@ -378,11 +378,9 @@ def finished_shards(store: Store, only: Collection[int] | None) -> dict[int, dic
     """Return the bytes of the manifests of the finished shards: number of the rollup -> index -> bytes."""
     chosen = None if only is None else set(only)
     groups: dict[int, dict[int, int]] = {}
-    for name, n_bytes in shard_sizes(store, MANIFEST_FOLDER):
-        index = store.layout.parse(name.removesuffix(MANIFEST_FILE.suffix))
-        if index is None or not name.endswith(MANIFEST_FILE.suffix):
-            continue
-        if chosen is None or index in chosen:
+    for name, n_bytes in shard_sizes(store, MANIFEST_FOLDER).items():
+        kind, index = ShardFile.parse(f"{MANIFEST_FOLDER}/{name}") or (None, 0)
+        if kind == MANIFEST_FILE and (chosen is None or index in chosen):
             groups.setdefault(rollup_of(index), {})[index] = n_bytes
     return groups
 

@@ -20,7 +20,7 @@ from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import is_same, read_manifest
 from pipeline.output.record import write_command, write_record
-from pipeline.output.store import Store, settle_layout
+from pipeline.output.store import Store
 from pipeline.output.takedowns import is_obeyed
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan, Task
@@ -79,7 +79,6 @@ def write_output(
         check_overwrite(store, config, len(others))
         logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
         planned = {shard.plan.index for shard in shards}
-        settle_layout(store, len(planned))
         store.discard(others, planned)
         store.write(RESOLVED_FILE, to_yaml(dataclasses.replace(config, overwrite=False, dry_run=False)))
         if record is not None:

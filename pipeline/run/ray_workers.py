@@ -31,13 +31,12 @@ from ray.exceptions import (
 )
 
 from hypergrit_common.errors import UserError
-from pipeline.config import PipelineConfig, RayConfig
+from pipeline.config import RayConfig
 from pipeline.faults import BROKEN, BrokenProcessError, RemoteError, ShardError, TooManyFaultsError, describe
 from pipeline.read.config import ReadConfig
 from pipeline.read.parquet import Packed, can_be_ahead, pack_rows, provided
 from pipeline.read.types import ShardPlan
 from pipeline.run.local import Rescue
-from pipeline.run.progress import Capacity
 from pipeline.stages.order import Step
 
 # The nodes of the cluster, and requests that none of them can meet.
@@ -620,24 +619,3 @@ class Models:
 def cannot_start(error: RayError) -> UserError:
     """Return the error of a job whose model workers cannot start."""
     return UserError(f"a worker cannot start: {str(error).strip().splitlines()[-1]}")
-
-
-# The workers that the job would have on the cluster at hand.
-
-
-def cluster_capacity(config: PipelineConfig) -> Capacity:
-    """Return the capacity of the cluster that this process has joined, with the limits of the configuration."""
-    cluster, limit = Cluster(), config.ray
-    cluster.poll(now=True)
-    cpus, gpus = cluster.total("CPU"), cluster.total("GPU")
-    request = Models(b"", limit).request(cluster)
-    gpus_per_model = request.get("GPU", 0.0)
-    models = gpus // gpus_per_model if gpus_per_model else max(1.0, cpus)
-    tasks = cpus if gpus_per_model else 2 * cpus  # each requests half a CPU, like a model worker without a GPU
-    return Capacity(
-        description=f"a cluster with {cpus:g} CPUs and {gpus:g} GPUs",
-        cpus=cpus,
-        tasks=min(tasks, limit.cpu_workers or tasks),
-        models=min(models, limit.model_workers or models),
-        gpus_per_model=gpus_per_model,
-    )

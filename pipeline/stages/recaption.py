@@ -54,16 +54,13 @@ class RecaptionConfig:
     # job ends
     retries: int = runtime(6)
     """Attempts, at least 0. 6 wait 63 s in all."""
-    # price of 1,000 requests in any currency, for the prediction of dry_run=true
-    price: float = runtime(0.0)
-    """At least 0; 0: the dry run names no price."""
 
     timeout_s: ClassVar[float] = 120.0
     """Time limit for one attempt."""
 
     def __post_init__(self) -> None:
         check_range(self, "max_tokens", "concurrency", least=1)
-        check_range(self, "retries", "price", least=0)
+        check_range(self, "retries", least=0)
         if self.captioner is not None:
             parse_endpoint("recaption.captioner", self.captioner)
 

@@ -9,7 +9,6 @@ import pytest
 from pipeline.config import WriteConfig
 from pipeline.output.write.stage import write_shard
 from tests.engines.outputs import BOXES, write_pairs, write_uneven
-from tests.pipeline.layouts import in_folders
 from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, dropped_row, kept_row, plan, table
 from trainer.data.workers import preserve_sigchld_handler
 
@@ -55,15 +54,6 @@ def test_index_example_reads_the_captions(
 ) -> None:
     printed = run("read_index.py", output, monkeypatch, capfd)
     assert printed.splitlines() == [f"{key} {CAPTION} 12 members" for key in KEYS]
-
-
-def test_examples_read_outputs_in_folders(
-    output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for name in ("read_webdataset.py", "read_index.py", "read_pyarrow.py"):
-        expected = run(name, output, monkeypatch, capfd)
-        folders = tmp_path / name
-        assert run(name, in_folders(output, folders), monkeypatch, capfd) == expected != ""
 
 
 def test_torch_example_yields_batches_of_images_and_boxes(

@@ -128,7 +128,7 @@ def test_a_dry_run_counts_the_drops_of_a_stage(tars: Path, tmp_path: Path, capsy
     )
     assert isinstance(config, PipelineConfig)
     assert dry_run.dry_run(config) == 0
-    assert re.search(r"few_colours: too_few +9 ", capsys.readouterr().out)
+    assert re.search(r"few_colours: too_few +9 +90.0%", capsys.readouterr().out)
 
 
 def test_a_setting_of_a_stage_is_never_a_runtime_setting(folder: Path) -> None:

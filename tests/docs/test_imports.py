@@ -57,7 +57,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"run"},
         {"explore"},
         {"commands", "__init__"},
-        {"grit", "refilter", "verify"},
+        {"grit"},
     ],
 }
 """Files and folders of a package from the ground floor up. Each may import only those of lower floors."""

@@ -25,7 +25,6 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 COMMANDS: Final = MappingProxyType(
     {
         "job": ("pipeline/grit.py",),
-        "refilter": ("-m", "pipeline.refilter"),
         "rewrite": ("-m", "hypergrit", "rewrite"),
         "retry": ("pipeline/grit.py", "retry=true"),
         "takedown": ("-m", "hypergrit", "takedown"),

@@ -7,7 +7,7 @@ normalises:
 - the provenance (versions, hashes of settings and models) in the metadata of arrow/, _index/ and the parquet: their
   schemas and values are hashed, not their bytes;
 - of the manifests all but plan, counts, formats, `retry`, and the names of the files (their hashes and sizes contain the
-  provenance; `pipeline.verify` checks them);
+  provenance; `hypergrit verify` checks them);
 - of stats.json all but the numbers of rows;
 - config.yaml, _job.json, _command.json, _takedowns.json, _timings/, _summaries/, _rollup/, report.html:
   times, versions, absolute paths, host names, the package's version.

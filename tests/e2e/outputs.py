@@ -67,7 +67,7 @@ def make_refilter(outputs: Outputs, output: Path) -> Done:
 
 
 def make_train_alone(outputs: Outputs, output: Path) -> Done:
-    return succeed("refilter", f"source={outputs.make('job')}", f"output={output}", "formats=[train]", *LOCAL)
+    return succeed("rewrite", f"source={outputs.make('job')}", f"output={output}", "formats=[train]", *LOCAL)
 
 
 def make_merge(outputs: Outputs, output: Path) -> Done:

@@ -28,7 +28,6 @@ def test_an_unknown_output_is_named_by_every_command(tmp_path: Path, verb: str) 
     missing, new = tmp_path / "missing", tmp_path / "new"
     (tmp_path / "list.txt").write_text("example.org\n")
     more = {
-        "refilter": (f"output={new}",),
         "rewrite": (f"source={missing}2", f"output={new}", "samples_per_shard=10", f"against={tmp_path / 'list.txt'}"),
     }
     last = {"takedown": (f"list={tmp_path / 'list.txt'}",)}

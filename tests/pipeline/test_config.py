@@ -157,7 +157,6 @@ RUNTIME = {
     "score.device": "cuda:1",
     "recaption.concurrency": "3",
     "recaption.retries": "2",
-    "recaption.price": "0.5",
 }
 """Runtime settings of the stages, each with a value other than its default."""
 SECRET = {"download.headers", "download.proxy", "recaption.api_key", "read.takedown"}

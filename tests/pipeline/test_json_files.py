@@ -19,7 +19,6 @@ from schemas.files import (
     TrainAnnotations,
 )
 from schemas.job import JobRecord, Lease
-from schemas.layout import FLAT
 from schemas.manifest import Manifest, RunTimings, Timings
 from schemas.stats import Statistics
 
@@ -58,8 +57,8 @@ def mismatch_of_object(value: Any, kind: Any, path: str) -> str:
 @pytest.mark.parametrize(
     ("file", "kind"),
     [
-        (FLAT.path(MANIFEST_FILE, 1), Manifest),
-        (FLAT.path(TIMINGS_FILE, 1), Timings),
+        (MANIFEST_FILE.path(1), Manifest),
+        (TIMINGS_FILE.path(1), Timings),
         (RUN_TIMINGS_FILE, RunTimings),
         (JOB_FILE, JobRecord),
         (STATS_FILE, Statistics),

@@ -15,6 +15,7 @@ from pipeline.commands import rewrite, verify
 from pipeline.images import encode_jpeg
 from tests.pipeline.commands.derive.outputs import read_rows
 from tests.pipeline.jobs import hash_output, run_job
+from tests.pipeline.output.formats import defects
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import TOKENIZER
 
@@ -53,7 +54,7 @@ def test_all_captions_are_cleaned_and_the_first_that_stays_is_the_caption(output
     assert kinds[1:3] == [[], []]  # a caption that is left alone is no list
     assert [row["caption"] for row in rows[:3]] == ["a red & big dog", "a small cat", "a dog"]
     assert (rows[3]["stage"], rows[3]["reason"]) == ("captions", "empty_caption")
-    assert verify.main([str(output)]) == 0
+    assert defects(output) == []
 
 
 def test_samples_have_all_captions_each_with_its_parse(output: Path) -> None:

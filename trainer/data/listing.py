@@ -13,8 +13,7 @@ from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.remote import map_concurrently, open_file, open_store, store_errors
 from hypergrit_common.shards import names_in, read_errors_explained
 from hypergrit_common.text import shortened
-from schemas.files import INDEX_FILE, MANIFEST_FILE
-from schemas.layout import ShardPath, split_path
+from schemas.files import INDEX_FILE, MANIFEST_FILE, ShardPath
 from schemas.manifest import FileFacts
 
 ETAGS: Final = ("ETag", "etag", "md5Hash")
@@ -43,7 +42,7 @@ class ShardFacts(NamedTuple):
     @property
     def place(self) -> ShardPath:
         """The output of the shard, and the parts of its path there."""
-        return split_path(self.url)
+        return ShardPath.split(self.url)
 
     @property
     def path(self) -> str:
@@ -68,7 +67,7 @@ def list_facts(urls: Sequence[str]) -> Iterator[ShardFacts]:
     """
     folders = list(dict.fromkeys(url.rpartition("/")[0] for url in urls))
     listings = dict(zip(folders, map_concurrently(_list_folder, folders), strict=True))
-    roots = list(dict.fromkeys(split_path(url).root for url in urls))
+    roots = list(dict.fromkeys(ShardPath.split(url).root for url in urls))
     manifests = dict(zip(roots, map_concurrently(_list_manifests, roots), strict=True))
     yield from map_concurrently(partial(_facts, listings=listings, manifests=manifests), urls)
 
@@ -94,7 +93,7 @@ def _list_manifests(root: str) -> set[str]:
 def _facts(url: str, listings: dict[str, dict[str, Stored]], manifests: dict[str, set[str]]) -> ShardFacts:
     folder, _, name = url.rpartition("/")
     size, modified = listings[folder].get(name) or _stored(url)
-    place = split_path(url)
+    place = ShardPath.split(url)
     files = _manifest_files(url) if f"{place.stem}{MANIFEST_FILE.suffix}" in manifests[place.root] else {}
     return ShardFacts(url, size, modified, files)
 

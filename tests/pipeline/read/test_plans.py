@@ -19,7 +19,6 @@ from pipeline.read.source import read_shard
 from pipeline.read.streams import DamagedFileError
 from pipeline.read.types import Piece, ShardPlan
 from tests.pipeline.commands.derive.outputs import make_output, random_shards
-from tests.pipeline.layouts import in_folders
 
 
 def one_by_one(files: Sequence[CutFile], rows_per_shard: int, first_shard: int, first_row: int) -> list[ShardPlan]:
@@ -107,14 +106,9 @@ def test_tars_scanned_in_processes_are_cut_at_the_same_places(tmp_path: Path, mo
         cut_files(files, 3, None, ReadConfig(), scan=scan.scan_in_processes)
 
 
-@pytest.mark.parametrize("has_folders", [False, True])
-def test_tars_of_an_output_are_planned_from_their_index(
-    tmp_path: Path, has_folders: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    output = tmp_path / "flat"
+def test_tars_of_an_output_are_planned_from_their_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    output = tmp_path / "out"
     make_output(output, random_shards(1, 3))
-    if has_folders:
-        output = in_folders(output, tmp_path / "folders")
     files = list_files(f"{output}/grit")
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.read.samples.tar_rows", None)

@@ -16,7 +16,6 @@ from pipeline.output.write.stage import write_shard
 from pipeline.report.stats import Rollups, build_stats, collect, fold_part, roll_up
 from pipeline.summary.totals import Summary
 from schemas.files import ROLLUP_FILE, ROLLUP_TIMINGS_FILE, SUMMARY_FILE
-from schemas.layout import FLAT
 from tests.pipeline.output.write.shards import dropped_row, kept_row, plan
 from tests.pipeline.output.write.shards import table as table_of
 from tests.pipeline.report.make_output import PROVENANCE, write_output
@@ -135,10 +134,10 @@ def test_a_shard_that_is_written_again_takes_its_rollup_away(copy: Path) -> None
 @pytest.mark.parametrize("change", ["another manifest", "damaged", "empty", "old version"])
 def test_a_summary_that_does_not_fit_is_counted_again(copy: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
     before = build_stats(str(copy))
-    file = copy / FLAT.path(SUMMARY_FILE, 3)
+    file = copy / SUMMARY_FILE.path(3)
     right = file.read_bytes()
     if change == "another manifest":
-        shutil.copy(copy / FLAT.path(SUMMARY_FILE, 4), file)
+        shutil.copy(copy / SUMMARY_FILE.path(4), file)
     elif change == "old version":
         with monkeypatch.context() as patch:
             patch.setattr("pipeline.summary.totals.VERSION", 0)
@@ -160,7 +159,7 @@ def test_a_rollup_of_other_shards_is_not_used_and_removed_when_nothing_is_left(c
 
 
 def test_a_damaged_shard_does_not_end_the_job_that_rolls_it_up(copy: Path, caplog: pytest.LogCaptureFixture) -> None:
-    (copy / FLAT.path(SUMMARY_FILE, 3)).unlink()
+    (copy / SUMMARY_FILE.path(3)).unlink()
     (copy / "arrow/00003.arrow").write_bytes(b"ARROW1\0\0")
     with caplog.at_level(logging.WARNING):
         roll_up(Store(str(copy)), 0, range(1000))

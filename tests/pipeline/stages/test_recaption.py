@@ -11,7 +11,6 @@ import pytest
 from hypergrit_common.endpoint import parse_endpoint
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
-from pipeline import grit
 from pipeline.commands import verify
 from tests.pipeline.commands.derive.outputs import read_rows
 from tests.pipeline.endpoint_server import Model, serving
@@ -116,14 +115,9 @@ def test_an_endpoint_without_an_answer_ends_the_job(
     assert "gives no answer (500: " in capsys.readouterr().err
 
 
-def test_a_dry_run_predicts_requests_and_their_price(
-    model: Captioner, tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [f"input={tars}", f"output={tmp_path / 'out'}", "ray.runner=local", *PAIRS, *model.settings]
-    assert grit.main([*arguments, "dry_run=true", "recaption.price=500"]) == 0
-    lines = {line[:32].strip(): line[32:].split() for line in capsys.readouterr().out.splitlines()}
-    assert lines["requests to the captioner"][0] == str(N_SCENES)
-    assert lines["price of them"][0] == f"{N_SCENES / 2:.2f}"
+def test_a_dry_run_asks_about_its_sample_and_stores_no_answer(model: Captioner, tars: Path, tmp_path: Path) -> None:
+    assert run_job(tars, tmp_path / "out", *PAIRS, *model.settings, "dry_run=true") == 0
+    assert len(model.seen) == N_SCENES
     assert not (tmp_path / "out").exists()
 
 

@@ -41,7 +41,6 @@ from pipeline.run.steps import Steps
 from pipeline.stages.parse.config import ParseConfig
 from pipeline.stages.parse.stage import Parse
 from pipeline.stages.stage import TableFunction
-from schemas import layout
 from tests.pipeline.here import compute_here
 from tests.pipeline.output.write.crashes import KILLED
 
@@ -160,9 +159,7 @@ class Running:
         return self.code
 
 
-def start(
-    arguments: Sequence[str], folder: Path, log: Path, machine: int, kind: str = "", at: int = 0, folders: bool = False
-) -> Running:
+def start(arguments: Sequence[str], folder: Path, log: Path, machine: int, kind: str = "", at: int = 0) -> Running:
     """Run a verb in a forked process on one of two machines; its disturbance concerns files below `folder`."""
     pid = os.fork()
     if pid:
@@ -178,8 +175,6 @@ def start(
         processes.machine = lambda: MACHINES[machine]  # type: ignore[assignment]
         lease.WATCH_S, lease.EXPIRY_S, lease.POLL_S = 0.05, 0.1, 0.02  # type: ignore[misc]
         loop.compute_local = compute_here
-        if folders:
-            layout.MAX_FLAT = 2  # type: ignore[misc]
         if kind:
             Disturbance(kind, at, folder).install()
         code = hypergrit(arguments)

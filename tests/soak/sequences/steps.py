@@ -58,7 +58,7 @@ PLACES = ("train", "grit", "arrow", "_index", "_manifests", "_summaries", "_timi
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A step: `output` is a, the job's, or b, which rewrites of a make. The verb `folders`: outputs have folders of shards."""
+    """A step: `output` is a, the job's, or b, which rewrites of a make."""
 
     verb: str
     output: str = "a"
@@ -72,8 +72,7 @@ class Step:
 def make_steps(seed: int) -> list[Step]:
     """The steps of a random sequence."""
     rng = Random(f"sequence {seed}")
-    steps = [Step(verb="folders")] if rng.random() < 0.2 else []
-    steps.append(random_step(rng, "run", "a"))
+    steps = [random_step(rng, "run", "a")]
     for verb in rng.choices(list(VERBS), list(VERBS.values()), k=rng.randint(4, 9)):
         steps.append(random_step(rng, verb, "b" if verb == "rewrite" else rng.choice("aaab")))
     return steps

@@ -47,7 +47,7 @@ class Base:
 
     folder: Path
     port: int
-    jobs: dict[tuple[str, bool], dict[int, Shard]] = field(default_factory=dict)
+    jobs: dict[str, dict[int, Shard]] = field(default_factory=dict)
 
     def arguments(self, output: Path) -> list[str]:
         """The arguments of the job."""
@@ -56,20 +56,20 @@ class Base:
             *PLUGINS, f"download.allowed_private_hosts=[{','.join(HOSTS)}]", "download.retries=0", "download.timeout_s=600", *LOCAL,
         ]  # fmt: skip
 
-    def fresh(self, web: str, folders: bool) -> dict[int, Shard]:
+    def fresh(self, web: str) -> dict[int, Shard]:
         """The shards of a job that ran undisturbed in a state of the web."""
-        if (web, folders) not in self.jobs:
+        if web not in self.jobs:
             state = "down" if self.down.exists() else "up"
             set_web(self, web)
-            world = World(self, self.folder / f"fresh-{web}-{folders}", folders)
+            world = World(self, self.folder / f"fresh-{web}")
             code = world.call(self.arguments(world.path("a")))
             assert code == 0, world.last_log()
-            self.jobs[web, folders] = shards = ask(partial(shards_of, world.path("a")))
+            self.jobs[web] = shards = ask(partial(shards_of, world.path("a")))
             reasons = Counter(row["reason"] for shard in shards.values() for row in shard.rows.values())
             assert reasons["http_error"] == len(LOST) + (len(OUTAGES) if web == "down" else 0), reasons
             assert {*reasons} == {None, "http_error", "low_score"}, reasons
             set_web(self, state)
-        return self.jobs[web, folders]
+        return self.jobs[web]
 
     @property
     def down(self) -> Path:
@@ -116,8 +116,8 @@ class Model:
 class World:
     """A folder with outputs a and b, folders for temporary files and caches, and logs."""
 
-    def __init__(self, base: Base, folder: Path, folders: bool = False) -> None:
-        self.base, self.folder, self.n_logs, self.folders = base, folder, 0, folders
+    def __init__(self, base: Base, folder: Path) -> None:
+        self.base, self.folder, self.n_logs = base, folder, 0
         for name in ("tmp/0", "tmp/1", "cache", "logs", "lists", "pages"):
             (folder / name).mkdir(parents=True)
         self.models = {"a": Model(), "b": Model()}
@@ -132,7 +132,7 @@ class World:
         """Start a verb, whose log is the next one."""
         self.n_logs += 1
         log = self.folder / "logs" / str(self.n_logs)
-        return start(arguments, self.folder, log, machine, kind, at, self.folders)
+        return start(arguments, self.folder, log, machine, kind, at)
 
     def call(self, arguments: Sequence[str], machine: int = 0) -> int:
         """Run a verb undisturbed; return its exit code."""
@@ -146,8 +146,6 @@ class World:
         while left:
             step = left.pop(0)
             match step.verb:
-                case "folders":
-                    self.folders = True
                 case "web":
                     set_web(self.base, step.options[0])
                 case "damage":
@@ -333,7 +331,7 @@ class World:
         """Check what holds at any time. Raises AssertionError."""
         for name, model in self.models.items():
             for web in model.webs:
-                self.base.fresh(web, self.folders)
+                self.base.fresh(web)
             if self.path(name).exists():
                 present = ask(partial(self.check_output, name, when))
                 model.damaged -= present
@@ -354,7 +352,7 @@ class World:
             for row in shard.rows.values():
                 self.check_row(name, row, when)
             if name == "a" and not model.going & rows_in(shard):
-                fresh = [self.base.fresh(web, self.folders)[index] for web in sorted(model.webs)]
+                fresh = [self.base.fresh(web)[index] for web in sorted(model.webs)]
                 assert shard.digests in [other.digests for other in fresh], f"{when}: shard {index} has other bytes"
                 manifests = [plain(other.manifest) for other in fresh]
                 assert plain(shard.manifest) in manifests, f"{when}: shard {index} has another manifest"
@@ -374,9 +372,7 @@ class World:
             return
         assert number not in model.gone, f"{about} was taken down, but is there"
         webs = self.models["a"].webs
-        fresh = [
-            self.base.fresh(web, self.folders)[number // ROWS_PER_SHARD].rows[f"{number:012d}"] for web in sorted(webs)
-        ]
+        fresh = [self.base.fresh(web)[number // ROWS_PER_SHARD].rows[f"{number:012d}"] for web in sorted(webs)]
         if number in TWINS and model.going & {*TWINS}:
             return  # which of them is the duplicate depends on when the other one was taken down
         for column in ("caption_original", "id", "url"):
@@ -463,7 +459,7 @@ def unindexed(output: Path) -> set[int]:
 
 
 def digests_of(output: Path) -> dict[str, str]:
-    """SHA-256 of the files of the finished shards, by names that do not depend on the layout."""
+    """SHA-256 of the files of the finished shards."""
     files = [(index, *item) for index, shard in shards_of(output).items() for item in shard.digests.items()]
     return {f"{name.partition('/')[0]}/{index}{Path(name).suffix}": value for index, name, value in files}
 

@@ -29,7 +29,6 @@ from pipeline.run.loop import Run
 from pipeline.run.steps import Steps
 from pipeline.summary.totals import decompressed
 from schemas.files import FILES, JOURNAL_FOLDER
-from schemas.layout import FLAT
 from tests.pipeline.commands.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.commands.derive.scenes import HOSTS, write_output
 from tests.pipeline.here import compute_here
@@ -117,7 +116,7 @@ def test_nothing_of_the_rows_is_left_but_their_keys(source: Path, tmp_path: Path
     assert len(summaries) == len(manifests_of(output))
     assert not any(b"img.example.org" in text for text in texts)
     for name in (FILES["train"][0], FILES["grit"][0]):
-        with open(output / FLAT.path(name, 0), "rb") as file:
+        with open(output / name.path(0), "rb") as file:
             keys = {member.name.partition(".")[0] for member in iter_members(reader_of(file), 0, file.seek(0, 2))}
         assert not keys & {row["key"] for row in gone}
     stats = stats_of(output)["rows"]

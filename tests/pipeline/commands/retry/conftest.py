@@ -9,7 +9,8 @@ from typing import NamedTuple
 import pytest
 
 from pipeline.run.steps import Steps
-from tests.pipeline.commands.retry.jobs import compute_here, make_stage, retry, run_job
+from tests.pipeline.commands.retry.jobs import make_stage, retry, run_job
+from tests.pipeline.here import compute_here
 from tests.pipeline.stages.download.server import TinyWeb
 
 

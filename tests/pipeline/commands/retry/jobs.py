@@ -1,15 +1,14 @@
 """A job whose images come from a web server, with stages that find one box in every image but one, without models."""
 
 import json
-from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import PipelineConfig, RayConfig
+from pipeline.config import PipelineConfig
 from pipeline.grit import main
 from pipeline.run import job as main_job
-from pipeline.run.steps import Recipe, Steps
+from pipeline.run.steps import Steps
 from pipeline.stages.order import SCHEMAS
 from pipeline.stages.stage import TableFunction
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
@@ -65,18 +64,6 @@ def find_box(stage: str, table: Any) -> Any:
     assert stage in ("captions", "parse") or all(table["image"][i].is_valid for i in kept)
     table = add_columns(table, SCHEMAS[stage], found)
     return drop_rows(table, stage, dict.fromkeys(lost, Drop("low_score", "best 0.2"))) if stage == "score" else table
-
-
-def compute_here(plans: Sequence[Any], _: RayConfig, recipe: Recipe) -> Iterator[Any]:
-    """Compute the shards in this process."""
-    steps = recipe.make()
-    if recipe.job is None:
-        yield from map(steps.compute, plans)
-        return
-    for plan in plans:
-        yield steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
-    if "download" in steps._stages:
-        steps.stage("download").__self__.close()
 
 
 def job(web: TinyWeb, folder: Path, output: Path | str, *settings: str) -> PipelineConfig:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.commands.verify import as_by_webdataset, manifest_problems
+from pipeline.commands.verify import manifest_problems
 from pipeline.config import WriteConfig
 from pipeline.output.commit import read_places
 from pipeline.output.ledger import read_samples
@@ -41,9 +41,8 @@ def output(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("formats", FORMATS)
-@pytest.mark.parametrize("ref_exps", ["all", "maximal", "disjoint"])
-def test_a_shard_as_written_has_no_problems(tmp_path: Path, formats: tuple[str, ...], ref_exps: Any) -> None:
-    write_two(tmp_path, WriteConfig(formats=formats, ref_exps=ref_exps))
+def test_a_shard_as_written_has_no_problems(tmp_path: Path, formats: tuple[str, ...]) -> None:
+    write_two(tmp_path, WriteConfig(formats=formats))
     found = check(tmp_path)
     assert found.problems == []
     assert found.counts == {"read": 4, "kept": 3, "dropped": {"download": {"http_error": 1}}}
@@ -104,16 +103,16 @@ def test_swapped_manifests_are_found(output: Path) -> None:
     [
         (lambda m: m["counts"].update(read=5), "5 rows read are not 3 kept and 1 dropped"),
         (lambda m: m["counts"].update(kept=4, read=5), "5 rows read, but 4 planned"),
-        (lambda m: m["counts"].update(dropped={"download": {"timeout": 1}}), "rows dropped: {'download': {'http_error"),
+        (lambda m: m["counts"].update(dropped={"download": {"timeout": 1}}), "its rows cannot be counted"),
         (lambda m: m["counts"].update(dropped={"download": {"\x1b[2J": 1}}), "is not a drop reason"),
         (lambda m: m["counts"].update(read="4"), "damaged: it is no manifest"),
         (lambda m: m["counts"].update(read=10**400), "damaged: it is no manifest"),
         (lambda m: m["provenance"].update(models=[]), "damaged: it is no manifest"),
         (lambda m: m.update(counts={}), "a field is missing"),
-        (lambda m: m.update(boxes=13), "12 boxes in its rows, but 13 in the manifest"),
-        (lambda m: m.update(phrases=8), "phrases in its rows, but 8 in the manifest"),
-        (lambda m: m.update(asked=1), "asked in its rows, but 1 in the manifest"),
-        (lambda m: m["removed"].update(boxes={}), "removed: "),
+        (lambda m: m.update(boxes=13), "boxes by removal reason"),
+        (lambda m: m.update(phrases=8), "phrases with a box"),
+        (lambda m: m.update(asked=1), "noun chunks by removal reason"),
+        (lambda m: m["removed"].update(boxes={}), "boxes by removal reason"),
         (lambda m: m["files"].pop("grit/00001.tar"), "it does not list grit/00001.tar"),
         (lambda m: m["files"].update({"../x": m["files"]["grit/00001.tar"]}), "it lists ../x"),
         (lambda m: m.update(formats=["train", "arrow"]), "it lists grit/00001"),
@@ -150,21 +149,12 @@ IMAGE = shards.jpeg(300, 200)
 @pytest.mark.parametrize(
     ("name", "old", "new", "text"),
     [
-        ("grit/00001.tar", IMAGE, IMAGE[:-40] + bytes(40), "is not that of arrow/"),
         ("grit/00001.tar", IMAGE, b"x" * len(IMAGE), "jpg cannot be decoded (not_an_image"),
-        ("grit/00001.tar", IMAGE, IMAGE.replace(b"\x00\xc8\x01\x2c", b"\x00\xc7\x01\x2c"), "jpg has 300 x 199 px"),
-        ("grit/00001.tar", b" dog on a", b" cat on a", "txt is not the caption"),
-        ("grit/00001.tar", b'"width":300', b'"width":301', "json is not that of its row"),
-        ("train/00001.tar", b" dog on a", b" cat on a", "child.txt is not that of its JSON"),
-        ("train/00001.tar", b'"width":300', b'"width":301', "differs from arrow/ in width"),
-        ("train/00001.tar", b'"box":0', b'"box":1', "its phrases are not those of arrow/"),
-        ("train/00001.tar", b'"box":0', b'"box":9', "damaged (IndexError"),
-        ("train/00001.tar", b'{"boxes":', b'["boxes":', "damaged (JSONDecodeError"),
         ("train/00001.tar", b"\xff\xd8\xff", b"xxx", "child.jpg cannot be decoded"),
         ("train/00001.tar", b"000000000012.json", b"000000000012.jsin", "cannot be read (TarError"),
     ],
 )
-def test_a_tar_that_agrees_with_its_hash_but_not_with_the_rows_is_found(
+def test_an_image_or_tar_that_agrees_with_its_hash_but_cannot_be_read_is_found(
     output: Path, name: str, old: bytes, new: bytes, text: str
 ) -> None:
     substitute(output, name, old, new)
@@ -192,9 +182,9 @@ def test_a_member_that_occurs_twice_is_found(output: Path) -> None:
 @pytest.mark.parametrize(
     ("numbers", "text"),
     [
-        ((10, 12), "kept row 000000000013 has no sample; no follows"),
-        ((12, 10, 13), "kept row 000000000010 has no sample; 000000000012 follows"),
-        ((10, 12, 13, 14), "it has samples after that of the last kept row"),
+        ((10, 12), "none in place of 000000000013"),
+        ((12, 10, 13), "000000000012 in place of 000000000010"),
+        ((10, 12, 13, 14), "000000000014 in place of none"),
     ],
 )
 @pytest.mark.parametrize("name", ["train/00001.tar", "grit/00001.tar"])
@@ -203,7 +193,7 @@ def test_samples_that_are_missing_moved_or_too_many_are_found(
 ) -> None:
     replace(output, name, rewritten(output / name, [f"{number:012d}" for number in numbers]))
     found = problems(output)
-    assert any(problem.startswith(f"{name}: {text}") for problem in found), found
+    assert any(problem.startswith(f"{name}: ") and text in problem for problem in found), found
     assert any(problem.startswith("_index/00001.arrow: it does not name") for problem in found)
 
 
@@ -214,39 +204,34 @@ def arrow_bytes(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-def test_a_changed_row_of_arrow_differs_from_all_other_formats(output: Path) -> None:
+def change_row(output: Path, **change: Any) -> None:
+    """Change row 2 of arrow/, and let its manifest agree."""
     table = pa.ipc.open_file(output / FILES[0]).read_all()
     rows = table.to_pylist()
-    rows[2]["caption_original"], rows[2]["caption"] = "x", rows[2]["caption"].replace("dog", "cat")
+    rows[2] |= change
     replace(output, FILES[0], arrow_bytes(pa.Table.from_pylist(rows, schema=table.schema)))
-    found = problems(output)
-    assert "grit/00001.parquet: row 000000000012 differs from arrow/ in caption" in found
-    assert any("train/00001.tar: sample 000000000012" in problem for problem in found)
 
 
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"status": "dropped"}, "is neither kept nor dropped"),
+        ({"status": "dropped"}, "its samples are not those of the kept rows"),
         ({"key": "000000000010"}, "its key occurs twice"),
-        ({"box_scores": []}, "do not have the same length"),
+        ({"box_scores": []}, "cannot be counted"),
         ({"image": b"no image"}, "image cannot be decoded"),
     ],
 )
 def test_an_impossible_row_of_arrow_is_found(output: Path, change: dict[str, Any], text: str) -> None:
-    table = pa.ipc.open_file(output / FILES[0]).read_all()
-    rows = table.to_pylist()
-    rows[2] |= change
-    replace(output, FILES[0], arrow_bytes(pa.Table.from_pylist(rows, schema=table.schema)))
+    change_row(output, **change)
     assert any(text in problem for problem in problems(output)), problems(output)
 
 
 def test_missing_rows_and_columns_of_the_ledgers_are_found(output: Path) -> None:
     table = pa.ipc.open_file(output / FILES[0]).read_all()
-    replace(output, FILES[0], arrow_bytes(table.drop_columns(["caption"])))
-    assert any("cannot be read (ValueError: its columns are" in problem for problem in problems(output))
+    replace(output, FILES[0], arrow_bytes(table.drop_columns(["key"])))
+    assert any("cannot be read" in problem for problem in problems(output))
     replace(output, FILES[0], arrow_bytes(table.slice(0, 3)))
-    assert any("number of rows" in problem for problem in problems(output))
+    assert any("its rows are not those of arrow/" in problem for problem in problems(output))
     replace(output, FILES[0], arrow_bytes(table))
     assert problems(output) == []
     parquet = pq.read_table(output / FILES[1])
@@ -271,34 +256,10 @@ def test_a_file_of_another_format_whose_hash_is_right_is_a_problem_of_that_file(
     assert any(problem.startswith(f"{name}: cannot be read") for problem in problems(output)), problems(output)
 
 
-def test_train_and_grit_are_compared_without_arrow(tmp_path: Path) -> None:
-    write_two(tmp_path, WriteConfig(formats=("train", "grit")))
-    substitute(tmp_path, "train/00001.tar", b'"width":300', b'"width":301')
-    assert problems(tmp_path) == ["train/00001.tar: sample 000000000010: differs from grit/ in width"]
-
-
 def test_a_shard_with_many_problems_is_not_read_to_its_end(output: Path) -> None:
     rows = [shards.kept_row(i) for i in range(100)]
     plan = shards.plan(1, 100)
     write_shard(shards.table(rows), plan, WriteConfig(), str(output), shards.PROVENANCE)
     data = (output / "train/00001.tar").read_bytes()
-    replace(output, "train/00001.tar", data.replace(b'"width":300', b'"width":301'))
+    replace(output, "train/00001.tar", data.replace(b"\xff\xd8\xff", b"xxx"))
     assert 20 <= len(problems(output)) < 25
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda samples: samples[:-1],
-        lambda samples: [*samples, ("000000000009", {"jpg": b""})],
-        lambda samples: [(samples[0][0], {**samples[0][1], "child.txt": b"a cat"}), *samples[1:]],
-        lambda samples: [samples[0], ("000000000009", samples[1][1]), *samples[2:]],
-    ],
-    ids=["one less", "one more", "content", "key"],
-)
-def test_samples_that_webdataset_reads_otherwise_are_found(output: Path, change: Callable[..., Any]) -> None:
-    store, name = Store(str(output)), "train/00001.tar"
-    samples = list(read_samples(store, name, read_places(store, name)))
-    assert list(as_by_webdataset(store, name, iter(samples))) == samples
-    with pytest.raises(ValueError, match=r"webdataset reads sample \d+ otherwise"):
-        list(as_by_webdataset(store, name, iter(change(samples))))

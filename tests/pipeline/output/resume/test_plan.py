@@ -17,7 +17,6 @@ from pipeline.output.store import Store
 from pipeline.read import plan as read_plan
 from pipeline.report.stats import build_stats
 from schemas.files import FAILED_FILE, JOB_FILE
-from schemas.layout import FLAT
 from tests.pipeline.output.resume.jobs import (
     compute,
     configure,
@@ -391,7 +390,7 @@ def test_a_shard_that_a_late_worker_of_a_job_with_other_settings_committed_is_da
 def test_the_record_of_a_failure_is_removed_once_the_shard_is_finished(config: PipelineConfig) -> None:
     run(config, only=[0, 1])
     for index in (1, 2):
-        path = Path(config.output, FLAT.path(FAILED_FILE, index))
+        path = Path(config.output, FAILED_FILE.path(index))
         path.parent.mkdir(exist_ok=True)
         path.write_text("{}")
     assert [shard.index for shard in plan(config).unfinished] == [2, 3]

@@ -29,10 +29,10 @@ import s3fs
 
 from pipeline.config import WriteConfig
 from pipeline.output.commit import open_output
-from pipeline.output.store import Store, remove_abandoned
+from pipeline.output.store import Store, indices, remove_abandoned
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import ShardPlan
-from schemas.files import FILES, INDEX_FOLDER, JOURNAL_FOLDER, MANIFEST_FOLDER, SUMMARY_FOLDER
+from schemas.files import FILES, INDEX_FOLDER, JOURNAL_FILE, JOURNAL_FOLDER, MANIFEST_FOLDER, SUMMARY_FOLDER
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
 FAULTS: Final = ("full", "broken", "half", "short", "kill", "kill_after", "lost", "truncated")
@@ -171,7 +171,7 @@ def recover(output: str, old: dict[str, bytes], expected: dict[str, bytes]) -> i
     with open_output(Store(output)):
         found = content(output)
     assert found in (old, expected), "neither the old shard nor the new one"
-    assert not Store(output).names(JOURNAL_FOLDER), "a journal remains"
+    assert not indices(Store(output), JOURNAL_FILE), "a journal remains"
     return 0
 
 
@@ -186,7 +186,7 @@ def check(output: str, expected: dict[str, bytes]) -> int:
     commit(output, rows())
     assert content(output) == expected, "another attempt gives other bytes"
     if "://" not in output:
-        remove_abandoned(f"{output}/{folder}" for folder in FOLDERS)
+        remove_abandoned(f"{output}/{folder}" for folder in (*FOLDERS, JOURNAL_FOLDER))
         assert not list(Path(output).rglob("*.tmp")), "temporary files remain"
     return 0
 

@@ -8,6 +8,10 @@ from typing import Any
 
 import pytest
 
+from hypergrit_common.errors import UserError
+from hypergrit_common.removed import LAST_COMMIT
+from hypergrit_common.shards import list_shards
+from pipeline.output.listing import list_output
 from pipeline.output.store import Store
 
 
@@ -33,3 +37,16 @@ def test_a_file_that_vanishes_during_a_listing_hides_no_other_file(
 
 def test_a_folder_that_does_not_exist_has_no_files(tmp_path: Path) -> None:
     assert Store(str(tmp_path)).sizes("arrow") == {}
+
+
+def test_an_output_in_folders_of_1000_shards_is_refused_by_name(tmp_path: Path) -> None:
+    for kind, suffix in (("train", "tar"), ("_manifests", "json")):
+        path = tmp_path / kind / "0012" / f"0012345.{suffix}"
+        path.parent.mkdir(parents=True)
+        path.write_text("{}")
+    (tmp_path / "_layout.json").write_text('{"digits": 7, "per_folder": 1000}')
+    with pytest.raises(UserError, match=LAST_COMMIT):
+        list_output(Store(str(tmp_path)))
+    for shards in (tmp_path, tmp_path / "train"):
+        with pytest.raises(UserError, match=LAST_COMMIT):
+            list_shards(str(shards))
