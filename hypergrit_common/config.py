@@ -10,19 +10,18 @@ recorded with the results and may change when a job or a training run resumes.
 
 import dataclasses
 import difflib
-import io
 import json
 import math
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
-from typing import Any, Final, TypeVar, cast, get_type_hints
+from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
-from omegaconf import Container, DictConfig, ListConfig, OmegaConf, StringNode, ValueNode
-from omegaconf.errors import OmegaConfBaseException
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import ErrorDetails
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import check_file
@@ -30,36 +29,10 @@ from hypergrit_common.lazy import is_plugin
 from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import one_line, redact
 from hypergrit_common.urls import clean, text_without_queries
+from hypergrit_common.yaml_text import dump_yaml, parse_value, parse_yaml, plain
 
-# Checks of YAML from the user that OmegaConf does not make: its size, its depth and interpolations.
-#
-# OmegaConf itself limits the values that aliases (*name) repeat, and builds no objects of Python.
-
-MAX_CHARS: Final = 1_000_000
-MAX_DEPTH: Final = 50
-INTERPOLATION: Final = "${"
-LITERAL: Final = "interpolations are not resolved, since they would copy secrets of the environment; write the value"
-
-
-def check_yaml(text: str) -> None:
-    """Check a YAML document without building its values.
-
-    Raises ValueError with the line if it exceeds a limit or has an interpolation, yaml.YAMLError if it is not valid.
-    """
-    if len(text) > MAX_CHARS:
-        raise ValueError(f"it has {len(text)} characters; a configuration has at most {MAX_CHARS}")
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"line {line}: values are nested more than {MAX_DEPTH} deep; remove the inner ones")
-        if isinstance(event, yaml.ScalarEvent) and INTERPOLATION in event.value:
-            raise ValueError(f"line {line}: {LITERAL}")  # the value may be a secret
-
-
-Layer = tuple[DictConfig, str]
-"""Values with their source: the file or argument that sets them."""
+Layer = tuple[dict[str, Any], str]
+"""Values as they are written, with their source: the file or argument that sets them."""
 
 RESOLVED_FILE = "config.yaml"
 """Name of the file in which a job or a training run saves its resolved configuration."""
@@ -104,20 +77,14 @@ class Keys:
         )
 
 
-def _select(layer: DictConfig, key: str) -> Any:
-    node: Any = layer
-    for name in key.split("."):
-        node = node._get_node(name) if isinstance(node, DictConfig) and name in node else None
-    try:
-        return list(node) if isinstance(node, ListConfig) else node._value() if isinstance(node, ValueNode) else node
-    except OmegaConfBaseException as error:
-        raise UserError(f"key {key}: {str(error).splitlines()[0]}; give a list of values") from error
+def _select(layer: Mapping[str, Any], key: str) -> Any:
+    return reduce(lambda node, name: node.get(name) if isinstance(node, dict) else None, key.split("."), layer)
 
 
 def last_value(layers: Sequence[Layer], key: str) -> Any:
     """Return the value of a full key in the last layer that sets it; None if none does."""
     found = (value for layer, _ in reversed(layers) if (value := _select(layer, key)) is not None)
-    return next(found, None)
+    return plain(next(found, None))
 
 
 def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) -> None:
@@ -171,34 +138,29 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
             raise UserError(
                 f"{item} has no value; give one, {key}='\"\"' for an empty text, or {key}=null if it may have none"
             )
-        if INTERPOLATION in key:
-            raise UserError(f"{item}: {LITERAL}")
-        if "\n" in value and value.lstrip()[0] not in "{['\"":  # YAML would write a space in its place
-            raise UserError(f"the value of {key}= has a line break; write it in quotes")
         try:
-            check_yaml(value)
-            layer = OmegaConf.from_dotlist([item])
-        except Exception as error:  # PyYAML and OmegaConf raise many types for values that they cannot convert
+            layer: Any = parse_value(value)
+        except (ValueError, yaml.YAMLError) as error:
             if keys.is_secret(key):
                 raise UserError(f"the value of {key}= cannot be read; see --help for its form") from None
-            if value[0] in "[{" or not isinstance(error, yaml.MarkedYAMLError) or INTERPOLATION in value:
-                raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
-            layer = OmegaConf.create({})
-            OmegaConf.update(layer, key, value, force_add=True)  # a text, such as a condition
+            raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
+        for name in reversed(key.split(".")):
+            layer = {name: layer}
         layers.append(make_layer(layer, f"{key}=..." if keys.is_secret(key) else item, keys))
     return layers
 
 
-def make_layer(values: Any, source: str, keys: Keys) -> Layer:
-    """Return a layer of a mapping, by the full keys, without the settings that `keys` has as removed.
+def make_layer(values: Mapping[str, Any], source: str, keys: Keys) -> Layer:
+    """Return a layer of nested values, by the full keys, without the settings that `keys` has as removed.
 
     Raises UserError like `without_removed`.
     """
-    layer = OmegaConf.create(values)
-    for name in keys.short.keys() & layer.keys():
-        OmegaConf.update(layer, keys.short[name], layer.pop(name), force_add=True)
-    plain: Any = OmegaConf.to_container(layer)
-    return OmegaConf.create(without_removed(plain, keys.removed, source)), source
+    layer = {name: value for name, value in values.items() if name not in keys.short}
+    for name in keys.short.keys() & values.keys():
+        layer = merged(
+            layer, reduce(lambda value, group: {group: value}, reversed(keys.short[name].split(".")), values[name])
+        )
+    return without_removed(layer, keys.removed, source), source
 
 
 def without_removed(
@@ -209,7 +171,7 @@ def without_removed(
     for name, value in values.items():
         key, kept = f"{prefix}{name}", value
         if key in removed:
-            if value != removed[key]:
+            if removed[key] not in (value, plain(value)):
                 raise UserError(f"{source}: {key} was {REMOVED}; leave it out, or use that version")
             continue
         if isinstance(value, dict):
@@ -235,118 +197,126 @@ def merge(cls: type, layers: Sequence[Layer], kinds: Mapping[str, type] | None =
     `kinds` maps a field name to a subclass that is used instead of the declared type of the field. Raises UserError
     naming the file or argument, the key and the fix.
     """
-    merged: Any = OmegaConf.structured(cls)
-    for name, kind in (kinds or {}).items():
-        merged = OmegaConf.merge(merged, {name: OmegaConf.structured(kind)})
+    values: dict[str, Any] = {}
     for layer, source in layers:
-        try:
-            merged = OmegaConf.merge(merged, _as_written(layer, source, merged))
-        except (OmegaConfBaseException, TypeError, OverflowError) as error:
-            if problem := _form_difference(merged, layer):
-                raise UserError(f"{source}: {problem}; --help all lists all keys") from None
-            if isinstance(error, OverflowError):
-                raise UserError(f"{source}: a number is too large ({error}); --help lists the ranges") from None
-            if not isinstance(error, OmegaConfBaseException):
-                raise
-            if key := next((name for name in secret_keys(cls) if _is_within(str(error.full_key), name)), ""):
-                raise UserError(f"{source}: the value of {key} has another form than in --help") from None
-            where = f"key {error.full_key}" if error.full_key else "a value is given where a group of keys is expected"
-            problem = str(error).splitlines()[0]
-            if name := "" if "Did you mean" in problem else _name_by_initials(merged, str(error.full_key)):
-                problem += f". Did you mean: '{name}'?"
-            raise UserError(f"{source}: {problem} ({where}; --help all lists all keys)") from None
-    return _build(merged, "")
-
-
-def _as_written(layer: DictConfig, source: str, merged: DictConfig) -> DictConfig:
-    """Return the layer of an argument with its value as it was written if the key holds a text.
-
-    YAML reads 007 as a number, no as False, and what follows ` #` as a comment.
-    """
-    names, node, target = list[str](), cast(Any, layer), cast(Any, merged)
-    while isinstance(node, DictConfig) and len(node) == 1 and isinstance(target, DictConfig):
-        names += map(str, node)
-        node, target = node._get_node(names[-1]), target._get_node(names[-1], validate_access=False)
-    value = source.partition("=")[2].strip()
-    is_plain = isinstance(node, ValueNode) and node._value() is not None and value[:1] not in ("", "'", '"', "{", "[")
-    if not is_plain or not isinstance(target, StringNode) or value == "...":  # `...`: a secret
-        return layer
-    return OmegaConf.create(reduce(lambda inner, name: {name: inner}, reversed(names), cast(Any, value)))
+        with prefixed(f"{source}: "):
+            values = merged(values, _converted(cls, layer, kinds or {}))
+    return _build(cls, values, kinds or {})
 
 
 def merge_some(cls: type, layers: Sequence[Layer]) -> Any:
     """Build a `cls` like `merge` from the settings in `layers` that it has; the others are left out."""
     names = {item.name for item in dataclasses.fields(cls)}
-    return merge(cls, [(OmegaConf.masked_copy(layer, [*names & layer.keys()]), source) for layer, source in layers])
-
-
-def _name_by_initials(node: Any, key: str) -> str:
-    """Return the name of a setting that abbreviates an unknown `key`, such as lr of learning_rate; empty without one."""
-    *groups, wrong = key.split(".")
-    initials = "".join(word[0] for word in wrong.split("_") if word)
-    parent = node
-    for name in groups:
-        parent = parent._get_node(name, validate_access=False) if isinstance(parent, DictConfig) else None
-    if not isinstance(parent, DictConfig):
-        return ""
-    inner = [(f"{name!s}.", child) for name in parent if isinstance(child := parent._get_node(name), DictConfig)]
-    return next((f"{prefix}{initials}" for prefix, group in [("", parent), *inner] if initials in group), "")
+    return merge(cls, [({name: layer[name] for name in names & layer.keys()}, source) for layer, source in layers])
 
 
 def from_plain(cls: type, values: Mapping[str, Any], source: str) -> Any:
     """Build a `cls` from the plain values of a file, such as a JSON object.
 
-    Raises UserError, beginning with `source`, for an unknown key, a value of the wrong type, or an interpolation.
+    Raises UserError, beginning with `source`, for an unknown key or a value of the wrong type.
     """
     with prefixed(f"{source}: "):
-        try:
-            text = json.dumps(values)
-            if INTERPOLATION in text:
-                raise UserError(LITERAL)
-            merged = OmegaConf.merge(OmegaConf.structured(cls), OmegaConf.create(json.loads(text)))
-        except (OmegaConfBaseException, ValueError, TypeError, RecursionError, OverflowError) as error:
-            key = f" (key {error.full_key})" if isinstance(error, OmegaConfBaseException) and error.full_key else ""
-            raise UserError(f"{str(error).splitlines()[0]}{key}") from error
-        assert isinstance(merged, DictConfig)
-        return _build(merged, "")
+        return _build(cls, _converted(cls, values, {}), {})
 
 
-def _form_difference(node: DictConfig, layer: DictConfig, prefix: str = "") -> str:
-    """Describe the first key with a list in place of a mapping or vice versa; return "" if there is none."""
-    for name in [name for name in map(str, node) if name in layer]:
-        ours, theirs = node._get_node(name), layer._get_node(name)
-        if isinstance(ours, DictConfig):
-            if isinstance(theirs, ListConfig):
-                return f"{prefix}{name} must be a mapping {{name: value}}, not a list"
-            if isinstance(theirs, DictConfig) and (found := _form_difference(ours, theirs, f"{prefix}{name}.")):
-                return found
-        elif isinstance(ours, Container):
-            if isinstance(theirs, DictConfig):
-                return f"{prefix}{name} must be a list, not a mapping"
-            if isinstance(theirs, ValueNode) and theirs._value() is not None:
-                return f"{prefix}{name} must be a list; write [{theirs._value()}] for one value"
-    return ""
+def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
+    """Return nested values, replaced by those of another mapping, at any depth."""
+    result = dict(values)
+    for key, value in others.items():
+        before = result.get(key)
+        result[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return result
 
 
-def _build(node: DictConfig, prefix: str) -> Any:
-    """Build the dataclass of a group whose keys begin with `prefix`.
+# Values of the types that the fields of a configuration class declare.
 
-    Nested groups are first built separately, so that the prefix of the group can be prepended to their error messages,
-    which begin with a field name.
-    """
-    for name in map(str, node):
-        child = node._get_node(name)
-        if isinstance(child, DictConfig) and is_dataclass(OmegaConf.get_type(child)):
-            _build(child, f"{prefix}{name}.")
+_hints = cache(get_type_hints)
+_adapter = cache(TypeAdapter[Any])
+
+
+def _groups(cls: type, kinds: Mapping[str, type]) -> dict[str, type]:
+    """Return the classes of the fields that are groups of settings."""
+    found = {item.name: kinds.get(item.name, _hints(cls)[item.name]) for item in dataclasses.fields(cls)}
+    return {name: kind for name, kind in found.items() if is_dataclass(kind) and isinstance(kind, type)}
+
+
+def _converted(cls: type, values: Mapping[str, Any], kinds: Mapping[str, type], prefix: str = "") -> dict[str, Any]:
+    """Return nested values with the types of the fields. Raises UserError for an unknown key or a value of another type."""
+    groups, fields = _groups(cls, kinds), {item.name: item for item in dataclasses.fields(cls)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        if name not in fields:
+            raise UserError(
+                f"there is no key {key}{_did_you_mean(name, cls, groups, prefix)}; --help all lists all keys"
+            )
+        if name not in groups:
+            found[name] = _value(value, _hints(cls)[name], key, is_secret="secret" in fields[name].metadata)
+        elif isinstance(value, Mapping):
+            found[name] = _converted(groups[name], value, {}, f"{key}.")
+        else:
+            raise UserError(f"{key} is a group of keys, not one value; --help {key} lists them")
+    return found
+
+
+def _value(value: Any, hint: Any, key: str, is_secret: bool) -> Any:
+    """Return a value with the type of its field: as YAML reads it or, if the field holds a text, as it was written."""
     try:
-        with prefixed(prefix):
-            return OmegaConf.to_object(node)
-    except OmegaConfBaseException as error:
-        raise UserError(f"{str(error).splitlines()[0]} (key {error.full_key})") from None
+        return _adapter(hint).validate_json(json.dumps(plain(value)), strict=True)
+    except ValidationError as error:
+        found = error.errors()
+    try:
+        return _adapter(hint).validate_json(json.dumps(value), strict=True)
+    except ValidationError:
+        if is_secret:
+            raise UserError(f"the value of {key} has another form than in --help") from None
+        raise UserError(_explain(value, hint, key, found)) from None
 
 
-def _is_within(key: str, group: str) -> bool:
-    return key == group or key.startswith((f"{group}.", f"{group}["))
+FORMS: Final = {
+    "int": "a whole number", "float": "a number", "bool": "true or false", "string": "a text", "none": "null",
+    "tuple": "a list", "dict": "a mapping {name: value}",
+}  # fmt: skip
+"""Beginning of the type of an error of pydantic -> what it expects."""
+
+
+def _explain(value: Any, hint: Any, key: str, errors: Sequence[ErrorDetails]) -> str:
+    """Describe a value that is none of its field."""
+    kind = next((option for option in (hint, *get_args(hint)) if get_origin(option) in (tuple, dict)), None)
+    if get_origin(kind) is dict and not isinstance(value, Mapping):
+        return f"{key} must be a mapping {{name: value}}, not {'a list' if isinstance(value, list) else 'one value'}"
+    if get_origin(kind) is tuple and isinstance(value, Mapping):
+        return f"{key} must be a list, not a mapping"
+    if get_origin(kind) is tuple and not isinstance(value, list):
+        return f"{key} must be a list; write [{value}] for one value"
+    if errors[0]["type"] in ("missing", "too_long"):
+        return f"{key} has {len(value)} values; give {len(get_args(kind))}"
+    expected = (error.get("ctx", {}).get("expected") or FORMS.get(error["type"].partition("_")[0]) for error in errors)
+    forms = dict.fromkeys(str(form).replace("'", "") for form in expected if form)
+    shown = value if isinstance(value, str) else json.dumps(plain(value))
+    return f"{key} is {shown:.80}; give {' or '.join(forms) or 'another value'}"
+
+
+def _did_you_mean(wrong: str, cls: type, groups: Mapping[str, type], prefix: str) -> str:
+    """Return a question with the setting that is spelt like an unknown one or abbreviates it, such as lr of learning_rate."""
+    names = [item.name for item in dataclasses.fields(cls)]
+    inner = [f"{group}.{item.name}" for group, kind in groups.items() for item in dataclasses.fields(kind)]
+    initials = "".join(word[0] for word in wrong.split("_") if word)
+    abbreviating = [name for name in (*names, *inner) if name.rpartition(".")[2] == initials]
+    found = [*difflib.get_close_matches(wrong, names, n=1), *abbreviating]
+    return f". Did you mean: '{prefix}{found[0]}'?" if found else ""
+
+
+def _build(cls: type, values: Mapping[str, Any], kinds: Mapping[str, type], prefix: str = "") -> Any:
+    """Build the dataclass of a group whose keys begin with `prefix`, which its messages begin with."""
+    groups = _groups(cls, kinds)
+    built = {name: _build(kind, values.get(name, {}), {}, f"{prefix}{name}.") for name, kind in groups.items()}
+    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    with prefixed(prefix):
+        for item in dataclasses.fields(cls):
+            if item.name not in {**values, **built} and (item.default, item.default_factory) == missing:
+                raise UserError(f"{item.name} is not set; give {prefix}{item.name}=...")
+        return cls(**{**values, **built})
 
 
 def secret_keys(cls: type, prefix: str = "") -> Iterator[str]:
@@ -444,24 +414,22 @@ def to_yaml(config: Any) -> str:
 
     Keys of `secret` fields are left out.
     """
-    values: Any = OmegaConf.to_container(OmegaConf.structured(config))
+    values = dataclasses.asdict(config)
     for key in secret_keys(type(config)):
         *groups, name = key.split(".")
         reduce(lambda group, name: group[name], groups, values).pop(name)
-    return OmegaConf.to_yaml(OmegaConf.create(clean(values, strip_query=False)))
+    return dump_yaml(clean(values, strip_query=False))
 
 
-def _load_yaml(path: str) -> DictConfig:
+def _load_yaml(path: str) -> dict[str, Any]:
     try:
         check_file(path)
-        text = Path(path).read_text(encoding="utf-8")
-        check_yaml(text)
-        loaded = OmegaConf.load(io.StringIO(text))
+        loaded = parse_yaml(Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"config file {path!r} does not exist; jobs/ holds examples") from None
-    except Exception as error:  # PyYAML and OmegaConf raise many types for values that they cannot convert
+    except Exception as error:  # PyYAML raises many types for values that it cannot convert
         raise UserError(f"config file {path!r} cannot be read: {_problem(error)}") from None
-    if not isinstance(loaded, DictConfig):
+    if not isinstance(loaded, dict):
         raise UserError(f"config file {path!r} must hold `key: value` lines")
     return loaded
 

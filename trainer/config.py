@@ -5,10 +5,9 @@ The keys of the group `model` depend on the model that `model_name` selects.
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from copy import deepcopy
+from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Final, Literal
-
-from omegaconf import DictConfig, OmegaConf
 
 from hypergrit_common.config import (
     Keys,
@@ -192,10 +191,10 @@ def load_config(arguments: Sequence[str]) -> TrainConfig:
     """
     layers = read_layers(arguments, KEYS)
     check_plugins(*saved_layers(layers, arguments), KEYS)
-    for layer, _ in layers:
-        if layer.get("data") == SYNTHETIC:  # in place of the group
-            OmegaConf.update(layer, "data", {"shards": SYNTHETIC})
-    layers = with_heads(layers)
+    layers = with_heads([
+        (layer | {"data": {"shards": SYNTHETIC}} if layer.get("data") == SYNTHETIC else layer, where)
+        for layer, where in layers
+    ])  # fmt: skip
     config = merge(TrainConfig, [*tower_sizes(layers), *layers], {"model": model_config_class(layers)})
     assert isinstance(config, TrainConfig)
     return config
@@ -220,37 +219,35 @@ def with_heads(layers: list[Layer]) -> list[Layer]:
     return [*kept, make_layer(training, str(features), KEYS)]
 
 
-def without_head(layer: DictConfig) -> DictConfig:
+def without_head(layer: dict[str, Any]) -> dict[str, Any]:
     """A layer without the hidden layers of a head over texts, in place of which a text tower is trained."""
-    plain = OmegaConf.to_container(layer)
-    assert isinstance(plain, dict)
-    kwargs = ((plain.get("model") or {}).get("text") or {}).get("kwargs") or {}
+    kept = deepcopy(layer)
+    kwargs = ((kept.get("model") or {}).get("text") or {}).get("kwargs") or {}
     for key in ("hidden", "depth"):
         kwargs.pop(key, None)
-    return OmegaConf.create(plain)
+    return kept
 
 
-def without_towers(layer: DictConfig, parts: set[str], is_file: bool) -> DictConfig:
+def without_towers(layer: dict[str, Any], parts: set[str], is_file: bool) -> dict[str, Any]:
     """A layer without the settings of the towers `parts`, but for the hidden layers of heads; files without shards."""
-    plain = OmegaConf.to_container(layer)
-    assert isinstance(plain, dict)
-    if is_file and isinstance(data := plain.get("data"), dict):
+    kept = deepcopy(layer)
+    if is_file and isinstance(data := kept.get("data"), dict):
         data.pop("shards", None)
-    if isinstance(model := plain.get("model"), dict):
+    if isinstance(model := kept.get("model"), dict):
         for part in parts & model.keys():
             kwargs = (model[part] or {}).get("kwargs") or {}
             model[part] = {"kwargs": {key: kwargs[key] for key in ("hidden", "depth") if key in kwargs}}
-    return OmegaConf.create(plain)
+    return kept
 
 
 def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
     """The configuration class of the model that the layers select. Raises UserError for an unknown model."""
     name, source = TrainConfig.model_name, "default"
     for layer, where in layers:
-        if not isinstance(layer.get("model", {}), dict | type(layer)):
-            raise UserError(f"{where}: `model` is a group of keys; select a model with model_name={layer.model}")
+        if not isinstance(layer.get("model", {}), dict):
+            raise UserError(f"{where}: `model` is a group of keys; select a model with model_name={layer['model']}")
         if "model_name" in layer:
-            name, source = str(layer.model_name), where
+            name, source = str(layer["model_name"]), where
     use_model(name)
     if name not in MODELS:
         raise UserError(f"{source}: unknown model_name {name!r}; choose one of {', '.join(MODELS)}")
@@ -284,7 +281,7 @@ def model_names() -> str:
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
     """Convert the configuration to plain values, which JSON returns unchanged; URLs have no passwords."""
-    plain = clean(json.loads(json.dumps(OmegaConf.to_container(OmegaConf.structured(config)))), strip_query=False)
+    plain = clean(json.loads(json.dumps(asdict(config))), strip_query=False)
     assert isinstance(plain, dict)
     return plain
 

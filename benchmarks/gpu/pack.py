@@ -23,7 +23,7 @@ from benchmarks.gpu.data import training_shards
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out" / "gpu_pack"
-PACKED = ("ftfy", "omegaconf", "open-clip-torch", "wcwidth")
+PACKED = ("ftfy", "open-clip-torch", "wcwidth")
 """Packages that trainer, GLIP and the scripts import, and that an expected machine lacks (installed.txt)."""
 LIMIT = 60 << 20
 INSTALL = """# Source this file: it installs the packed wheels to a folder, and adds it to PYTHONPATH.

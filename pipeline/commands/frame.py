@@ -5,9 +5,7 @@ import os
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from typing import Any, Final, TypeVar, cast
-
-from omegaconf import OmegaConf
+from typing import Final, TypeVar
 
 from hypergrit_common.cli import command, set_up_logging
 from hypergrit_common.config import Keys, flatten, merge, read_layers
@@ -97,8 +95,7 @@ def check_keys(
     RUNNING. The name of a group allows all settings of the group. The `same` keys have their values in the job. `own` are
     the other keys of the command; without them, the keys are known to be settings of the job.
     """
-    layers = (OmegaConf.to_container(layer) for layer, _ in read_layers(changes, KEYS))
-    given = {key for layer in layers if isinstance(layer, dict) for key in flatten(cast(dict[str, Any], layer))}
+    given = {key for layer, _ in read_layers(changes, KEYS) for key in flatten(layer)}
     names = sorted({*taken, *RUNNING, *own})
     for key in sorted(given.difference(same)):
         if not any(f"{key}.".startswith(f"{name}.") for name in (*taken, *RUNNING)):

@@ -2,16 +2,16 @@
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, Final
+from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from omegaconf import DictConfig, OmegaConf
 
-from hypergrit_common.config import RESOLVED_FILE, check_yaml, make_layer, read_layers
+from hypergrit_common.config import RESOLVED_FILE, make_layer, read_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import one_line
+from hypergrit_common.yaml_text import parse_yaml
 from pipeline.config import KEYS, PipelineConfig, make_config
 from pipeline.faults import ShardError
 from pipeline.output.contents import file_problem
@@ -36,12 +36,10 @@ def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) 
     if content is None:
         raise UserError(f"{name} does not exist; give the output folder of a job")
     try:
-        text = content.decode()
-        check_yaml(text)
-        layer: Any = OmegaConf.create(text)
-    except Exception as error:  # PyYAML and OmegaConf raise many types
+        layer = parse_yaml(content.decode())
+    except Exception as error:  # PyYAML raises many types
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
-    if not isinstance(layer, DictConfig):
+    if not isinstance(layer, dict):
         raise UserError(f"{name} must hold `key: value` lines")
     return make_config([make_layer(layer, name, KEYS)], read_layers(changes, KEYS), loads=loads)
 

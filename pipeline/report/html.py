@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any, Final
 
 from markupsafe import Markup, escape
-from omegaconf import OmegaConf
 
 from hypergrit_common.config import flatten
 from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
 from hypergrit_common.text import duration_text
+from hypergrit_common.yaml_text import dump_yaml
 from pipeline.config import ReportConfig
 from pipeline.output.ledger import read_manifests_of, stamp_of
 from pipeline.output.store import Store
@@ -175,7 +175,7 @@ def render(
         truth=list(truth_rows(stats.get("truth", {}), "")),
         truth_columns=TRUTH_COLUMNS,
         meanings={**PHRASE_REMOVALS, **BOX_REMOVALS},
-        config_text=OmegaConf.to_yaml(OmegaConf.create(stats["config"])),
+        config_text=dump_yaml(stats["config"]),
         versions=list(flatten(dict(stats["provenance"])).items()),
     )
 

@@ -10,13 +10,13 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
 
-from omegaconf import OmegaConf
 from tqdm import tqdm
 
-from hypergrit_common.config import RESOLVED_FILE, check_yaml
+from hypergrit_common.config import RESOLVED_FILE
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted, duration_text, one_line
+from hypergrit_common.yaml_text import parse_yaml, plain
 from pipeline.output.ledger import (
     check_finished,
     count_shard,
@@ -481,12 +481,10 @@ def count_planned(store: Store, job: Mapping[str, Any]) -> int:
 def read_job_config(store: Store) -> dict[str, Any]:
     """Return the resolved configuration of the job, {} if its file does not exist. Raises UserError if it is damaged."""
     try:
-        text = (store.read(RESOLVED_FILE) or b"{}").decode()
-        check_yaml(text)
-        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.create(text)))
+        return cast(dict[str, Any], plain(parse_yaml((store.read(RESOLVED_FILE) or b"{}").decode())))
     except UserError:
         raise
-    except Exception as error:  # PyYAML and OmegaConf raise many types for text that they cannot convert
+    except Exception as error:  # PyYAML raises many types for text that it cannot convert
         raise damaged_error(store, RESOLVED_FILE, error) from error
 
 

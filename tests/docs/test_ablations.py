@@ -3,13 +3,14 @@
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
 import pytest
-from omegaconf import DictConfig, OmegaConf
 
+from hypergrit_common.config import last_value, read_layers
 from trainer.config import KEYS, as_dict, load_config
 from trainer.models.registry import MODELS
 
@@ -56,18 +57,17 @@ SETTINGS = list(settings())
 
 
 @cache
-def load(arguments: str) -> DictConfig:
+def load(arguments: str) -> dict[str, Any]:
     """The configuration of a command line, with paths relative to the repository."""
     words = [str(ROOT / word) if word.startswith("jobs/") else word for word in shlex.split(arguments)]
-    return OmegaConf.create(as_dict(load_config(words)))
+    return as_dict(load_config(words))
 
 
-def value_of(config: DictConfig, claim: str) -> tuple[Any, Any]:
+def value_of(config: dict[str, Any], claim: str) -> tuple[Any, Any]:
     """The value of the key of a claim `key=value` in a configuration, and the claimed value."""
     key = claim.partition("=")[0]
-    claimed = OmegaConf.select(OmegaConf.from_dotlist([claim]), key)
-    found = OmegaConf.select(config, KEYS.short.get(key, key), throw_on_missing=True)
-    return tuple(OmegaConf.to_container(v) if OmegaConf.is_config(v) else v for v in (found, claimed))  # type: ignore[return-value]
+    name = KEYS.short.get(key, key)
+    return reduce(getitem, name.split("."), config), last_value(read_layers([claim], KEYS), name)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

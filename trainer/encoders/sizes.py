@@ -4,9 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from omegaconf import OmegaConf
-
-from hypergrit_common.config import Layer
+from hypergrit_common.config import Layer, last_value, merged
 from hypergrit_common.errors import UserError
 from trainer.encoders.config import OPEN_CLIP, TRANSFORMERS, TextConfig
 
@@ -39,10 +37,10 @@ def tower_sizes(layers: Sequence[Layer]) -> list[Layer]:
             sizes = architecture_sizes(sized.get("image"), sized.get("text"), chosen(layers, "model.text.kwargs"))
         except (ValueError, TypeError) as error:
             raise UserError(f"model.{error}") from None
-        found.append((OmegaConf.create({"model": sizes}), "open_clip"))
+        found.append(({"model": sizes}, "open_clip"))
     if names["text"] == TRANSFORMERS:
         try:
-            found.append((OmegaConf.create(transformers_settings(layers)), TRANSFORMERS))
+            found.append((transformers_settings(layers), TRANSFORMERS))
         except (OSError, ValueError) as error:
             raise UserError(f"model.text: {error}") from error
     return found
@@ -74,18 +72,7 @@ def transformers_settings(layers: Sequence[Layer]) -> dict[str, Any]:
 def chosen(layers: Sequence[Layer], key: str) -> Any:
     """The value of a key in the last layer that sets it, groups merged, as plain values; None without one."""
     value: Any = None
-    for layer, _ in layers:
-        found = OmegaConf.select(layer, key)
-        if OmegaConf.is_config(found):
-            found = OmegaConf.to_container(found)
+    for layer in layers:
+        found = last_value([layer], key)
         value = merged(value, found) if isinstance(value, dict) and isinstance(found, dict) else found or value
     return value
-
-
-def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a group, replaced by those of another one, at any depth."""
-    result = dict(values)
-    for key, value in others.items():
-        before = result.get(key)
-        result[key] = merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
-    return result

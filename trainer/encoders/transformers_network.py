@@ -4,7 +4,6 @@ Nothing is downloaded, and no code of a folder runs. Importing transformers take
 if a configuration selects such a tower.
 """
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +16,6 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 from transformers.utils import logging
 
-from hypergrit_common.config import INTERPOLATION, LITERAL
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
 from trainer.encoders.config import TextConfig
@@ -44,8 +42,6 @@ def read_settings(folder: Path) -> dict[str, Any]:
             f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
         )
     values = without_forbidden(read_object(folder / CONFIG_FILE))
-    if INTERPOLATION in json.dumps(values):
-        raise ValueError(f"{folder / CONFIG_FILE}: {LITERAL}")
     config = parse_settings(values)
     if config.model_type == values["model_type"]:
         return values

@@ -115,7 +115,10 @@ def test_a_missing_factor_is_an_error() -> None:
         ({"embed_dims": 3}, "embed_dims"),
         ({"embed_dim": 0}, r"model_here: config of clip: embed_dim is 0"),
         ({"embed_dim": True}, r"model_here: config of clip: Value 'True' .*key embed_dim"),
-        ({"embed_dim": "${oc.env:HOME}"}, r"model_here: config of clip: interpolations are not resolved"),
+        (
+            {"embed_dim": "${oc.env:HOME}"},
+            r"model_here: config of clip: embed_dim is \$\{oc.env:HOME\}; give a whole number",
+        ),
     ],
 )
 def test_a_malicious_or_misspelt_config_is_an_error(tmp_path: Path, change: dict[str, object], message: str) -> None:

@@ -181,7 +181,6 @@ def test_a_folder_with_code_of_its_own_does_not_run_it(tmp_path: Path) -> None:
         ("tokenizer", "has no tokenizer that transformers can read|no tokens"),
         ("weights", r"model\.text\.weights: .*has no model\.safetensors"),
         ("damaged", r"model\.text\.weights: "),
-        ("interpolation", "interpolations"),
     ],
 )
 def test_folders_that_cannot_be_used_are_errors(tmp_path: Path, broken: str, message: str) -> None:
@@ -199,8 +198,6 @@ def test_folders_that_cannot_be_used_are_errors(tmp_path: Path, broken: str, mes
             (tmp_path / "model.safetensors").unlink()
         case "damaged":
             (tmp_path / "model.safetensors").write_bytes(b"x" * 100)
-        case "interpolation":
-            edit_config(tmp_path, problem="${oc.env:HOME}")
     with pytest.raises(UserError, match=message):
         new_model(tower_config(folder))
 

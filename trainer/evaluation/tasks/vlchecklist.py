@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import yaml
 
-from hypergrit_common.config import check_yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
+from hypergrit_common.yaml_text import check_yaml
 from trainer.evaluation.metrics.items import Items, balanced_items
 from trainer.evaluation.sets.annotations import checksums, field
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult

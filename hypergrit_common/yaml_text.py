@@ -1,0 +1,135 @@
+"""YAML from the user: its limits, scalars that keep how they were written, and the writing of plain values.
+
+No tag of a text builds an object of Python, and no alias (*name) repeats a value.
+"""
+
+import re
+from collections.abc import Hashable
+from typing import Any, ClassVar, Final
+
+import yaml
+
+MAX_CHARS: Final = 1_000_000
+MAX_DEPTH: Final = 50
+
+
+class Written(str):
+    """A scalar without quotes that YAML reads as a number or a truth value, `value`, as it was written: 007, 1e3, no."""
+
+    value: bool | int | float
+
+    def __new__(cls, text: str, value: bool | int | float) -> "Written":
+        """Make one of a text and what YAML reads in it."""
+        self = super().__new__(cls, text)
+        self.value = value
+        return self
+
+
+def plain(values: Any) -> Any:
+    """Return nested values as YAML reads them."""
+    match values:
+        case Written():
+            return values.value
+        case dict():
+            return {key: plain(value) for key, value in values.items()}
+        case list():
+            return [plain(value) for value in values]
+    return values
+
+
+TAG: Final = "tag:yaml.org,2002:"
+NUMBER: Final = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
+"""Numbers with an exponent, such as 1e3, which PyYAML reads as a text."""
+RESOLVERS: Final = {
+    first: [(tag, pattern) for tag, pattern in found if tag != f"{TAG}timestamp"]
+    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+"""PyYAML's rules for what a scalar is, by its first character, without those for dates."""
+
+
+class Loader(yaml.SafeLoader):
+    """Builds null, truth values and numbers as `Written`, texts, lists, and mappings whose keys are texts."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {first: [*found] for first, found in RESOLVERS.items()}
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+        tag: yaml.SafeLoader.yaml_constructors[tag]
+        for tag in (None, *(f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")))
+    }
+
+    def construct_written(self, node: yaml.ScalarNode) -> Written:
+        """Build a number or a truth value."""
+        return Written(node.value, yaml.SafeLoader.yaml_constructors[node.tag](self, node))
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        """Build a mapping. Raises yaml.YAMLError for a key that is no scalar, or that occurs twice."""
+        found: dict[Hashable, Any] = {}
+        for key, value in node.value:
+            if not isinstance(key, yaml.ScalarNode) or key.value in found:
+                problem = f"found duplicate key {key.value}" if isinstance(key, yaml.ScalarNode) else "a key is no text"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            found[key.value] = self.construct_object(value, deep=True)
+        return found
+
+
+class Dumper(yaml.SafeDumper):
+    """Writes what Loader reads."""
+
+    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {first: [*found] for first, found in RESOLVERS.items()}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        """Write equal values in full."""
+        return True
+
+
+for kind in (Loader, Dumper):
+    kind.add_implicit_resolver(f"{TAG}float", NUMBER, list("-+.0123456789"))
+for name in ("bool", "int", "float"):
+    Loader.add_constructor(f"{TAG}{name}", Loader.construct_written)
+
+
+def check_yaml(text: str) -> None:
+    """Check a YAML document without building its values.
+
+    Raises ValueError with the line if it exceeds a limit or has an alias, yaml.YAMLError if it is not valid.
+    """
+    if len(text) > MAX_CHARS:
+        raise ValueError(f"it has {len(text)} characters; a configuration has at most {MAX_CHARS}")
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        line = event.start_mark.line + 1 if event.start_mark else 0
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH:
+            raise ValueError(f"line {line}: values are nested more than {MAX_DEPTH} deep; remove the inner ones")
+        if isinstance(event, yaml.AliasEvent):
+            raise ValueError(
+                f"line {line}: *{event.anchor} is an alias; write the value itself, a text with * in quotes"
+            )
+
+
+def parse_yaml(text: str) -> Any:
+    """Return the values of a YAML document, scalars without quotes as `Written`. Raises what `check_yaml` does."""
+    check_yaml(text)
+    return yaml.load(text, Loader)
+
+
+def parse_value(text: str) -> Any:
+    """Return the value of an argument: YAML in brackets or quotes, else a scalar or any text, such as a condition.
+
+    Raises ValueError or yaml.YAMLError like `parse_yaml`.
+    """
+    text = text.strip()
+    if text.startswith(("[", "{", "'", '"')):
+        try:
+            return parse_yaml(text)
+        except yaml.MarkedYAMLError:
+            if text.startswith(("[", "{")):
+                raise
+            return text  # such as "x" in names
+    loader = Loader(text)  # which refuses control characters
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, text)) if tag in Loader.yaml_constructors else text
+
+
+def dump_yaml(values: Any) -> str:
+    """Return plain values as YAML."""
+    return yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, default_flow_style=False)
