@@ -17,6 +17,7 @@ REMOVED: Final = f"removed after commit {LAST_COMMIT}"
 REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "download.allowed_ports": [],
+        "ground.prompt": "caption",
         "parse.abstract_suffixes": ["ness", "ity", "ism", "ship", "hood", "ment", "tude"],
         "recaption.price": 0.0,
         "recaption.timeout_s": 120.0,

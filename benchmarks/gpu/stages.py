@@ -81,13 +81,13 @@ def measure(session: Session) -> None:
 def make_grounder(session: Session) -> GlipGrounder:
     """Return GLIP-T with random weights, or the demo's miniature."""
     if session.options.tiny:
-        return load_glip_grounder(WEIGHTS, session.device, 0.1, "caption")
+        return load_glip_grounder(WEIGHTS, session.device, 0.1)
     config = CONFIGS["glip_t"]
     torch.manual_seed(0)
     model = Glip(replace(config, detect=replace(config.detect, min_class_prob=0.0)))
     if session.options.compile:
         compile_image_tower(model)
-    return GlipGrounder(model, Prompter(WEIGHTS / "vocab.txt", config.text), session.device, 0.1, "caption")
+    return GlipGrounder(model, Prompter(WEIGHTS / "vocab.txt", config.text), session.device, 0.1)
 
 
 def scorer_folder(session: Session, folder: Path) -> str:

@@ -194,7 +194,6 @@ CONTENT = {
     "ground.grounder": "glip_t",
     "ground.vocabulary": "vocab.txt",
     "ground.floor": "0.2",
-    "ground.prompt": "phrases",
     "score.keep_all": "true",
     "score.head": "head.npz",
     "score.min_head_score": "0.5",

@@ -26,7 +26,7 @@ def images() -> list[Image]:
 
 def ground(folder: Path, device: str, precision: Precision) -> list[list[Detection]]:
     grounder = GlipGrounder(
-        tiny_model(), Prompter(write_vocab(folder), TINY.text), torch.device(device), 0.0, "caption", precision
+        tiny_model(), Prompter(write_vocab(folder), TINY.text), torch.device(device), 0.0, precision
     )
     found = grounder.collect(grounder.forward(grounder.prepare(images(), CAPTIONS, SPANS)))
     return [sorted(item.boxes, key=lambda box: -box.score) for item in found]

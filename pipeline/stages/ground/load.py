@@ -67,9 +67,6 @@ class GroundConfig:
     """False: rows without a box are dropped, as in GRIT (Kosmos-2, section 2.1) and HyCoCLIP (appendix A)."""
     # captions whose phrases are grounded if a row has several: first, or all, each with boxes of its own
     captions: Literal["first", "all"] = "first"
-    # text prompt of GLIP: caption (the full caption) or phrases (a list of the caption's noun chunks)
-    prompt: Literal["caption", "phrases"] = "caption"
-    """GRIT grounds with the caption; GLIP is trained on both forms. Other grounders do not read it."""
 
     nms_iou: ClassVar[float] = 0.6
     """Intersection over union of two boxes of an image above which the one with the lower score is removed, even if their
@@ -106,7 +103,6 @@ def make_grounder(config: GroundConfig) -> Grounder:
         config.grounder,
         config.device,
         config.floor,
-        config.prompt,
         vocabulary=config.vocabulary,
         precision=config.precision,
     )
@@ -116,7 +112,6 @@ def load_grounder(
     name: str,
     device: str,
     floor: float,
-    prompt: Literal["caption", "phrases"],
     *,
     vocabulary: str | None = None,
     precision: Precision = "auto",
@@ -127,7 +122,6 @@ def load_grounder(
         name: `GroundConfig.grounder`.
         device: "auto", "cpu", "cuda" or "cuda:N"; not used for an endpoint.
         floor: smallest score of a box, in [0, 1].
-        prompt: text prompt of a GLIP.
         vocabulary: vocabulary of a GLIP; None: the vocab.txt beside its weights.
         precision: number format of the network; "auto" is fp32 for Grounding DINO and its relatives.
 
@@ -146,7 +140,7 @@ def load_grounder(
         return load_hf_grounder(path, torch_device, floor, precision=precision)
     from pipeline.stages.ground.glip.predict import load_glip_grounder
 
-    return load_glip_grounder(path, torch_device, floor, prompt, vocabulary=vocabulary, precision=precision)
+    return load_glip_grounder(path, torch_device, floor, vocabulary=vocabulary, precision=precision)
 
 
 def is_transformers(grounder: str) -> bool:

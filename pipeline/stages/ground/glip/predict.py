@@ -15,7 +15,7 @@ from pipeline.stages.ground.glip.config import DetectConfig
 from pipeline.stages.ground.glip.head import to_exclusive
 from pipeline.stages.ground.glip.load import find_vocabulary, find_weights, load_glip
 from pipeline.stages.ground.glip.model import Detections, Glip, GlipOutput, detect
-from pipeline.stages.ground.glip.text import Plan, Prompt, Prompter, PromptStyle, pad_prompts, positive_map
+from pipeline.stages.ground.glip.text import Plan, Prompt, Prompter, pad_prompts, positive_map
 from pipeline.stages.ground.grounder import Detection, Grounded, OnCpu, Span, pinned, take
 
 # Prepare images for GLIP: resize by the shorter side, pad to a common size, convert to BGR, normalise.
@@ -128,7 +128,6 @@ class GlipGrounder:
         prompter: tokenizer with the vocabulary of its text tower.
         device: device of the network.
         floor: smallest score of a box, in [0, 1].
-        style: text prompt: the caption, or a list of its phrases.
         precision: number format; "auto" is bf16 on GPUs that have it, else fp32.
     """
 
@@ -138,11 +137,10 @@ class GlipGrounder:
         prompter: Prompter,
         device: torch.device,
         floor: float,
-        style: PromptStyle,
         precision: Precision = "auto",
     ) -> None:
         self.model = model.to(device).eval()
-        self.prompter, self.device, self.floor, self.style = prompter, device, floor, style
+        self.prompter, self.device, self.floor = prompter, device, floor
         self.dtype = torch_dtype(resolve_precision(precision, device))
 
     def bucket(self, height: int, width: int) -> Size:
@@ -169,7 +167,7 @@ class GlipGrounder:
             Prompts, and uint8 BGR pixels of the images that have one.
         """
         sizes = [network_size(image.shape[0], image.shape[1], self.model.config.detect) for image in images]
-        plans = [self.prompter.plan(caption, row, self.style) for caption, row in zip(captions, spans, strict=True)]
+        plans = [self.prompter.plan(caption, row) for caption, row in zip(captions, spans, strict=True)]
         by_size: dict[Size, list[int]] = {}
         for i, plan in enumerate(plans):
             if plan.prompts:
@@ -254,7 +252,6 @@ def load_glip_grounder(
     name: str | Path,
     device: torch.device,
     floor: float,
-    style: PromptStyle,
     *,
     vocabulary: str | None = None,
     precision: Precision = "auto",
@@ -265,7 +262,6 @@ def load_glip_grounder(
         name: as in `load_glip`.
         device: device of the network.
         floor: smallest score of a box, in [0, 1].
-        style: text prompt: the caption, or a list of its phrases.
         vocabulary: path, URL or hub name of a vocab.txt; None: the one beside the weights.
         precision: number format.
 
@@ -279,4 +275,4 @@ def load_glip_grounder(
     vocab = find_vocabulary(vocabulary, path)
     model = load_glip(path)
     prompter = Prompter(vocab, model.config.text)
-    return GlipGrounder(model, prompter, device, floor, style, precision)
+    return GlipGrounder(model, prompter, device, floor, precision)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import torch
 from tokenizers import BertWordPieceTokenizer, Encoding
@@ -13,9 +13,6 @@ from hypergrit_common.errors import UserError
 from pipeline.stages.ground.glip.config import TextConfig
 from pipeline.stages.ground.grounder import PhraseDrop, Span
 
-PromptStyle = Literal["caption", "phrases"]
-
-SEPARATOR = ". "  # between the phrases of a prompt of style "phrases"
 MAX_CAPTION_CHARS = 20_000  # phrases that end later are dropped, to limit the number of prompts
 
 
@@ -77,7 +74,7 @@ class Prompter:
             )
         self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
 
-    def plan(self, caption: str, spans: Sequence[Span], style: PromptStyle) -> Plan:
+    def plan(self, caption: str, spans: Sequence[Span]) -> Plan:
         """Return the prompts for a caption, which together contain every phrase that can be grounded.
 
         A text that is too long for one prompt is split between phrases.
@@ -85,15 +82,11 @@ class Prompter:
         Args:
             caption: the caption; phrases that end after its first MAX_CAPTION_CHARS characters are dropped.
             spans: its phrases, as characters [start, end).
-            style: "caption": the text is the caption, as in GRIT; "phrases": a list of the phrases, as in GLIP for
-                detection data.
 
         Returns:
             Prompts of at most `max_tokens` word pieces, and the phrases that cannot be grounded, with the reasons.
         """
         valid, dropped = _check_spans(caption, spans)
-        if style == "phrases":
-            caption, valid = _join_phrases(caption, valid)
         if not valid:
             return Plan(prompts=(), dropped=tuple(dropped))
         encoding = self.tokenizer.encode(caption)
@@ -157,16 +150,6 @@ def _check_spans(caption: str, spans: Sequence[Span]) -> tuple[list[tuple[int, S
         else:
             valid.append((index, (start, end)))
     return valid, dropped
-
-
-def _join_phrases(caption: str, spans: list[tuple[int, Span]]) -> tuple[str, list[tuple[int, Span]]]:
-    """Return a text with only the phrases, joined by SEPARATOR, and the span of each phrase in it."""
-    text, moved = "", []
-    for index, (start, end) in spans:
-        text += SEPARATOR if text else ""
-        moved.append((index, (len(text), len(text) + end - start)))
-        text += caption[start:end]
-    return text, moved
 
 
 def _split(ids: Sequence[int], phrases: list[PhraseTokens], max_tokens: int) -> tuple[list[Prompt], list[int]]:

@@ -183,7 +183,7 @@ def test_boxes_do_not_depend_on_the_other_images_of_the_batch(grounder: Any) -> 
 def test_boxes_below_the_floor_are_not_returned(folder: Path, grounder: Any) -> None:
     (every,) = detect(grounder, [image()], [CAPTION], [SPANS])
     floor = sorted(d.score for d in every)[len(every) // 2]
-    (some,) = detect(load_grounder(str(folder), "cpu", floor, "caption"), [image()], [CAPTION], [SPANS])
+    (some,) = detect(load_grounder(str(folder), "cpu", floor), [image()], [CAPTION], [SPANS])
     assert some == [d for d in every if d.score >= floor]
 
 
@@ -202,12 +202,12 @@ def test_phrases_that_exceed_the_prompt_of_grounding_dino_are_split_into_several
 def test_error_for_another_kind_of_model_names_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match="'bert' model"):
-        load_grounder(str(tmp_path), "cpu", 0.1, "caption")
+        load_grounder(str(tmp_path), "cpu", 0.1)
 
 
 def test_error_for_a_missing_model_names_it() -> None:
     with pytest.raises(UserError, match="/no/such/model"):
-        load_grounder("/no/such/model", "cpu", 0.1, "caption")
+        load_grounder("/no/such/model", "cpu", 0.1)
 
 
 @pytest.mark.parametrize("size", [(1, 200), (200, 1), (1, 2)])
@@ -227,7 +227,7 @@ def test_weights_stored_in_half_precision_are_read(folder: Path, tmp_path: Path)
     change_weights(copy, lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()})
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
-    (found,) = detect(load_grounder(str(copy), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    (found,) = detect(load_grounder(str(copy), "cpu", 0.0), [image()], [CAPTION], [SPANS])
     assert {d.phrase for d in found} == {0, 1}
 
 
@@ -249,7 +249,7 @@ def test_weights_that_do_not_fit_are_refused(
     copy = Path(shutil.copytree(folder, tmp_path / "wrong"))
     change_weights(copy, change)
     with pytest.raises(UserError, match=message):
-        load_grounder(str(copy), "cpu", 0.0, "caption")
+        load_grounder(str(copy), "cpu", 0.0)
 
 
 def test_damaged_model_folder_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -257,10 +257,10 @@ def test_damaged_model_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     weights = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(UserError, match="SafetensorError"):
-        load_grounder(str(copy), "cpu", 0.0, "caption")
+        load_grounder(str(copy), "cpu", 0.0)
     (copy / "config.json").write_text('{"model_type": "owlv2", "vision_config": 3}')
     with pytest.raises(UserError, match="vision_config"):
-        load_grounder(str(copy), "cpu", 0.0, "caption")
+        load_grounder(str(copy), "cpu", 0.0)
 
 
 @pytest.mark.parametrize("content", ['{"thresholds": {"score": "high"}}', '{"thresholds": {"score": 2}}'])
@@ -385,7 +385,7 @@ NAMES = ("pred_boxes", "pred_logits", "presence_logits")
 def test_sam3_computes_an_image_and_a_phrase_once(
     saved: Callable[[Save], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grounder: Any = load_grounder(str(saved(tiny_sam3)), "cpu", 0.0, "caption")
+    grounder: Any = load_grounder(str(saved(tiny_sam3)), "cpu", 0.0)
     seen: list[Any] = []
     for name in ("get_vision_features", "get_text_features"):
         method = getattr(grounder.model, name)
@@ -411,5 +411,5 @@ def test_files_of_sam3_with_its_tracker_are_read(
         copy,
         lambda state: {f"detector_model.{k}": v for k, v in state.items()} | {"tracker_model.a": torch.ones(1)},
     )
-    (found,) = detect(load_grounder(str(copy), "cpu", 0.0, "caption"), [image()], [CAPTION], [SPANS])
+    (found,) = detect(load_grounder(str(copy), "cpu", 0.0), [image()], [CAPTION], [SPANS])
     assert found == expected

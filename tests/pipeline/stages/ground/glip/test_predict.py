@@ -32,7 +32,7 @@ from tests.pipeline.stages.ground.glip.tiny import TINY, tiny_model, write_vocab
 @pytest.fixture(scope="module")
 def grounder(tmp_path_factory: pytest.TempPathFactory) -> GlipGrounder:
     prompter = Prompter(write_vocab(tmp_path_factory.mktemp("vocab")), TINY.text)
-    return GlipGrounder(tiny_model(), prompter, torch.device("cpu"), 0.0, "caption")
+    return GlipGrounder(tiny_model(), prompter, torch.device("cpu"), 0.0)
 
 
 def noise(height: int, width: int, seed: int = 0) -> Image:
@@ -100,7 +100,7 @@ def test_the_image_tower_runs_once_per_image_even_with_several_prompts(
     together = predict(grounder, images, captions, [spans, [(0, 5)]])
     handle.remove()
     assert calls == [2]
-    plan = grounder.prompter.plan(caption, spans, "caption")
+    plan = grounder.prompter.plan(caption, spans)
     assert len(plan.prompts) > 2
     for prompt in plan.prompts:  # each prompt alone gives the same boxes
         alone = Prepared(
@@ -123,7 +123,7 @@ def test_phrases_that_cannot_be_grounded_are_dropped_with_the_reason(grounder: G
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_half_precision_finds_nearly_the_same_boxes(grounder: GlipGrounder, precision: Precision) -> None:
-    half = GlipGrounder(grounder.model, grounder.prompter, torch.device("cpu"), 0.0, "caption", precision)
+    half = GlipGrounder(grounder.model, grounder.prompter, torch.device("cpu"), 0.0, precision)
     batch = ([noise(96, 96)], ["a red dog on a sofa"], [[(0, 9), (13, 19)]])
     (exact,), (in_half,) = predict(grounder, *batch), predict(half, *batch)
     assert exact is not None
@@ -145,9 +145,7 @@ def test_a_floor_removes_exactly_the_boxes_below_it(grounder: GlipGrounder) -> N
     (all_boxes,) = predict(grounder, *batch)
     assert all_boxes is not None
     floor = sorted(d.score for d in all_boxes)[len(all_boxes) // 2]
-    (above_floor,) = predict(
-        GlipGrounder(grounder.model, grounder.prompter, torch.device("cpu"), floor, "caption"), *batch
-    )
+    (above_floor,) = predict(GlipGrounder(grounder.model, grounder.prompter, torch.device("cpu"), floor), *batch)
     assert_close(above_floor, [d for d in all_boxes if d.score >= floor])
 
 
@@ -199,10 +197,10 @@ def test_an_image_of_the_right_size_is_not_copied() -> None:
 @pytest.mark.rest
 def test_a_compiled_network_finds_the_same_boxes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     save_glip(tmp_path, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
-    plain = load_glip_grounder(tmp_path, torch.device("cpu"), 0.0, "caption")
+    plain = load_glip_grounder(tmp_path, torch.device("cpu"), 0.0)
     # This tests that the code can be traced; generating C++ takes minutes and is tested by torch.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))
-    compiled = load_glip_grounder(tmp_path, torch.device("cpu"), 0.0, "caption")
+    compiled = load_glip_grounder(tmp_path, torch.device("cpu"), 0.0)
     compile_image_tower(compiled.model)
     for size in ((96, 96), (96, 150)):
         batch = ([noise(*size)], ["a red dog on a sofa"], [[(0, 9), (13, 19)]])

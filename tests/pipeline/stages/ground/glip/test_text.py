@@ -35,7 +35,7 @@ def bert() -> Prompter:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["caption"][:24])
 def test_prompts_equal_those_of_the_authors_code(bert: Prompter, case: dict) -> None:
-    plan = bert.plan(case["caption"], [tuple(span) for (span,) in case["char_spans"]], "caption")
+    plan = bert.plan(case["caption"], [tuple(span) for (span,) in case["char_spans"]])
     assert list(plan.prompts[0].ids) == case["ids"]
     found = {str(index + 1): list(tokens) for index, tokens in plan.prompts[0].phrases}
     assert found == case["label_to_tokens"]
@@ -43,7 +43,7 @@ def test_prompts_equal_those_of_the_authors_code(bert: Prompter, case: dict) -> 
 
 
 def test_a_phrase_has_the_word_pieces_of_its_words(prompter: Prompter) -> None:
-    plan = prompter.plan("a red dog on the tennis racket", [(0, 9), (13, 30)], "caption")
+    plan = prompter.plan("a red dog on the tennis racket", [(0, 9), (13, 30)])
     tokens = [prompter.tokenizer.id_to_token(i) for i in plan.prompts[0].ids]
     assert tokens == ["[CLS]", "a", "red", "dog", "on", "the", "tennis", "rack", "##et", "[SEP]"]
     assert plan.prompts[0].phrases == ((0, (1, 2, 3)), (1, (5, 6, 7, 8)))
@@ -51,7 +51,7 @@ def test_a_phrase_has_the_word_pieces_of_its_words(prompter: Prompter) -> None:
 
 def test_ignored_words_count_only_in_phrases_without_other_words(tmp_path: Path) -> None:
     prompter = Prompter(write_vocab(tmp_path), replace(TINY.text, ignored_words=("a", "the")))
-    plan = prompter.plan("the dog on a", [(0, 7), (11, 12)], "caption")
+    plan = prompter.plan("the dog on a", [(0, 7), (11, 12)])
     assert plan.prompts[0].phrases == ((0, (2,)), (1, (4,)))
 
 
@@ -59,12 +59,6 @@ def test_a_boundary_on_white_space_moves_inwards_by_two_characters_at_most(promp
     encoding = prompter.tokenizer.encode("dog  cat")
     assert span_tokens(encoding, (3, 8)) == [2]
     assert span_tokens(prompter.tokenizer.encode("dog    cat"), (3, 10)) == []
-
-
-def test_the_prompt_of_style_phrases_separates_them_with_full_stops(prompter: Prompter) -> None:
-    plan = prompter.plan("red cat on the dog", [(0, 7), (15, 18)], "phrases")
-    assert [prompter.tokenizer.id_to_token(i) for i in plan.prompts[0].ids[1:-1]] == ["red", "cat", ".", "dog"]
-    assert plan.prompts[0].phrases == ((0, (1, 2)), (1, (4,)))
 
 
 @pytest.mark.parametrize(
@@ -82,17 +76,16 @@ def test_the_prompt_of_style_phrases_separates_them_with_full_stops(prompter: Pr
 def test_a_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(
     prompter: Prompter, caption: str, span: tuple[int, int], reason: str
 ) -> None:
-    plan = prompter.plan(caption, [span], "caption")
+    plan = prompter.plan(caption, [span])
     assert plan.prompts == ()
     assert plan.dropped == ((0, reason),)
 
 
 def test_two_hundred_phrases_are_split_over_several_prompts(prompter: Prompter) -> None:
     spans = [(8 * i, 8 * i + 7) for i in range(200)]
-    for style in ("caption", "phrases"):
-        plan = prompter.plan("red dog " * 200, spans, style)  # type: ignore[arg-type]
-        assert sorted(index for prompt in plan.prompts for index, _ in prompt.phrases) == list(range(200))
-        assert max(len(prompt.ids) for prompt in plan.prompts) <= 32
+    plan = prompter.plan("red dog " * 200, spans)
+    assert sorted(index for prompt in plan.prompts for index, _ in prompt.phrases) == list(range(200))
+    assert max(len(prompt.ids) for prompt in plan.prompts) <= 32
 
 
 @settings(max_examples=60, deadline=None)
@@ -102,13 +95,12 @@ def test_every_phrase_is_in_one_prompt_or_dropped(prompter: Prompter, data: st.D
     caption = " ".join(words)
     position = st.integers(0, len(caption) + 1)
     spans = data.draw(st.lists(st.tuples(position, position), max_size=20))
-    for style in ("caption", "phrases"):
-        plan = prompter.plan(caption, spans, style)  # type: ignore[arg-type]
-        prompted = [index for prompt in plan.prompts for index, _ in prompt.phrases]
-        assert sorted(prompted + [index for index, _ in plan.dropped]) == list(range(len(spans)))
-        for prompt in plan.prompts:
-            assert len(prompt.ids) <= prompter.config.max_tokens
-            assert all(0 < token < len(prompt.ids) - 1 for _, tokens in prompt.phrases for token in tokens)
+    plan = prompter.plan(caption, spans)
+    prompted = [index for prompt in plan.prompts for index, _ in prompt.phrases]
+    assert sorted(prompted + [index for index, _ in plan.dropped]) == list(range(len(spans)))
+    for prompt in plan.prompts:
+        assert len(prompt.ids) <= prompter.config.max_tokens
+        assert all(0 < token < len(prompt.ids) - 1 for _, tokens in prompt.phrases for token in tokens)
 
 
 @settings(max_examples=40, deadline=None)
@@ -116,7 +108,7 @@ def test_every_phrase_is_in_one_prompt_or_dropped(prompter: Prompter, data: st.D
 def test_splitting_keeps_all_words_of_each_phrase(prompter: Prompter, starts: list[int]) -> None:
     words = ["dog" if i % 3 else "red" for i in range(125)]
     spans = [(4 * start, 4 * start + 11) for start in starts]
-    plan = prompter.plan(" ".join(words), spans, "caption")
+    plan = prompter.plan(" ".join(words), spans)
     assert not plan.dropped
     for prompt in plan.prompts:
         for index, tokens in prompt.phrases:
