@@ -21,7 +21,6 @@ from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
-from pydantic_core import ErrorDetails
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import check_file
@@ -280,7 +279,7 @@ FORMS: Final = {
 """Beginning of the type of an error of pydantic -> what it expects."""
 
 
-def _explain(value: Any, hint: Any, key: str, errors: Sequence[ErrorDetails]) -> str:
+def _explain(value: Any, hint: Any, key: str, errors: Sequence[Any]) -> str:
     """Describe a value that is none of its field."""
     kind = next((option for option in (hint, *get_args(hint)) if get_origin(option) in (tuple, dict)), None)
     if get_origin(kind) is dict and not isinstance(value, Mapping):

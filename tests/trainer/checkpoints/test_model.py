@@ -114,7 +114,7 @@ def test_a_missing_factor_is_an_error() -> None:
         ({"image": {"name": "resnet18", "kwargs": {"checkpoint_path": "x.pth"}}}, "checkpoint_path is not allowed"),
         ({"embed_dims": 3}, "embed_dims"),
         ({"embed_dim": 0}, r"model_here: config of clip: embed_dim is 0"),
-        ({"embed_dim": True}, r"model_here: config of clip: Value 'True' .*key embed_dim"),
+        ({"embed_dim": True}, r"model_here: config of clip: embed_dim is true; give a whole number"),
         (
             {"embed_dim": "${oc.env:HOME}"},
             r"model_here: config of clip: embed_dim is \$\{oc.env:HOME\}; give a whole number",
