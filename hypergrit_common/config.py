@@ -76,8 +76,10 @@ class Keys:
         )
 
 
-def _select(layer: Mapping[str, Any], key: str) -> Any:
-    return reduce(lambda node, name: node.get(name) if isinstance(node, dict) else None, key.split("."), layer)
+def _select(layer: Any, key: str) -> Any:
+    for name in key.split("."):
+        layer = layer.get(name) if isinstance(layer, dict) else None
+    return layer
 
 
 def last_value(layers: Sequence[Layer], key: str) -> Any:

@@ -5,7 +5,7 @@ No tag of a text builds an object of Python, and no alias (*name) repeats a valu
 
 import re
 from collections.abc import Hashable
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 import yaml
 
@@ -50,8 +50,8 @@ RESOLVERS: Final = {
 class Loader(yaml.SafeLoader):
     """Builds null, truth values and numbers as `Written`, texts, lists, and mappings whose keys are texts."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {first: [*found] for first, found in RESOLVERS.items()}
-    yaml_constructors: ClassVar[dict[str | None, Any]] = {
+    yaml_implicit_resolvers = {first: [*found] for first, found in RESOLVERS.items()}  # noqa: RUF012
+    yaml_constructors = {  # noqa: RUF012
         tag: yaml.SafeLoader.yaml_constructors[tag]
         for tag in (None, *(f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")))
     }
@@ -74,7 +74,7 @@ class Loader(yaml.SafeLoader):
 class Dumper(yaml.SafeDumper):
     """Writes what Loader reads."""
 
-    yaml_implicit_resolvers: ClassVar[dict[str, Any]] = {first: [*found] for first, found in RESOLVERS.items()}
+    yaml_implicit_resolvers = {first: [*found] for first, found in RESOLVERS.items()}  # noqa: RUF012
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write equal values in full."""
