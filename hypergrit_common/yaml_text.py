@@ -24,6 +24,10 @@ class Written(str):
         self.value = value
         return self
 
+    def __getnewargs__(self) -> tuple[str, bool | int | float]:  # type: ignore[override]
+        """Return what a copy is made of."""
+        return str(self), self.value
+
 
 def plain(values: Any) -> Any:
     """Return nested values as YAML reads them."""

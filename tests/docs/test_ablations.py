@@ -3,8 +3,7 @@
 import re
 import shlex
 from collections.abc import Iterator
-from functools import cache, reduce
-from operator import getitem
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +66,7 @@ def value_of(config: dict[str, Any], claim: str) -> tuple[Any, Any]:
     """The value of the key of a claim `key=value` in a configuration, and the claimed value."""
     key = claim.partition("=")[0]
     name = KEYS.short.get(key, key)
-    return reduce(getitem, name.split("."), config), last_value(read_layers([claim], KEYS), name)
+    return last_value([(config, "")], name), last_value(read_layers([claim], KEYS), name)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

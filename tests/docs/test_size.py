@@ -26,7 +26,7 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_730),
     "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(36, 4_540),
+    "hypergrit_common": Size(36, 4_545),
     "pipeline": Size(150, 33_828, 10),
     "trainer": Size(200, 28_959, 20),
     "demo": Size(45, 7_592),
