@@ -2,6 +2,7 @@
 
 import json
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,12 @@ DOG = {"start": 0, "end": 9, "head": [6, 9]}
 ROW = {"caption": "a red dog on grass", "phrases": [DOG, {"start": 13, "end": 18, "head": [13, 18]}]}
 
 
+PARSER = cache(phrases.CaptionParser)
+"""The parser, which is loaded once."""
+
+
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
+    monkeypatch.setattr(phrases, "CaptionParser", PARSER)
     monkeypatch.setattr(sys, "argv", ["phrases", *map(str, arguments)])
     return phrases.main()
 

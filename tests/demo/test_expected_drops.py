@@ -9,7 +9,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from demo.local import free_ports, server
 from demo.make_input import Row, write_input
 from pipeline.config import PipelineConfig, load_config
 from pipeline.read.plan import plan_shards
@@ -18,6 +17,7 @@ from pipeline.stages.captions import clean_captions
 from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.download.stage import Download
 from pipeline.stages.parse.stage import Parse
+from tests.e2e.world import serving
 from tests.patience import PATIENCE_S
 
 DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
@@ -27,11 +27,10 @@ DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
 def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row], pa.Table, PipelineConfig]]:
     """Return the special rows of the input, their table after `parse`, and the demo's configuration."""
     folder = tmp_path_factory.mktemp("input")
-    (port,) = free_ports(1)
-    rows = write_input(folder, 1, port)
-    overrides = [f"input={folder / 'pairs.parquet'}", f"output={folder / 'out'}", "rows_per_shard=1000"]
-    config = load_config([str(DEMO), *overrides])
-    with server(port, folder / "server.log"):
+    with serving() as images:
+        rows = write_input(folder, 1, images.port)
+        overrides = [f"input={folder / 'pairs.parquet'}", f"output={folder / 'out'}", "rows_per_shard=1000"]
+        config = load_config([str(DEMO), *overrides])
         (plan,) = plan_shards(config.input, config.rows_per_shard, None, config.read)
         table = download(read_shard(plan, config.read), rows, config.download)
         yield rows, Parse(config.parse)(clean_captions(table, config.captions)), config
@@ -40,7 +39,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row]
 def download(table: pa.Table, rows: list[Row], config: DownloadConfig) -> pa.Table:
     """Download rows that must time out with a short limit, and the others with one that a busy server keeps."""
     is_late = pa.array([row.expected_drop == ("download", "timeout") for row in rows])
-    parts = [(is_late, 1.0), (pc.invert(is_late), PATIENCE_S)]
+    parts = [(is_late, 0.4), (pc.invert(is_late), PATIENCE_S)]
     limited = [
         Download(replace(config, timeout_s=seconds, deadline_s=seconds))(table.filter(chosen))
         for chosen, seconds in parts
