@@ -21,8 +21,8 @@ from typing import Any, Final, NamedTuple
 from torch import Tensor
 from tqdm import tqdm
 
+from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
-from hypergrit_common.json_file import truncate
 from hypergrit_common.text import duration_text
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
@@ -138,6 +138,27 @@ class Meter:
         elapsed = max(time.perf_counter() - self.start_time, 1e-9)
         speed = {"samples_per_s": self.samples / elapsed, "data_wait_share": self.seconds_waited / elapsed}
         return speed | {"paused_s": self.seconds_paused}
+
+
+def truncate(path: Path, step: int, required_field: str = "") -> None:
+    """Remove the rows after `step`, the step of the checkpoint from which a run resumes; the run writes them again.
+
+    Rows of `step` itself are kept; if `required_field` is given, only those that have it. Does nothing if the file does not
+    exist.
+    """
+    if not path.is_file():
+        return
+    kept = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            row = json.loads(line)
+        except ValueError:  # the process was killed while it wrote the last line
+            break
+        if row["step"] > step or (row["step"] == step and required_field and required_field not in row):
+            break
+        kept.append(line + "\n")
+    with atomic_write(path) as draft:
+        draft.write_text("".join(kept), encoding="utf-8")
 
 
 class Metrics:

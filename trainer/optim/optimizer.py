@@ -1,8 +1,10 @@
 """The optimizer of a run, its learning rate and the moving average of the weights."""
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import torch
 from timm.optim import create_optimizer_v2
@@ -11,7 +13,6 @@ from torch.distributed.tensor import DTensor
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.optim import is_matrix, parameter_groups, warmup_cosine
 from trainer.models.dual_encoder import DualEncoder
 from trainer.optim.config import ADAMW, OptimConfig, longest_match
 
@@ -30,26 +31,41 @@ def build_optimizer(model: DualEncoder, config: OptimConfig) -> torch.optim.Opti
     def decays(name: str, parameter: nn.Parameter) -> bool:
         match config.decay:
             case "paper":
-                return is_matrix(name, parameter)
+                return parameter.ndim > 1
             case "all_but_scalars":
                 return name not in scalars and parameter.ndim > 0
             case "released":
                 return name not in scalars or parameter.ndim > 0
 
-    groups = parameter_groups(
-        model,
-        lr=config.lr,
-        weight_decay=config.weight_decay,
-        decays=decays,
-        lr_ratios=config.lr_ratios,
-        match=longest_match,
-    )
+    groups = parameter_groups(model, config, decays)
     if config.name == ADAMW:
         betas = (config.beta1, config.beta2)
         return torch.optim.AdamW(groups, lr=config.lr, betas=betas, eps=config.eps, fused=True, **config.kwargs)
     timm_optimizer = partial(create_optimizer_v2, opt=config.name, lr=config.lr, weight_decay=config.weight_decay)
     check_state(partial(timm_optimizer, **config.kwargs), config)
     return timm_optimizer(groups, **config.kwargs)
+
+
+def parameter_groups(
+    model: nn.Module, config: OptimConfig, decays: Callable[[str, nn.Parameter], bool]
+) -> list[dict[str, Any]]:
+    """Divide the trainable parameters of a model into groups for an optimizer, ordered by their first parameter.
+
+    `decays(name, parameter)` selects the parameters with weight decay. Sharded (DTensor) and ordinary parameters are in
+    separate groups because fused AdamW cannot mix them. `initial_lr` of a group is its peak learning rate, which a
+    schedule multiplies by its fraction, and `lr_ratio` is this rate as a multiple of `config.lr`.
+    """
+    members: dict[tuple[bool, str | None, bool], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            key = (decays(name, parameter), longest_match(config.lr_ratios, name), isinstance(parameter, DTensor))
+            members.setdefault(key, []).append(parameter)
+    groups = []
+    for (has_decay, pattern, _), parameters in members.items():
+        ratio = 1.0 if pattern is None else config.lr_ratios[pattern]
+        rates = {"lr": config.lr * ratio, "initial_lr": config.lr * ratio, "lr_ratio": ratio}
+        groups.append({"params": parameters, "weight_decay": config.weight_decay * has_decay, **rates})
+    return groups
 
 
 def check_state(create: Callable[..., torch.optim.Optimizer], config: OptimConfig) -> None:
@@ -81,7 +97,8 @@ def learning_rate(step: int, config: OptimConfig) -> float:
     final, steps, warmup = config.final_lr_ratio, config.steps, config.warmup_steps
     match config.schedule:
         case "cosine":
-            ratio = warmup_cosine(step, steps=steps, warmup_steps=warmup, final_ratio=final)
+            progress = min(max((step - warmup) / max(steps - warmup, 1), 0.0), 1.0)
+            ratio = min(rise(step, warmup), final + (1 - final) * math.cos(math.pi / 2 * progress) ** 2)
         case "constant":
             ratio = rise(step, warmup)
         case "wsd":

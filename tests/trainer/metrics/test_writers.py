@@ -12,10 +12,9 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.json_file import truncate
 from trainer.batch import Losses
 from trainer.metrics.config import LogConfig
-from trainer.metrics.writers import Meter, Metrics, Progress, named_values
+from trainer.metrics.writers import Meter, Metrics, Progress, named_values, truncate
 
 STEPS = 12
 
