@@ -26,7 +26,7 @@ REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType(
 )
 """Full key of `run` -> its default as YAML reads it."""
 
-NOT_IN_HASH: Final = frozenset({"recaption.timeout_s"})
+NOT_IN_HASH: Final = frozenset({"recaption.price", "recaption.timeout_s"})
 """Those of them that no hash of the settings of a shard held: what was marked as `runtime`, and ground.captions."""
 
 REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType(
