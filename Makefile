@@ -68,7 +68,7 @@ lint: install
 # Four processes on two cores: tests wait for other processes half of the time. Each needs up to 2.5 GB. Those of
 # test-rest keep both cores busy by themselves.
 TEST_PROCESSES ?= 4
-PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadfile
+PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
 # The checks of every change, lint beside the tests. Exhaustive variants and long journeys have the marker `rest`.
 test: install

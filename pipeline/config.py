@@ -151,7 +151,8 @@ class RayConfig:
     model_workers: int | None = None
     # GPUs of one model worker; 0.5: two share one; null: 1 if the cluster has GPUs when the job starts, else 0
     gpus_per_model_worker: float | None = None
-    # how often a shard is retried after an error or the death of its worker, before it counts as failed
+    # how often a shard is tried again after an error or the death of its worker, before it counts as failed; and if far too
+    # few of its rows got an answer, before its result counts
     retries: int = 2
     # seconds that one step of a shard may take; beyond it, its worker is killed
     step_timeout_s: float = 3600.0

@@ -1,9 +1,35 @@
 """Fixtures of all tests."""
 
 from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+
+SHARED = ("ray_cluster",)
+"""Session fixtures that take long to set up; pytest-xdist runs the files that use one in the same process."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the tests of a file into a group of their own, and those of all files with a fixture of SHARED into one."""
+    groups: dict[Path, str] = {}
+    for item in items:
+        for name in SHARED:
+            if name in getattr(item, "fixturenames", ()):
+                groups[item.path] = name
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(groups.get(item.path, item.nodeid.partition("::")[0])))
+
+
+@pytest.fixture(scope="session")
+def ray_cluster() -> Iterator[Any]:
+    """A Ray cluster with two CPUs, which this process has joined; tests that need another one leave it meanwhile."""
+    from tests.pipeline.run.on_ray.jobs import cluster_of
+
+    with cluster_of({"num_cpus": 2}) as cluster:
+        yield cluster
 
 
 @pytest.fixture(scope="session", autouse=True)

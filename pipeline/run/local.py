@@ -6,12 +6,13 @@ import os
 import resource
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
@@ -36,6 +37,7 @@ from pipeline.output.manifest import failed_shard
 from pipeline.output.store import temporary_folder_prefix
 from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan, Task
+from pipeline.run.breaker import Breaker, PutOffError
 from pipeline.run.progress import Follower, tell
 from pipeline.run.steps import Done, Notes, Part, Recipe, Steps
 from pipeline.stages.order import STEPS, Step
@@ -241,13 +243,13 @@ class Worker:
             self.steps.load(step)
 
     def run(self, step: Step, plan: ShardPlan | Task, is_first: bool) -> Any:
-        """Run a step of a shard; return the result of the last one."""
+        """Run a step of a shard; return the notes on it, or the result of the last one."""
         state, self.state = () if is_first else self.state, ()
         result = getattr(self.steps, step)(plan, *state)
         if step == self.last:
             return result
         self.state = result
-        return None
+        return result[1]
 
 
 def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Provenance) -> Iterator[Manifest]:
@@ -282,32 +284,62 @@ def compute_local(plans: Sequence[ShardPlan | Task], config: RayConfig, recipe: 
     the user can fix, and TooManyFaultsError.
     """
     n_children = 1 if recipe.job is not None else min(config.cpu_workers or os.cpu_count() or 1, len(plans))
+    breaker = Breaker(config.retries)
     with ExitStack() as stack:
         idle = [stack.enter_context(Child(partial(Worker, recipe))) for _ in range(n_children)]
-        pool, left, running = ThreadPoolExecutor(n_children), iter(plans), dict[Future[Any], Child]()
+        pool, running = ThreadPoolExecutor(n_children), dict[Future[Any], tuple[Child, ShardPlan | Task]]()
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
+        left, later = iter(plans), list[tuple[float, ShardPlan | Task]]()
         tell(Follower.loading, recipe.steps)
         idle[0].start()
         tell(Follower.loading, ())
         while True:
-            for child, plan in zip(idle, left, strict=False):
-                running[pool.submit(compute_in, child, plan, config, recipe)] = child
-            if not running:
+            while idle and (plan := take_next(left, later)) is not None:
+                child = idle.pop(0)
+                running[pool.submit(compute_in, child, plan, config, recipe, breaker)] = child, plan
+            if not (running or later):
                 return
+            if not running:
+                time.sleep(max(0.0, min(due for due, _ in later) - time.monotonic()))
+                continue
             done, _ = wait(running, return_when=FIRST_COMPLETED)
-            idle = [running.pop(future) for future in done]
             for future in done:
-                yield future.result()
+                child, plan = running.pop(future)
+                idle.append(child)
+                try:
+                    result = future.result()
+                except PutOffError as error:
+                    tell(Follower.lost, plan.index)
+                    later.append((time.monotonic() + error.pause_s, plan))
+                else:
+                    yield result
 
 
-def compute_in(child: Child, plan: ShardPlan | Task, config: RayConfig, recipe: Recipe) -> Any:
-    """Compute a shard in a child; one of a job, after a crash or a hang, stage by stage, to find the rows at fault."""
+Plan = TypeVar("Plan")
+
+
+def take_next(left: Iterator[Plan], later: list[tuple[float, Plan]]) -> Plan | None:
+    """Take a shard that was put off until a time that has come, else the next one; return None if there is none now."""
+    for place, (due, plan) in enumerate(later):
+        if due <= time.monotonic():
+            del later[place]
+            return plan
+    return next(left, None)
+
+
+def compute_in(child: Child, plan: ShardPlan | Task, config: RayConfig, recipe: Recipe, breaker: Breaker) -> Any:
+    """Compute a shard in a child; one of a job, after a crash or a hang, stage by stage, to find the rows at fault.
+
+    Raises PutOffError, and the errors of the job.
+    """
     for attempt in range(1, config.retries + 2):
         step = recipe.steps[0]
         try:
             for step in recipe.steps:
                 tell(Follower.begun, plan.index, step, plan.n_rows)
                 result = child.call("run", step, plan, step == recipe.steps[0], timeout_s=config.step_timeout_s)
+                if step == "prepare":
+                    breaker.check(plan, result)
                 tell(Follower.ended, plan.index, step)
             return result
         except (ProcessDiedError, StepTimeoutError) as death:
@@ -316,21 +348,25 @@ def compute_in(child: Child, plan: ShardPlan | Task, config: RayConfig, recipe: 
             if recipe.job is not None:
                 text = "shard %d: %s in step %r; computed again stage by stage"
                 logger.warning(text, plan.index, describe(death), step)
-                return rescue_shard(plan, recipe.job, recipe.make)
+                return rescue_shard(plan, recipe.job, recipe.make, breaker)
             failed = record_of(plan, step, death, attempt)
         except (ShardError, RemoteError) as error:
             failed = record_of(plan, step, error, attempt)
     return failed
 
 
-def rescue_shard(plan: Any, config: PipelineConfig, make_steps: Callable[[], Steps]) -> Done | FailedShard:
-    """Compute a shard whose process has died, in processes of its own."""
+def rescue_shard(
+    plan: Any, config: PipelineConfig, make_steps: Callable[[], Steps], breaker: Breaker
+) -> Done | FailedShard:
+    """Compute a shard whose process has died, in processes of its own. Raises PutOffError."""
     rescue = Rescue(make_steps, config.ray.step_timeout_s, config.max_internal_errors)
     step: Step = "prepare"
     done: Any = ()
     try:
         for step in STEPS:
             done = rescue.run(step, plan, *done)
+            if step == "prepare":
+                breaker.check(plan, done[1])
         assert isinstance(done, Done)
         return done
     except (ProcessDiedError, StepTimeoutError, ShardError, RemoteError) as error:

@@ -1,4 +1,4 @@
-"""The order of the steps of all shards."""
+"""The driver of a job on Ray: which step comes next, tables that wait, what a failure means, and time limits."""
 
 import logging
 import pickle
@@ -10,17 +10,18 @@ from typing import Any, Final, NamedTuple
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from pipeline.config import PipelineConfig, RayConfig
 from pipeline.faults import StepTimeoutError
 from pipeline.output.manifest import failed_shard
 from pipeline.read.types import ShardPlan, Task
+from pipeline.run.breaker import Breaker, PutOffError
 from pipeline.run.progress import Follower, tell
 from pipeline.run.ray_workers import (
     CALLS_PER_MODEL,
     POLL_S,
     RESCUE_TIMEOUTS,
-    SETTLE_S,
     Cluster,
     Health,
     Model,
@@ -33,7 +34,6 @@ from pipeline.run.ray_workers import (
     rescue_step,
     root,
     run_step,
-    selector_of,
     traceback_of,
 )
 from pipeline.run.steps import Notes, Recipe
@@ -65,7 +65,6 @@ class Call:
     model: Model | None = None
     node: str = ""
     deadline: float = float("inf")
-    refused: Sequence[str] = ()  # nodes that may not run it
     table: Any = None
 
     def advance(self) -> Any:
@@ -110,23 +109,23 @@ class Calls:
         self.run_step: Any = ray.remote(**options)(run_step)
         self.rescue_step: Any = ray.remote(**options)(rescue_step)
 
-    def task(self, shard: Shard, resources: Resources, refused: Sequence[str]) -> Call:
+    def task(self, shard: Shard, resources: Resources, node: str | None) -> Call:
         """Start the next step of a shard as a task; a step that has ended its worker twice, in child processes.
 
-        The nodes `refused` do not run it.
+        It runs on `node`, unless that goes, or anywhere.
         """
         options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
-        if refused:
-            options["label_selector"] = selector_of(refused)
+        if node is not None:
+            options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(node, soft=True)
         if shard.is_rescued:
             remote = self.rescue_step.options(**options)
             stream = remote.remote(self.make, self.timeout_s, self.limit, shard.step, shard.plan, *shard.state)
-            return Call(shard, stream, RESCUE_TIMEOUTS * self.timeout_s + GRACE_S, resources, refused=refused)
+            return Call(shard, stream, RESCUE_TIMEOUTS * self.timeout_s + GRACE_S, resources)
         rows = self.rows.of(shard.plan) if self.rows is not None and shard.step == "prepare" else []
         stream = self.run_step.options(**options).remote(
             self.make, self.timeout_s, shard.step, shard.plan, *shard.state, rows=rows
         )
-        return Call(shard, stream, self.timeout_s + GRACE_S, resources, refused=refused)
+        return Call(shard, stream, self.timeout_s + GRACE_S, resources)
 
     def infer(self, shard: Shard, model: Model) -> Call:
         """Queue the step `infer` of a shard at a model worker, which may still compute another one."""
@@ -173,7 +172,7 @@ class Tables:
 
 
 class Work:
-    """The shards of a job. Each is in a queue or in a call, or its death is judged."""
+    """The shards of a job. Each is in a queue or in a call, or put off."""
 
     def __init__(self, plans: Sequence[ShardPlan | Task], steps: Sequence[Step] = STEPS) -> None:
         self.n_left, self.steps = len(plans), steps
@@ -183,6 +182,17 @@ class Work:
         self.tasks[steps[0]].extend(Shard(plan, steps[0]) for plan in plans)
         self.for_models: deque[Shard] = deque()  # prepared, and not at a model worker
         self.failed: deque[FailedShard] = deque()
+        self.later: list[tuple[float, Shard]] = []  # with the time of their turn
+
+    def put_off(self, shard: Shard, pause_s: float) -> None:
+        """Let a shard begin again after a pause."""
+        self.later.append((time.monotonic() + pause_s, shard))
+
+    def wake(self) -> None:
+        """Queue the shards first whose pause is over."""
+        for due, shard in [entry for entry in self.later if entry[0] <= time.monotonic()]:
+            self.later.remove((due, shard))
+            self.begin_again(shard)
 
     def queue(self, shard: Shard, first: bool = False) -> None:
         """Let a shard wait for its next step."""
@@ -218,7 +228,7 @@ class Work:
         self.tables.drop(shard)
 
     def begin_again(self, shard: Shard) -> None:
-        """Let a shard begin again whose table is lost."""
+        """Let a shard begin again whose table is lost, or does not count."""
         self.release(shard)
         shard.step, shard.is_rescued = self.steps[0], False
         shard.nodes.clear()
@@ -234,11 +244,10 @@ MAX_LOSSES: Final = 50
 
 
 class Failures:
-    """Decides what a failed call means. Deaths are judged after a while, when it is known if the node has died too."""
+    """Decides what a failed call means."""
 
     def __init__(self, work: Work, models: Models, cluster: Cluster, health: Health, config: RayConfig) -> None:
         self.work, self.models, self.cluster, self.health, self.config = work, models, cluster, health, config
-        self.settling: deque[tuple[float, Call, BaseException]] = deque()
 
     def judge(self, call: Call, error: BaseException) -> None:
         """Decide what a failed call means. A death counts against the shard only if its node is still alive.
@@ -251,22 +260,12 @@ class Failures:
             raise root(error) from None
         if call.model is not None and isinstance(root(error), RayActorError):
             self.models.discard(call.model)
-        if kind == "crash" and call.node:
-            self.settling.append((time.monotonic() + SETTLE_S, call, error))
-        elif kind == "shard":
-            self.count(call, error)
+        if kind == "crash":
+            self.cluster.poll(now=True)
+        if kind == "shard" or (kind == "crash" and self.cluster.is_alive(call.node)):
+            self.count(call, error, is_crash=kind == "crash")
         else:
             self.lose(call.shard, error)
-
-    def settle(self) -> None:
-        """Judge the deaths of which the time has come."""
-        while self.settling and self.settling[0][0] <= time.monotonic():
-            _, call, error = self.settling.popleft()
-            self.cluster.poll(now=True)
-            if self.cluster.is_alive(call.node):
-                self.count(call, error, is_crash=True)
-            else:
-                self.lose(call.shard, error)
 
     def stop(self, call: Call) -> None:
         """Kill the worker of a call that exceeded its time limit, which counts as a crash of the shard."""
@@ -318,12 +317,10 @@ class Failures:
         self.work.release(shard)
 
 
-# Follow the cluster: time limits, nodes that come and go, requests that none can meet.
+# Follow the cluster: time limits, and requests that no node can meet.
 
 RELEASE_S: Final = 5.0
 """Time without progress after which an idle model worker is released, so that tasks get its resources."""
-STALL_S: Final = 300.0
-"""Time without progress after which requests that wait for resources are logged and made again."""
 
 
 class Upkeep:
@@ -338,69 +335,27 @@ class Upkeep:
         self.progressed = time.monotonic()
 
     def look(self) -> None:
-        """Judge deaths, stop calls that exceed their time limit, follow the nodes, report what no node can run."""
-        self.failures.settle()
+        """Stop calls that exceed their time limit, follow the nodes, report what no node can run."""
         if not self.cluster.poll():
             return
         busy = {id(call.model) for call in self.work.running.values() if call.model is not None and call.node}
         tell(Follower.models, len(self.models.ready), len(busy))
         tell(Follower.loading, ("infer",) if self.models.starting and not self.models.ready else ())
-        self.models.settle(self.cluster)
-        for model in self.models.idle_unusable(self.cluster):
-            self.models.discard(model)
         now = time.monotonic()
         for call in [call for call in self.work.running.values() if call.deadline < now]:
             if call.stream in self.work.running:
                 self.failures.stop(call)
-        for call in self._pending():
-            if call.refused and not self.cluster.others_fit(call.resources, call.refused):
-                self._withdraw(call)  # the nodes that it does not refuse have gone
-        self.models.withdraw_refused(self.cluster)
-        pending = self._pending()
-        requests: list[Resources] = [call.resources for call in pending]
-        if self.models.starting:
-            requests.append(self.models.request(self.cluster))
-        self.cluster.warn(requests)
-        if time.monotonic() - self.progressed > STALL_S and requests and not self._is_computing():
-            self._request_again(pending, requests)
-        else:
-            self._release_for(pending)
+        pending = [call.resources for call in self.work.running.values() if not call.node and call.model is None]
+        starting = [self.models.request(self.cluster)] if self.models.starting else []
+        self.cluster.warn([*pending, *starting])
+        if pending:
+            self._release_one()
 
-    def _pending(self) -> list[Call]:
-        """Return the tasks that wait for resources."""
-        return [call for call in self.work.running.values() if not call.node and call.model is None]
-
-    def _is_computing(self) -> bool:
-        return any(call.node for call in self.work.running.values())
-
-    def _request_again(self, pending: Sequence[Call], requests: Sequence[Resources]) -> None:
-        """Withdraw all requests that Ray has not met, to make them again: one that Ray lost would wait forever.
-
-        Usually, another job uses the cluster, and the log line is what a user needs.
-        """
-        logger.warning(
-            "no progress for %.0f s: %d requests wait for resources, and %s of the cluster are free",
-            time.monotonic() - self.progressed,
-            len(requests),
-            self.cluster.free(),
-        )
-        for call in pending:
-            self._withdraw(call)
-        while self.models.starting:
-            self.models.starting.popitem()[1].kill()
-        self.note_progress()
-
-    def _withdraw(self, call: Call) -> None:
-        """Take back a request that has not begun; it is made again with what the cluster has now."""
-        call.stop()
-        self.work.end(call)
-        self.work.tasks[call.shard.step].appendleft(call.shard)
-
-    def _release_for(self, pending: Sequence[Call]) -> None:
-        """End an idle model worker if tasks wait for resources and nothing runs that would free some."""
-        is_stuck = time.monotonic() - self.progressed > RELEASE_S and not self._is_computing()
-        idle: list[Model] = self.models.idle()
-        if pending and is_stuck and idle:
+    def _release_one(self) -> None:
+        """End an idle model worker, since tasks wait for resources, if nothing runs that would free some."""
+        is_computing = any(call.node for call in self.work.running.values())
+        idle = self.models.idle()
+        if idle and not is_computing and time.monotonic() - self.progressed > RELEASE_S:
             logger.info("an idle model worker is released, since tasks wait for CPUs")
             self.models.discard(idle[0])
             self.note_progress()
@@ -420,7 +375,8 @@ class Driver:
         self.cluster = Cluster()
         self.cluster.poll(now=True)
         self.health = Health()
-        self.models = Models(make, config, self.health)
+        self.models = Models(make, config)
+        self.breaker = Breaker(config.retries)
         self.calls = Calls(make, recipe.job, config)
         self.work = Work(plans, recipe.steps)
         self.failures = Failures(self.work, self.models, self.cluster, self.health, config)
@@ -436,7 +392,7 @@ class Driver:
             self._start_calls()
             for ref in self._wait():
                 if ref in self.models.starting:
-                    self.models.welcome(ref)
+                    self.models.welcome(ref, self.cluster)
                     self.upkeep.note_progress()
                 elif (done := self._advance(work.running[ref])) is not None:
                     work.n_left -= 1
@@ -449,6 +405,7 @@ class Driver:
     def _start_calls(self) -> None:
         """Start steps, the last ones of a shard first; what does not run yet is pending on the cluster."""
         work, cpus = self.work, self.cluster.total("CPU")
+        work.wake()
         bound = int(max(CALLS_PER_MODEL * len(self.models.ready), cpus)) + EXTRA
         while work.tasks.get("write") and self._may_start_task():
             self._start_task(work.tasks["write"].popleft())
@@ -472,11 +429,7 @@ class Driver:
 
     def _take_for(self, model: Model) -> Shard | None:
         """Take the first shard that has not failed at the node of the model, or at those of all models."""
-        if not self.work.for_models:
-            return None
-        nodes = {other.node for other in self.models.usable(self.cluster)}
-        if model.node not in nodes:
-            return None
+        nodes = {other.node for other in self.models.ready}
         for shard in self.work.for_models:
             if model.node not in shard.nodes or nodes <= shard.nodes:
                 self.work.for_models.remove(shard)
@@ -493,14 +446,14 @@ class Driver:
         # mostly waits for the network.
         task = {"CPU": 0.5 if "CPU" in model else 1.0}
         request = model if shard.step == "infer" else task
-        refused = self.health.refused(shard.step, shard.nodes, request, self.cluster)
-        self.work.begin(self.calls.task(shard, request, refused))
+        node = self.cluster.other(request, shard.nodes, shard.plan.index) if shard.nodes else None
+        self.work.begin(self.calls.task(shard, request, node))
 
     def _wait(self) -> list[Any]:
         """Return a call with a new value or a model worker that has started; wait for POLL_S seconds at most."""
         refs = [*self.work.running, *self.models.starting]
         if not refs:
-            time.sleep(POLL_S / 10 if self.failures.settling else POLL_S)
+            time.sleep(POLL_S / 10 if self.work.later else POLL_S)
             return []
         ready, _ = ray.wait(refs, num_returns=1, timeout=POLL_S, fetch_local=False)
         return list(ready)
@@ -519,6 +472,13 @@ class Driver:
         self.work.end(call)
         shard = call.shard
         self.health.succeed(call.node, shard.step)
+        if shard.step == "prepare":
+            try:
+                self.breaker.check(shard.plan, result.notes)
+            except PutOffError as error:
+                tell(Follower.lost, shard.plan.index)
+                self.work.put_off(shard, error.pause_s)
+                return None
         seconds = result.notes.seconds(self.stages_of[shard.step]) if isinstance(result, Result) else None
         tell(Follower.ended, shard.plan.index, shard.step, seconds)
         if isinstance(result, Result):

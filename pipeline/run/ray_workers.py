@@ -1,4 +1,8 @@
-"""The pool of model workers: it grows while shards wait for a model, and gives workers back to a cluster in need."""
+"""What the driver of a job on Ray works with, and the code that runs in Ray's workers.
+
+Here are, in this order, the nodes of the cluster, the meaning of failed calls, shards on their way, nodes on which steps
+fail, the actor that reads rows ahead, the code of a step, and the pool of model workers.
+"""
 
 import faulthandler
 import logging
@@ -68,18 +72,14 @@ class Cluster:
         """Return True if the node was alive at the last poll."""
         return node in self._nodes
 
-    def others_fit(self, request: Resources, refused: Collection[str]) -> bool:
-        """Return True if an empty node that is not among the refused ones could meet the request."""
-        return any(fits(request, resources) for node, resources in self._nodes.items() if node not in refused)
+    def other(self, request: Resources, failed: Collection[str], number: int) -> str | None:
+        """Return a node without those that `failed` that can meet the request, another one for each number, or None."""
+        found = sorted(node for node, has in self._nodes.items() if node not in failed and fits(request, has))
+        return found[number % len(found)] if found else None
 
     def total(self, resource: str) -> float:
         """Return the amount of a resource in the cluster, used or not."""
         return sum(node.get(resource, 0.0) for node in self._nodes.values())
-
-    def free(self) -> str:
-        """Describe the unused resources of the cluster: `0.5 CPU and 1 GPU`."""
-        free = ray.available_resources()
-        return text({name: free.get(name, 0.0) for name in ("CPU", "GPU")})
 
     def warn(self, requests: Iterable[Resources]) -> None:
         """Log requests that no node can meet, once a minute: an autoscaler may add such a node, or never."""
@@ -173,17 +173,10 @@ class Shard:
     nodes: set[str] = field(default_factory=set)
 
 
-# Nodes on which steps fail that succeed on others: their failures are theirs, and they get no calls for a while.
-
-Action = Step | Literal["load"]
-"""A step, or the start of a model worker."""
+# Nodes on which steps fail that succeed on others: these failures do not count against the shards.
 
 MIN_SHARDS: Final = 2
 """Shards that have to fail on a node, with no success among them, before the node is blamed."""
-AVOID_S: Final = 300.0
-"""Time for which a node gets no calls of a step, unless no other node can run it."""
-NODE_LABEL: Final = "ray.io/node-id"
-"""Label that Ray gives to every node."""
 
 
 @dataclass
@@ -193,22 +186,15 @@ class Streak:
     shards: set[int] = field(default_factory=set)
     began: float = 0.0
     succeeded: float = float("-inf")
-    avoided_until: float = float("-inf")
-
-    def acquit(self, shard: int) -> None:
-        """Forget the failure of a shard that has failed on another node too."""
-        self.shards.discard(shard)
-        if len(self.shards) < MIN_SHARDS:
-            self.avoided_until = float("-inf")
 
 
 class Health:
     """The failures of each step on each node."""
 
     def __init__(self) -> None:
-        self._streaks: dict[tuple[str, Action], Streak] = {}
+        self._streaks: dict[tuple[str, Step], Streak] = {}
 
-    def succeed(self, node: str, step: Action) -> None:
+    def succeed(self, node: str, step: Step) -> None:
         """Note that a step has succeeded on a node."""
         self._streaks[node, step] = Streak(succeeded=time.monotonic())
 
@@ -224,7 +210,7 @@ class Health:
         failed_too = [other for other in others if shard in other.shards]
         if failed_too:
             for other in failed_too:
-                other.acquit(shard)
+                other.shards.discard(shard)
             return False
         streak = self._streaks.setdefault((node, step), Streak())
         if not streak.shards:
@@ -233,37 +219,9 @@ class Health:
         is_to_blame = len(streak.shards) >= MIN_SHARDS and any(
             other.succeeded >= streak.began and len(other.shards) < MIN_SHARDS for other in others
         )
-        if is_to_blame:
-            self.avoid(node, step, f"{len(streak.shards)} shards failed there and none succeeded")
+        if is_to_blame and len(streak.shards) == MIN_SHARDS:
+            logger.warning("step %s fails on node %s and succeeds on others", step, node[:12])
         return is_to_blame
-
-    def avoid(self, node: str, step: Action, reason: str) -> None:
-        """Send no calls of a step to a node for a while; log it once."""
-        streak, now = self._streaks.setdefault((node, step), Streak()), time.monotonic()
-        if streak.avoided_until < now:
-            logger.warning("node %s gets no work for %.0f s in step %s: %s", node[:12], AVOID_S, step, reason)
-            streak.avoided_until = now + AVOID_S
-
-    def avoided(self, step: Action) -> set[str]:
-        """Return the nodes that get no calls of a step now."""
-        now = time.monotonic()
-        return {node for (node, of), streak in self._streaks.items() if of == step and streak.avoided_until > now}
-
-    def refused(self, step: Step, failed: Collection[str], request: Resources, cluster: Cluster) -> list[str]:
-        """Return the nodes that a call shall not use: the avoided ones, and those where it has `failed`.
-
-        It leaves out nodes that have to be used, because no other one has the resources of the request.
-        """
-        for nodes in (self.avoided(step) | set(failed), failed):
-            refused = sorted(node for node in nodes if cluster.is_alive(node))
-            if refused and cluster.others_fit(request, refused):
-                return refused
-        return []
-
-
-def selector_of(refused: Collection[str]) -> dict[str, str]:
-    """Return the label selector of all nodes but these."""
-    return {NODE_LABEL: f"!in({','.join(refused)})"} if refused else {}
 
 
 # An actor that reads the rows of parquet files for all workers, so that each row group is decoded once.
@@ -439,23 +397,15 @@ MAX_FAILED_STARTS: Final = 3
 """Failed starts in a row with which a job ends that has no worker."""
 MAX_LOST_STARTS: Final = 50
 """Starts in a row that may be lost with their node."""
-SETTLE_S: Final = 5.0
-"""Time from the death of a worker to the verdict: by then it is known if its node has died too."""
-UNAVAILABLE_S: Final = 60.0
-"""The same if Ray only knows that it cannot reach the worker; it takes up to a minute to declare a node dead."""
 
 
 @dataclass(eq=False)
 class Model:
-    """A model worker with the number of its unfinished calls. `node` is empty until it runs.
-
-    It was not allowed to start on the nodes `refused`.
-    """
+    """A model worker with the number of its unfinished calls. `node` is empty until it runs."""
 
     actor: Any
     n_calls: int = 0
     node: str = ""
-    refused: Collection[str] = ()
 
     def kill(self) -> None:
         """End the worker; its calls fail."""
@@ -465,14 +415,13 @@ class Model:
 class Models:
     """The model workers, those that wait for resources or load their models (`starting`, by stream) and the others."""
 
-    def __init__(self, make: Any, config: RayConfig, health: Health | None = None) -> None:
-        self.make, self.config, self.health = make, config, health or Health()
+    def __init__(self, make: Any, config: RayConfig) -> None:
+        self.make, self.config = make, config
         self.starting: dict[Any, Model] = {}
         self.ready: list[Model] = []
         self.resources: Resources | None = None
         self.failed_starts = self.lost_starts = 0
         self.has_started = False
-        self.settling: list[tuple[float, Model, RayError]] = []
 
     def request(self, cluster: Cluster) -> Resources:
         """Return the resources of a model worker; they are decided once, when the cluster has nodes."""
@@ -489,7 +438,8 @@ class Models:
     def grow(self, cluster: Cluster, n_waiting: int, n_left: int) -> None:
         """Request workers for prepared shards that wait while all workers are busy; the first one in any case.
 
-        Requests that cannot be met yet show an autoscaler what the job could use.
+        Requests that cannot be met yet show an autoscaler what the job could use. Beside others, no more are requested
+        after MAX_FAILED_STARTS.
         """
         resources = self.request(cluster)
         if self.resources is None:
@@ -498,29 +448,20 @@ class Models:
         if "CPU" in resources:  # half of the CPUs are for the tasks
             limit = min(limit, max(1, int(cluster.total("CPU"))))
         is_busy = all(model.n_calls >= CALLS_PER_MODEL for model in self.ready)
-        while (
-            is_busy
-            and len(self) < limit
-            and len(self.starting) < max(1, n_waiting // 2)
-            and (n_waiting or not self.ready)
-        ):
-            avoided = self.health.avoided("load")
-            refused = self.health.refused("infer", avoided, resources, cluster)
-            if self.ready and not refused and any(map(cluster.is_alive, avoided)):
-                return  # starts fail on the only node for them, which has other workers
-            self.start(resources, refused)
+        is_wanted = bool(n_waiting and self.failed_starts <= MAX_FAILED_STARTS) or not self.ready
+        while is_busy and is_wanted and len(self) < limit and len(self.starting) < max(1, n_waiting // 2):
+            self.start(resources)
 
-    def start(self, resources: Resources, refused: Collection[str] = ()) -> None:
-        """Request one worker; the nodes `refused` may not run it."""
+    def start(self, resources: Resources) -> None:
+        """Request one worker."""
         actor_class: Any = ray.remote(ModelWorker)
         options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
-        options |= {"label_selector": selector_of(refused)} if refused else {}
         actor = actor_class.options(max_restarts=0, max_task_retries=0, **options).remote(
             self.make, self.config.step_timeout_s
         )
-        self.starting[actor.load.options(num_returns="streaming").remote()] = Model(actor, refused=refused)
+        self.starting[actor.load.options(num_returns="streaming").remote()] = Model(actor)
 
-    def welcome(self, stream: Any) -> None:
+    def welcome(self, stream: Any, cluster: Cluster) -> None:
         """Note the node of a worker that begins to load, and add one that has. Raises like `refuse`."""
         model = self.starting[stream]
         try:
@@ -528,12 +469,12 @@ class Models:
         except RayError as error:
             del self.starting[stream]
             model.kill()
-            kind = kind_of(error)
-            if kind in ("job", "shard") or (isinstance(error, RayActorError) and error.actor_init_failed):
-                self.refuse(model, error)
-                return
-            settle_s = SETTLE_S if kind == "crash" else UNAVAILABLE_S
-            self.settling.append((time.monotonic() + settle_s, model, error))
+            cluster.poll(now=True)
+            kind, is_init = kind_of(error), isinstance(error, RayActorError) and error.actor_init_failed
+            if kind == "lost" or (kind == "crash" and not is_init and not cluster.is_alive(model.node)):
+                self.lose(error)
+            else:
+                self.refuse(error)
         else:
             if node is not None:
                 model.node = node
@@ -541,68 +482,35 @@ class Models:
             del self.starting[stream]
             self.failed_starts = self.lost_starts = 0
             self.has_started = True
-            self.health.succeed(model.node, "load")
             self.ready.append(model)
 
-    def refuse(self, model: Model, error: RayError) -> None:
-        """Avoid the node of a worker that cannot load its models.
+    def refuse(self, error: RayError) -> None:
+        """Count a worker that cannot load its models, or died meanwhile.
 
-        Raises UserError, or another error of the job, if no worker has ever started and none is loading,
-        or if the job has no worker after several failed starts.
+        Raises UserError, or another error of the job, if no worker has ever started and none is loading, or if the job
+        has no worker after several failed starts.
         """
         self.failed_starts += 1
         is_first = not self.has_started and not any(other.node for other in self.starting.values())
-        if not self.ready and (is_first or self.failed_starts > MAX_FAILED_STARTS):
+        is_clear = kind_of(error) != "crash"  # the death of a process may be an accident
+        if not self.ready and ((is_first and is_clear) or self.failed_starts > MAX_FAILED_STARTS):
             if kind_of(error) == "job":
                 raise root(error) from None
             raise cannot_start(error) from error
         logger.warning("a model worker cannot start: %s", message_of(error))
-        if model.node:
-            self.health.avoid(model.node, "load", "a model worker cannot start there")
 
-    def settle(self, cluster: Cluster) -> None:
-        """Judge the workers that died while they started, after a poll of the cluster.
-
-        Raises UserError for several whose nodes are alive if there are no others.
-        """
-        for entry in list(self.settling):
-            deadline, model, error = entry
-            is_alive = bool(model.node) and cluster.is_alive(model.node)
-            if is_alive and time.monotonic() < deadline:
-                continue
-            self.settling.remove(entry)
-            self.failed_starts += is_alive
-            self.lost_starts += not is_alive
-            if (self.failed_starts > MAX_FAILED_STARTS and not self.ready) or self.lost_starts > MAX_LOST_STARTS:
-                raise cannot_start(error) from error
-            logger.warning("a model worker died while it started: %s", message_of(error))
-            if is_alive:
-                self.health.avoid(model.node, "load", "a model worker died there while it started")
-
-    def withdraw_refused(self, cluster: Cluster) -> None:
-        """Take back requests whose allowed nodes have gone; they are made again with those that the cluster has now."""
-        for stream, model in list(self.starting.items()):
-            if model.refused and not model.node and not cluster.others_fit(self.request(cluster), model.refused):
-                del self.starting[stream]
-                model.kill()
+    def lose(self, error: RayError) -> None:
+        """Count a worker that was lost with its node while it started. Raises UserError for too many in a row."""
+        self.lost_starts += 1
+        if self.lost_starts > MAX_LOST_STARTS:
+            raise cannot_start(error) from error
+        logger.warning("a model worker was lost while it started: %s", message_of(error))
 
     def discard(self, model: Model) -> None:
         """Remove a worker that died, or end it."""
         if model in self.ready:
             self.ready.remove(model)
         model.kill()
-
-    def usable(self, cluster: Cluster) -> list[Model]:
-        """Return the workers that are not on avoided nodes; all if no other node could hold one."""
-        avoided = self.health.avoided("infer") & {model.node for model in self.ready}
-        if not avoided or not cluster.others_fit(self.request(cluster), avoided):
-            return self.ready
-        return [model for model in self.ready if model.node not in avoided]
-
-    def idle_unusable(self, cluster: Cluster) -> list[Model]:
-        """Return the idle workers on avoided nodes, which end so that others start elsewhere."""
-        usable = self.usable(cluster)
-        return [model for model in self.idle() if model not in usable]
 
     def idle(self) -> list[Model]:
         """Return the workers without calls."""

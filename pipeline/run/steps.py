@@ -61,11 +61,16 @@ logger = logging.getLogger("hypergrit")
 
 @dataclass(frozen=True)
 class Notes:
-    """Notes on a shard besides its table: the time of each stage, the rows on which one failed, and dropped pictures."""
+    """Notes on a shard besides its table.
+
+    They are the time of each stage, the rows on which one failed, dropped pictures, and the number of rows whose download
+    got no answer.
+    """
 
     timings: Timings
     faults: tuple[Fault, ...] = ()
     dropped: tuple[DroppedPicture, ...] = ()
+    unanswered: int = 0
 
     def seconds(self, stages: Iterable[str]) -> float:
         """Return the time that these stages took, without loading them."""
@@ -77,7 +82,8 @@ class Notes:
         for name, new in other.timings.items():
             old = timings.get(name, {"seconds": 0.0, "rows": 0.0})
             timings[name] = {"seconds": old["seconds"] + new["seconds"], "rows": old["rows"] + new["rows"]}
-        return Notes(timings, self.faults + other.faults, self.dropped + other.dropped)
+        unanswered = self.unanswered + other.unanswered
+        return Notes(timings, self.faults + other.faults, self.dropped + other.dropped, unanswered)
 
 
 Part = tuple[pa.Table, Notes]
@@ -282,12 +288,13 @@ class Steps:
 
     def download(self, plan: ShardPlan, parts: Iterable[Part]) -> Part:
         """Download the images of a shard part by part, and drop duplicates: the result does not depend on the parts."""
-        from pipeline.stages.download.stage import drop_duplicates
+        from pipeline.stages.download.stage import count_unanswered, drop_duplicates
 
         stages = [("download", self.stage("download"))]
         limit = self.config.max_internal_errors
         table, notes = join([run_stages(stages, table, notes, plan, limit) for table, notes in parts])
         check_limit(notes.faults, limit)
+        notes = dataclasses.replace(notes, unanswered=count_unanswered(table))
         return drop_duplicates(refuse_images(table, self.takedowns)), notes
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:

@@ -1,6 +1,6 @@
 """Guarantees of the commands, checked through the command line on the outputs of one job.
 
-All checks that share outputs are in this file, so that `pytest -n 2 --dist loadfile` makes each output once.
+All checks that share outputs are in this file, so that `pytest -n 2 --dist loadgroup` makes each output once.
 """
 
 import csv

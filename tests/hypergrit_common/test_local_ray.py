@@ -60,6 +60,7 @@ def listening(pids: set[int]) -> set[str]:
     return found
 
 
+@pytest.mark.rest
 @pytest.mark.ray
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/net/tcp").exists(), reason="no /proc on this system")

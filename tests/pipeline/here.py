@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.config import RayConfig
 from pipeline.faults import KNOWN, BrokenProcessError, RemoteError, describe, format_traceback
+from pipeline.run.breaker import Breaker
 from pipeline.run.local import Worker, compute_in
 from pipeline.run.steps import Recipe
 from pipeline.stages.download.stage import Download
@@ -39,7 +40,7 @@ def compute_here(plans: Sequence[Any], config: RayConfig, recipe: Recipe) -> Ite
     here: Any = Here(recipe)
     try:
         for plan in plans:
-            yield compute_in(here, plan, config, recipe)
+            yield compute_in(here, plan, config, recipe, Breaker(retries=0))
     finally:
         download = getattr(here.worker.steps, "_stages", {}).get("download")
         if isinstance(stage := getattr(download, "__self__", None), Download):

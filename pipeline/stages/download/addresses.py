@@ -225,8 +225,6 @@ class FetchError(Exception):
         retry_after_s: least time before that attempt, in seconds.
         verdict: what the attempt says about the host, which may be dead.
         lack: what this machine lacked (open files, ports), which is no fault of the row.
-        is_unreached: True for an attempt, begun at `start_s`, in which not one packet came back, perhaps because this
-            machine has no network.
     """
 
     def __init__(
@@ -238,13 +236,11 @@ class FetchError(Exception):
         retry_after_s: float = 0.0,
         verdict: Verdict = Verdict.ANSWERED,
         lack: OSError | None = None,
-        is_unreached: bool = False,
     ) -> None:
         super().__init__(f"{reason}: {detail}")
         self.drop = Drop(reason, detail[:300])
         self.is_transient, self.retry_after_s = is_transient, retry_after_s
         self.verdict, self.lack = verdict, lack
-        self.is_unreached, self.start_s = is_unreached, 0.0
 
 
 # Parsing and checking of URLs from the input and from redirects, which are untrusted.

@@ -1,11 +1,10 @@
 """Fetching of rows with the state that a worker keeps from shard to shard: connections, names, hosts, bytes."""
 
 import asyncio
-import errno
 import os
 import threading
+import time
 import weakref
-from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -28,34 +27,20 @@ from pipeline.stages.download.addresses import (
 from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.download.fetch import Contact, Deadline, Request, attempt_fetch, new_session
 from pipeline.stages.download.hosts import (
-    MAX_REPEATS,
     BudgetError,
     ByteBudget,
     Host,
     HostDeadError,
     Hosts,
     Lease,
-    Outage,
-    Patience,
-    Pulse,
-    Rows,
-    Shortage,
     count_open_files,
-    has_source,
+    machine_error,
     raise_file_limit,
     share_files,
 )
 from pipeline.stages.download.permits import JobPermits, LocalPermits, PermitAddress, Slots
 from pipeline.stages.download.resolver import NameLookupError, Resolver
 from pipeline.stages.download.robots import Robots
-
-
-class PauseError(Exception):
-    """A pause of this process during an attempt, whose `failure` therefore says nothing."""
-
-    def __init__(self, failure: FetchError) -> None:
-        super().__init__(str(failure))
-        self.failure = failure
 
 
 class Client:
@@ -69,31 +54,15 @@ class Client:
     def __init__(self, config: DownloadConfig, permits: PermitAddress | None) -> None:
         self.config = config
         shares = share_files(config, raise_file_limit() - count_open_files())
-        self.pulse = Pulse()
-        self.shortage = Shortage(self.pulse.time)
         allowed = config.private_hosts | proxy_hosts(config.proxy)  # rows whose host is the proxy are refused before
-        self._rows = Rows()
-        self._names = Outage("name server", self._rows, self.pulse.time)
-        self._reach = Outage("host", self._rows, self.pulse.time, self._probe)
-        self._reached: deque[tuple[str, int]] = deque(maxlen=2)  # addresses and ports that answered last
-        self.resolver = Resolver(
-            allowed,
-            config.dns_concurrency,
-            config.dns_timeout_s,
-            shares.lookups,
-            self.shortage,
-            self.pulse,
-            self._names.worked,
-        )
+        self.resolver = Resolver(allowed, config.dns_concurrency, config.dns_timeout_s, shares.lookups)
         self.budget = ByteBudget(max(config.max_bytes_in_flight, 2 * config.max_bytes))
         # Timers may fire a little early, so a time-out must count as a failure of its whole time.
         patience_s = 0.9 * min(config.connect_timeout_s, config.timeout_s)
-        self.hosts = Hosts(config.host_failures, patience_s, self.pulse.time)
+        self.hosts = Hosts(config.host_failures, patience_s, time.monotonic)
         self.session = new_session(config, self.resolver, shares.idle)
         self._permits = JobPermits(permits) if permits else LocalPermits(config.concurrency_per_host)
-        self._robots = (
-            Robots(self._fetch_rules, config.user_agent_token, self.pulse.time) if config.robots_txt else None
-        )
+        self._robots = Robots(self._fetch_rules, config.user_agent_token, time.monotonic) if config.robots_txt else None
         self._slots = Slots(shares.requests, self._permits)
 
     async def close(self) -> None:
@@ -115,106 +84,59 @@ class Client:
 
         Raises:
             FetchError: the drop of the row.
-            OSError: this machine lacks open files, memory, ports or its network for too long.
+            OSError: this machine lacks open files, memory or threads, or its proxy does not answer.
         """
-        with self._rows.one():
-            while True:
-                request = await self._with_rules(request)
-                found, lease = await self._fetch(request)
-                with lease:
-                    if isinstance(found, bytes):
-                        yield found
-                        return
-                request = found
+        while True:
+            request = await self._with_rules(request)
+            found, lease = await self._fetch(request)
+            with lease:
+                if isinstance(found, bytes):
+                    yield found
+                    return
+            request = found
 
     async def _with_rules(self, request: Request) -> Request:
         """Return the request with the robots.txt of its host, if the job respects it. Raises FetchError."""
-        if self._robots is None:
-            return request
-        with self._rows.aside():
-            return replace(request, rules=await self._robots.of(request.url))
+        return request if self._robots is None else replace(request, rules=await self._robots.of(request.url))
 
     async def _fetch_rules(self, url: URL) -> bytes:
         """Fetch a robots.txt, with the redirects to other hosts. Raises FetchError and OSError."""
         request = Request(url, Deadline(self.config.deadline_s), is_image=False)
-        with self._rows.one():
-            while True:
-                found, lease = await self._fetch(request)
-                with lease:
-                    if isinstance(found, bytes):
-                        return found
-                request = found
+        while True:
+            found, lease = await self._fetch(request)
+            with lease:
+                if isinstance(found, bytes):
+                    return found
+            request = found
 
     async def _fetch(self, request: Request) -> tuple[bytes | Request, Lease]:
-        """Fetch from one host with the retries of the configuration. Raises FetchError.
+        """Fetch from one host with the retries of the configuration. Raises FetchError, and OSError for a lack.
 
         The row holds a connection during its attempts only, not while it waits for its name, its host, memory or the
         next attempt.
         """
         host, deadline = self.hosts.at(request.host, request.port), request.deadline
-        patience, reach = Patience(self.shortage), Patience(self._reach)
-        n_bytes = n_retries = n_repeats = 0
+        n_bytes = n_retries = 0
         while True:
             await self._resolve(request)
-            left_s = deadline.left_s
             try:
                 return await self._attempt(request, host, n_bytes)
             except BudgetError as error:
                 n_bytes = error.n_bytes
                 continue
             except HostDeadError as error:
-                if not await self._is_unreached(request, host, host.since_s, reach):
-                    raise FetchError(error.reason, str(error)) from error
-                continue
-            except PauseError as error:
-                if n_repeats == MAX_REPEATS:
-                    raise error.failure from error
-                deadline.left_s, n_repeats = left_s, n_repeats + 1
-                continue
+                raise FetchError(error.reason, str(error)) from error
             except FetchError as error:
-                if error.lack is not None and self._is_of_machine(error.lack, request):
-                    deadline.left_s = left_s
-                    await patience.wait(error.lack)  # of no effect on the time and the retries of the row
-                    continue
-                if error.is_unreached and await self._is_unreached(request, host, error.start_s, reach):
-                    deadline.left_s = left_s
-                    continue
                 # A host that has never answered is not asked again after a time-out.
                 is_transient = error.is_transient and (error.drop.reason != "timeout" or host.has_answered)
                 pause_s = max(self.config.backoff_s * 2.0 ** min(n_retries, 30), error.retry_after_s)
                 if not is_transient or n_retries == self.config.retries or pause_s >= deadline.left_s:
+                    if error.lack is not None:
+                        raise machine_error(error.lack) from error
                     raise
                 n_retries += 1
-            with deadline.passing(self.pulse.time):
+            with deadline.passing(time.monotonic):
                 await asyncio.sleep(pause_s)
-
-    async def _is_unreached(self, request: Request, host: Host, start_s: float, patience: Patience) -> bool:
-        """Return whether the network, not the host, may have failed since `start_s`; if so, wait first until it answers."""
-        if host.is_convicted or not await self._reach.explains(request.host, start_s, patience):
-            host.is_convicted = True
-            return False
-        if not host.is_convicted:
-            host.forgive()
-        return True
-
-    async def _probe(self) -> bool:
-        """Return True if one of the hosts that answered last accepts a connection."""
-        for address, port in list(self._reached):
-            try:
-                async with asyncio.timeout(self.config.connect_timeout_s):
-                    _, writer = await asyncio.open_connection(address, port)
-            except OSError:
-                continue
-            writer.close()
-            return True
-        return False
-
-    def _is_of_machine(self, lack: OSError, request: Request) -> bool:
-        """Return False if `lack` is not one: EADDRNOTAVAIL for addresses that this machine could never reach."""
-        if lack.errno != errno.EADDRNOTAVAIL:
-            return True
-        addresses = self.resolver.known(request.host) if parse_address(request.host) is None else (request.host,)
-        return any(map(has_source, addresses))
 
     async def _resolve(self, request: Request) -> None:
         """Check the host, and look it up if it is a name. Raises FetchError."""
@@ -224,75 +146,38 @@ class Client:
                 if is_local_name(request.host) and canonical_host(request.host) not in self.config.private_hosts:
                     raise PrivateAddressError(f"{request.host} is a name of the proxy's own network")
             elif parse_address(request.host) is None:
-                check_addresses(request.host, await self._look_up(request.host), self.config.private_hosts)
+                check_addresses(request.host, await self.resolver.lookup(request.host), self.config.private_hosts)
         except PrivateAddressError as error:
             raise FetchError("private_address", str(error)) from error
         except NameLookupError as error:
             raise FetchError("dns_error", f"{request.host}: {error}") from error
 
-    async def _look_up(self, name: str) -> tuple[str, ...]:
-        """Find the addresses of a name, again if no name server could be reached. Raises NameLookupError and OSError."""
-        patience = Patience(self._names)
-        while True:
-            try:
-                return await self.resolver.lookup(name)
-            except NameLookupError as error:
-                if error.answer.asked_s is None:
-                    raise
-                is_final = not await self._names.explains(name, error.answer.asked_s, patience)
-                self.resolver.judge(name, error.answer, is_final=is_final)
-                if is_final:
-                    raise
-
     async def _attempt(self, request: Request, host: Host, n_bytes: int) -> tuple[bytes | Request, Lease]:
         """Make one attempt with a connection slot and `n_bytes` of memory.
 
-        Raises FetchError, BudgetError, HostDeadError and PauseError.
+        Raises FetchError, BudgetError and HostDeadError.
         """
         await host.enter()
         try:
             async with self._slots.at(canonical_host(request.host)):
                 lease = await self.budget.lease(n_bytes)
-                start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
+                start_s = time.monotonic()
                 try:
                     host.start()
-                    with request.deadline.passing(self.pulse.time):
-                        found = await attempt_fetch(
-                            self.session, request, self.config, lease, Contact(host, self._reach)
-                        )
+                    with request.deadline.passing(time.monotonic):
+                        found = await attempt_fetch(self.session, request, self.config, lease, Contact(host))
                 except BaseException as error:
                     lease.release()
-                    if isinstance(error, FetchError):
-                        if error.verdict is not Verdict.ANSWERED and self.pulse.has_paused(n_pauses):
-                            raise PauseError(error) from error
-                        error.start_s = start_s
-                        self._note(error, host, start_s)
+                    if isinstance(error, FetchError) and error.lack is None:
+                        if error.verdict is Verdict.SILENT:
+                            host.failed(start_s, error.drop.reason)
+                        elif error.verdict is Verdict.ANSWERED:
+                            host.answered()
                     raise
                 host.answered()
-                self.shortage.worked()
-                self._remember(request)
                 return found, lease
         finally:
             host.leave()
-
-    def _note(self, error: FetchError, host: Host, start_s: float) -> None:
-        """Record what a failed attempt says about its host."""
-        if error.lack is not None:
-            return
-        self.shortage.worked()
-        if not error.is_unreached and error.drop.reason not in ("timeout", "dns_error", "private_address"):
-            self._reach.worked()
-        if error.verdict is Verdict.SILENT:
-            host.failed(start_s, error.drop.reason)
-        elif error.verdict is Verdict.ANSWERED:
-            host.answered()
-
-    def _remember(self, request: Request) -> None:
-        """Note that a host answered, and where."""
-        self._reach.worked()
-        addresses = self.resolver.known(request.host) if parse_address(request.host) is None else (request.host,)
-        if addresses and not self.config.proxy and (addresses[0], request.port) not in self._reached:
-            self._reached.append((addresses[0], request.port))
 
 
 # The event loop of a download stage: it lives as long as the stage, and connections and host names with it.

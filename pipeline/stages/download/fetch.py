@@ -22,7 +22,7 @@ from hypergrit_common.errors import MACHINE_ERRORS
 from hypergrit_common.version import hypergrit_version
 from pipeline.stages.download.addresses import FetchError, PrivateAddressError, Verdict, check_url, parse_url
 from pipeline.stages.download.config import DownloadConfig
-from pipeline.stages.download.hosts import Host, Lease, Outage, error_number
+from pipeline.stages.download.hosts import Host, Lease, error_number
 from pipeline.stages.download.resolver import NameLookupError, Resolver
 from pipeline.stages.download.robots import Rules
 
@@ -153,7 +153,7 @@ def new_session(config: DownloadConfig, resolver: Resolver, max_idle: int) -> ai
     return aiohttp.ClientSession(
         connector=Connector(
             max_idle,
-            limit=0,  # slots.py limits the connections
+            limit=0,  # Slots limits the connections
             resolver=resolver,
             use_dns_cache=False,  # the resolver has its own
             keepalive_timeout=IDLE_S,
@@ -186,7 +186,6 @@ async def _on_reused(
 
 
 REDIRECTS: Final = (301, 302, 303, 307, 308)
-UNREACHED: Final = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT)
 INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
 
 
@@ -230,16 +229,15 @@ class Request:
 
 
 class Contact:
-    """The connection of an attempt, as `trace_request_ctx`: noted for its host, and a new one for this machine's network."""
+    """The connection of an attempt, as `trace_request_ctx`: it is noted for its host."""
 
-    def __init__(self, host: Host, reach: Outage) -> None:
-        self._host, self._reach = host, reach
+    def __init__(self, host: Host) -> None:
+        self._host = host
         self.is_connected = False
 
     def connected(self) -> None:
         """Note a new connection."""
         self.is_connected = True
-        self._reach.worked()
         self._host.connected()
 
     def reused(self) -> None:
@@ -286,7 +284,7 @@ async def attempt_fetch(
         # Not repeated: TCP has sent several packets meanwhile, and a dead host would occupy a connection again.
         detail = f"no connection in {min(limit_s, config.connect_timeout_s):g} s"
         verdict = Verdict.SILENT if limit_s >= min(full_s, config.connect_timeout_s) else Verdict.NOTHING
-        raise FetchError("timeout", detail, verdict=verdict, is_unreached=True) from error
+        raise FetchError("timeout", detail, verdict=verdict) from error
     except InterimFloodError as error:
         raise FetchError("connection_error", "no valid HTTP: endless interim responses") from error
     except aiohttp.ClientResponseError as error:
@@ -294,11 +292,10 @@ async def attempt_fetch(
     except (aiohttp.ClientError, OSError) as error:
         number = error_number(error)
         name = errno.errorcode.get(number, "") or type(error).__name__
-        lack = OSError(number, os.strerror(number)) if number in MACHINE_ERRORS else None
-        is_unreached, verdict = number in UNREACHED, Verdict.SILENT
-        raise FetchError(
-            "connection_error", name, is_transient=True, verdict=verdict, lack=lack, is_unreached=is_unreached
-        ) from error
+        # A machine without IPv6 reports EADDRNOTAVAIL for each IPv6 address: no lack of ports.
+        is_lack = number in MACHINE_ERRORS and number != errno.EADDRNOTAVAIL
+        lack = OSError(number, os.strerror(number)) if is_lack else None
+        raise FetchError("connection_error", name, is_transient=True, verdict=Verdict.SILENT, lack=lack) from error
 
 
 async def follow(

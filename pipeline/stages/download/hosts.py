@@ -1,21 +1,19 @@
-"""Memory of hosts that do not answer, so that their remaining rows cost nothing.
+"""What the rows of a worker share: the memory of hosts that do not answer, a limit on bytes, and the open files.
 
-What happens here depends on the network and on times, as the outcome of every request does. A row is dropped only for
-failures of its own host.
+The numbers of the system's errors are here too. What happens here depends on the network and on times, as the outcome of
+every request does.
 """
 
 import asyncio
 import errno
-import logging
 import os
 import re
 import resource
 import socket
 import ssl
-import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -54,15 +52,14 @@ class Host:
         self._n_trying = 0
         self._is_connected = False
         self._reason = ""
-        self.since_s = self._failed_s = self._probe_s = 0.0
-        self.is_convicted = False  # its failures are not those of this machine's network
+        self._since_s = self._failed_s = self._probe_s = 0.0
         self.n_failures = 0
         self.has_answered = False
 
     @property
     def is_dead(self) -> bool:
         """True if no request but an occasional probe is worth its time."""
-        return self.n_failures >= self._max_failures and self._failed_s - self.since_s >= self._patience_s
+        return self.n_failures >= self._max_failures and self._failed_s - self._since_s >= self._patience_s
 
     async def enter(self) -> None:
         """Wait until the host may be asked; each call is followed by one of `leave`. Raises HostDeadError."""
@@ -97,11 +94,6 @@ class Host:
             self._is_connected = True
             self._wake(len(self._waiting))
 
-    def forgive(self) -> None:
-        """Forget the failures: they were those of this machine's network."""
-        self.n_failures, self.is_convicted = 0, False
-        self._wake(TRIALS)
-
     def reused(self) -> None:
         """Note an idle connection of an earlier shard or row, which stays open only after a complete response."""
         self.connected()
@@ -110,11 +102,11 @@ class Host:
     def answered(self) -> None:
         """Note a complete response, of whatever status."""
         self.connected()
-        self.n_failures, self.has_answered, self.is_convicted = 0, True, False
+        self.n_failures, self.has_answered = 0, True
 
     def failed(self, start_s: float, reason: str) -> None:
         """Note an attempt, begun at `start_s`, without a complete response."""
-        self.since_s = start_s if self.n_failures == 0 else min(self.since_s, start_s)
+        self._since_s = start_s if self.n_failures == 0 else min(self._since_s, start_s)
         self._failed_s = self._clock()
         self._probe_s = self._failed_s + DEAD_S
         self.n_failures += 1
@@ -278,6 +270,27 @@ def _numbers(error: OSError) -> list[int]:
     return []
 
 
+# Lack of open files, memory or threads on this machine: no row is dropped for it, but its shard fails.
+
+FIXES: Final = {errno.ENETDOWN: "check download.proxy"}
+FIX: Final = "raise the limits of this machine (ulimit -n, ulimit -u), or lower download.concurrency"
+
+
+def machine_error(lack: OSError) -> OSError:
+    """Return the error of a shard whose rows lack something on this machine."""
+    where = f"in the download on {socket.gethostname()}"
+    return OSError(lack.errno, f"{lack.strerror} {where}; {FIXES.get(lack.errno or 0, FIX)}")
+
+
+def lack_behind(error: Exception) -> OSError | None:
+    """Return what this machine lacked for a look-up to fail; None if it lacked nothing."""
+    if isinstance(error, MemoryError) or (isinstance(error, socket.gaierror) and error.errno == socket.EAI_MEMORY):
+        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+    if not is_machine_error(error):
+        return None
+    return error if isinstance(error, OSError) else OSError(errno.EAGAIN, str(error))  # no more threads
+
+
 # The open files of a worker: its limit, and the shares of connections and look-ups in it.
 
 MOST_FILES: Final = 65_536
@@ -337,292 +350,3 @@ def share_files(config: DownloadConfig, n_free: int) -> Shares:
     idle = min(IDLE_FACTOR * config.concurrency, n_free // 4)
     rest = (n_free - CONNECTION_FILES * requests - idle) // LOOKUP_FILES
     return Shares(requests, idle, min(SLOW_FACTOR * config.dns_concurrency, max(1, rest)))
-
-
-def lacks_files() -> bool:
-    """Return True if this process cannot open four more files: a call that needs some may have failed for it."""
-    opened: list[int] = []
-    try:
-        for _ in range(2):
-            opened += os.pipe()
-    except OSError:
-        return True
-    finally:
-        for descriptor in opened:
-            os.close(descriptor)
-    return False
-
-
-# Pauses of this process: stopped by a signal, or with its machine. They are no fault of a row or of a host.
-
-logger = logging.getLogger("hypergrit")
-
-BEAT_S: Final = 0.25
-LATE_S: Final = 1.0
-"""A beat of the event loop that is this late was a pause: timers fire before the answers that came meanwhile are read."""
-MAX_REPEATS: Final = 5
-"""Number of pauses in the attempts of one row or name after which a failure counts all the same."""
-
-
-class Pulse:
-    """A clock that stands still while this process does, as long as `beating` lasts."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._seen_s = clock()
-        self._paused_s = 0.0
-        self.n_pauses = 0
-
-    def time(self) -> float:
-        """Return the time in seconds without the pauses."""
-        now = self._clock()
-        late_s = now - self._seen_s - BEAT_S
-        if late_s > LATE_S:
-            self._paused_s += late_s
-            self.n_pauses += 1
-            if self.n_pauses == 1:
-                logger.warning(
-                    "the download stood still for %.1f s, since the machine is busy; what failed meanwhile is tried again, "
-                    "and further pauses are not mentioned; raise download.timeout_s if many rows time out", late_s
-                )  # fmt: skip
-        self._seen_s = now
-        return now - self._paused_s
-
-    def has_paused(self, n_pauses: int) -> bool:
-        """Return True if there was a pause since `n_pauses`."""
-        self.time()  # timers of others may fire before that of the next beat
-        return self.n_pauses > n_pauses
-
-    @contextmanager
-    def beating(self) -> Iterator[None]:
-        """Watch the running event loop; between two tables, it stands still without a pause."""
-        loop = asyncio.get_running_loop()
-        self._seen_s = self._clock()
-
-        def beat() -> None:
-            self.time()
-            timers[0] = loop.call_later(BEAT_S, beat)
-
-        timers = [loop.call_later(BEAT_S, beat)]
-        try:
-            yield
-        finally:
-            timers[0].cancel()
-
-
-# Lack of open files, memory, threads or ports on this machine: rows wait for its end, and are not dropped for it.
-
-PAUSE_S: Final = 0.2
-MAX_PAUSE_S: Final = 3.0
-"""Pause before another try, which doubles with each up to MAX_PAUSE_S."""
-PATIENCE_S: Final = 60.0
-"""Time in which nothing succeeds, after which the shard fails. A look-up of the C library ends within 30 s."""
-FIX: Final = "raise the limits of this machine (ulimit -n, ulimit -u), or lower download.concurrency"
-
-NETWORK_FIX: Final = "check the network of this machine and download.proxy, and its name server"
-
-
-def fix_of(lack: OSError) -> str:
-    """Return the advice for a lack."""
-    return NETWORK_FIX if lack.errno == errno.ENETDOWN else FIX
-
-
-class Shortage:
-    """The lack that the rows of a worker share; `clock` is the time of the event loop.
-
-    A lack passes when others return what they hold. It is an error of the machine if nobody gets anything for
-    PATIENCE_S.
-    """
-
-    def __init__(self, clock: Callable[[], float]) -> None:
-        self.clock = clock
-        self.felt_s = self.worked_s = float("-inf")
-        self._is_logged = False
-
-    def worked(self) -> None:
-        """Note a look-up or an attempt that had what it needed."""
-        self.worked_s = self.clock()
-
-    def felt_since(self, start_s: float) -> bool:
-        """Return True if this machine lacked something since `start_s`, or does now."""
-        return self.felt_s >= start_s or lacks_files()
-
-    def feel(self, lack: OSError) -> None:
-        """Note a lack; the first is logged."""
-        self.felt_s = self.clock()
-        if not self._is_logged:
-            self._is_logged = True
-            logger.warning("%s on %s: rows wait until that ends; %s", lack.strerror, socket.gethostname(), fix_of(lack))
-
-
-class Patience:
-    """The tries of one row or name."""
-
-    def __init__(self, shortage: Shortage) -> None:
-        self._shortage = shortage
-        self._start_s: float | None = None
-        self._pause_s = PAUSE_S
-
-    async def wait(self, lack: OSError) -> None:
-        """Wait before the next try. Raises OSError with the number of `lack` if it lasts too long."""
-        shortage = self._shortage
-        shortage.feel(lack)
-        now = shortage.clock()
-        self._start_s = now if self._start_s is None else self._start_s
-        if now - max(self._start_s, shortage.worked_s) >= PATIENCE_S:
-            where = f"in the download for {PATIENCE_S:g} s on {socket.gethostname()}"
-            raise OSError(lack.errno, f"{lack.strerror} {where}; {fix_of(lack)}") from lack
-        await asyncio.sleep(self._pause_s)
-        self._pause_s = min(2 * self._pause_s, MAX_PAUSE_S)
-
-    @property
-    def is_alone(self) -> bool:
-        """True if this one has waited for PATIENCE_S while others had what they needed."""
-        if self._start_s is None:
-            return False
-        shortage = self._shortage
-        return shortage.clock() - self._start_s >= PATIENCE_S and shortage.worked_s > self._start_s
-
-
-def is_doubtful(error: object) -> bool:
-    """Return True for EINVAL and EBUSY of `getaddrinfo`: usually, but not certainly, a lack of open files."""
-    return isinstance(error, OSError) and error.errno in (errno.EINVAL, errno.EBUSY)
-
-
-def lack_behind(error: BaseException) -> OSError | None:
-    """Return what the machine lacked for a look-up of `getaddrinfo` to fail; None if it lacked nothing."""
-    if isinstance(error, socket.gaierror):
-        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM)) if error.errno == socket.EAI_MEMORY else None
-    if isinstance(error, MemoryError):
-        return OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-    if isinstance(error, OSError):
-        if is_machine_error(error):
-            return error
-        return OSError(errno.EMFILE, f"{error.strerror} in a look-up") if is_doubtful(error) else None
-    return OSError(errno.EAGAIN, str(error)) if is_machine_error(error) else None
-
-
-def has_source(address: str) -> bool:
-    """Return True if this machine has an address from which it can reach `address`; no packet is sent.
-
-    EADDRNOTAVAIL is otherwise no lack of ports: a machine without IPv6 reports it for each IPv6 address.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    try:
-        with socket.socket(family, socket.SOCK_DGRAM) as probe:
-            probe.connect((address, 9))
-    except OSError as error:
-        return is_machine_error(error) and error.errno != errno.EADDRNOTAVAIL
-    return True
-
-
-# Loss of the network or of the name server of this machine: rows wait for its end, and are not dropped for it.
-#
-# A failure is the row's own if anything else succeeded during its attempt, and the network had not been lost at its begin.
-# Else the row waits for a sign: after another row's success, it tries again; if many names or hosts fail and nothing
-# succeeds, the fault is this machine's; and if all rows that are left wait, they are too few to tell, and the failures are
-# their own.
-
-MANY: Final = 20
-"""Number of names, or of hosts, whose failures without any success between them are the fault of this machine."""
-
-
-class Rows:
-    """The rows of a worker that are under way, and how many of them wait for a sign of another."""
-
-    def __init__(self) -> None:
-        self._n_rows = 0
-        self._waiting: dict[asyncio.Future[bool], Outage] = {}
-
-    @contextmanager
-    def one(self) -> Iterator[None]:
-        """Count a row within the context."""
-        self._n_rows += 1
-        try:
-            yield
-        finally:
-            self._n_rows -= 1
-            self._check()
-
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """Do not count a row of `one` within the context, in which it waits for something that counts itself."""
-        self._n_rows -= 1
-        self._check()
-        try:
-            yield
-        finally:
-            self._n_rows += 1
-
-    async def wait(self, outage: "Outage") -> bool:
-        """Wait for a sign; return False if none can come."""
-        sign: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[sign] = outage
-        self._check()
-        try:
-            return await sign
-        finally:
-            self._waiting.pop(sign, None)
-
-    def wake(self, outage: "Outage") -> None:
-        """Let the rows that wait for `outage` try again."""
-        self._end([sign for sign, other in self._waiting.items() if other is outage], True)
-
-    def _check(self) -> None:
-        if len(self._waiting) >= self._n_rows:
-            self._end(list(self._waiting), False)
-
-    def _end(self, signs: list[asyncio.Future[bool]], sign: bool) -> None:
-        for future in signs:
-            del self._waiting[future]
-            if not future.done():
-                future.set_result(sign)
-
-
-class Outage(Shortage):
-    """The failures of names, or those of hosts, since the last success. It outlives the shards of a worker.
-
-    `probe` looks for a success of its own, if there is something that worked before.
-    """
-
-    def __init__(
-        self, what: str, rows: Rows, clock: Callable[[], float], probe: Callable[[], Awaitable[bool]] | None = None
-    ) -> None:
-        super().__init__(clock)
-        self._lack = OSError(errno.ENETDOWN, f"no {what} can be reached")
-        self._rows, self._probe = rows, probe
-        self._probing: asyncio.Task[None] | None = None
-        self._failed: set[str] = set()
-        self._back_s = float("-inf")  # the success that ended the last outage: MANY failures without one
-
-    def worked(self) -> None:
-        """Note a success."""
-        super().worked()
-        if len(self._failed) >= MANY:
-            self._back_s = self.worked_s
-        self._failed.clear()
-        self._rows.wake(self)
-
-    async def explains(self, subject: str, start_s: float, patience: Patience) -> bool:
-        """Wait until an attempt for `subject`, begun at `start_s`, is worth repeating; return False if it is not.
-
-        Raises OSError if nothing succeeds for the time of `patience`.
-        """
-        if self.worked_s >= start_s:
-            return start_s < self._back_s
-        self._failed.add(subject)
-        if len(self._failed) < MANY:
-            return await self._rows.wait(self)
-        self._rows.wake(self)
-        if self._probe is not None:
-            if self._probing is None or self._probing.done():
-                self._probing = asyncio.create_task(self._look(self._probe))
-            await asyncio.shield(self._probing)
-            if self.worked_s >= start_s:
-                return True
-        await patience.wait(self._lack)
-        return True
-
-    async def _look(self, probe: Callable[[], Awaitable[bool]]) -> None:
-        if await probe():
-            self.worked()

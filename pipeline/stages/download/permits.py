@@ -19,11 +19,21 @@ RECORD_BYTES: Final = 1 + KEY_BYTES
 ASK, GIVE = b"a", b"g"
 GRANTED, QUEUED, GRANTED_LATER = b"+", b"?", b"!"
 """Records of the protocol between workers and the job's server: one of these bytes and the key of a host."""
-SIGN_OF_LIFE: Final = b"." + bytes(KEY_BYTES)
-"""A record that a worker sends every PING_S seconds, and that the server sends back."""
-PING_S: Final = 15.0
-SILENT_S: Final = 60.0
-"""Time after which the server takes back the permits of a worker that sends nothing: its machine is lost."""
+LOST_S: Final = 60
+"""Time after which the system ends the connection to a machine that sends nothing back."""
+PROBES: Final = 3
+"""Packets to which such a machine does not reply."""
+
+
+def end_if_lost(connection: socket.socket) -> None:
+    """Let the system end a connection whose other end is lost, as far as it can: a machine that vanishes closes none."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    pause_s = LOST_S // (PROBES + 1)
+    times = {"IDLE": pause_s, "INTVL": pause_s, "CNT": PROBES}
+    options = {f"TCP_KEEP{name}": value for name, value in times.items()} | {"TCP_USER_TIMEOUT": 1000 * LOST_S}
+    for option, value in options.items():
+        if hasattr(socket, option):  # not on every system
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
 
 
 def split_records(data: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
@@ -127,14 +137,12 @@ async def wait_for(turn: asyncio.Future[None], give: Callable[[], object]) -> No
         raise
 
 
-# Permits of a whole job, as a worker sees them: the client of the job's server (permit_server.py).
+# Permits of a whole job, as a worker sees them: the client of the job's server.
 
 RECONNECT_S: Final = 60.0
 """Time for which a worker tries to reach the server again."""
 CONNECT_S: Final = 10.0
 PAUSE_S: Final = 0.5
-MAX_UNANSWERED: Final = 4
-"""Number of signs of life without an answer after which a worker gives up the connection."""
 
 Item = TypeVar("Item")
 Request = tuple[asyncio.Future[None], asyncio.Future[None]]
@@ -142,12 +150,11 @@ Request = tuple[asyncio.Future[None], asyncio.Future[None]]
 
 
 class JobPermits(asyncio.Protocol):
-    """Permits of a whole job, from the server at `address` (host, port, secret; permit_server.py).
+    """Permits of a whole job, from the PermitServer at `address` (host, port, secret).
 
-    The server (permit_server.py) answers each request at once, with a permit or with a place in the queue. If the
+    The server answers each request at once, with a permit or with a place in the queue. If the
     connection is lost, the server takes back what this worker holds, and the worker connects again and repeats its open
-    requests. After RECONNECT_S, they fail with PermitsError. A machine that vanishes closes no connection, so both
-    sides expect signs of life.
+    requests. After RECONNECT_S, they fail with PermitsError.
     """
 
     def __init__(self, address: PermitAddress) -> None:
@@ -155,8 +162,6 @@ class JobPermits(asyncio.Protocol):
         self._lost_s: float | None = None  # since when the server has not been heard
         self._transport: asyncio.Transport | None = None
         self._connecting: asyncio.Task[None] | None = None
-        self._pinging: asyncio.TimerHandle | None = None
-        self._n_unanswered = 0
         self._buffer = b""
         # For each host, the requests without a reply, and those that wait in the queue of the server.
         self._asked: dict[bytes, deque[Request]] = {}
@@ -185,7 +190,6 @@ class JobPermits(asyncio.Protocol):
 
     def close(self) -> None:
         """Close the connection; the server takes back all permits."""
-        self._stop_pings()
         self._asked.clear()  # so that the loss of the connection opens no other
         self._queued.clear()
         if self._connecting is not None:
@@ -208,6 +212,7 @@ class JobPermits(asyncio.Protocol):
                         transport, _ = await loop.create_connection(lambda: self, address.host, address.port)
                     if transport.is_closing():
                         raise ConnectionResetError("the connection was closed at once")
+                    end_if_lost(transport.get_extra_info("socket"))
                     break
                 except OSError as error:  # includes TimeoutError
                     if self._lost_s is None:
@@ -229,28 +234,7 @@ class JobPermits(asyncio.Protocol):
         self._queued.clear()
         for key, requests in self._asked.items():
             transport.write((ASK + key) * len(requests))
-        self._buffer, self._transport, self._n_unanswered = b"", transport, 0
-        self._stop_pings()
-        self._pinging = asyncio.get_running_loop().call_later(PING_S, self._ping)
-
-    def _ping(self) -> None:
-        """Send a sign of life; end a connection on which none came back.
-
-        They are counted, not timed: between two shards, the event loop stands still.
-        """
-        if self._transport is None:
-            return
-        if self._n_unanswered >= MAX_UNANSWERED:
-            self._transport.abort()
-            return
-        self._n_unanswered += 1
-        self._transport.write(SIGN_OF_LIFE)
-        self._pinging = asyncio.get_running_loop().call_later(PING_S, self._ping)
-
-    def _stop_pings(self) -> None:
-        if self._pinging is not None:
-            self._pinging.cancel()
-            self._pinging = None
+        self._buffer, self._transport = b"", transport
 
     def _fail(self, error: PermitsError) -> None:
         futures = [future for requests in self._asked.values() for pair in requests for future in pair]
@@ -263,14 +247,12 @@ class JobPermits(asyncio.Protocol):
                 future.exception()  # not every future is awaited
 
     def data_received(self, data: bytes) -> None:
-        self._lost_s, self._n_unanswered = None, 0
+        self._lost_s = None
         records, self._buffer = split_records(self._buffer + data)
         for kind, key in records:
             self._receive(kind, key)
 
     def _receive(self, kind: bytes, key: bytes) -> None:
-        if kind + key == SIGN_OF_LIFE:
-            return
         if kind == GRANTED_LATER:
             granted = _pop(self._queued, key)
         else:
@@ -283,12 +265,11 @@ class JobPermits(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         self._transport = None
-        self._stop_pings()
         if not (self._asked or self._queued):  # nobody needs the server now; the next request looks for it anew
             self._lost_s = None
             return
         loop, pause_s = asyncio.get_running_loop(), PAUSE_S
-        if self._lost_s is None:  # the server may have closed it between two shards, when this worker was silent
+        if self._lost_s is None:  # it may have been lost between two shards
             self._lost_s, pause_s = loop.time(), 0.0
         elif loop.time() - self._lost_s > RECONNECT_S:  # it accepts connections and closes them
             return self._fail(PermitsError("the job's permits refuse this worker"))
@@ -309,12 +290,9 @@ def _pop(queues: dict[bytes, deque[Item]], key: bytes) -> Item:
 
 # The server of a job's permits, which the driver runs: at most so many requests at a time to each host, by all workers.
 #
-# A worker holds its permits by its connection: when a worker dies, or is silent for `SILENT_S`, they return. The server
-# sees hashes of host names.
+# A worker holds its permits by its connection: when a worker or its machine dies, they return. The server sees hashes of
+# host names.
 # One process serves about 10^5 requests a second, and a row needs two.
-
-CHECKS: Final = 10
-"""Number of searches for silent workers in the time after which one counts as lost."""
 
 
 class PermitServer:
@@ -323,37 +301,29 @@ class PermitServer:
     Args:
         limit: permits of each host: requests that the whole job has in flight to it.
         host: address of this machine that the workers can reach.
-        silent_s: time in seconds after which a worker that sends nothing loses its permits.
 
     Raises:
         OSError: the address cannot be listened on.
     """
 
-    def __init__(self, limit: int, host: str = "127.0.0.1", silent_s: float = SILENT_S) -> None:
+    def __init__(self, limit: int, host: str = "127.0.0.1") -> None:
         secret = secrets.token_hex(16)
         self._loop = uvloop.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="permits", daemon=True)
         table = PermitTable(limit)
         listener = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        end_if_lost(listener)  # its connections inherit that
         self.address = PermitAddress(host, listener.getsockname()[1], secret)
         self._workers: weakref.WeakSet[_Worker] = weakref.WeakSet()
 
         def connect() -> _Worker:
-            worker = _Worker(table, secret.encode(), self._loop.time)
+            worker = _Worker(table, secret.encode())
             self._workers.add(worker)
             return worker
 
         starting = self._loop.create_server(connect, sock=listener)
         self._server = self._loop.run_until_complete(starting)
-        self._silent_s = silent_s
-        self._loop.call_later(silent_s / CHECKS, self._end_silent)
         self._thread.start()
-
-    def _end_silent(self) -> None:
-        for worker in list(self._workers):
-            if self._loop.time() - worker.heard_s > self._silent_s:
-                worker.close()
-        self._loop.call_later(self._silent_s / CHECKS, self._end_silent)
 
     def close(self) -> None:
         """Stop the server; workers that still download lose their permits."""
@@ -375,9 +345,8 @@ class PermitServer:
 class _Worker(asyncio.Protocol):
     """The connection of one worker."""
 
-    def __init__(self, table: PermitTable, secret: bytes, clock: Callable[[], float]) -> None:
-        self._table, self._secret, self._clock = table, secret, clock
-        self.heard_s = clock()
+    def __init__(self, table: PermitTable, secret: bytes) -> None:
+        self._table, self._secret = table, secret
         self._transport: asyncio.Transport | None = None
         self._is_known = False
         self._buffer = b""
@@ -387,7 +356,6 @@ class _Worker(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)  # uvloop's own type
 
     def data_received(self, data: bytes) -> None:
-        self.heard_s = self._clock()
         self._buffer += data
         if not self._is_known:
             if len(self._buffer) < len(self._secret):
@@ -403,9 +371,7 @@ class _Worker(asyncio.Protocol):
 
     def _receive(self, kind: bytes, key: bytes) -> None:
         """Handle a record, and send its reply before the next is read: that may grant what this one asked for."""
-        if kind + key == SIGN_OF_LIFE:
-            self._send(SIGN_OF_LIFE)
-        elif kind == GIVE:
+        if kind == GIVE:
             if self._held[key] > 0:  # a permit of an earlier connection has returned with it
                 self._held[key] -= 1
                 if not self._held[key]:

@@ -7,19 +7,17 @@ slow or silent costs only the rows of its own names.
 
 import _thread
 import asyncio
-import errno
-import os
 import socket
-from collections.abc import Callable
+import time
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from pipeline.stages.download.addresses import check_addresses
-from pipeline.stages.download.hosts import MAX_REPEATS, Patience, Pulse, Shortage, is_doubtful, lack_behind
+from pipeline.stages.download.hosts import lack_behind, machine_error
 
 FOUND_S: Final = 600.0
 MISSING_S: Final = 60.0
@@ -35,7 +33,7 @@ RETRY_PAUSE_S: Final = 0.5
 QUICK_FAILURE_S: Final = 5.0
 """A temporary failure that came within QUICK_FAILURE_S is asked again once; a later one has been retried by libc."""
 
-TEMPORARY: Final = (socket.EAI_AGAIN, socket.EAI_SYSTEM)
+TEMPORARY: Final = (socket.EAI_AGAIN, socket.EAI_SYSTEM, socket.EAI_MEMORY)
 
 Found = tuple[str, ...] | Exception | None
 """The addresses of a name, the exception of its look-up, or None without an answer in time."""
@@ -43,23 +41,15 @@ Found = tuple[str, ...] | Exception | None
 
 @dataclass(frozen=True)
 class Answer:
-    """The addresses of a name, or the reason why there are none, until a time of the event loop.
-
-    `asked_s` is the begin of a look-up to which no name server gave an answer, perhaps because none can be reached.
-    """
+    """The addresses of a name, or the reason why there are none, until a time of the event loop."""
 
     addresses: tuple[str, ...]
     failure: str
     expires_s: float
-    asked_s: float | None = None
 
 
 class NameLookupError(Exception):
     """A name has no addresses; the message is the reason."""
-
-    def __init__(self, answer: Answer) -> None:
-        super().__init__(answer.failure)
-        self.answer = answer
 
 
 class Resolver(AbstractResolver):
@@ -67,22 +57,11 @@ class Resolver(AbstractResolver):
 
     `lookup` finds the addresses of a name. `resolve` hands them to aiohttp, which connects to no others; it raises
     PrivateAddressError if one of them is private, unless the name is in `allowed` (canonical forms). At most
-    `concurrency` look-ups run that are not slow, and `max_threads` in all. `answered` is called for each answer of a
-    name server, also that a name does not exist.
+    `concurrency` look-ups run that are not slow, and `max_threads` in all.
     """
 
-    def __init__(
-        self,
-        allowed: frozenset[str],
-        concurrency: int,
-        timeout_s: float,
-        max_threads: int,
-        shortage: Shortage,
-        pulse: Pulse,
-        answered: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._answered = answered
-        self.allowed, self.timeout_s, self.shortage, self.pulse = allowed, timeout_s, shortage, pulse
+    def __init__(self, allowed: frozenset[str], concurrency: int, timeout_s: float, max_threads: int) -> None:
+        self.allowed, self.timeout_s = allowed, timeout_s
         self._answers: dict[str, Answer] = {}
         self._running: dict[str, asyncio.Task[Answer]] = {}
         self._places = asyncio.Semaphore(concurrency)
@@ -98,15 +77,8 @@ class Resolver(AbstractResolver):
             # A row that is cancelled must not take the answer from the others.
             answer = await asyncio.shield(self._running[host])
         if answer.failure:
-            raise NameLookupError(answer)
+            raise NameLookupError(answer.failure)
         return answer.addresses
-
-    def judge(self, host: str, answer: Answer, *, is_final: bool) -> None:
-        """Keep an answer with `asked_s` as one of the name's own fault, or forget it, so that the name is asked again."""
-        if self._answers.get(host) is answer:  # else another row has done so
-            del self._answers[host]
-            if is_final:
-                self._answers[host] = replace(answer, asked_s=None)
 
     def known(self, host: str) -> tuple[str, ...]:
         """Return the addresses of the last look-up of a name, if there are any."""
@@ -141,15 +113,12 @@ class Resolver(AbstractResolver):
             task.exception()  # each row of the name has raised it, unless it was cancelled
 
     async def _ask(self, host: str) -> Answer:
-        found, asked_s = await self._ask_with_retries(host)
-        if isinstance(found, tuple) or (isinstance(found, socket.gaierror) and found.errno not in TEMPORARY):
-            self._answered()
-        is_unanswered = found is None or (isinstance(found, socket.gaierror) and found.errno in TEMPORARY)
+        found = await self._ask_twice(host)
         addresses, failure = (found, "") if isinstance(found, tuple) else ((), self._failure(found))
         if not addresses and not failure:
             failure = "no addresses"
         expires_s = asyncio.get_running_loop().time() + (MISSING_S if failure else FOUND_S)
-        answer = Answer(addresses, failure, expires_s, asked_s if is_unanswered else None)
+        answer = Answer(addresses, failure, expires_s)
         self._answers.pop(host, None)
         self._answers[host] = answer  # the last, so that the oldest is the first
         if len(self._answers) > MAX_NAMES:
@@ -163,35 +132,16 @@ class Resolver(AbstractResolver):
             return error.strerror or str(error)
         return f"{type(error).__name__}: {error}"
 
-    async def _ask_with_retries(self, host: str) -> tuple[Found, float]:
-        """Ask again after a quick temporary failure, once, after a pause, and while this machine lacks something.
-
-        Also return the begin of the first look-up. Raises OSError if the lack lasts too long.
-        """
-        patience, has_retried, n_repeats = Patience(self.shortage), False, 0
-        asked_s = self.pulse.time()
-        while True:
-            start_s, n_pauses = self.pulse.time(), self.pulse.n_pauses
-            found = await self._ask_once(host)
-            is_quick = self.pulse.time() - start_s < QUICK_FAILURE_S
-            if not isinstance(found, tuple) and self.pulse.has_paused(n_pauses) and n_repeats < MAX_REPEATS:
-                n_repeats += 1
-                continue
-            lack = lack_behind(found) if isinstance(found, Exception) else None
-            if lack is None and isinstance(found, Exception) and is_quick and self.shortage.felt_since(start_s):
-                # Without a file for its socket, the C library may also report an unknown name.
-                lack = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            if lack is not None and not (is_doubtful(found) and patience.is_alone):
-                await patience.wait(lack)
-                continue
-            self.shortage.worked()
-            is_temporary = isinstance(found, OSError) and (
-                not isinstance(found, socket.gaierror) or found.errno in TEMPORARY
-            )
-            if has_retried or not (is_temporary and is_quick):
-                return found, asked_s
-            has_retried = True
+    async def _ask_twice(self, host: str) -> Found:
+        """Ask for a name, again after a pause if a temporary failure came quickly. Raises OSError for a lack."""
+        start_s = time.monotonic()
+        found = await self._ask_once(host)
+        if is_temporary(found) and time.monotonic() - start_s < QUICK_FAILURE_S:
             await asyncio.sleep(RETRY_PAUSE_S)
+            found = await self._ask_once(host)
+        if isinstance(found, Exception) and (lack := lack_behind(found)) is not None:
+            raise machine_error(lack) from found
+        return found
 
     async def _ask_once(self, host: str) -> Found:
         """Ask for a name in a thread."""
@@ -231,6 +181,13 @@ class Resolver(AbstractResolver):
         except RuntimeError as error:  # no more threads
             finish(error)
         return found
+
+
+def is_temporary(found: Found) -> bool:
+    """Return True for a failure after which the same look-up may succeed, such as a lack of open files."""
+    if isinstance(found, socket.gaierror):
+        return found.errno in TEMPORARY
+    return isinstance(found, OSError | MemoryError | RuntimeError)
 
 
 def look_up(host: str) -> tuple[str, ...] | Exception:

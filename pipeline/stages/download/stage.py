@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from hypergrit_common.errors import is_machine_error
 from hypergrit_common.images import Decoded, ImageRejected, decode_reduced
@@ -25,6 +26,8 @@ from schemas.rows import DOWNLOADED
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
+UNANSWERED: Final = ("timeout", "dns_error", "connection_error")
+"""Drop reasons of rows without a complete answer: their hosts, or the network of this machine, failed."""
 POPULAR: Final = 16
 """Number of rows in a table above which a host is tried with several rows at once."""
 PATIENCE_S: Final = 10.0
@@ -69,7 +72,7 @@ class Download(Stage):
 
     Raises:
         PermitsError: in a call, the server cannot be reached.
-        OSError: in a call, the machine lacks open files, memory, ports or disk space for a long time.
+        OSError: in a call, the machine lacks open files, memory, threads or disk space, or its proxy does not answer.
 
     >>> import numpy as np
     >>> import pyarrow as pa
@@ -124,6 +127,9 @@ class Download(Stage):
         keys, urls, images = (table[name].to_pylist() for name in ("key", "url", "image"))
         rows = [(keys[i], urls[i], images[i]) for i in kept]
         found = self._worker.run(lambda client: self._prepare_all(rows, client))
+        n_unanswered = sum(outcome.drop is not None and outcome.drop.reason in UNANSWERED for outcome in found)
+        if 2 * n_unanswered > len(found):
+            self.close()  # so that an outage of this machine's network is not remembered as dead hosts and names
         outcomes = dict(zip(kept, found, strict=True))
         drops = {i: outcome.drop for i, outcome in outcomes.items() if outcome.drop is not None}
         table = add_columns(table, DOWNLOADED, {i: outcome.fields for i, outcome in outcomes.items()})
@@ -140,7 +146,7 @@ class Download(Stage):
         client.hosts.forget()
         requests = [parse_request(url or "", self.config) if image is None else image for _, url, image in rows]
         workers = ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode")
-        with client.pulse.beating(), workers as pool:
+        with workers as pool:
             try:
                 async with asyncio.TaskGroup() as group:
                     tasks = {
@@ -273,3 +279,16 @@ def drop_duplicates(table: pa.Table) -> pa.Table:
         else:
             first[content] = keys[i]
     return drop_rows(table, "download", drops)
+
+
+def count_unanswered(table: pa.Table) -> int:
+    """Count the rows without an answer: those dropped for one of UNANSWERED.
+
+    Args:
+        table: a DOWNLOADED table.
+
+    Returns:
+        Their number.
+    """
+    is_unanswered = pc.and_(pc.equal(table["stage"], "download"), pc.is_in(table["reason"], pa.array(UNANSWERED)))
+    return int(pc.sum(is_unanswered).as_py() or 0)

@@ -5,8 +5,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -16,7 +14,6 @@ import pyarrow as pa
 import pyarrow.ipc
 import pytest
 
-from hypergrit_common.paths import repository_root
 from pipeline.config import PipelineConfig, load_config, runtime_settings
 from pipeline.output.resume import plan_work
 from pipeline.output.store import Store
@@ -242,21 +239,3 @@ def test_finished_shards_are_those_with_the_same_rows_and_content_settings(
 
 def load(tars: Path, output: Path, *arguments: str) -> PipelineConfig:
     return with_absolute_paths(load_config([f"input={tars}", f"output={output}", "rows_per_shard=4", *arguments]))
-
-
-@pytest.mark.ray
-@pytest.mark.timeout(1000)
-def test_ray_gives_the_same_bytes_as_the_local_runner_even_from_another_folder(
-    tars: Path, finished: Path, tmp_path: Path
-) -> None:
-    output = tmp_path / "ray"
-    command = [
-        sys.executable,
-        str(repository_root() / "pipeline" / "grit.py"),
-        f"input={tars}",
-        f"output={output}",
-        "rows_per_shard=4",
-    ]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=900, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert hash_output(output) == hash_output(finished)

@@ -3,7 +3,6 @@
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import cv2
@@ -18,15 +17,9 @@ from pipeline.run.steps import Recipe
 from tests.patience import wait_until
 from tests.pipeline.commands.derive.outputs import kept, lost, make_output, picture, random_shards
 from tests.pipeline.jobs import hash_output
-from tests.pipeline.run.on_ray.jobs import cluster_of, kill_worker
+from tests.pipeline.run.on_ray.jobs import kill_worker
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    with cluster_of({"num_cpus": 2}):
-        yield
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +34,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_every_command_on_ray_writes_the_bytes_of_one_machine(cluster: None, folder: Path, tmp_path: Path) -> None:
+def test_every_command_on_ray_writes_the_bytes_of_one_machine(folder: Path, tmp_path: Path) -> None:
     for runner in ("local", "ray"):
         settings = (f"ray.runner={runner}", *(["ray.cpu_workers=1"] if runner == "local" else []))
         new = tmp_path / runner
@@ -78,7 +71,7 @@ def kill_a_worker() -> None:
     wait_until(lambda: kill_worker(0, "ray::run_step"))
 
 
-def test_a_call_whose_worker_is_killed_is_repeated_and_an_exception_is_that_of_its_item(cluster: None) -> None:
+def test_a_call_whose_worker_is_killed_is_repeated_and_an_exception_is_that_of_its_item() -> None:
     killer = threading.Thread(target=kill_a_worker)
     killer.start()
     run = Run(PipelineConfig(input="in", output="out"))

@@ -57,7 +57,9 @@ def digests(output: Path) -> dict[str, str]:
 
 @contextmanager
 def cluster_of(*nodes: dict[str, Any]) -> Iterator[Cluster]:
-    """A cluster whose head runs no tasks, and the connection of this process to it."""
+    """A cluster whose head runs no tasks, and the connection of this process to it, in place of that to another one."""
+    before = ray.get_runtime_context().gcs_address if ray.is_initialized() else None
+    ray.shutdown()
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
     try:
         for node in nodes:
@@ -67,6 +69,8 @@ def cluster_of(*nodes: dict[str, Any]) -> Iterator[Cluster]:
     finally:
         ray.shutdown()
         cluster.shutdown()
+        if before is not None:
+            connect(RayConfig(address=before))
 
 
 def workers(titles: str | tuple[str, ...] = TITLES) -> list[int]:

@@ -5,19 +5,22 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import ray
 
 from hypergrit_common.errors import UserError
-from pipeline.run import ray_driver as failures_module
-from pipeline.run import ray_driver as upkeep_module
+from pipeline.read.plan import plan_shards
+from pipeline.run import breaker, ray_driver
 from pipeline.run import ray_workers as cluster_module
 from pipeline.run.progress import Follower, followed_by
+from pipeline.run.ray_driver import Driver
 from pipeline.run.ray_workers import Cluster
-from pipeline.run.steps import Done
+from pipeline.run.steps import Done, Recipe
 from tests.pipeline.poison import Poison
+from tests.pipeline.run.downloads import N_ROWS as ROWS_PER_SHARD
+from tests.pipeline.run.downloads import Switch, downloading_steps, make_rows
 from tests.pipeline.run.on_ray.jobs import cluster_of, digests, kill_worker, make_driver, make_job, make_tar
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -32,8 +35,8 @@ def tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(failures_module, "SETTLE_S", 2.0)
-    monkeypatch.setattr(upkeep_module, "RELEASE_S", 2.0)
+    monkeypatch.setattr(ray_driver, "RELEASE_S", 2.0)
+    monkeypatch.setattr(breaker, "PAUSE_S", 0.01)
 
 
 class Events(Follower):
@@ -52,10 +55,10 @@ class Events(Follower):
 
 
 @pytest.fixture(scope="module")
-def expected(tar: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def expected(ray_cluster: Any, tar: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The files of a job without faults, which reports every step once."""
     output, events = tmp_path_factory.mktemp("expected") / "out", Events()
-    with cluster_of({"num_cpus": 2}), followed_by(events):
+    with followed_by(events):
         results = list(make_driver(make_job(tar, output)).run())
     assert all(isinstance(result, Done) for result in results)
     steps = {(i, step) for i in range(N_ROWS // 4) for step in ("prepare", "infer", "write")}
@@ -65,17 +68,25 @@ def expected(tar: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, s
     return digests(output)
 
 
-def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(tar: Path, tmp_path: Path) -> None:
+FAULTS = {
+    Poison("download", 1, "kill"): "ProcessDiedError: killed by SIGKILL",
+    Poison("parse", 6, "raise"): "ZeroDivisionError: a \\x1b[31mbad\\nrow",
+    Poison("ground", 13, "segfault"): "ProcessDiedError: killed by SIGSEGV",
+    Poison("score", 22, "hang"): "StepTimeoutError: no result within 15 s",
+    Poison("write", 30, "kill"): "ProcessDiedError: killed by SIGKILL",
+}
+
+
+@pytest.mark.usefixtures("ray_cluster")
+@pytest.mark.parametrize(
+    "kinds", [("raise", "segfault"), pytest.param(("kill", "raise", "hang"), marks=pytest.mark.rest)]
+)
+def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(
+    tar: Path, tmp_path: Path, kinds: tuple[str, ...]
+) -> None:
     config = make_job(tar, tmp_path / "out", "ray.step_timeout_s=15", "ray.retries=1")
-    poisons = [
-        Poison("download", 1, "kill"),
-        Poison("parse", 6, "raise"),
-        Poison("ground", 13, "segfault"),
-        Poison("score", 22, "hang"),
-        Poison("write", 30, "kill"),
-    ]
-    with cluster_of({"num_cpus": 2}):
-        results = list(make_driver(config, *poisons, Poison("write", 41, "disk")).run())
+    poisons = [poison for poison in FAULTS if poison.kind in kinds]
+    results = list(make_driver(config, *poisons, Poison("write", 41, "disk")).run())
     done = {result.manifest["shard"]: result for result in results if isinstance(result, Done)}
     (failed,) = [result for result in results if not isinstance(result, Done)]
     assert (failed["shard"], failed["rows"], failed["step"]) == (10, 4, "write")
@@ -83,14 +94,8 @@ def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(tar: Path, tmp_
     assert "Input/output error" in failed["error"]
     assert "\x1b" not in failed["traceback"]
     found = {fault.key: (fault.stage, fault.detail) for result in done.values() for fault in result.faults}
-    assert found == {
-        "000000000001": ("download", "ProcessDiedError: killed by SIGKILL"),
-        "000000000006": ("parse", "ZeroDivisionError: a \\x1b[31mbad\\nrow"),
-        "000000000013": ("ground", "ProcessDiedError: killed by SIGSEGV"),
-        "000000000022": ("score", "StepTimeoutError: no result within 15 s"),
-        "000000000030": ("write", "ProcessDiedError: killed by SIGKILL"),
-    }
-    assert sum(result.manifest["counts"]["kept"] for result in done.values()) == N_ROWS - 4 - 5
+    assert found == {f"{poison.row:012d}": (poison.stage, FAULTS[poison]) for poison in poisons}
+    assert sum(result.manifest["counts"]["kept"] for result in done.values()) == N_ROWS - 4 - len(poisons)
 
 
 @pytest.mark.rest
@@ -184,22 +189,6 @@ def test_a_job_shares_the_cluster_with_another_that_leaves_half_a_cpu(
 
 
 @pytest.mark.rest
-def test_requests_that_wait_for_another_job_are_logged_and_made_again(
-    tar: Path, tmp_path: Path, expected: dict[str, str], caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(upkeep_module, "STALL_S", 3.0)
-    config = make_job(tar, tmp_path / "out", "limit=16")
-    with cluster_of({"num_cpus": 1}), caplog.at_level(logging.WARNING):
-        other = OtherJob.options(num_cpus=1).remote()
-        ray.get(other.ready.remote())
-        at_poll(6, monkeypatch, lambda: ray.kill(other))
-        assert len(list(make_driver(config).run())) == 4
-    assert "requests wait for resources, and neither CPUs nor GPUs of the cluster are free" in caplog.text
-    assert digests(tmp_path / "out").items() <= expected.items()
-
-
-@pytest.mark.rest
 def test_a_frozen_worker_is_killed_at_the_deadline(
     tar: Path, tmp_path: Path, expected: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -212,21 +201,51 @@ def test_a_frozen_worker_is_killed_at_the_deadline(
     assert digests(tmp_path / "out") == expected
 
 
+@pytest.mark.usefixtures("ray_cluster")
 def test_a_user_error_of_a_worker_ends_the_job_with_its_message(tar: Path, tmp_path: Path) -> None:
     config = make_job(tar, tmp_path / "out")
-    with cluster_of({"num_cpus": 2}), pytest.raises(UserError, match="disk full"):
+    with pytest.raises(UserError, match="disk full"):
         list(make_driver(config, Poison("parse", 9, "user")).run())
 
 
+@pytest.mark.usefixtures("ray_cluster")
 def test_cpu_workers_is_an_upper_limit_on_the_tasks(tar: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = make_job(tar, tmp_path / "out", "ray.cpu_workers=1", "ray.model_workers=1", "limit=16")
-    with cluster_of({"num_cpus": 4}):
-        driver, n_tasks = make_driver(config, *SLOW), []
-        wait = driver._wait
-        monkeypatch.setattr(
-            driver,
-            "_wait",
-            lambda: (n_tasks.append(sum(c.model is None for c in driver.work.running.values())), wait())[1],
-        )
-        assert all(isinstance(result, Done) for result in driver.run())
+    driver, n_tasks = make_driver(config), []
+    wait = driver._wait
+    monkeypatch.setattr(
+        driver,
+        "_wait",
+        lambda: (n_tasks.append(sum(c.model is None for c in driver.work.running.values())), wait())[1],
+    )
+    assert all(isinstance(result, Done) for result in driver.run())
     assert max(n_tasks) == 1
+
+
+@pytest.mark.usefixtures("ray_cluster")
+def test_shards_without_answers_are_computed_again_until_their_server_is_up(tmp_path: Path) -> None:
+    """As in the local runner (test_breaker.py), with the same bytes."""
+    with Switch() as web:
+        rows = make_rows(tmp_path / "rows.jsonl", web.port, 2)
+        arguments = (
+            f"rows_per_shard={ROWS_PER_SHARD}",
+            "download.retries=0",
+            "download.allowed_private_hosts=[127.0.0.1]",
+        )
+
+        class Watch(Follower):
+            lost_shards: ClassVar[list[int]] = []
+
+            def lost(self, index: int) -> None:
+                self.lost_shards.append(index)
+                if len(self.lost_shards) == 2:
+                    web.start()
+
+        for name in ("later", "plain"):
+            config = make_job(rows, tmp_path / name, *arguments)
+            plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
+            with followed_by(Watch()):
+                results = list(Driver(plans, config.ray, Recipe(downloading_steps(config), config)).run())
+            assert [result.manifest["counts"]["kept"] for result in results] == [ROWS_PER_SHARD] * 2
+    assert len(Watch.lost_shards) == 2
+    assert digests(tmp_path / "later") == digests(tmp_path / "plain")

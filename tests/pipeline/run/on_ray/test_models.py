@@ -34,13 +34,13 @@ def endless_steps(config: PipelineConfig) -> EndlessSteps:
 
 
 def load_and_die(models: Models, cluster: Cluster, kill: str, nodes: RayCluster) -> None:
-    """Start a model worker, end it while it loads, and judge that."""
+    """Start a model worker, and end it while it loads."""
     cluster.poll(now=True)
     models.start({"CPU": 0.5})
     (stream,) = models.starting
     (model,) = models.starting.values()
     assert ray.wait([stream], timeout=PATIENCE_S)[0]
-    models.welcome(stream)
+    models.welcome(stream, cluster)
     assert cluster.is_alive(model.node)
     if kill == "node":
         nodes.remove_node(next(iter(nodes.worker_nodes)), allow_graceful=False)
@@ -48,12 +48,8 @@ def load_and_die(models: Models, cluster: Cluster, kill: str, nodes: RayCluster)
         (pid,) = workers()
         os.kill(pid, signal.SIGKILL)
     assert ray.wait([stream], timeout=PATIENCE_S)[0]
-    models.welcome(stream)
+    models.welcome(stream, cluster)
     assert not len(models)
-    while models.settling:
-        cluster.poll(now=True)
-        models.settle(cluster)
-        time.sleep(0.2)
 
 
 @pytest.mark.rest
@@ -61,8 +57,6 @@ def test_starts_whose_node_is_lost_are_not_counted_and_those_that_die_alone_are(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(models_module, "MAX_FAILED_STARTS", 0)
-    monkeypatch.setattr(models_module, "SETTLE_S", 2.0)
-    monkeypatch.setattr(models_module, "UNAVAILABLE_S", 30.0)
     config = load_config([f"input={tmp_path}", f"output={tmp_path / 'out'}"])
     make = pickle.dumps(partial(endless_steps, config))
     with cluster_of({"num_cpus": 1}) as nodes:

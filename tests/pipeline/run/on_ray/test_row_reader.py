@@ -2,7 +2,6 @@
 
 import time
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,16 +25,10 @@ from pipeline.run.ray_driver import Driver
 from pipeline.run.ray_workers import RowReader, RowsAhead, fetch_rows
 from pipeline.run.steps import Done, Recipe
 from tests.pipeline.poison import light_steps
-from tests.pipeline.run.on_ray.jobs import cluster_of, digests, make_job
+from tests.pipeline.run.on_ray.jobs import digests, make_job
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600), pytest.mark.usefixtures("ray_cluster")]
 N_ROWS = 40
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    with cluster_of({"num_cpus": 3}):
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +74,7 @@ def run(table: Path, output: Path) -> tuple[dict[str, str], RowsAhead]:
 
 
 @pytest.fixture(scope="module")
-def expected(table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def expected(ray_cluster: Any, table: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The files of the job whose workers read all rows themselves."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(row_reader, "can_be_ahead", lambda plan: False)

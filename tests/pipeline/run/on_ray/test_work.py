@@ -24,8 +24,7 @@ def failures(monkeypatch: pytest.MonkeyPatch) -> Failures:
     cluster, health = Cluster(), Health()
     cluster._nodes = {"a": {"CPU": 1}, "b": {"CPU": 1}}
     monkeypatch.setattr(cluster, "poll", lambda now=False: True)
-    monkeypatch.setattr(ray_driver, "SETTLE_S", 0.0)
-    return Failures(Work(plans(*range(4))), Models(b"", config.ray, health), cluster, health, config.ray)
+    return Failures(Work(plans(*range(4))), Models(b"", config.ray), cluster, health, config.ray)
 
 
 def take(work: Work, shard: Shard) -> None:
@@ -68,7 +67,6 @@ def test_a_death_counts_against_the_shard_only_if_its_node_lives(failures: Failu
     for node, attempts in (("gone", 0), ("a", 1)):
         shard = work.tasks["prepare"].popleft()
         failures.judge(Call(shard, None, 60, {}, node=node), WorkerCrashedError())
-        failures.settle()
         assert shard.attempts == attempts
         assert shard in work.tasks["prepare"]
 

@@ -30,14 +30,14 @@ def png_header(width: int, height: int) -> bytes:
 
 
 class TinyWeb:
-    """A server in a thread, until `close`.
+    """A server in a thread, until `close`, on any port or a given one.
 
     `robots` is status and text of robots.txt (None: 404). `hits` counts the requests by path, `paths` has them in
-    their order, `max_busy` is the maximum
-    number of concurrent requests below /busy/.
+    their order, `max_busy` is the maximum number of concurrent requests below /busy/.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
+        self.port = port
         self.hits: Counter[str] = Counter()
         self.paths: list[str] = []
         self.bytes_sent = 0
@@ -68,7 +68,7 @@ class TinyWeb:
         app.router.add_get("/{path:.*}", self._respond)
         self.runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await self.runner.setup()
-        await web.TCPSite(self.runner, "127.0.0.1", 0).start()
+        await web.TCPSite(self.runner, "127.0.0.1", self.port).start()
         self.port = self.runner.addresses[0][1]
 
     async def _respond(self, request: web.Request) -> web.StreamResponse:

@@ -1,16 +1,12 @@
 """Hosts that drop packets, accept and say nothing, or refuse: they cost little, and only their own rows."""
 
 import asyncio
-import multiprocessing
-import os
-import resource
 import socket
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from multiprocessing.queues import SimpleQueue
 from typing import Any
 
 import pytest
@@ -25,7 +21,7 @@ from tests.pipeline.stages.download.names import Names
 from tests.pipeline.stages.download.rows import config, reasons, table
 from tests.pipeline.stages.download.server import TinyWeb, jpeg
 
-SHORT: dict[str, Any] = {"connect_timeout_s": 1.0, "timeout_s": 1.5}
+SHORT: dict[str, Any] = {"connect_timeout_s": 1.0}
 
 
 @pytest.fixture
@@ -61,13 +57,13 @@ def test_a_black_hole_costs_one_time_out(web: TinyWeb, black_hole: int) -> None:
     assert reasons(found) == ["timeout", None] * 100
     details = Counter(found["detail"].to_pylist()[::2])
     assert details.keys() == {"no connection in 1 s", "host given up after 4 attempts without an answer"}
-    assert details["no connection in 1 s"] < 50  # without memory all 100; a pause of this process repeats some
+    assert details["no connection in 1 s"] < 50  # without memory all 100
 
 
 def test_a_silent_host_costs_one_time_out(web: TinyWeb, silent: socket.socket) -> None:
     bad = [f"http://127.0.0.1:{silent.getsockname()[1]}/{i}" for i in range(100)]
     good = [web.url(f"/image/{i}") for i in range(100)]
-    found = Download(config(concurrency=32, **SHORT))(table(*interleave(bad, good)))
+    found = Download(config(concurrency=32, connect_timeout_s=1.0, timeout_s=3.0))(table(*interleave(bad, good)))
     assert reasons(found) == ["timeout", None] * 100
     silent.setblocking(False)
     n_connections = 0
@@ -75,16 +71,21 @@ def test_a_silent_host_costs_one_time_out(web: TinyWeb, silent: socket.socket) -
         while True:
             silent.accept()[0].close()
             n_connections += 1
-    assert n_connections < 50  # a pause of this process repeats some
+    assert n_connections < 50
 
 
 def test_a_dead_host_is_remembered_by_the_next_table(web: TinyWeb, black_hole: int) -> None:
     download = Download(config(**SHORT))
     bad = [f"http://127.0.0.1:{black_hole}/{i}" for i in range(20)]
-    assert set(reasons(download(table(*bad)))) == {"timeout"}
-    found = download(table(*bad, web.url("/image/0")))
-    assert reasons(found) == ["timeout"] * 20 + [None]
-    assert set(found["detail"].to_pylist()[:-1]) == {"host given up after 4 attempts without an answer"}
+    good = [web.url(f"/image/0?{i}") for i in range(20)]
+    given_up = "host given up after 4 attempts without an answer"
+    assert reasons(download(table(*bad, *good))) == ["timeout"] * 20 + [None] * 20
+    found = download(table(*bad, *good[1:]))
+    assert set(found["detail"].to_pylist()[:20]) == {given_up}
+    # Most rows of that table got no answer: this machine may have lost its network, so that the next one asks again.
+    found = download(table(*bad, *good))
+    assert found["detail"].to_pylist().count("no connection in 1 s") >= 4
+    assert reasons(found) == ["timeout"] * 20 + [None] * 20
 
 
 def test_rows_of_another_port_of_a_dead_host_are_kept(web: TinyWeb, black_hole: int) -> None:
@@ -137,25 +138,6 @@ def test_many_rows_wait_for_retry_after_at_the_same_time(web: TinyWeb) -> None:
     found = Download(config(concurrency=4, backoff_s=1.0, retries=1))(table(*with_retry))
     assert reasons(found) == ["http_error"] * 2000
     assert time.monotonic() - start < PATIENCE_S  # one after the other: 2000 / 4 x 1 s
-
-
-def reasons_with_few_files(urls: list[str], answers: SimpleQueue) -> None:
-    """Answer with the drop reasons of `urls`, downloaded with six more files than those that are open."""
-    download = Download(config())
-    download(table(urls[0]))  # opens everything that is opened once
-    n_open = max(map(int, os.listdir("/proc/self/fd")))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + 6, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    answers.put(reasons(download(table(*urls))))
-
-
-def test_a_lack_of_open_files_drops_no_rows(web: TinyWeb) -> None:
-    context = multiprocessing.get_context("spawn")  # the server in this process keeps its files
-    answers = context.SimpleQueue()
-    child = context.Process(target=reasons_with_few_files, args=([web.url(f"/busy/{i}") for i in range(40)], answers))
-    child.start()
-    child.join(PATIENCE_S)
-    assert child.exitcode == 0
-    assert answers.get() == [None] * 40
 
 
 class Clock:

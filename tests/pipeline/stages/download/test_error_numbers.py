@@ -70,9 +70,7 @@ def liar() -> Iterator[int]:
     thread.join(5)
 
 
-def test_a_server_that_claims_a_lack_costs_only_its_row(liar: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.stages.download.hosts.PATIENCE_S", 1.0)
-    monkeypatch.setattr("pipeline.stages.download.hosts.MAX_PAUSE_S", 0.2)
+def test_a_server_that_claims_a_lack_costs_only_its_row(liar: int) -> None:
     found = Download(config(retries=0))(table(f"http://127.0.0.1:{liar}/a.jpg"))
     assert reasons(found) == ["connection_error"]
     assert found["detail"].to_pylist() == ["ServerDisconnectedError"]

@@ -1,21 +1,17 @@
 """Limits of requests to a host, in one process and by all workers of a job."""
 
 import asyncio
-import multiprocessing
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from pipeline.stages.download import permits
-from pipeline.stages.download import permits as job_permits
 from pipeline.stages.download.permits import (
     JobPermits,
     LocalPermits,
-    PermitAddress,
     PermitsError,
     PermitServer,
     PermitTable,
@@ -72,33 +68,21 @@ def test_workers_without_a_server_each_keep_to_the_limit(web: TinyWeb) -> None:
     assert web.max_busy == 3
 
 
-def hold(address: PermitAddress, started: "multiprocessing.synchronize.Event") -> None:
-    async def run() -> None:
-        await (await JobPermits(address).ask("h"))
-        started.set()
-        await asyncio.sleep(600)
-
-    asyncio.run(run())
-
-
 def test_the_permits_of_a_killed_worker_return() -> None:
-    context = multiprocessing.get_context("spawn")
-    with PermitServer(limit=1) as server:
-        started = context.Event()
-        worker = context.Process(target=hold, args=(server.address, started))
-        worker.start()
-        assert started.wait(PATIENCE_S)
+    """Its system closes the connection."""
+    with PermitServer(limit=1) as server, socket.create_connection(server.address[:2], timeout=PATIENCE_S) as worker:
+        worker.sendall(server.address.secret.encode() + permits.ASK + permits._key("h"))
+        assert worker.recv(permits.RECORD_BYTES)[:1] == permits.GRANTED
 
         async def run() -> None:
             found = JobPermits(server.address)
             granted = await found.ask("h")
             assert not granted.done()
-            worker.kill()
+            worker.close()
             await asyncio.wait_for(granted, PATIENCE_S)
             found.close()
 
         asyncio.run(run())
-        worker.join()
 
 
 def test_a_cancelled_request_returns_its_permit() -> None:
@@ -118,7 +102,7 @@ def test_a_cancelled_request_returns_its_permit() -> None:
 
 
 def test_a_lost_connection_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(permits, "PAUSE_S", 0.05)
     with PermitServer(limit=1) as server:
 
         async def run() -> None:
@@ -127,7 +111,9 @@ def test_a_lost_connection_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> N
             waiting = await second.ask("h")
             assert second._transport is not None
             second._transport.abort()
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(0.01)
+            while second._transport is None:
+                await asyncio.sleep(0.01)
             assert not waiting.done()
             assert first._transport is not None
             first._transport.abort()
@@ -141,8 +127,8 @@ def test_a_lost_connection_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
-    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
+    monkeypatch.setattr(permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(permits, "RECONNECT_S", 0.3)
     with PermitServer(limit=1) as server:
         wrong = server.address._replace(secret="x" * 32)
         with socket.socket() as closed:
@@ -155,7 +141,7 @@ def test_a_server_that_cannot_be_reached_ends_the_table(monkeypatch: pytest.Monk
 
 def test_replies_come_in_the_order_of_the_requests() -> None:
     """A permit given back in the same packet as a request for it is granted after the reply to the request."""
-    key = job_permits._key("h")
+    key = permits._key("h")
     with PermitServer(limit=1) as server, socket.create_connection(server.address[:2], timeout=PATIENCE_S) as worker:
         worker.sendall(server.address.secret.encode() + (permits.ASK + key) * 2 + permits.GIVE + key)
         replies = b""
@@ -165,7 +151,7 @@ def test_replies_come_in_the_order_of_the_requests() -> None:
 
 
 def test_a_connection_that_is_lost_before_its_first_use_is_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
+    monkeypatch.setattr(permits, "PAUSE_S", 0.05)
     with PermitServer(limit=1) as server:
 
         async def run() -> None:
@@ -190,63 +176,26 @@ def test_a_connection_that_is_lost_before_its_first_use_is_opened_again(monkeypa
         asyncio.run(run())
 
 
-def vanish(address: PermitAddress, host: str) -> socket.socket:
-    """A worker that has got a permit and will never be heard again; its connection stays open."""
-    worker = socket.create_connection((address.host, address.port), timeout=PATIENCE_S)
-    worker.sendall(address.secret.encode() + permits.ASK + job_permits._key(host))
-    assert worker.recv(permits.RECORD_BYTES)[:1] == permits.GRANTED
-    return worker
-
-
-def test_the_permits_of_a_machine_that_vanishes_return(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_permits, "PING_S", 0.1)
-    with PermitServer(limit=1, silent_s=2.0) as server, vanish(server.address, "h"):
+def test_the_system_watches_both_ends_of_a_connection() -> None:
+    """A machine that vanishes closes no connection, so that TCP has to find out, and the permits return."""
+    with PermitServer(limit=1) as server:
 
         async def run() -> None:
             found = JobPermits(server.address)
-            granted = await found.ask("h")
-            assert not granted.done()
-            await asyncio.wait_for(granted, PATIENCE_S)
+            (await found.ask("h")).result()
+            (worker,) = server._workers
+            for transport in (found._transport, worker._transport):
+                assert transport is not None
+                connection = transport.get_extra_info("socket")
+                assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)
+                assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) < permits.LOST_S
             found.close()
 
         asyncio.run(run())
 
 
-def test_a_worker_with_a_long_request_keeps_its_permit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_permits, "PING_S", 0.1)
-    with PermitServer(limit=1, silent_s=2.0) as server:
-
-        async def run() -> None:
-            first, second = JobPermits(server.address), JobPermits(server.address)
-            assert (await first.ask("h")).done()
-            waiting = await second.ask("h")
-            await asyncio.sleep(3.0)
-            assert not waiting.done()
-            first.give("h")
-            await asyncio.wait_for(waiting, PATIENCE_S)
-            first.close()
-            second.close()
-
-        asyncio.run(run())
-
-
-def test_a_worker_is_served_at_once_after_a_long_pause_between_two_tables(
-    web: TinyWeb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(job_permits, "PAUSE_S", PATIENCE_S)
-    with PermitServer(limit=4, silent_s=0.2) as server:
-        download = Download(config(), permits=server.address)
-        assert reasons(download(table(web.url("/image/0")))) == [None]
-        time.sleep(0.5)
-        start = time.monotonic()
-        assert reasons(download(table(web.url("/image/0")))) == [None]
-        assert time.monotonic() - start < job_permits.PAUSE_S
-        download.close()
-
-
 def test_a_server_lost_between_two_tables_is_searched_for_the_whole_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
-    monkeypatch.setattr(job_permits, "RECONNECT_S", 2.0)
+    monkeypatch.setattr(permits, "PAUSE_S", 0.05)
     with PermitServer(limit=1) as server:
 
         async def run() -> None:
@@ -262,7 +211,9 @@ def test_a_server_lost_between_two_tables_is_searched_for_the_whole_time(monkeyp
             found.give("h")
             assert found._transport is not None
             found._transport.abort()
-            await asyncio.sleep(2.5)
+            await asyncio.sleep(0.01)
+            now = loop.time
+            monkeypatch.setattr(loop, "time", lambda: now() + 2 * permits.RECONNECT_S)
             monkeypatch.setattr(loop, "create_connection", connect_later)
             assert (await asyncio.wait_for(found.ask("h"), PATIENCE_S)).done()
             found.close()
@@ -275,39 +226,6 @@ def test_a_name_with_and_without_its_final_dot_is_one_host(web: TinyWeb, monkeyp
     urls = [f"http://{name}:{web.port}/busy/{i}" for i, name in enumerate(("ok0.test", "ok0.test.") * 4)]
     assert reasons(Download(config(concurrency_per_host=2))(table(*urls))) == [None] * 8
     assert web.max_busy == 2
-
-
-@pytest.mark.parametrize("answers", [False, True])
-def test_a_server_that_stops_answering_ends_the_table(monkeypatch: pytest.MonkeyPatch, answers: bool) -> None:
-    """The driver hangs before it replies, or while a request waits in its queue; its machine accepts connections."""
-    monkeypatch.setattr(job_permits, "PAUSE_S", 0.05)
-    monkeypatch.setattr(job_permits, "PING_S", 0.05)
-    monkeypatch.setattr(job_permits, "RECONNECT_S", 0.3)
-
-    def answer(listener: socket.socket) -> None:
-        connection, _ = listener.accept()
-        size = len(address.secret) + permits.RECORD_BYTES
-        data = b""
-        while len(data) < size:
-            data += connection.recv(size - len(data))
-        connection.sendall(permits.QUEUED + data[-permits.KEY_BYTES :])
-        kept.append(connection)
-
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        kept: list[socket.socket] = []
-        address = PermitAddress("127.0.0.1", listener.getsockname()[1], "x" * 32)
-        if answers:
-            threading.Thread(target=answer, args=(listener,), daemon=True).start()
-
-        async def run() -> None:
-            found = JobPermits(address)
-            with pytest.raises(PermitsError):
-                await asyncio.wait_for(await asyncio.wait_for(found.ask("h"), PATIENCE_S), PATIENCE_S)
-            found.close()
-
-        asyncio.run(run())
-        for connection in kept:
-            connection.close()
 
 
 def test_a_busy_host_occupies_no_slots_and_comes_first_when_it_is_free() -> None:

@@ -1,7 +1,6 @@
-"""A lack of open files, memory, threads or ports costs no row: rows wait for its end, or the shard fails."""
+"""A lack of open files, memory or threads costs no row: an attempt is made again, or the shard fails."""
 
 import _thread
-import asyncio
 import errno
 import os
 import resource
@@ -16,26 +15,20 @@ import aiohappyeyeballs
 import pytest
 
 from pipeline.faults import run_isolated
-from pipeline.stages.download import client, stage
-from pipeline.stages.download import hosts as open_files
-from pipeline.stages.download import hosts as shortage
-from pipeline.stages.download.addresses import FetchError
+from pipeline.stages.download import hosts, resolver, stage
 from pipeline.stages.download.config import DownloadConfig
-from pipeline.stages.download.hosts import Pulse, Shares, Shortage, has_source, lacks_files, share_files
-from pipeline.stages.download.resolver import NameLookupError, Resolver
+from pipeline.stages.download.hosts import Shares, share_files
 from pipeline.stages.download.stage import Download
 from tests.pipeline.stages.download.names import Names
 from tests.pipeline.stages.download.rows import config, reasons, table
 from tests.pipeline.stages.download.server import TinyWeb
 
 NO_FILES = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-NO_ADDRESS = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "PAUSE_S", 0.01)
-    monkeypatch.setattr(shortage, "MAX_PAUSE_S", 0.1)
+    monkeypatch.setattr(resolver, "RETRY_PAUSE_S", 0.01)
 
 
 @contextmanager
@@ -91,7 +84,7 @@ def test_the_soft_limit_for_open_files_is_raised(web: TinyWeb) -> None:
     with open_files_limited_to(100):
         hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         assert reasons(Download(config())(table(web.url("/image/0")))) == [None]
-        expected = open_files.MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, open_files.MOST_FILES)
+        expected = hosts.MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, hosts.MOST_FILES)
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == expected
 
 
@@ -105,24 +98,22 @@ def test_requests_and_look_ups_share_the_open_files() -> None:
 
 
 def test_silent_names_leave_files_to_the_others(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(open_files, "MOST_FILES", 16)
+    monkeypatch.setattr(hosts, "MOST_FILES", 16)
     names = NamesWithFiles()
     monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
-    monkeypatch.setattr(names.released, "wait", lambda _: time.sleep(0.5))
-    silent = [f"http://bad{i}.test:{web.port}/image/0" for i in range(60)]
-    good = [f"http://ok{i}.test:{web.port}/image/{i}" for i in range(60)]
+    monkeypatch.setattr(names.released, "wait", lambda _: time.sleep(0.2))
+    silent = [f"http://bad{i}.test:{web.port}/image/0" for i in range(30)]
+    good = [f"http://ok{i}.test:{web.port}/image/0?{i}" for i in range(30)]
     with open_files_limited_to(150):
         found = reasons(Download(config())(table(*(url for pair in zip(silent, good, strict=True) for url in pair))))
-    assert found == ["dns_error", None] * 60
+    assert found == ["dns_error", None] * 30
 
 
 @pytest.mark.parametrize(
     "error",
     [
         NO_FILES,
-        OSError(errno.ENOBUFS, os.strerror(errno.ENOBUFS)),
         OSError(errno.EINVAL, os.strerror(errno.EINVAL)),
-        OSError(errno.EBUSY, os.strerror(errno.EBUSY)),
         socket.gaierror(socket.EAI_MEMORY, "Memory allocation failure"),
         MemoryError(),
     ],
@@ -131,131 +122,75 @@ def test_silent_names_leave_files_to_the_others(web: TinyWeb, monkeypatch: pytes
 def test_a_look_up_that_lacked_something_is_asked_again(
     web: TinyWeb, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    names = FailingNames(error, error, error)
-    monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", FailingNames(error).getaddrinfo)
     assert reasons(Download(config())(table(f"http://ok0.test:{web.port}/image/0"))) == [None]
 
 
-def test_an_unknown_name_is_asked_again_if_files_were_lacking_meanwhile(
-    web: TinyWeb, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    names = FailingNames(NO_ADDRESS)
-    monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
-    answers = iter([True, False])
-    monkeypatch.setattr(shortage, "lacks_files", lambda: next(answers, False))
-    assert reasons(Download(config())(table(f"http://ok0.test:{web.port}/image/0"))) == [None]
-    with open_files_limited_to(2):
-        assert lacks_files()
-    assert not lacks_files()
-
-
-def test_a_lack_of_threads_for_look_ups_costs_no_row(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lack_of_threads_costs_no_row(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither for look-ups nor for decoding."""
     monkeypatch.setattr(socket, "getaddrinfo", Names().getaddrinfo)
-    start, n_failures = _thread.start_new_thread, iter(range(3))
+    monkeypatch.setattr(stage, "PAUSE_S", 0.01)
+    begin, start, failures = _thread.start_new_thread, threading.Thread.start, ["look-up", "decode"]
 
-    def fail(*arguments: Any) -> int:
-        if next(n_failures, None) is not None:
+    def begin_look_up(*arguments: Any) -> int:
+        if "look-up" in failures:
+            failures.remove("look-up")
             raise RuntimeError("can't start new thread")
-        return start(*arguments)
+        return begin(*arguments)
 
-    monkeypatch.setattr(_thread, "start_new_thread", fail)
-    assert reasons(Download(config())(table(f"http://ok0.test:{web.port}/image/0"))) == [None]
-
-
-def test_a_lack_of_threads_for_decoding_costs_no_row(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
-    start, n_failures = threading.Thread.start, iter(range(2))
-
-    def fail(thread: threading.Thread) -> None:
-        if thread.name.startswith("decode") and next(n_failures, None) is not None:
+    def start_thread(thread: threading.Thread) -> None:
+        if thread.name.startswith("decode") and "decode" in failures:
+            failures.remove("decode")
             raise RuntimeError("can't start new thread")
         start(thread)
 
-    monkeypatch.setattr(threading.Thread, "start", fail)
-    monkeypatch.setattr(stage, "PAUSE_S", 0.01)
-    assert reasons(Download(config())(table(web.url("/image/0")))) == [None]
+    monkeypatch.setattr(_thread, "start_new_thread", begin_look_up)
+    monkeypatch.setattr(threading.Thread, "start", start_thread)
+    assert reasons(Download(config())(table(f"http://ok0.test:{web.port}/image/0"))) == [None]
+    assert failures == []
 
 
-@pytest.mark.parametrize("error", [NO_FILES, OSError(errno.EINVAL, "Invalid argument")], ids=repr)
-def test_look_ups_that_always_lack_files_end_the_shard(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr(shortage, "PATIENCE_S", 0.2)
-    names = FailingNames(*[error] * 1000)
-    monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
+def test_look_ups_that_always_lack_files_end_the_shard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "getaddrinfo", FailingNames(*[NO_FILES] * 100).getaddrinfo)
     download = Download(config())
     with pytest.raises(OSError, match="ulimit -n"):
         run_isolated("download", download.isolate, table("http://ok0.test/1", "http://ok1.test/1"))
 
 
-def test_a_name_that_alone_is_invalid_costs_its_own_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "PATIENCE_S", 0.2)
-    names = Names(failure=OSError(errno.EINVAL, "Invalid argument"))
-    monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
-
-    async def run() -> None:
-        found = Resolver(frozenset(), 8, 5.0, 8, Shortage(asyncio.get_running_loop().time), Pulse())
-        asking = asyncio.create_task(found.lookup("bad0.test"))
-        for i in range(40):
-            assert await found.lookup(f"ok{i}.test") == ("127.0.0.1",)
-            await asyncio.sleep(0.01)
-        with pytest.raises(NameLookupError, match="Invalid argument"):
-            await asking
-
-    asyncio.run(run())
-
-
-def test_connections_that_always_lack_files_end_the_shard(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shortage, "PATIENCE_S", 0.5)
+@pytest.mark.parametrize("error", [NO_FILES, OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))], ids=repr)
+def test_connections_that_always_lack_files_end_the_shard_and_an_address_without_route_its_row(
+    web: TinyWeb, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    """A machine without IPv6 reports EADDRNOTAVAIL for the IPv6 address of a row."""
 
     async def connect(**_: Any) -> socket.socket:
-        raise NO_FILES
+        raise error
 
     monkeypatch.setattr(aiohappyeyeballs, "start_connection", connect)
-    download = Download(config(deadline_s=0.2))
-    with pytest.raises(OSError, match="Too many open files in the download"):
-        run_isolated("download", download.isolate, table(*(web.url(f"/image/{i}") for i in range(8))))
+    download, urls = Download(config(backoff_s=0.01)), [web.url(f"/image/{i}") for i in range(8)]
+    if error is NO_FILES:
+        with pytest.raises(OSError, match="Too many open files in the download"):
+            run_isolated("download", download.isolate, table(*urls))
+    else:
+        assert reasons(download(table(*urls))) == ["connection_error"] * 8
 
 
 def test_a_worker_without_any_open_file_drops_no_rows(web: TinyWeb) -> None:
     download = Download(config())
-    urls = [web.url(f"/image/{i}") for i in range(4)]
+    urls = [web.url(f"/image/0?{i}") for i in range(4)]
     with open_files_limited_to(0), pytest.raises(OSError, match="Too many open files"):
         run_isolated("download", download.isolate, table(*urls))
     assert reasons(download(table(*urls))) == [None] * 4
 
 
-def test_a_lack_that_ends_after_the_time_of_a_row_costs_no_row(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
-    fetch, end_s = client.attempt_fetch, time.monotonic() + 3.0
+def test_a_connection_that_lacked_a_file_is_opened_again(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, lacks = aiohappyeyeballs.start_connection, [NO_FILES] * 8
 
-    async def fail(*arguments: Any) -> Any:
-        if time.monotonic() < end_s:
-            raise FetchError("connection_error", "EMFILE", is_transient=True, lack=NO_FILES)
-        return await fetch(*arguments)
+    async def connect(*args: Any, **options: Any) -> socket.socket:
+        if lacks:
+            raise lacks.pop()
+        return await start(*args, **options)
 
-    monkeypatch.setattr(client, "attempt_fetch", fail)
-    download = Download(config(deadline_s=2.5, retries=0))
-    assert reasons(download(table(*(web.url(f"/image/0?{i}") for i in range(8))))) == [None] * 8
-
-
-@pytest.mark.parametrize("has_route", [False, True])
-def test_an_address_without_route_costs_its_row_and_a_lack_of_ports_the_shard(
-    monkeypatch: pytest.MonkeyPatch, has_route: bool
-) -> None:
-    """A machine without IPv6 reports EADDRNOTAVAIL for the IPv6 address of a row."""
-    monkeypatch.setattr(shortage, "PATIENCE_S", 0.1)
-    monkeypatch.setattr(client, "has_source", lambda _: has_route)
-
-    async def fail(*_: Any) -> bytes:
-        raise FetchError(
-            "connection_error", "EADDRNOTAVAIL", is_transient=True, lack=OSError(errno.EADDRNOTAVAIL, "no")
-        )
-
-    monkeypatch.setattr(client, "attempt_fetch", fail)
-    download = Download(config(retries=1))
-    if has_route:
-        with pytest.raises(OSError, match="in the download"):
-            download(table("http://127.0.0.1/1"))
-    else:
-        assert reasons(download(table("http://127.0.0.1/1"))) == ["connection_error"]
-
-
-def test_loopback_has_a_source() -> None:
-    assert has_source("127.0.0.1")
+    monkeypatch.setattr(aiohappyeyeballs, "start_connection", connect)
+    found = Download(config(backoff_s=0.01))(table(*(web.url(f"/image/0?{i}") for i in range(8))))
+    assert reasons(found) == [None] * 8
