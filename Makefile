@@ -41,7 +41,7 @@ notebook: install
 	$(BIN)/python -m docs.figures.notebook
 
 # Rebuilds the papers' tables in miniature: shards, features of frozen towers, heads with several seeds, and one page in
-# out/paper/SIZE. SIZE is smoke, small (about 15 minutes on two cores), full, gpu or extra. Repeat the command to resume.
+# out/paper/SIZE. SIZE is smoke, small (about 15 minutes on two cores), full or gpu. Repeat the command to resume.
 SIZE ?= small
 paper: install
 	$(BIN)/python -m demo.paper --size $(SIZE) $(ARGS)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
 from hypergrit_common.text import without_controls
 
@@ -12,14 +12,14 @@ from hypergrit_common.text import without_controls
 def render_page(
     folder: Path, template: str, filters: Mapping[str, Callable[..., str]] | None = None, /, **values: Any
 ) -> str:
-    """Return the page of a template in `folder`. Texts are escaped, and so are control characters.
+    """Return the page of a template in `folder`. Texts are escaped if its name ends in .html, and control characters always.
 
     HTML cannot represent control characters, and texts of the web hold them. Raises jinja2.UndefinedError if the
     template uses a value that is not given.
     """
     environment = Environment(
         loader=FileSystemLoader(folder),
-        autoescape=True,
+        autoescape=select_autoescape(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

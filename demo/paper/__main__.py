@@ -5,32 +5,24 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from demo.paper.sizes import SIZES
-from demo.paper.variants import VARIANTS
+from demo.paper.plan import SIZES, VARIANTS
 from demo.train_demo_data import ROOT
 from hypergrit_common.cli import BUG, EXIT_CODES, command
 from hypergrit_common.config_help import print_text
 from hypergrit_common.processes import n_cpus
 from hypergrit_common.text import message_lines
 
-EXTRA = "extra"
 EPILOG = f"""\
 sizes:
 {chr(10).join(f"  {name:6} {size.about}" for name, size in SIZES.items())}
-  {EXTRA:6} full, and in about 1.8 h more what no paper measures: displaced boxes, rules for boxes, captions far from
-         the root, trees and lattices, a map of rate, curvature and K
 
 rows, for --rows:
 {chr(10).join(f"  {key:26} {variant.title}" for key, variant in VARIANTS.items())}
 
-outputs in --out:
-  index.html, paper.md   tables of all rows that have results, verdicts on the papers' claims, pictures
-  results/               metrics and held-out items of each row and seed, chosen rates and steps, figures of first seeds
-  pictures/              figures of the experiments of extra
-
-outputs in --work:
-  data/                  scenes, shards, features, and evaluation sets in the benchmarks' files
-  tuning/                scores on the validation split
+outputs:
+  OUT/index.html, paper.md  tables of all rows that have results, verdicts on the papers' claims, pictures
+  OUT/results/              metrics and held-out items of each run, chosen rates and steps, figures of first seeds
+  WORK/data/                scenes, shards, features, evaluation sets, scores on the validation split
 
 Repeat the command after an interruption: finished parts are kept. A row and seed with a result is not trained again, so
 that several machines can share a study: give each --work with a copy of data/ and other --rows, copy the files in results/
@@ -48,7 +40,7 @@ def main() -> int:
         epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--size", choices=(*SIZES, EXTRA), default="small", help="size of the study; default: small")
+    parser.add_argument("--size", choices=tuple(SIZES), default="small", help="size of the study; default: small")
     parser.add_argument("--rows", nargs="+", choices=tuple(VARIANTS), metavar="ROW", help="rows to train, not all")
     parser.add_argument("--seeds", type=int, help="largest number of seeds to train")
     parser.add_argument("--jobs", type=int, help="trainings side by side, of one thread; default: one per CPU core")
@@ -58,30 +50,22 @@ def main() -> int:
     for name in ("seeds", "jobs"):
         if (getattr(options, name) or 1) < 1:
             parser.error(f"--{name} is {getattr(options, name)}; give 1 or more")
-    name = "full" if options.size == EXTRA else options.size
-    size = SIZES[name]
+    size, default = SIZES[options.size], ROOT / "out" / "paper" / options.size
     trained = replace(size, rows=tuple(options.rows or size.rows), seeds=options.seeds or size.seeds)
-    default, jobs = ROOT / "out" / "paper" / name, options.jobs or n_cpus()
-    from demo.paper.extra import run_extra  # imports torch, which --help does not need
-    from demo.paper.page import write_page
-    from demo.paper.run import Folders, run_study
+    from demo.paper.page import write_page  # imports torch, which --help does not need
+    from demo.paper.run import Study, run_study
 
-    folders = Folders(out=(options.out or default).resolve(), work=(options.work or default).resolve())
+    study = Study(
+        size=trained, out=(options.out or default).resolve(), data=(options.work or default).resolve() / "data"
+    )
     try:
-        run_study(trained, folders, jobs, report)
-        if options.size == EXTRA:
-            run_extra(trained, folders, jobs, report)
-        page = write_page(name, size, folders.out)
+        run_study(study, options.jobs or n_cpus())
+        page = write_page(options.size, size, study.out)
     except (RuntimeError, OSError) as error:  # its message may end with lines of a log
         print(message_lines(f"error: {error}"), file=sys.stderr)
         return BUG
     print_text(f"page: {page}")
     return 0
-
-
-def report(text: str) -> None:
-    """Print a line of progress."""
-    print(f"paper: {text}", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,23 +3,20 @@
     scenes/NAME/{pairs,true}/   tars of the training and of the held-out scenes
     shards/NAME-BOXES/          the output of the pipeline
     features/TOWER-BOXES/       what `hypergrit features` wrote of the training shards
-    sets/                       the evaluation sets (`demo.paper.sets`)
-    tower/TOWER-HASH.safetensors  features of the evaluation sets
+    sets/, tuning/              the evaluation sets (`demo.paper.sets`), scores on the validation split
 
 Each part resumes, and is kept once it is finished.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
-from demo.paper.heads import TowerFeatures, config_of, evaluate, train
+from demo.paper.plan import Size, Tower, Variant
+from demo.paper.processes import report
 from demo.paper.scenes import UNSEEN_SHARE, write_scenes
 from demo.paper.sets import write_sets
-from demo.paper.sizes import Size
-from demo.paper.variants import VARIANTS, Tower, Variant
 from demo.train_demo import run_verb
 from demo.train_demo_data import JOB, ROOT, is_current, make_shards, record_settings, settings_path
 from demo.world.scenes import HELD_OUT_SEEDS, SHARD_SEEDS
@@ -30,26 +27,21 @@ from trainer.checkpoints.towers import weights_sha256
 TOWERS: Final[dict[Tower, Path]] = {"crops": ROOT / "demo/weights/clip", "scenes": ROOT / "demo/weights/clip_scenes"}
 PREDICTED: Final = ("formats=[train,arrow]", "score.keep_all=true")
 GIVEN: Final = ("formats=[train]", "grounder=none", "scorer=none")
-TASKS: Final[dict[str, tuple[str, ...]]] = {
+TASKS: Final[dict[str, tuple[str, ...]]] = {  # of each folder of evaluation sets
     "test": ("classification", "hierarchical", "retrieval", "sugarcrepe", "vlchecklist", "order", "chains"),
     "unseen": ("sugarcrepe",),
     "seen": ("sugarcrepe",),
     "validation": ("classification", "retrieval"),
 }
-"""Tasks of each folder of evaluation sets."""
 ROWS_PER_FILE: Final = 4096
 
 
 @cache
-def job_hash() -> str:
-    """The hash of the settings of the pipeline that decide the content of shards."""
-    return content_hash(load_config([str(ROOT / JOB), "input=pairs", "output=shards"]))[:8]
-
-
 def data_settings(size: Size) -> dict[str, Any]:
-    """All that the data depend on."""
+    """All that the data depend on; of the pipeline, the settings that decide the content of shards."""
+    job = content_hash(load_config([str(ROOT / JOB), "input=pairs", "output=shards"]))[:8]
     names = ("train_rows", "held_out_rows", "pictures", "captioned", "pairs")
-    return {"job": job_hash(), "unseen": UNSEEN_SHARE, **{name: asdict(size)[name] for name in names}}
+    return {"job": job, "unseen": UNSEEN_SHARE, **{name: getattr(size, name) for name in names}}
 
 
 def features_of(folder: Path, variant: Variant) -> Path:
@@ -57,24 +49,16 @@ def features_of(folder: Path, variant: Variant) -> Path:
     return folder / "features" / f"{variant.tower}-{variant.boxes}"
 
 
-def tower_features(folder: Path, tower: Tower) -> TowerFeatures:
-    """The features of the evaluation sets."""
-    name = f"{tower}-{weights_sha256(TOWERS[tower])[:8]}.safetensors"
-    return TowerFeatures(TOWERS[tower], folder / "tower" / name)
-
-
-def make_data(folder: Path, size: Size, rows: Sequence[Variant], report: Callable[[str], None]) -> None:
+def make_data(folder: Path, size: Size, rows: Sequence[Variant], n_jobs: int) -> None:
     """Write what is missing for the rows. Raises RuntimeError if the pipeline fails, and UserError for other data."""
     settings = data_settings(size)
     if settings_path(folder).exists() and not is_current(folder, settings):
-        raise UserError(
-            f"{folder} has data of other settings, see {settings_path(folder)}; delete it, or give another --work"
-        )
+        hint = "delete it, or give another --work"
+        raise UserError(f"{folder} has data of other settings, see {settings_path(folder)}; {hint}")
     folder.mkdir(parents=True, exist_ok=True)
     record_settings(folder, settings)
     for name, n, seeds in (("train", size.train_rows, SHARD_SEEDS), ("held_out", size.held_out_rows, HELD_OUT_SEEDS)):
-        write_scenes(folder / "scenes" / name, n, seeds)
-    report(f"scenes in {folder / 'scenes'}")
+        write_scenes(folder / "scenes" / name, n, seeds, n_jobs)
     write_shards(folder, "held_out", "true", size)
     if not (sets := folder / "sets").exists():
         draft = folder / "sets.tmp"
@@ -84,21 +68,17 @@ def make_data(folder: Path, size: Size, rows: Sequence[Variant], report: Callabl
     for boxes in dict.fromkeys(row.boxes for row in rows):
         write_shards(folder, "train", boxes, size)
         report(f"shards with {boxes} boxes")
-    for row in {(row.tower, row.boxes): row for row in rows}.values():
+    for row in {features_of(folder, row): row for row in rows}.values():
         write_features(folder, row)
         report(f"features of the tower {row.tower}, {row.boxes} boxes")
-    for tower in dict.fromkeys(row.tower for row in rows):
-        embed_sets(folder, tower, rows)
-        report(f"features of the evaluation sets, tower {tower}")
 
 
 def write_shards(folder: Path, name: str, boxes: str, size: Size) -> None:
     """Run the pipeline, which keeps finished shards."""
     output = folder / "shards" / f"{name}-{boxes}"
     if not is_current(output, {"done": True}):
-        predicted = boxes == "predicted"
-        scenes = folder / "scenes" / name / ("pairs" if predicted else boxes)
-        make_shards(scenes, output, *(PREDICTED if predicted else GIVEN), f"ray.runner={size.runner}")
+        kind, settings = ("pairs", PREDICTED) if boxes == "predicted" else ("true", GIVEN)
+        make_shards(folder / "scenes" / name / kind, output, *settings, f"ray.runner={size.runner}")
         record_settings(output, {"done": True})
 
 
@@ -106,20 +86,6 @@ def write_features(folder: Path, row: Variant) -> None:
     """Embed the training shards."""
     output, shards = features_of(folder, row), folder / "shards" / f"train-{row.boxes}"
     if not is_current(output, settings := {"tower": weights_sha256(TOWERS[row.tower])}):
-        tokens = str(row.boxes == "predicted").lower()
         paths = [f"shards={shards}", f"model={TOWERS[row.tower]}", f"output={output}"]
-        run_verb("features", [*paths, f"tokens={tokens}", f"rows_per_shard={ROWS_PER_FILE}"])
+        run_verb("features", [*paths, f"tokens={row.boxes == 'predicted'}", f"rows_per_shard={ROWS_PER_FILE}"])
         record_settings(output, settings)
-
-
-def embed_sets(folder: Path, tower: Tower, rows: Sequence[Variant]) -> None:
-    """Embed the evaluation sets, by an evaluation of an untrained head."""
-    features = tower_features(folder, tower)
-    if features.path.is_file():
-        return
-    row = next(row for row in rows if row.tower == tower)
-    config = config_of(VARIANTS["clip"], features_of(folder, row), seed=0, lr=1e-3, steps=100)
-    trained = next(train(config, at=(1,)))
-    for name, tasks in TASKS.items():
-        evaluate(trained, features, folder / "sets" / name, tasks)
-        features.save()

@@ -5,42 +5,41 @@ countable concepts of which a scene has one object are used. Colours are those o
 drawing may have any colour.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import combinations, permutations
 from random import Random
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from demo.paper.scenes import is_unseen, unseen_colours, unseen_pairs
 from demo.world.captions import article
 from demo.world.grammar import LARGE, RELATIONS, SMALL
-from demo.world.layout import Slot, WorldConfig, relations
-from demo.world.vocabulary import COLOURS, CONCEPTS, Concept
+from demo.world.layout import Slot, relations
+from demo.world.scenes import DEFAULT
+from demo.world.vocabulary import COLOURS, CONCEPTS
 
 OPPOSITE: Final = {"left": "right", "right": "left", "above": "below", "below": "above"}
 
 
-class Captions(NamedTuple):
-    """A true and a false caption of one image."""
-
-    true: str
-    false: str
-
-
 class View(NamedTuple):
-    """The objects of a scene that captions may mention, all its objects, its canvas, and random choices."""
+    """The objects of a scene that captions may mention, all its objects, and random choices."""
 
     singles: list[Slot]
     scene: Sequence[Slot]
-    config: WorldConfig
     rng: Random
 
 
-def view_of(slots: Sequence[Slot], config: WorldConfig, rng: Random) -> View:
+Captions = tuple[str, str]  # a true and a false one of one image
+Maker = Callable[[View], Captions | None]
+
+
+def view_of(slots: Sequence[Slot], rng: Random) -> View:
     """The view of a layout."""
     names = [slot.concept.name for slot in slots]
     singles = [slot for slot in slots if slot.concept.is_countable and names.count(slot.concept.name) == 1]
-    return View(singles, slots, config, rng)
+    return View(singles, slots, rng)
 
 
 def mention(slot: Slot, adjective: str | None = None) -> str:
@@ -49,10 +48,21 @@ def mention(slot: Slot, adjective: str | None = None) -> str:
     return f"{article(words)} {words}"
 
 
+def listed(*slots: Slot) -> str:
+    """All objects, as "a dog, a cat and a bell"."""
+    *first, last = map(mention, slots)
+    return f"{', '.join(first)} and {last}" if first else last
+
+
+def joined(first: Slot, relation: str, second: Slot) -> str:
+    """A caption such as "a dog above a cat"."""
+    return f"{mention(first)} {RELATIONS[relation][0]} {mention(second)}"
+
+
 def absent_slot(view: View, slot: Slot, beside: Slot | None = None) -> Slot:
     """The slot with a concept whose category the scene does not have; with `beside`, one that is seen together with it."""
     present = {other.concept.category for other in view.scene}
-    choices: list[Concept] = [c for c in CONCEPTS if c.is_countable and c.category not in present]
+    choices = [c for c in CONCEPTS if c.is_countable and c.category not in present]
     if beside:
         choices = [c for c in choices if not is_unseen("concepts", *sorted((beside.concept.name, c.name)))]
     return replace(slot, concept=view.rng.choice(choices))
@@ -65,136 +75,96 @@ def other_colour(view: View, slot: Slot, seen: bool = False) -> str:
     return view.rng.choice([colour for colour in choices if not (seen and is_unseen("colour", colour, name))])
 
 
-def related(view: View) -> tuple[Slot, Slot, str] | None:
-    """Two objects with a relation that has an opposite; None without one."""
+def maker(find: Callable[[View], Sequence[Any] | None], change: Callable[..., Captions]) -> Maker:
+    """The maker that finds something in a view, if it is there, and says it and what is changed."""
+
+    def make(view: View) -> Captions | None:
+        found = find(view)
+        return change(view, *found) if found else None
+
+    return make
+
+
+def related(view: View) -> tuple[Slot, str, Slot] | None:
+    """Two objects with a relation that has an opposite."""
     pairs = list(permutations(view.singles, 2))
     view.rng.shuffle(pairs)
-    for first, second in pairs:
-        for name in relations([first], [second], list(view.scene), view.config):
-            if name in OPPOSITE:
-                return first, second, name
-    return None
+    held = ((a, name, b) for a, b in pairs for name in relations([a], [b], list(view.scene), DEFAULT))
+    return next((found for found in held if found[1] in OPPOSITE), None)
 
 
-def joined(first: str, relation: str, second: str) -> str:
-    """A caption such as "a dog above a cat"."""
-    return f"{first} {RELATIONS[relation][0]} {second}"
+def tinted(view: View, unseen: bool | None = None) -> list[Slot]:
+    """A tinted object; one whose colour training never shows with it, or does, if `unseen` is given."""
+    slots = [s for s in view.singles if s.colour and unseen in (None, bool(unseen_colours([s])))]
+    return [view.rng.choice(slots)] if slots else []
 
 
-def relational(change: Callable[[View, Slot, str, Slot], str]) -> "Maker":
-    """The maker that says a relation of two objects, and as the false caption what `change` makes of it."""
-
-    def make(view: View) -> Captions | None:
-        if not (found := related(view)):
-            return None
-        first, second, name = found
-        return Captions(joined(mention(first), name, mention(second)), change(view, first, name, second))
-
-    return make
+def two_tinted(view: View) -> tuple[Slot, ...]:
+    """Two objects of different colours, which are no names of their concepts."""
+    for pair in permutations([slot for slot in view.singles if slot.colour], 2):
+        colours, names = {slot.colour for slot in pair}, {slot.concept.name for slot in pair}
+        if len(colours) == 2 and colours.isdisjoint(names):
+            return pair
+    return ()
 
 
-def tinted(change: Callable[[View, Slot], Captions]) -> "Maker":
-    """The maker that says something about a tinted object."""
-
-    def make(view: View) -> Captions | None:
-        slots = [slot for slot in view.singles if slot.colour]
-        return change(view, view.rng.choice(slots)) if slots else None
-
-    return make
+def small_or_large(view: View) -> tuple[Slot, str] | None:
+    """An object that is small or large, with that word."""
+    short = min(DEFAULT.width, DEFAULT.height)
+    found = (slot for slot in view.singles if not SMALL * short <= slot.side <= LARGE * short)
+    return next(((slot, "small" if slot.side < SMALL * short else "large") for slot in found), None)
 
 
-def swap_att(view: View) -> Captions | None:
-    """The colours of two objects change places."""
-    for first, second in permutations([slot for slot in view.singles if slot.colour], 2):
-        if first.colour != second.colour and {first.colour, second.colour}.isdisjoint(
-            {first.concept.name, second.concept.name}
-        ):
-            true = f"{mention(first, first.colour)} and {mention(second, second.colour)}"
-            return Captions(true, f"{mention(first, second.colour)} and {mention(second, first.colour)}")
-    return None
+def paired(view: View, unseen: bool) -> tuple[Slot, Slot] | None:
+    """Two concepts that training never shows together, or, in a scene without such pairs, does."""
+    found = unseen_pairs(view.singles)
+    pairs = found if unseen else [pair for pair in combinations(view.singles, 2) if pair not in found]
+    return None if not pairs or (not unseen and unseen_pairs(view.scene)) else view.rng.choice(pairs)
 
 
-def listed(slots: Sequence[Slot]) -> str:
-    """All objects, as "a dog, a cat and a bell"."""
-    *first, last = map(mention, slots)
-    return f"{', '.join(first)} and {last}" if first else last
+REPLACE_ATT: Final = maker(tinted, lambda view, a: (mention(a, a.colour), mention(a, other_colour(view, a))))
+REPLACE_REL: Final = maker(related, lambda view, a, name, b: (joined(a, name, b), joined(a, OPPOSITE[name], b)))
 
-
-def add_obj(view: View) -> Captions | None:
-    """An absent object is added to all those of the scene."""
-    if len(view.singles) < len(view.scene):
-        return None
-    more = absent_slot(view, view.scene[0])
-    return Captions(listed(view.singles), listed([*view.singles, more]))
-
-
-def combined(unseen: bool) -> "Maker":
-    """The maker that replaces one of two concepts, which training never, or does, show together; the false pair is seen."""
-
-    def make(view: View) -> Captions | None:
-        found = unseen_pairs(view.singles)
-        pairs = found if unseen else [pair for pair in combinations(view.singles, 2) if pair not in found]
-        if not pairs or (not unseen and unseen_pairs(view.scene)):
-            return None
-        first, second = view.rng.choice(pairs)
-        return Captions(listed([first, second]), listed([first, absent_slot(view, second, beside=first)]))
-
-    return make
-
-
-def coloured(unseen: bool) -> "Maker":
-    """The maker that replaces a colour, with which training never, or does, show the concept; the false colour is seen."""
-
-    def make(view: View) -> Captions | None:
-        slots = [slot for slot in view.singles if slot.colour and bool(unseen_colours([slot])) == unseen]
-        if not slots:
-            return None
-        slot = view.rng.choice(slots)
-        return Captions(mention(slot, slot.colour), mention(slot, other_colour(view, slot, seen=True)))
-
-    return make
-
-
-def change_size(view: View) -> Captions | None:
-    """A small object becomes a large one, or a large one small."""
-    short = min(view.config.width, view.config.height)
-    for slot in view.singles:
-        if slot.side < SMALL * short or slot.side > LARGE * short:
-            words = ("small", "large") if slot.side < SMALL * short else ("large", "small")
-            return Captions(*(mention(slot, word) for word in words))
-    return None
-
-
-Maker = Callable[[View], Captions | None]
-
-REPLACE_ATT: Final = tinted(
-    lambda view, slot: Captions(mention(slot, slot.colour), mention(slot, other_colour(view, slot)))
-)
-REPLACE_REL: Final = relational(lambda _, a, name, b: joined(mention(a), OPPOSITE[name], mention(b)))
-
-SUGARCREPE: Final[dict[str, Maker]] = {
-    "replace_obj": relational(lambda view, a, name, b: joined(mention(a), name, mention(absent_slot(view, b)))),
+SUGARCREPE: Final[dict[str, Maker]] = {  # of each file
+    "replace_obj": maker(related, lambda view, a, name, b: (joined(a, name, b), joined(a, name, absent_slot(view, b)))),
     "replace_att": REPLACE_ATT,
     "replace_rel": REPLACE_REL,
-    "swap_obj": relational(lambda _, a, name, b: joined(mention(b), name, mention(a))),
-    "swap_att": swap_att,
-    "add_obj": add_obj,
-    "add_att": tinted(lambda view, slot: Captions(mention(slot), mention(slot, other_colour(view, slot)))),
+    "swap_obj": maker(related, lambda view, a, name, b: (joined(a, name, b), joined(b, name, a))),
+    "swap_att": maker(
+        two_tinted,
+        lambda view, a, b: (
+            f"{mention(a, a.colour)} and {mention(b, b.colour)}",
+            f"{mention(a, b.colour)} and {mention(b, a.colour)}",
+        ),
+    ),
+    "add_obj": maker(
+        lambda view: view.singles if len(view.singles) == len(view.scene) else None,
+        lambda view, *slots: (listed(*slots), listed(*slots, absent_slot(view, view.scene[0]))),
+    ),
+    "add_att": maker(tinted, lambda view, a: (mention(a), mention(a, other_colour(view, a)))),
 }
-"""Maker of each file of SugarCrepe."""
-
 COMBINATIONS: Final[dict[str, dict[str, Maker]]] = {
-    kind: {"replace_obj": combined(kind == "unseen"), "replace_att": coloured(kind == "unseen")}
+    kind: {
+        "replace_obj": maker(
+            partial(paired, unseen=kind == "unseen"),
+            lambda view, a, b: (listed(a, b), listed(a, absent_slot(view, b, beside=a))),
+        ),
+        "replace_att": maker(
+            partial(tinted, unseen=kind == "unseen"),
+            lambda view, a: (mention(a, a.colour), mention(a, other_colour(view, a, seen=True))),
+        ),
+    }
     for kind in ("unseen", "seen")
 }
-"""Makers of files in SugarCrepe's form about pairs of concepts, and of colour and concept, that training shows or does not."""
-
-VL_CHECKLIST: Final[dict[str, Maker]] = {
+"""Makers of files in SugarCrepe's form about pairs of concepts, and of colour and concept, that training shows or does not.
+The false pair is always seen."""
+VL_CHECKLIST: Final[dict[str, Maker]] = {  # of each column that concerns attributes and relations
     "Attribute/color": REPLACE_ATT,
-    "Attribute/size": change_size,
+    "Attribute/size": maker(
+        small_or_large, lambda view, a, word: (mention(a, word), mention(a, "large" if word == "small" else "small"))
+    ),
     "Relation/spatial": REPLACE_REL,
 }
-"""Maker of each column of VL-CheckList that concerns attributes and relations."""
 
 
 def object_columns(view: View) -> list[tuple[str, Captions]]:
@@ -207,9 +177,9 @@ def object_columns(view: View) -> list[tuple[str, Captions]]:
     if not view.singles:
         return []
     slot = view.rng.choice(view.singles)
-    captions = Captions(mention(slot), mention(absent_slot(view, slot)))
-    width, height = view.config.width, view.config.height
-    distance = ((slot.cx - width / 2) ** 2 + (slot.cy - height / 2) ** 2) ** 0.5 / ((width**2 + height**2) ** 0.5 / 2)
+    captions = mention(slot), mention(absent_slot(view, slot))
+    width, height = DEFAULT.width, DEFAULT.height
+    distance = 2 * math.hypot(slot.cx - width / 2, slot.cy - height / 2) / math.hypot(width, height)
     location = "center" if distance < 1 / 3 else "mid" if distance < 2 / 3 else "margin"
     share = slot.side**2 / (width * height)
     size = "large" if share > 1 / 6 else "medium" if share > 1 / 20 else "small"

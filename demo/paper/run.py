@@ -7,295 +7,225 @@ import platform
 import shutil
 import subprocess
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from itertools import product
-from multiprocessing import active_children, get_context
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
-import torch
+import pandas as pd
 
-from demo.paper.data import TASKS, data_settings, features_of, make_data, tower_features
-from demo.paper.heads import HeadEmbedder, TowerFeatures, Trained, config_of, evaluate, train
-from demo.paper.sizes import Size, rows_of
+from demo.paper.data import TASKS, TOWERS, data_settings, features_of, make_data
+from demo.paper.heads import evaluate, train
+from demo.paper.plan import MAIN, VARIANTS, Size, Variant
+from demo.paper.processes import each
 from demo.paper.store import has_result, write_result
-from demo.paper.variants import MAIN, VARIANTS, Tower, Variant
 from demo.train_demo_data import ROOT
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.version import hypergrit_version
-from trainer.config import as_dict
-from trainer.evaluation.catalog import TASKS as CATALOG
+from trainer.config import TrainConfig, as_dict, load_config
 from trainer.evaluation.run.runner import as_json, draw_figures
-from trainer.evaluation.task import TaskOptions, UnsuitableModelError
+from trainer.evaluation.task import TaskResult, UnsuitableModelError
 from trainer.models.hyperbolic import Hyperbolic
+from trainer.training.build import Run as Training
 
+JOB: Final = str(ROOT / "jobs/train/heads.yaml")
+TOKENIZER: Final = str(ROOT / "demo/weights/clip/merges.txt")  # of text towers that are trained
 CLAIMS: Final = Path(__file__).with_name("claims.csv")
-TUNING: Final = "tuning"
-CHOSEN_BY: Final = (
-    "classification:scenes/accuracy",
-    "retrieval:coco/text_to_image/recall@5",
-    "retrieval:coco/image_to_text/recall@5",
+CHOSEN_BY: Final = (  # metrics of the validation split whose mean chooses the rate and the step of a row
+    ("classification", "scenes/accuracy"),
+    ("retrieval", "coco/text_to_image/recall@5"),
+    ("retrieval", "coco/image_to_text/recall@5"),
 )
-"""Metrics of the validation split whose mean chooses the rate and the step of a row."""
-Case = TypeVar("Case")
-PICTURES: Final = ("norms", "order", "factors")
-WALKS: Final = ("traversal", "interpolation")
-"""Tasks whose figures, and tasks whose walks the page shows, of the first seed of main rows."""
+PICTURES: Final = ("norms", "order", "factors")  # tasks whose figures the page shows, of the first seed of main rows
+WALKS: Final = ("traversal", "interpolation")  # tasks whose walks it shows
 
 
 @dataclass(frozen=True, kw_only=True)
-class Folders:
-    """Folders of a study: `out` has the page and results, `work` all that is needed to make them."""
+class Study:
+    """The size of a study, the folder of its page and results, and that of all that is needed to make them."""
 
+    size: Size
     out: Path
-    work: Path
+    data: Path
 
-    @property
-    def results(self) -> Path:
-        """The files of the results, see `demo.paper.store`."""
-        return self.out / "results"
+    def choice(self, variant: Variant) -> Path:
+        """The file of the rate and the step of a row: one file each, so that folders of machines can be merged."""
+        return self.out / "results" / "tuning" / f"{variant.choice}.json"
 
-    @property
-    def data(self) -> Path:
-        """The data, see `demo.paper.data`."""
-        return self.work / "data"
+    def runs(self, variant: Variant) -> list["Run"]:
+        """The runs of a row at the rate and the step that were chosen; empty without a choice."""
+        if not (path := self.choice(variant)).is_file():
+            return []
+        found, seeds = read_object(path), range(self.size.seeds_of[variant])
+        at = (found["step"] * variant.longer,)
+        return [Run(study=self, variant=variant, seed=seed, lr=found["lr"], at=at) for seed in seeds]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """The training of a row with a seed at a rate, and its evaluation after each of the steps `at`."""
 
+    study: Study
     variant: Variant
     seed: int
     lr: float
     at: tuple[int, ...]
-    size: Size
 
     @property
     def steps(self) -> int:
         """The number of steps of the schedule."""
-        return self.size.steps[-1] * self.variant.longer
+        return self.study.size.steps[-1] * self.variant.longer
 
     @property
     def identity(self) -> dict[str, Any]:
         """All that the result depends on, but for the code."""
-        settings = {"overrides": [*self.variant.overrides, *self.size.overrides], "seed": self.seed, "lr": self.lr}
+        size, row = self.study.size, self.variant
+        settings = {"overrides": [*row.overrides, *size.overrides], "seed": self.seed, "lr": self.lr}
         schedule = {"steps": self.steps, "at": self.at}
-        return {"row": self.variant.key, "model": self.variant.model, **settings, **schedule} | data_settings(self.size)
+        return {"row": row.key, "model": row.model, **settings, **schedule} | data_settings(size)
 
     @property
-    def hash(self) -> str:
-        """A name for the identity."""
-        return hashlib.sha256(json.dumps(self.identity).encode()).hexdigest()[:12]
+    def config(self) -> TrainConfig:
+        """The configuration of the training."""
+        features = features_of(self.study.data, self.variant)
+        settings = [JOB, f"model_name={self.variant.model}", *self.study.size.overrides, *self.variant.overrides]
+        settings += [
+            f"data.features={features}",
+            f"tokenizer={TOKENIZER}",
+            "output=unused",
+            "device=cpu",
+            "precision=fp32",
+        ]
+        settings += [f"steps={self.steps}", f"lr={self.lr}", f"seed={self.seed}", f"data.seed={self.seed}"]
+        return load_config(settings)
+
+    @property
+    def result(self) -> Path:
+        """The file of the result."""
+        return self.study.out / "results" / f"{self.variant.key}-{self.seed}.parquet"
+
+    @property
+    def is_done(self) -> bool:
+        """True if there is a result that was made with the same settings."""
+        return has_result(self.result, self.identity)
+
+    @property
+    def scores(self) -> Path:
+        """The file with the scores on the validation split, by step."""
+        digest = hashlib.sha256(json.dumps(self.identity).encode()).hexdigest()[:12]
+        return self.study.data / "tuning" / f"{self.variant.key}-{self.lr}-{self.seed}-{digest}.json"
+
+    def train(self) -> Iterator[tuple[int, Training]]:
+        """Train the row, and yield the head after each of the steps."""
+        return train(self.config, self.at)
+
+    def evaluate(self, head: Training, sets: str, tasks: Sequence[str] = ()) -> dict[str, TaskResult]:
+        """The results of tasks on a folder of evaluation sets; without `tasks`, of all that it has."""
+        return evaluate(head, TOWERS[self.variant.tower], self.study.data / "sets" / sets, tasks or TASKS[sets])
 
 
-def run_study(size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]) -> None:
+def run_study(study: Study, n_jobs: int) -> None:
     """Run what is missing. Without a missing result, no data is made.
 
     Raises RuntimeError if a step fails, and UserError for claims that are not committed.
     """
-    if size.has_claims:
+    if study.size.has_claims:
         check_claims()
-    known = choices(folders)
-    rows = [row for row in rows_of(size) if not is_complete(row, size, known, folders)]
-    if not rows:
-        return
-    start = time.monotonic()
-    make_data(folders.data, size, rows, report)
-    report(f"data in {folders.data}, {time.monotonic() - start:.0f} s")
-    chosen = tune(rows, size, folders, n_jobs, report)
-    runs = [run for seed in range(size.seeds) for run in runs_of(rows, size, chosen, seed) if not is_done(run, folders)]
-    each(partial(measure, folders), runs, n_jobs, report)
-
-
-def is_complete(row: Variant, size: Size, chosen: Mapping[str, Any], folders: Folders) -> bool:
-    """True if all seeds of a row have results."""
-    return row.choice in chosen and all(
-        is_done(run, folders) for seed in range(size.seeds) for run in runs_of([row], size, chosen, seed)
-    )
-
-
-def choices(folders: Folders) -> dict[str, Any]:
-    """The rates and steps that were chosen, by TOWER/ROW: one file each, so that folders of machines can be merged."""
-    return {f"{p.parent.name}/{p.stem}": read_object(p) for p in (folders.results / TUNING).glob("*/*.json")}
-
-
-def runs_of(rows: Sequence[Variant], size: Size, chosen: Mapping[str, Any], seed: int) -> Iterator[Run]:
-    """Yield the runs of a seed, so that an interrupted study has all rows of the first seeds."""
-    for variant in rows:
-        if seed < size.seeds_of(variant):
-            yield run_of(variant, size, chosen, seed)
-
-
-def run_of(variant: Variant, size: Size, chosen: Mapping[str, Any], seed: int) -> Run:
-    """The run of a row with a seed, at the rate and the step that were chosen."""
-    found = chosen[variant.choice]
-    return Run(variant=variant, seed=seed, lr=found["lr"], at=(found["step"] * variant.longer,), size=size)
-
-
-def result_path(run: Run, folders: Folders) -> Path:
-    """The file of the result of a run."""
-    return folders.results / f"{run.variant.key}-{run.seed}.parquet"
-
-
-def is_done(run: Run, folders: Folders) -> bool:
-    """True if a run has a result that was made with the same settings."""
-    return has_result(result_path(run, folders), run.identity)
-
-
-def each(work: Callable[[Case], str], runs: Sequence[Case], n_jobs: int, report: Callable[[str], None]) -> None:
-    """Do the work of each run in processes of one thread."""
-    start, before = time.monotonic(), {*active_children()}
-    with ProcessPoolExecutor(n_jobs, get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)) as pool:
-        try:
-            for done, future in enumerate(as_completed([pool.submit(work, run) for run in runs]), 1):
-                left = (time.monotonic() - start) / done * (len(runs) - done) / 60
-                report(f"{done} of {len(runs)}: {future.result()}; about {left:.0f} min left")
-        finally:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in {*active_children()} - before:  # after an interruption, a run that has no result is repeated
-                process.terminate()
-
-
-@lru_cache
-def cached_features(folder: Path, tower: Tower) -> TowerFeatures:
-    """The features of the evaluation sets, read once in each process."""
-    return tower_features(folder, tower)
-
-
-def trainings(run: Run, folders: Folders) -> Iterator[Trained]:
-    """Train a row, and yield the head after each of its steps."""
-    variant = run.variant
-    config = config_of(variant, features_of(folders.data, variant), run.seed, run.lr, run.steps, run.size.overrides)
-    return train(config, run.at)
-
-
-def measure(folders: Folders, run: Run) -> str:
-    """Train a row and write its result. Return what was done."""
-    if is_done(run, folders):  # by another machine
-        return f"{run.variant.key}-{run.seed} is finished"
-    trained = next(trainings(run, folders))
-    start = time.monotonic()
-    tower = cached_features(folders.data, run.variant.tower)
-    found = {
-        name: evaluate(trained, tower, folders.data / "sets" / name, tasks)
-        for name, tasks in TASKS.items()
-        if name != "validation"
-    }
-    seconds = {"train": round(trained.seconds, 2), "evaluate": round(time.monotonic() - start, 2)}
-    prefixes = {("" if name == "test" else f"{name}/"): results for name, results in found.items()}
-    if run.seed == 0 and run.variant.key == run.variant.row and run.variant.table == MAIN:
-        draw(trained, tower, folders, run.variant.key)
-    write_result(result_path(run, folders), prefixes, facts(run, trained, seconds), run.variant.keeps_items)
-    return f"{run.variant.key}-{run.seed}, {seconds['train']:.0f} + {seconds['evaluate']:.0f} s"
-
-
-def facts(run: Run, trained: Trained, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """The facts about a run that its result stores."""
-    model = trained.model
-    curvature = model.curv.exp().flatten().tolist() if isinstance(model, Hyperbolic) else []
-    return {
-        "identity": run.identity,
-        "settings": settings_of(run, trained),
-        "seconds": seconds,
-        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
-        "version": hypergrit_version(),
-        "claims": hashlib.sha256(CLAIMS.read_bytes()).hexdigest(),
-        "tower": run.variant.tower,
-        "boxes": run.variant.boxes,
-        "loss": trained.loss,
-        "collapsed": trained.has_collapsed,
-        "curvature": [round(value, 4) for value in curvature],
-        "temperature": round(1 / float(model.pair_scale().detach()), 5),
-    }
-
-
-def settings_of(run: Run, trained: Trained) -> dict[str, Any]:
-    """The resolved settings of the training that papers print too."""
-    plain = as_dict(trained.config)
-    model = {key: value for key, value in plain["model"].items() if key not in ("image", "text")}
-    data = {key: plain["data"][key] for key in ("boxes", "captions", "texts")}
-    return {"model_name": run.variant.model, "batch_size": plain["batch_size"], "step": run.at[-1]} | {
-        "model": model,
-        "optim": plain["optim"],
-        "data": data,
-    }
-
-
-def draw(trained: Trained, tower: TowerFeatures, folders: Folders, key: str) -> None:
-    """Write pictures/KEY/TASK.json in the results with the figures beside it, for the page."""
-    embedder = HeadEmbedder(trained.model, trained.tokenizer, tower)
-    sets = folders.data / "sets" / "test"
-    pictures = folders.results / "pictures"
-    (pictures / key).mkdir(parents=True, exist_ok=True)
-    shutil.copytree(sets / "traversal", pictures / "traversal", dirs_exist_ok=True)
-    for task in (*PICTURES, *WALKS):
-        try:
-            result = CATALOG[task].evaluate(embedder, sets, TaskOptions())
-        except UnsuitableModelError:
-            continue
-        figures = draw_figures(result, task, pictures / key) if task in PICTURES else []
-        write_object(as_json(result) | {"figures": figures}, pictures / key / f"{task}.json")
-
-
-def tune(
-    rows: Sequence[Variant], size: Size, folders: Folders, n_jobs: int, report: Callable[[str], None]
-) -> dict[str, Any]:
-    """Choose the rate and the step of each row on the validation split. Choices that were made are kept."""
-    chosen = choices(folders)
-    by_name = {
-        f"{variant.tower}/{variant.row}": variant for variant in VARIANTS.values() if variant.boxes == "predicted"
-    }
-    missing = {name: by_name[name] for name in dict.fromkeys(variant.choice for variant in rows) if name not in chosen}
-    cases = list(product(size.rates, range(size.tuning_seeds)))
-    runs = {
-        name: [Run(variant=variant, seed=seed, lr=lr, at=size.steps, size=size) for lr, seed in cases]
-        for name, variant in missing.items()
-    }
-    left = [run for found in runs.values() for run in found if not validated(run, folders).is_file()]
-    each(partial(validate, folders), left, n_jobs, report)
-    for name, found in runs.items():
-        scores: dict[str, list[float]] = defaultdict(list)
-        for run in found:
-            for step, score in read_object(validated(run, folders)).items():
-                scores[f"{run.lr}@{step}"].append(score)
-        best = max(scores, key=lambda case: fmean(scores[case]))
-        rate, _, step = best.partition("@")
-        chosen[name] = {"lr": float(rate), "step": int(step), "scores": scores}
-        path = folders.results / TUNING / f"{name}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_object(chosen[name], path)
-    return chosen
-
-
-def validated(run: Run, folders: Folders) -> Path:
-    """The file with the scores of a run on the validation split, by step."""
-    return folders.work / "tuning" / f"{run.variant.key}-{run.lr}-{run.seed}-{run.hash}.json"
-
-
-def validate(folders: Folders, run: Run) -> str:
-    """Write the scores of a row on the validation split after each step."""
-    scores = {}
-    tower = cached_features(folders.data, run.variant.tower)
-    for trained in trainings(run, folders):
-        found = evaluate(trained, tower, folders.data / "sets" / "validation", TASKS["validation"])
-        values = [found[task].metrics[metric] for task, _, metric in (name.partition(":") for name in CHOSEN_BY)]
-        scores[str(trained.step)] = round(fmean(values), 5)
-    path = validated(run, folders)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_object(scores, path)
-    return f"{run.variant.key} at {run.lr}: {scores}"
+    rows = [row for row in study.size.seeds_of if not (runs := study.runs(row)) or not all(run.is_done for run in runs)]
+    if rows:
+        make_data(study.data, study.size, rows, n_jobs)
+        tune(study, rows, n_jobs)
+        runs = [run for row in rows for run in study.runs(row) if not run.is_done]
+        each(measure, sorted(runs, key=lambda run: run.seed), n_jobs)  # so that the first seeds have all rows
 
 
 def check_claims() -> None:
     """Raise UserError unless the claims are committed: they are made before the test sets are read."""
-    command = ["git", "status", "--porcelain", "--", str(CLAIMS)]
-    found = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = subprocess.run(["git", "status", "--porcelain", "--", CLAIMS], cwd=ROOT, capture_output=True, check=False)
     if found.returncode == 0 and found.stdout.strip():
         raise UserError(f"{CLAIMS} is not committed; commit the claims before the test sets are read")
+
+
+def tune(study: Study, rows: Sequence[Variant], n_jobs: int) -> None:
+    """Choose the rate and the step of each row on the validation split. Choices that were made are kept."""
+    tuned = {row.choice: row for row in VARIANTS.values() if not row.tuned_as}
+    missing = [tuned[name] for name in dict.fromkeys(row.choice for row in rows if not study.choice(row).is_file())]
+    runs = [
+        Run(study=study, variant=row, seed=seed, lr=lr, at=study.size.steps)
+        for row in missing
+        for lr in study.size.rates
+        for seed in range(study.size.tuning_seeds)
+    ]
+    each(validate, [run for run in runs if not run.scores.is_file()], n_jobs)
+    entries = [(run, step, score) for run in runs for step, score in read_object(run.scores).items()]
+    for row in missing:
+        found = pd.Series({(run.lr, int(step), run.seed): score for run, step, score in entries if run.variant == row})
+        by_case = found.groupby(level=[0, 1], sort=False)
+        rate, step = by_case.mean().idxmax()
+        scores = {f"{lr}@{at}": values for (lr, at), values in by_case.agg(list).items()}
+        study.choice(row).parent.mkdir(parents=True, exist_ok=True)
+        write_object({"lr": rate, "step": int(step), "scores": scores}, study.choice(row))
+
+
+def validate(run: Run) -> str:
+    """Write the scores of a row on the validation split after each step."""
+    scores = {}
+    for step, head in run.train():
+        found = run.evaluate(head, "validation")
+        scores[str(step)] = round(fmean(found[task].metrics[metric] for task, metric in CHOSEN_BY), 5)
+    run.scores.parent.mkdir(parents=True, exist_ok=True)
+    write_object(scores, run.scores)
+    return f"{run.variant.key} at {run.lr}: {scores}"
+
+
+def measure(run: Run) -> str:
+    """Train a row and write its result. Return what was done."""
+    row = run.variant
+    if run.is_done:  # by another machine
+        return f"{run.result.stem} is finished"
+    start = time.monotonic()
+    _, head = next(run.train())
+    middle = time.monotonic()
+    results = {"" if name == "test" else f"{name}/": run.evaluate(head, name) for name in ("test", "unseen", "seen")}
+    seconds = {"train": round(middle - start, 2), "evaluate": round(time.monotonic() - middle, 2)}
+    if run.seed == 0 and row.key == row.row and row.table == MAIN:
+        draw(run, head)
+    write_result(run.result, results, facts(run, head) | {"seconds": seconds}, row.table == MAIN)
+    return f"{run.result.stem}, {seconds['train']:.0f} + {seconds['evaluate']:.0f} s"
+
+
+def facts(run: Run, head: Training) -> dict[str, Any]:
+    """The facts about a run that its result stores, with the resolved settings of the training that papers print too."""
+    plain, model = as_dict(head.config), head.model
+    settings = {"model_name": run.variant.model, "batch_size": plain["batch_size"], "step": run.at[-1]} | {
+        "model": {key: value for key, value in plain["model"].items() if key not in ("image", "text")},
+        "optim": plain["optim"],
+        "data": {key: plain["data"][key] for key in ("boxes", "captions", "texts")},
+    }
+    curvature = model.curv.exp().flatten().tolist() if isinstance(model, Hyperbolic) else []
+    return {
+        "identity": run.identity,
+        "settings": settings,
+        "machine": f"{platform.machine()}, {os.cpu_count()} CPUs",
+        "version": hypergrit_version(),
+        "claims": hashlib.sha256(CLAIMS.read_bytes()).hexdigest(),
+        "collapsed": bool(head.halted),
+        "curvature": [round(value, 4) for value in curvature],
+    }
+
+
+def draw(run: Run, head: Training) -> None:
+    """Write pictures/KEY/TASK.json in the results with the figures beside it, for the page."""
+    pictures = run.study.out / "results" / "pictures"
+    folder = pictures / run.variant.key
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copytree(run.study.data / "sets" / "test" / "traversal", pictures / "traversal", dirs_exist_ok=True)
+    for task in (*PICTURES, *WALKS):
+        try:
+            result = run.evaluate(head, "test", [task])[task]
+        except UnsuitableModelError:
+            continue
+        figures = draw_figures(result, task, folder) if task in PICTURES else []
+        write_object(as_json(result) | {"figures": figures}, folder / f"{task}.json")

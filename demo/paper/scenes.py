@@ -6,18 +6,15 @@ choice depends on the names alone.
 
 import hashlib
 import json
-import multiprocessing
-import os
 import tarfile
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from functools import cache, partial
 from itertools import combinations, count, islice
 from pathlib import Path
 from random import Random
 from typing import Final
 
+from demo.paper.processes import each
 from demo.train_demo_data import JPEG_QUALITY, add_member
 from demo.world.layout import Slot
 from demo.world.scenes import Scene, compose, make_scene
@@ -27,11 +24,9 @@ from hypergrit_common.disk import atomic_write
 from pipeline.images import encode_jpeg
 from trainer.data.layouts import MIN_BOX_AREA_PX
 
-UNSEEN_SHARE: Final = {"concepts": 0.04, "colour": 0.1}
-"""Shares of the pairs of two concepts, and of a colour and a concept, that no training scene shows."""
+UNSEEN_SHARE: Final = {"concepts": 0.04, "colour": 0.1}  # of the pairs of concepts, and of a colour and a concept
 SCENES_PER_TAR: Final = 3000
-KINDS: Final = ("pairs", "true")
-FORMAT: Final = tarfile.USTAR_FORMAT
+KINDS: Final = {"pairs": "txt", "true": "json"}  # of tars, with the texts beside the pictures
 
 
 @cache
@@ -67,7 +62,7 @@ def training_scenes(first: int) -> Iterator[Scene]:
                 yield scene
 
 
-def write_scenes(folder: Path, n_scenes: int, seeds: range) -> None:
+def write_scenes(folder: Path, n_scenes: int, seeds: range, n_jobs: int) -> None:
     """Write tars of scenes: FOLDER/pairs/ with captions alone, and FOLDER/true/ with their true boxes as GRIT has them.
 
     Finished tars are kept.
@@ -75,32 +70,25 @@ def write_scenes(folder: Path, n_scenes: int, seeds: range) -> None:
     for kind in KINDS:
         (folder / kind).mkdir(parents=True, exist_ok=True)
     counts = [min(SCENES_PER_TAR, n_scenes - first) for first in range(0, n_scenes, SCENES_PER_TAR)]
-    in_processes(partial(write_tar, folder, seeds), range(len(counts)), counts)
+    each(partial(write_tar, folder, seeds), list(enumerate(counts)), n_jobs)
 
 
-def write_tar(folder: Path, seeds: range, index: int, n_scenes: int) -> None:
-    """Write one tar of each kind. The seeds of the tars are apart, because some scenes are left out."""
+def write_tar(folder: Path, seeds: range, tar: tuple[int, int]) -> str:
+    """Write one tar of each kind by number and length. Their seeds are apart, because some scenes are left out."""
+    index, n_scenes = tar
     paths = {kind: folder / kind / f"{index:05d}.tar" for kind in KINDS}
     if all(path.is_file() for path in paths.values()):
-        return
+        return f"{paths['true']} is finished"
     scenes = islice(training_scenes(seeds[4 * SCENES_PER_TAR * index]), n_scenes)
-    with ExitStack() as stack:
-        drafts = {kind: stack.enter_context(atomic_write(path)) for kind, path in paths.items()}
-        tars = {kind: stack.enter_context(tarfile.open(path, "w", format=FORMAT)) for kind, path in drafts.items()}
-        for number, scene in enumerate(scenes):
-            key, image = f"{SCENES_PER_TAR * index + number:09d}", encode_jpeg(scene.image, JPEG_QUALITY)
-            texts = {"pairs": ("txt", scene.caption), "true": ("json", json.dumps(grit_fields(scene)))}
-            for kind, (end, text) in texts.items():
-                add_member(tars[kind], f"{key}.jpg", image)
-                add_member(tars[kind], f"{key}.{end}", text.encode())
-
-
-def in_processes(write: Callable[[int, int], None], numbers: Sequence[int], counts: Sequence[int]) -> None:
-    """Call `write` with each number and count, in one process for each core."""
-    # Not forked: a child would inherit locks that threads of torch and OpenCV hold, and wait for them without end.
-    spawn = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(min(len(counts), os.cpu_count() or 1), mp_context=spawn) as pool:
-        list(pool.map(write, numbers, counts))
+    made = [
+        (encode_jpeg(s.image, JPEG_QUALITY), {"txt": s.caption, "json": json.dumps(grit_fields(s))}) for s in scenes
+    ]
+    for kind, path in paths.items():
+        with atomic_write(path) as draft, tarfile.open(draft, "w", format=tarfile.USTAR_FORMAT) as file:
+            for number, (image, texts) in enumerate(made, SCENES_PER_TAR * index):
+                add_member(file, f"{number:09d}.jpg", image)
+                add_member(file, f"{number:09d}.{KINDS[kind]}", texts[KINDS[kind]].encode())
+    return str(paths["true"])
 
 
 def has_box(scene: Scene) -> bool:

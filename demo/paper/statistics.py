@@ -1,17 +1,8 @@
 """Means over seeds and held-out items, and paired differences, with intervals that hold for other seeds and other items.
 
-All seeds of a row see the same items, so a metric is the mean of a two-way layout with one value per cell,
-y = mean + seed + item + rest. The variance of the mean of s seeds and u items follows from the mean squares (MS) of the layout,
-
-    (MS_seed + MS_item - MS_rest) / (s u)
-
-which is unbiased; its degrees of freedom are Satterthwaite's, and the interval is Student's t. A difference of two rows is
-taken cell by cell first: they share the items, and seeds are paired. Satterthwaite's formula is too large with few seeds: what
-is above s - 1 shrinks to (s - 1) / s of itself, which keeps 93 % at 3 seeds and 95 % at 10 (tests). Items of one unit, such as
-the captions of one image, count as one, by the linear form of a mean of units of unequal size.
-
-A metric that is no mean of items, such as an average precision, or whose items are not stored, has an interval over
-seeds alone: it holds for these held-out items only.
+All seeds of a row see the same items, so a metric is the mean of a two-way layout with one value per cell; docs/paper.md
+has the formulas. A difference of two rows is taken cell by cell first: they share the items, and seeds are paired. Items of
+one unit, such as the captions of one image, count as one, by the linear form of a mean of units of unequal size.
 
 Shapes: s seeds, n items, u units.
 """
@@ -21,14 +12,20 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
-from scipy.stats import t
+from numpy.typing import ArrayLike, NDArray
+from scipy.special import stdtrit
 
 from hypergrit_common.errors import UserError
-from trainer.evaluation.metrics.items import Items
 
 Array = NDArray[np.float64]
 COVERAGE: Final = 0.95
+
+
+class Items(NamedTuple):
+    """Values [n] whose mean is a metric, and the unit [n] that each belongs to."""
+
+    values: Array
+    units: NDArray[np.int64]
 
 
 class Estimate(NamedTuple):
@@ -43,7 +40,7 @@ class Estimate(NamedTuple):
 
     def half(self, coverage: float = COVERAGE) -> float:
         """Half of the width of the interval."""
-        return self.error * float(t.isf((1 - coverage) / 2, self.freedom)) if self.error else 0.0
+        return self.error * float(stdtrit(self.freedom, (1 + coverage) / 2)) if self.error else 0.0
 
     @property
     def low(self) -> float:
@@ -66,37 +63,31 @@ class Estimate(NamedTuple):
 
     def is_within(self, margin: float) -> bool:
         """True if two one-sided tests of level 5 % find the value between -margin and margin."""
-        return abs(self.value) + self.half(2 * COVERAGE - 1) < margin
+        return self._replace(value=abs(self.value)).is_below(margin)
 
 
-def seeds_only(values: Sequence[float]) -> Estimate:
+def seeds_only(values: ArrayLike) -> Estimate:
     """The mean of the values of seeds [s], with Student's t."""
-    n = len(values)
-    error = float(np.std(values, ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    return Estimate(float(np.mean(values)), error, max(1, n - 1), n, has_items=False)
+    found = np.asarray(values, float)
+    n = len(found)
+    error = float(found.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
+    return Estimate(float(found.mean()), error, max(1, n - 1), n, has_items=False)
 
 
 def crossed(cells: Array) -> Estimate:
     """The mean of a layout [s u]. One seed leaves the variance of seeds open: the interval covers the items alone."""
-    value, error, freedom = crossed_parts(cells[None])
-    return Estimate(float(value[0]), float(error[0]), float(freedom[0]), len(cells), has_items=True)
-
-
-def crossed_parts(cells: Array) -> tuple[Array, Array, Array]:
-    """Means [b], standard errors [b] and degrees of freedom [b] of layouts [b s u]."""
-    _, s, u = cells.shape
-    mean, by_seed, by_item = cells.mean((1, 2)), cells.mean(2), cells.mean(1)
-    item = s * by_item.var(1, ddof=1)
+    s, u = cells.shape
+    mean, by_seed, by_item = float(cells.mean()), cells.mean(1), cells.mean(0)
+    item = s * float(by_item.var(ddof=1))
     if s == 1:
-        return mean, np.sqrt(item / u), np.full(len(cells), u - 1.0)
-    seed = u * by_seed.var(1, ddof=1)
-    rest = cells - by_seed[:, :, None] - by_item[:, None] + mean[:, None, None]
-    residual = np.square(rest).sum((1, 2)) / ((s - 1) * (u - 1))
-    variance = np.maximum(seed + item - residual, seed)  # below MS_seed only by chance: items have a variance
+        return Estimate(mean, math.sqrt(item / u), u - 1, s, has_items=True)
+    seed = u * float(by_seed.var(ddof=1))
+    residual = float(np.square(cells - by_seed[:, None] - by_item + mean).sum()) / ((s - 1) * (u - 1))
+    variance = max(seed + item - residual, seed)  # below MS_seed only by chance: items have a variance
     parts = seed**2 / (s - 1) + item**2 / (u - 1) + residual**2 / ((s - 1) * (u - 1))
-    freedom = np.divide(variance**2, parts, out=np.ones_like(parts), where=parts > 0)
-    shrunk = np.maximum(np.minimum(freedom, s - 1), freedom * (s - 1) / s)
-    return mean, np.sqrt(variance / (s * u)), np.maximum(shrunk, 1.0)
+    freedom = variance**2 / parts if parts else 1.0
+    shrunk = max(min(freedom, s - 1), freedom * (s - 1) / s, 1.0)
+    return Estimate(mean, math.sqrt(variance / (s * u)), shrunk, s, has_items=True)
 
 
 def layout(row: Sequence[Items]) -> Array:
@@ -107,8 +98,8 @@ def layout(row: Sequence[Items]) -> Array:
     units = row[0].units
     if any(not np.array_equal(items.units, units) for items in row[1:]):
         raise UserError("results have different held-out items; delete the older ones in results/ and run again")
+    values = np.stack([items.values for items in row])
+    means = values.mean(1, keepdims=True)
     _, place = np.unique(units, return_inverse=True)
-    n_units = int(place.max()) + 1
-    metrics = [items.metric() for items in row]
-    centered = [np.bincount(place, items.values - metric, n_units) for items, metric in zip(row, metrics, strict=True)]
-    return np.array(metrics)[:, None] + np.stack(centered) * (n_units / len(units))
+    centered = np.stack([np.bincount(place, row) for row in values - means])
+    return means + centered * (centered.shape[1] / len(units))

@@ -41,7 +41,7 @@ def pairs_of(name: str) -> list[tuple[list[Slot], Captions]]:
     def found():  # type: ignore[no-untyped-def]
         for seed in TEST_SEEDS:
             slots = compose(seed)[0]
-            view = view_of(slots, DEFAULT, Random(seed))
+            view = view_of(slots, Random(seed))
             made = [captions for column, captions in object_columns(view) if column == name]
             if name in SUGARCREPE | VL_CHECKLIST:
                 made = [(SUGARCREPE | VL_CHECKLIST)[name](view)]

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from demo.paper import run
-from demo.paper.run import Folders, Run, check_claims, choices, each, is_complete, run_study, runs_of, tune, validated
-from demo.paper.sizes import SIZES
+from demo.paper import processes, run
+from demo.paper.plan import SIZES, VARIANTS
+from demo.paper.processes import each
+from demo.paper.run import Run, Study, check_claims, run_study, tune
 from demo.paper.store import write_result
-from demo.paper.variants import VARIANTS
 from hypergrit_common.errors import UserError
-from hypergrit_common.json_file import write_object
+from hypergrit_common.json_file import read_object, write_object
 
 SIZE = replace(SIZES["smoke"], rates=(1e-3, 2e-3), steps=(5, 10), tuning_seeds=2)
 
@@ -40,54 +40,50 @@ def test_claims_must_be_committed(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         check_claims()
 
 
-def wait(seconds: float) -> str:
-    time.sleep(seconds)
-    return f"{seconds} s"
-
-
-def test_an_interruption_ends_the_trainings_under_way() -> None:
+def test_an_interruption_ends_the_trainings_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(_: str) -> None:
         raise KeyboardInterrupt
 
     before = {*active_children()}
+    monkeypatch.setattr(processes, "report", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        each(wait, [0.0, 3600.0, 3600.0], 2, interrupt)
-    while {*active_children()} - before:  # a thread of the pool may be about to note their end
-        time.sleep(0.1)
+        each(time.sleep, [0.0, 3600.0, 3600.0], 2)  # type: ignore[arg-type]
+    for process in {*active_children()} - before:
+        process.join(60)
+        assert not process.is_alive()
 
 
 def test_the_best_mean_on_the_validation_split_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folders = Folders(out=tmp_path / "out", work=tmp_path)
     trained: list[str] = []
 
-    def each(work: Callable[[Run], str], runs: Sequence[Run], n_jobs: int, report: Callable[[str], None]) -> None:
+    def each(work: Callable[[Run], str], runs: Sequence[Run], n_jobs: int) -> None:
         for found in runs:
             trained.append(f"{found.variant.key} {found.lr} {found.seed}")
             best = {1e-3: (0.1, 0.2), 2e-3: (0.4, 0.3)}[found.lr]
-            path = validated(found, folders)
-            path.parent.mkdir(exist_ok=True)
-            write_object(dict(zip(map(str, SIZE.steps), best, strict=True)), path)
+            found.scores.parent.mkdir(parents=True, exist_ok=True)
+            write_object(dict(zip(map(str, SIZE.steps), best, strict=True)), found.scores)
 
     monkeypatch.setattr(run, "each", each)
+    study = Study(size=SIZE, out=tmp_path / "out", data=tmp_path / "data")
     rows = [VARIANTS[key] for key in ("clip", "meru-w96", "clip-boxes@true")]
-    chosen = tune(rows, SIZE, folders, 1, print)
-    assert {name: (found["lr"], found["step"]) for name, found in chosen.items()} == dict.fromkeys(
-        ("crops/clip", "crops/meru", "crops/clip-boxes"), (0.002, 5)
-    )
+    tune(study, rows, 1)
+    paths = [study.choice(row) for row in rows]
+    assert [path.stem for path in paths] == ["clip", "meru", "clip-boxes"]
+    chosen = [read_object(path) for path in paths]
+    assert [(found["lr"], found["step"]) for found in chosen] == [(0.002, 5)] * 3
+    assert chosen[0]["scores"]["0.001@10"] == [0.2, 0.2]
     assert len(trained) == 3 * 2 * 2
-    assert chosen["crops/clip"]["scores"]["0.001@10"] == [0.2, 0.2]
     trained.clear()
-    assert tune(rows, SIZE, folders, 1, print) == chosen
+    tune(study, rows, 1)
     assert trained == []
-    runs = list(runs_of(rows, SIZE, chosen, 1))
-    assert not is_complete(rows[0], SIZE, chosen, folders)
-    for found in (item for seed in range(SIZE.seeds) for item in runs_of(rows[:1], SIZE, chosen, seed)):
-        write_result(folders.results / f"clip-{found.seed}.parquet", {}, {"identity": found.identity}, items=False)
-    assert [is_complete(row, SIZE, chosen, folders) for row in rows] == [True, False, False]
-    run_study(replace(SIZE, rows=("clip",)), folders, 1, print)  # without data
-    other = Folders(out=tmp_path / "other", work=tmp_path)
-    tune([VARIANTS["atmg"]], SIZE, other, 1, print)
-    shutil.copytree(other.results, folders.results, dirs_exist_ok=True)  # the results of another machine
-    assert choices(folders).keys() == chosen.keys() | {"crops/atmg"}
-    assert is_complete(rows[0], SIZE, choices(folders), folders)
-    assert [(found.variant.key, found.lr, found.at) for found in runs] == [(row.key, 2e-3, (5,)) for row in rows]
+    assert not any(found.is_done for found in study.runs(rows[0]))
+    for found in study.runs(rows[0]):
+        write_result(found.result, {}, {"identity": found.identity}, items=False)
+    assert all(found.is_done for found in study.runs(rows[0]))
+    run_study(replace(study, size=replace(SIZE, rows=("clip",))), 1)  # without data
+    other = replace(study, out=tmp_path / "other")
+    tune(other, [VARIANTS["atmg"]], 1)
+    shutil.copytree(other.out, study.out, dirs_exist_ok=True)  # the results of another machine
+    assert [study.choice(VARIANTS[key]).is_file() for key in ("atmg", "clip", "hycoclip")] == [True, True, False]
+    assert study.runs(VARIANTS["hycoclip"]) == []
+    assert [(found.seed, found.lr, found.at) for found in study.runs(rows[1])] == [(0, 2e-3, (5,)), (1, 2e-3, (5,))]

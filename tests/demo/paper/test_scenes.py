@@ -33,7 +33,7 @@ def test_the_shares_of_unseen_pairs_are_as_stated() -> None:
 def test_a_tar_has_the_scenes_with_captions_and_another_their_true_boxes(tmp_path: Path) -> None:
     for kind in ("pairs", "true"):
         (tmp_path / kind).mkdir()
-    write_tar(tmp_path, SHARD_SEEDS, 0, 3)
+    write_tar(tmp_path, SHARD_SEEDS, (0, 3))
     files = {}
     for kind in ("pairs", "true"):
         with tarfile.open(tmp_path / kind / "00000.tar") as tar:
@@ -46,5 +46,5 @@ def test_a_tar_has_the_scenes_with_captions_and_another_their_true_boxes(tmp_pat
         assert true["caption"].encode() == files["pairs"][f"{key}.txt"]
         assert true["noun_chunks"]
     (tmp_path / "true" / "00000.tar").write_bytes(b"kept")
-    write_tar(tmp_path, SHARD_SEEDS, 0, 3)
+    write_tar(tmp_path, SHARD_SEEDS, (0, 3))
     assert (tmp_path / "true" / "00000.tar").read_bytes() == b"kept"

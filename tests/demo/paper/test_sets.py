@@ -7,9 +7,9 @@ from random import Random
 
 import pytest
 
+from demo.paper.plan import SIZES
 from demo.paper.scenes import is_unseen
 from demo.paper.sets import tree_lines, write_sets
-from demo.paper.sizes import SIZES
 from demo.world.layout import draw_layout
 from demo.world.scenes import DEFAULT, compose
 from demo.world.vocabulary import CONCEPTS

@@ -2,13 +2,11 @@
 
 import numpy as np
 import pytest
-import torch
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy.stats import t
 
-from demo.paper.statistics import Estimate, crossed, crossed_parts, layout, seeds_only
+from demo.paper.statistics import Estimate, Items, crossed, layout, seeds_only
 from hypergrit_common.errors import UserError
-from trainer.evaluation.metrics.items import Items, mean_items
 
 N = 1500
 
@@ -18,8 +16,7 @@ def coverage(n_seeds: int, deviations: tuple[float, float, float]) -> float:
     rng = np.random.default_rng(n_seeds)
     shapes = ((N, n_seeds, 1), (N, 1, 60), (N, n_seeds, 60))
     parts = [deviation * rng.standard_normal(shape) for deviation, shape in zip(deviations, shapes, strict=True)]
-    mean, error, freedom = crossed_parts(parts[0] + parts[1] + parts[2])
-    return float(np.mean(np.abs(mean) <= t.isf(0.025, freedom) * error))
+    return float(np.mean([crossed(cells).side == 0 for cells in parts[0] + parts[1] + parts[2]]))
 
 
 @pytest.mark.parametrize("deviations", [(0, 0.5, 1), (0.15, 0, 1), (0.2, 0.5, 1), (0.5, 0.5, 1), (0.02, 1, 0.3)])
@@ -33,9 +30,14 @@ def test_intervals_hold_the_true_mean_as_often_as_they_say(
     assert least - noise <= coverage(n_seeds, deviations) <= most + noise
 
 
-def correct(share: float, seed: int, n: int = 400, units: torch.Tensor | None = None) -> Items:
+def items(values: ArrayLike, units: ArrayLike | None = None) -> Items:
+    """Items with these values, each a unit by itself without `units`."""
+    return Items(np.asarray(values, float), np.arange(np.size(values)) if units is None else np.asarray(units))
+
+
+def correct(share: float, seed: int, n: int = 400) -> Items:
     """n items of which about `share` are correct."""
-    return mean_items(torch.from_numpy(np.random.default_rng(seed).random(n) < share), units)
+    return items(np.random.default_rng(seed).random(n) < share)
 
 
 def test_standard_error_has_the_variances_of_seeds_and_of_items() -> None:
@@ -48,7 +50,7 @@ def test_standard_error_has_the_variances_of_seeds_and_of_items() -> None:
 def test_one_seed_has_the_interval_of_its_items() -> None:
     row = [correct(0.7, 0)]
     found = crossed(layout(row))
-    assert found.value == row[0].metric()
+    assert found.value == pytest.approx(row[0].values.mean())
     assert found.error == pytest.approx(row[0].values.std(ddof=1) / 20)
     assert seeds_only([0.2]).half() == np.inf
 
@@ -60,16 +62,15 @@ def test_equal_rows_have_no_difference() -> None:
 
 
 def test_items_of_one_unit_count_as_one() -> None:
-    values = torch.from_numpy(np.random.default_rng(0).random(40) < 0.5).repeat_interleave(10)
-    single = crossed(layout([mean_items(values)]))
-    grouped = crossed(layout([mean_items(values, torch.arange(400) // 10)]))
+    values = (np.random.default_rng(0).random(40) < 0.5).repeat(10)
+    single = crossed(layout([items(values)]))
+    grouped = crossed(layout([items(values, np.arange(400) // 10)]))
     assert grouped.value == pytest.approx(single.value)
     assert grouped.half() > 2.5 * single.half()
 
 
 def test_units_of_unequal_size_keep_the_mean_of_the_items() -> None:
-    units = torch.tensor([0, 1, 1, 1, 2, 2])
-    row = [mean_items(torch.tensor([1.0, 0.0, 0.0, 0.0, 1.0, 0.0]), units)]
+    row = [items([1, 0, 0, 0, 1, 0], [0, 1, 1, 1, 2, 2])]
     assert layout(row).mean() == pytest.approx(2 / 6)
 
 

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from demo.paper.plan import VARIANTS
+from demo.paper.results import row_of
 from demo.paper.store import has_result, read_result, write_result
 from hypergrit_common.errors import UserError
 from trainer.evaluation.metrics.items import Items, mean_items, pair_items
@@ -28,24 +30,24 @@ def write(path: Path, *, items: bool = True) -> None:
 
 def test_a_result_has_the_metrics_and_the_items_of_means(tmp_path: Path) -> None:
     write(path := tmp_path / "row-0.parquet")
-    found = read_result(path)
-    assert found.facts["machine"] == "m"
-    assert found.chance == {"order:accuracy": 0.25, "order:seen/accuracy": 0.25}
+    found = row_of(VARIANTS["clip"], {3: read_result(path)})
+    assert found.facts[3]["machine"] == "m"
+    assert found.chance.to_dict() == {"order:accuracy": 0.25, "order:seen/accuracy": 0.25}
     assert set(found.metrics) == {f"order:{prefix}{name}" for prefix in ("", "seen/") for name in ITEMS}
-    assert set(found.items) == {f"order:{prefix}{name}" for prefix in ("", "seen/") for name in ("accuracy", "a/order")}
+    means = {f"order:{prefix}{name}" for prefix in ("", "seen/") for name in ("accuracy", "a/order")}
+    assert set(found.items) == {(3, name) for name in means}
     for name in ("accuracy", "a/order"):
-        items = found.items[f"order:{name}"]
-        assert np.array_equal(items.values, ITEMS[name].values)
-        assert items.is_true.all()
-        assert items.metric() == found.metrics[f"order:{name}"]
-    assert found.items["order:accuracy"].units.tolist() == [0, 1, 2]
-    assert found.items["order:a/order"].units.tolist() == [0, 1, 0, 2, 1]
+        values = found.items[3, f"order:{name}"].values
+        assert np.array_equal(values, ITEMS[name].values)
+        assert values.mean() == found.metrics[f"order:{name}"][3]
+    assert found.items[3, "order:accuracy"].units.tolist() == [0, 1, 2]
+    assert found.items[3, "order:a/order"].units.tolist() == [0, 1, 0, 2, 1]
 
 
 def test_rows_of_ablations_have_figures_alone(tmp_path: Path) -> None:
     write(path := tmp_path / "row-0.parquet", items=False)
-    found = read_result(path)
-    assert found.metrics["order:a/order"] == 1.0
+    found = row_of(VARIANTS["clip"], {3: read_result(path)})
+    assert found.metrics["order:a/order"][3] == 1.0
     assert found.items == {}
 
 
