@@ -10,7 +10,7 @@ from tests.soak.sequences.steps import CASES, DISTURBED, FORMATS, MOST_CALLS, St
 
 ROOT = Path(__file__).parents[2]
 N_SEQUENCES, N_PARTS = 300, 15
-N_SHORT, SHORT_PARTS = 20, 2
+N_SHORT, SHORT_PARTS = 10, 2
 
 pytestmark = pytest.mark.timeout(7200)
 
@@ -58,7 +58,7 @@ def on_full_disks(verb: str) -> list[Step]:
         "explore": ("report",),
         "export": (FORMATS[0],),
     }.get(verb, ())
-    for seed, at in enumerate(range(1, MOST_CALLS[verb], MOST_CALLS[verb] // 6)):
+    for seed, at in enumerate(range(1, MOST_CALLS[verb], MOST_CALLS[verb] // 3)):
         if verb in ("run", "requeue"):
             steps.append(Step(verb="damage", options=("delete", "grit"), seed=seed))
         output = "b" if verb == "rewrite" else "a"
