@@ -69,12 +69,13 @@ def test_a_worker_of_a_killed_driver_leaves_the_shards_of_the_next_command_alone
         return run_job(web, finished_job.folder, output)
 
     def others() -> None:
-        monkeypatch.setattr("pipeline.run.loop.compute_local", compute_here)
-        monkeypatch.setattr("pipeline.run.progress._FOLLOWERS", [])  # those of the killed driver
-        if is_retry:
-            assert retry(output) == retry(output) == 0
-        else:
-            assert run_job(web, finished_job.folder, output, "overwrite=true", "download.max_bytes=1000") == 0
+        with monkeypatch.context() as patch:
+            patch.setattr("pipeline.run.loop.compute_local", compute_here)
+            patch.setattr("pipeline.run.progress._FOLLOWERS", [])  # without those of the killed driver
+            if is_retry:
+                assert retry(output) == retry(output) == 0
+            else:
+                assert run_job(web, finished_job.folder, output, "overwrite=true", "download.max_bytes=1000") == 0
         if is_held:
             (output / LEASE).write_bytes(new_lease())
 
