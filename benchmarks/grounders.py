@@ -1,7 +1,7 @@
 """Compare grounders on the same marked pictures: those of a finished output whose boxes are known, or were marked by people.
 
     python -m benchmarks.grounders OUT --known truth.json --grounders miniature models/llmdet_tiny
-    python -m benchmarks.grounders OUT --marks audit.csv --grounders iSEE-Laboratory/llmdet_tiny models/glip_t
+    python -m benchmarks.grounders OUT --marks explore.csv --grounders iSEE-Laboratory/llmdet_tiny models/glip_t
 
 `--known` and `--marks` are the files of `hypergrit quality`. Each grounder gets pictures, captions and phrases of the kept
 rows. A box is right at IoU 0.5 with a box of its phrase. With marks, a box that is near none that was marked is left out,
@@ -23,10 +23,10 @@ import pyarrow as pa
 
 from benchmarks.phrases import intervals
 from hypergrit_common.errors import UserError
+from pipeline.explore.marks import marked_boxes
 from pipeline.explore.quality.boxes import SCORES, FoundBox, FoundRow, found_row, iou
 from pipeline.explore.quality.curve import MIN_IOU, Judged, judge, n_expected, recommended, score_points
-from pipeline.explore.quality.known import KnownObject, read_known, read_synonyms, refers
-from pipeline.explore.quality.marks import marked_boxes, read_marks
+from pipeline.explore.quality.known import KnownObject, read_known, refers
 from pipeline.output.ledger import read_batches, read_images, read_manifests
 from pipeline.output.store import Store
 from pipeline.stages.ground.grounder import PhraseDrop
@@ -74,7 +74,6 @@ def main() -> None:
     parser.add_argument("output", metavar="OUT", help="a finished output with arrow/ and images")
     parser.add_argument("--grounders", nargs="+", required=True, help="values of the setting `grounder`")
     parser.add_argument("--known", type=Path, help="known boxes: COCO's JSON, or phrases with boxes")
-    parser.add_argument("--synonyms", type=Path, help="further names of COCO's categories")
     parser.add_argument("--marks", type=Path, help="the CSV with the marks of people")
     parser.add_argument("--pictures", type=int, default=500, help="at most this many pictures")
     parser.add_argument("--precision", type=float, default=0.9, help="precision that the threshold reaches")
@@ -95,14 +94,13 @@ def read_truths(options: argparse.Namespace) -> dict[str, Truth]:
     if (options.known is None) == (options.marks is None):
         raise UserError("give one of --known and --marks")
     if options.known:
-        synonyms = read_synonyms(options.synonyms) if options.synonyms else {}
-        known = read_known(options.known, synonyms)
+        known = read_known(options.known)
         rows = ((row, known.of(row)) for row in all_rows(options.output))
         return {row.key: Truth(objects) for row, objects in rows if objects}
     found: dict[str, tuple[list[KnownObject], list[KnownObject]]] = {}
-    for mark, row, box in marked_boxes(options.output, options.marks, read_marks(options.marks)):
+    for row, box, is_right in marked_boxes(options.output, options.marks):
         item = KnownObject(corners=box.corners, span=(box.start, box.end))
-        found.setdefault(row.key, ([], []))[not mark.is_right].append(item)
+        found.setdefault(row.key, ([], []))[not is_right].append(item)
     return {key: Truth(right, wrong) for key, (right, wrong) in found.items()}
 
 

@@ -28,15 +28,13 @@ VERBS: Final = {
     ),
     "takedown": Verb("pipeline.commands.takedown", "remove what a list names from a finished output, in place"),
     "verify": Verb("pipeline.commands.verify", "check every file, row and image of an output"),
-    "explore": Verb("pipeline.commands.explore", "look at outputs: page, report, comparison, the life of a row"),
+    "explore": Verb("pipeline.commands.explore", "look at an output: page, report, the life of a row"),
     "quality": Verb("pipeline.commands.quality", "measure the boxes with known ones or by people; choose thresholds"),
     "models": Verb("pipeline.commands.models", "fetch the models of a job, or convert a GLIP checkpoint"),
     "features": Verb("trainer.features.command", "write the outputs of frozen towers, for heads that train in seconds"),
     "train": Verb("trainer.train", "train a hyperbolic model on shards, or a head on features"),
     "evaluate": Verb("trainer.evaluate", "evaluate models on the papers' benchmarks or on held-out shards"),
-    "export": Verb(
-        "hypergrit.export", "outputs to COCO, ODVG, FiftyOne, Lance, YOLO or the hub; models to open_clip, ONNX"
-    ),
+    "export": Verb("hypergrit.export", "outputs to COCO, ODVG, Lance or the hub; models to open_clip, ONNX"),
 }
 USAGE: Final = f"""\
 usage: hypergrit VERB [key=value ...]

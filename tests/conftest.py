@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-SHARED = ("ray_cluster",)
+SHARED = ("ray_cluster", "chromium")
 """Session fixtures that take long to set up; pytest-xdist runs the files that use one in the same process."""
 
 
@@ -67,3 +67,22 @@ def computed_here() -> Iterator[None]:
 
     with running_here():
         yield
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[str]:
+    """The address of a Chromium, which all tests of this process share."""
+    from tests.browser import started_chromium
+
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    with started_chromium() as address:
+        yield address
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator[Any]:
+    """Chromium. Each file connects by itself: a connection holds the event loop, which tests of other files need."""
+    from tests.browser import connected
+
+    with connected(chromium) as running:
+        yield running

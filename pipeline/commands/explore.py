@@ -1,11 +1,9 @@
-"""The verb `explore`: look at finished outputs, in a browser, as a report, beside each other, or one row on the terminal."""
+"""The verb `explore`: look at a finished output, in a browser, as a report, or one row on the terminal."""
 
 import asyncio
 import json
 from collections.abc import Sequence
-from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
@@ -22,21 +20,19 @@ from pipeline.output.takedowns import check_unchanged
 from schemas.files import REPORT_FILE, STATS_FILE
 
 USAGE: Final = f"""\
-usage: hypergrit explore OUT [OTHER] [key=value ...]
+usage: hypergrit explore OUT [key=value ...]
 
 Serves a page with all rows of an output: pictures with boxes, dependency trees and scores; filters and search; a
-preview of other thresholds with the command that applies them; marks of boxes for `hypergrit quality`. With two outputs,
-it shows both pictures of each row. The shards are not changed.
+preview of other thresholds with the command that applies them; marks of boxes for `hypergrit quality`. The shards are
+not changed.
 
   hypergrit explore out/demo                               the page of an output
   hypergrit explore out/demo disk=[disk.json]              with the points of a trained model in the Poincaré disk
-  hypergrit explore out/demo out/strict                    both pictures of each row
   hypergrit explore out/demo row=000000000017              one row from input to output, on the terminal; also row=URL
-  hypergrit explore out/demo out/strict compare=compare.html    what differs: rows, drops, boxes, settings
   hypergrit explore out/demo report=true                   write report.html and stats.json again
   hypergrit explore s3://data/coyo static=page images=5000 the page as files, for any file server
 
-  OUT, OTHER           output folders or URLs of jobs, with arrow/; for pictures also grit/ or write.image_bytes=true
+  OUT                  output folder or URL of a job, with arrow/; for pictures also grit/ or write.image_bytes=true
 
 {EXIT_CODES}
 """
@@ -49,47 +45,40 @@ def main(arguments: Sequence[str]) -> int:
         print_text(describe(USAGE, ExploreOptions, topic=topic))
         return 0 if arguments else 2
     set_up_logging()
-    keys = {field.name for field in fields(ExploreOptions)}
-    names = [item for item in arguments if not is_option(item, keys)]
-    options, others = take_options([item for item in arguments if is_option(item, keys)], ExploreOptions)
+    names = [item for item in arguments if not is_option(item)]
+    options, others = take_options([item for item in arguments if is_option(item)], ExploreOptions)
     if others:
         raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
-    n_most = 1 if options.report or options.row else 2
-    n_least = 2 if options.compare else 1
-    if not n_least <= len(names) <= n_most:
-        raise UserError(f"{len(names)} outputs are given; see hypergrit explore --help for the number that it takes")
-    for name in names:
-        check_no_user("OUT", name)
-    check_outside_outputs(static=options.static, compare=options.compare, marks=options.marks, cache=options.cache)
+    if len(names) != 1:
+        raise UserError(f"{len(names)} outputs are given; give one: hypergrit explore OUT")
+    (name,) = names
+    check_no_user("OUT", name)
+    check_outside_outputs(static=options.static, marks=options.marks, cache=options.cache)
     if options.report:
-        write_report_again(absolute(names[0]))
+        write_report_again(absolute(name))
     elif options.row:
         from pipeline.explore.index import open_output
         from pipeline.explore.rows import describe_rows
 
-        print_text(describe_rows(*open_output(absolute(names[0])), options.row))
-    elif options.compare:
-        from pipeline.explore.compare import compare
-
-        compare(absolute(names[0]), absolute(names[1]), Path(options.compare))
+        print_text(describe_rows(*open_output(absolute(name)), options.row))
     else:
-        explore(names, options)
+        explore(name, options)
     return 0
 
 
-def explore(names: Sequence[str], options: ExploreOptions) -> None:
-    """Serve the page of one or two outputs, or write it into a folder."""
+def explore(name: str, options: ExploreOptions) -> None:
+    """Serve the page of an output, or write it into a folder."""
     from pipeline.explore.server import serve
-    from pipeline.explore.site import read_outputs, write_static
+    from pipeline.explore.site import read_output, write_static
 
-    outputs = read_outputs(names, options.cache)
+    output = read_output(name, options.cache)
     if options.static:
-        write_static(outputs, options)
+        write_static(output, options)
         print_text(f"{options.static}/index.html: open it through a file server, such as "
                    f"python -m http.server --directory {options.static} --bind 127.0.0.1")  # fmt: skip
         return
     try:
-        asyncio.run(serve(outputs, options))
+        asyncio.run(serve(output, options))
     except KeyboardInterrupt:
         print_text("stopped")
 

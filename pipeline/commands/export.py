@@ -35,9 +35,7 @@ into train and val, with pictures.jsonl (sources, captions, boxes), a dataset ca
 
   hypergrit export out/web output=out/coco format=coco              COCO's JSON: classes are the head nouns of the phrases
   hypergrit export out/web output=out/odvg format=odvg              JSON lines of MM-Grounding-DINO, with whole phrases
-  hypergrit export out/web output=out/voxel format=fiftyone         labels of a FiftyOneImageDetectionDataset
   hypergrit export out/web output=out/lance format=lance            one table with images and boxes; needs pylance
-  hypergrit export out/web output=out/yolo format=yolo validation=0.1
   hypergrit export out/web output=out/coco format=coco to=hub repo=me/boxes license=cc-by-4.0
   hypergrit export out/web to=hub repo=me/shards                    the shards of grit/ and train/ as they are, and a card
 
@@ -62,7 +60,7 @@ class ExportOptions:
     # new folder
     output: str | None = None
     # format of the boxes; pictures.jsonl has them in any case
-    format: Literal["coco", "odvg", "fiftyone", "lance", "yolo"] | None = None
+    format: Literal["coco", "odvg", "lance"] | None = None
     # hub: upload the folder as a data set of the Hugging Face hub, with the token of `hf auth login`
     to: Literal["hub"] | None = None
     # its repository, owner/name, which is created if it does not exist

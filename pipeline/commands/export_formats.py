@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import IO, Any, Final
 
 import pyarrow as pa
-import yaml
 
 from hypergrit_common.errors import UserError
 
@@ -101,59 +100,6 @@ class Odvg(Format):
             write_line(file, {**line, "grounding": {"caption": record["caption"], "regions": regions}})
 
 
-class FiftyOne(Format):
-    """SPLIT.json with the labels of a FiftyOneImageDetectionDataset. Held in memory until `close`."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.splits: dict[str, Record] = {}
-
-    def add(self, record: Record, image: bytes) -> None:
-        super().add(record, image)
-        self.splits.setdefault(record["split"], {})[record["key"]] = [
-            {"label": region["label"], "bounding_box": [x0, y0, x1 - x0, y1 - y0], "confidence": region["score"],
-             "attributes": {name: region[name] for name in ("phrase", "start", "end")}}
-            for region in record["boxes"] for x0, y0, x1, y1 in [region["box"]]
-        ]  # fmt: skip
-
-    def close(self) -> None:
-        for split, labels in self.splits.items():
-            write_json(self.folder / f"{split}.json", {"classes": None, "labels": labels})
-
-
-class Yolo(Format):
-    """labels/SPLIT/KEY.txt and data.yaml of Ultralytics' YOLO; its lines have no place for phrase and score."""
-
-    def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
-        self.names, self.splits = dict[str, int](), set[str]()
-
-    def add(self, record: Record, image: bytes) -> None:
-        super().add(record, image)
-        self.splits.add(record["split"])
-        lines = []
-        for region in record["boxes"]:
-            x0, y0, x1, y1 = region["box"]
-            number = self.names.setdefault(region["label"], len(self.names))
-            lines.append(f"{number} {(x0 + x1) / 2:.6f} {(y0 + y1) / 2:.6f} {x1 - x0:.6f} {y1 - y0:.6f}\n")
-        path = self.folder / "labels" / record["split"] / f"{record['key']}.txt"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(lines), encoding="utf-8")
-
-    def close(self) -> None:
-        """Write data.yaml; without a split `val`, training and validation pictures are the same.
-
-        It has no `path`, for which Ultralytics then takes its folder: `.` would be that in which the training starts.
-        """
-        if "train" not in self.splits:
-            raise UserError("format=yolo: all pictures are in the split val; give a smaller validation=")
-        val = "val" if "val" in self.splits else "train"
-        names = {number: name for name, number in self.names.items()}
-        content = {"train": "images/train", "val": f"images/{val}", "names": names}
-        text = yaml.safe_dump(content, allow_unicode=True, sort_keys=False)
-        (self.folder / "data.yaml").write_text(text, encoding="utf-8")
-
-
 class Lance(Format):
     """pictures.lance: one table with images, captions and boxes."""
 
@@ -178,6 +124,4 @@ class Lance(Format):
         self._rows.clear()
 
 
-FORMATS: Final[dict[str, type[Format]]] = {
-    "coco": Coco, "odvg": Odvg, "fiftyone": FiftyOne, "lance": Lance, "yolo": Yolo
-}  # fmt: skip
+FORMATS: Final[dict[str, type[Format]]] = {"coco": Coco, "odvg": Odvg, "lance": Lance}

@@ -134,10 +134,10 @@ def take_path(arguments: Sequence[str], name: str) -> tuple[str, list[str]]:
     return paths[0], others
 
 
-def is_option(argument: str, keys: Collection[str] = ()) -> bool:
-    """Return True for key=value, and for all values of `keys`; False for paths, also such as data/date=2026."""
+def is_option(argument: str) -> bool:
+    """Return True for key=value; False for paths, also such as data/date=2026."""
     name, sign, _ = argument.partition("=")
-    return bool(sign) and (name in keys or ("/" not in name and not os.path.exists(argument)))
+    return bool(sign) and "/" not in name and not os.path.exists(argument)
 
 
 def take_output(arguments: Sequence[str], usage: str) -> tuple[str, list[str]]:

@@ -1,7 +1,6 @@
 """The options of the explorer."""
 
 from dataclasses import dataclass
-from typing import Literal
 
 from hypergrit_common.config import check_range
 from hypergrit_common.errors import UserError
@@ -15,20 +14,16 @@ class ExploreOptions:
     report: bool = False
     # print the whole life of a row: its key, its id or its URL
     row: str | None = None
-    # compare two outputs: print what differs, and write it to this page, such as compare.html
-    compare: str | None = None
     # write the explorer and its files into this new folder, for any file server, instead of serving it
     static: str | None = None
-    # number of pictures of each output that static= writes: a random sample of the rows with a stored image
+    # number of pictures that static= writes: a random sample of the rows with a stored image
     images: int = 2000
     # seed of that sample
     seed: int = 0
     # CSV for the marks of boxes, which `hypergrit quality OUT marks=` reads; an existing one is continued
     marks: str = "explore.csv"
-    # Poincaré disks of the first output, of one or two models: files of `python -m trainer.analyses.disk`
+    # Poincaré disks of one or two models: files of `python -m trainer.analyses.disk`
     disk: tuple[str, ...] = ()
-    # what two rows of two outputs have in common: key (outputs of the same input) or url
-    match: Literal["key", "url"] = "key"
     # address on which the server listens; anything but a loopback address lets other machines reach it
     address: str = "127.0.0.1"
     # port of the server; 0: a free one

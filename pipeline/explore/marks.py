@@ -1,7 +1,8 @@
-"""The marks of boxes, in the CSV that hypergrit quality marks= reads."""
+"""The marks of boxes: a CSV that the explorer writes and `hypergrit quality` reads."""
 
 import csv
 import io
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -16,15 +17,19 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
 from pipeline.explore.index import read_parts, read_words
-from pipeline.explore.quality.boxes import MODEL_STAGES, Sample, found_row
-from pipeline.explore.quality.marks import COLUMNS, Candidate, form_row, safe
+from pipeline.explore.quality.boxes import MODEL_STAGES, FoundBox, FoundRow, found_row, read_rows
 from pipeline.explore.rows import Row
 
+COLUMNS: Final = (
+    *("key", "box", "phrase", "mark", "score", "clip_score", "caption"),
+    *("x_min", "y_min", "x_max", "y_max"),
+)
+FORMULA: Final = r"(^|[;\t] *)(?=[=+\-@\t\r])"
+"""Where a cell could begin by whose first character spreadsheets recognise a formula; some split at ; or tabs."""
 CHOICES: Final = ("right", "wrong", "unsure", "")
 """The marks of a box; an empty one removes it."""
 KEY, BOX, PHRASE, MARK = map(COLUMNS.index, ("key", "box", "phrase", "mark"))
-CORNERS: Final = slice(COLUMNS.index("x_min"), COLUMNS.index("y_max") + 1)
-SAMPLE: Final = slice(COLUMNS.index("sample_of"), None)
+CORNERS: Final = slice(COLUMNS.index("x_min"), None)
 
 
 class MarkFile:
@@ -103,20 +108,26 @@ def boxes_of(index: Path, keys: Collection[str]) -> dict[tuple[str, int], list[l
 
 
 def mark_line(row: Row, number: int, mark: str) -> list[str]:
-    """Return the line of a box. The columns of the sample are empty: the box was not drawn from one.
-
-    Raises ValueError if there is no such box or mark, or if hypergrit quality would refuse it.
-    """
+    """Return the line of a box. Raises ValueError if there is no such box or mark, or if `marked_boxes` would refuse it."""
     if mark not in CHOICES or row["stage"] not in MODEL_STAGES or not row["caption"]:
         raise ValueError(f"the boxes of row {row['key']} cannot be marked as {mark!r}")
     found = found_row(row)
     box = next((box for box in found.boxes if box.number == number), None)
     if box is None:
         raise ValueError(f"row {row['key']} has no box {number}")
-    line = form_row(Candidate(found, box, Sample(False, 0.0)))
-    line[MARK] = mark
-    line[SAMPLE] = ["", ""]
-    return line
+    return line_of(found, box, mark)
+
+
+def line_of(row: FoundRow, box: FoundBox, mark: str) -> list[str]:
+    """Return the line of a marked box, with COLUMNS. Texts that a spreadsheet would compute begin with an apostrophe."""
+    clip = "" if box.clip_score is None else f"{box.clip_score:.4f}"
+    texts = [row.key, str(box.number), safe(row.phrase(box)), mark, f"{box.score:.4f}", clip, safe(row.caption)]
+    return [*texts, *(f"{corner:.4f}" for corner in box.corners)]
+
+
+def safe(text: str) -> str:
+    """Put an apostrophe before what a spreadsheet would take for a formula."""
+    return re.sub(FORMULA, r"\1'", text)
 
 
 def read_lines(path: Path) -> list[list[str]]:
@@ -132,7 +143,33 @@ def read_lines(path: Path) -> list[list[str]]:
                 raise UserError(f"{path} has no column {missing[0]!r}; give another file with marks=")
             lines = [[row[name] or "" for name in COLUMNS] for row in reader]
         for line in lines:
+            if line[MARK] not in CHOICES:
+                raise ValueError(f"box {int(line[BOX])} of row {key_of(line)} is marked as {line[MARK][:40]!r}")
             int(line[BOX])
         return lines
     except (OSError, ValueError, csv.Error, AttributeError) as error:
         raise UserError(f"{path} is not a CSV of marks: {one_line(error)}; give another file with marks=") from error
+
+
+def marked_boxes(output: str, path: Path) -> list[tuple[FoundRow, FoundBox, bool]]:
+    """Return the boxes of an output that a CSV of marks has as right (True) or wrong (False).
+
+    Raises UserError if there are none, if the output has no such box, and for a box with two marks.
+    """
+    lines = [line for line in read_lines(path) if line[MARK] in ("right", "wrong")]
+    if not lines:
+        raise UserError(f"{path} has no marks; mark boxes with `hypergrit explore {output} marks={path}`")
+    rows = {row.key: row for row in read_rows(output, {key_of(line) for line in lines})}
+    found = dict[tuple[str, int], tuple[FoundRow, FoundBox, bool]]()
+    for line in lines:
+        key, number, is_right = key_of(line), int(line[BOX]), line[MARK] == "right"
+        row = rows.get(key)
+        box = next((box for box in row.boxes if box.number == number), None) if row else None
+        if row is None or box is None or not matches(line, [line_of(row, box, "")]):
+            raise UserError(
+                f"{path}: {output} has no box {number} of row {key} with the phrase {line[PHRASE][:80]!r} and these "
+                "corners; give the output whose boxes were marked"
+            )
+        if found.setdefault((key, number), (row, box, is_right))[2] != is_right:
+            raise UserError(f"{path}: box {number} of row {key} is marked as right and as wrong; keep one line")
+    return list(found.values())

@@ -1,4 +1,4 @@
-"""The web server of the explorer: the page, the index, images and rows of the outputs, and marks."""
+"""The web server of the explorer: the page, the index, images and rows of the output, and marks."""
 
 import asyncio
 import hmac
@@ -8,7 +8,7 @@ import logging
 import mimetypes
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
@@ -24,7 +24,7 @@ from hypergrit_common.urls import without_user
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.disk import read_disk
 from pipeline.explore.marks import MarkFile
-from pipeline.explore.site import PAIRS_FILE, SITE_FILE, Output, code_files, index_files, pair_outputs, site
+from pipeline.explore.site import SITE_FILE, Output, code_files, index_files, site
 from pipeline.summary.totals import encode_json
 
 # Access to the server: a token, names of this machine only, and headers that forbid the page everything else.
@@ -117,23 +117,22 @@ MAX_BODY_BYTES: Final = 4096
 
 
 class Explorer:
-    """The handlers. Only the listed files, and rows and images of the outputs, can be requested."""
+    """The handlers. Only the listed files, and rows and images of the output, can be requested."""
 
-    def __init__(self, outputs: Sequence[Output], options: ExploreOptions, token: str) -> None:
+    def __init__(self, output: Output, options: ExploreOptions, token: str) -> None:
         """Read the files of the page and the marks. Raises UserError if the marks cannot be read."""
-        self.outputs = {output.folder: output for output in outputs}
+        self.output = output
         self.marks = MarkFile(Path(options.marks))
-        self.files = code_files() | {name: path for output in outputs for name, path in index_files(output).items()}
+        self.files = code_files() | index_files(output)
         disks = [*map(read_disk, options.disk)]
-        self.made = {SITE_FILE: encode_json(site(outputs, [None] * len(outputs), options.marks, token, disks))}
-        if len(outputs) == 2:
-            self.made[PAIRS_FILE] = pair_outputs(outputs, options.match)
+        self.site = encode_json(site(output, disks, marks=options.marks, token=token))
 
     def app(self, token: str, address: str) -> web.Application:
         """Return the application."""
         app = web.Application(middlewares=[guard(token, address)], client_max_size=MAX_BODY_BYTES)
-        app.router.add_get(r"/{folder:data/[ab]-\w+}/rows/{shard:\d{5,9}}-{chunk:\d{5,9}}.json", self.rows)
-        app.router.add_get(r"/{folder:data/[ab]-\w+}/images/{shard:\d{5,9}}/{number:\d{6,9}}.jpg", self.image)
+        folder = f"/{self.output.folder}"
+        app.router.add_get(folder + r"/rows/{shard:\d{5,9}}-{chunk:\d{5,9}}.json", self.rows)
+        app.router.add_get(folder + r"/images/{shard:\d{5,9}}/{number:\d{6,9}}.jpg", self.image)
         app.router.add_get("/marks", self.get_marks)
         app.router.add_post("/marks", self.set_mark)
         app.router.add_get("/{path:.*}", self.file)
@@ -143,8 +142,8 @@ class Explorer:
         """Return a file of the page or of an index."""
         name = request.match_info["path"] or "index.html"
         kind = TYPES.get(Path(name).suffix) or mimetypes.guess_type(name)[0] or "text/plain"
-        if name in self.made:
-            return web.Response(body=self.made[name], content_type=kind)
+        if name == SITE_FILE:
+            return web.Response(body=self.site, content_type=kind)
         if name not in self.files:
             raise web.HTTPNotFound(text="no such file")
         headers = CACHED if name.startswith("data/") else {"Cache-Control": "no-cache"}
@@ -154,36 +153,34 @@ class Explorer:
     async def rows(self, request: web.Request) -> web.Response:
         """Return the details of a chunk of rows."""
         shard, chunk = int(request.match_info["shard"]), int(request.match_info["chunk"])
-        rows = await read(lambda: self.output(request).shards.get(shard).details(chunk))
+        rows = await read(lambda: self.output.shards.get(shard).details(chunk))
         return web.Response(body=encode_json(rows), content_type="application/json", headers=CACHED)
 
     async def image(self, request: web.Request) -> web.Response:
         """Return the stored image of a row."""
         shard, number = int(request.match_info["shard"]), int(request.match_info["number"])
-        image = await read(lambda: self.output(request).shards.get(shard).image(number))
+        image = await read(lambda: self.output.shards.get(shard).image(number))
         if image is None:
             raise web.HTTPNotFound(text="the image is not stored")
         return web.Response(body=image, content_type="image/jpeg", headers=CACHED)
 
     async def get_marks(self, _: web.Request) -> web.Response:
-        """Return key, box and mark of all marked boxes of the first output."""
-        index = next(iter(self.outputs.values())).index
+        """Return key, box and mark of all marked boxes."""
         try:
-            marks = await asyncio.to_thread(self.marks.marks, index)
+            marks = await asyncio.to_thread(self.marks.marks, self.output.index)
         except UserError as error:
             raise web.HTTPInternalServerError(text=str(error)) from error
         return web.Response(body=encode_json(marks), content_type="application/json")
 
     async def set_mark(self, request: web.Request) -> web.Response:
-        """Write the mark of a box of the first output: {"shard", "number", "box", "mark"}."""
+        """Write the mark of a box: {"shard", "number", "box", "mark"}."""
         try:
             mark = json.loads(await request.text())
             shard, number, box = (int(mark[name]) for name in ("shard", "number", "box"))
             text = str(mark["mark"])
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise web.HTTPBadRequest(text="not a mark") from error
-        output = next(iter(self.outputs.values()))
-        row = await read(lambda: output.shards.get(shard).row(number))
+        row = await read(lambda: self.output.shards.get(shard).row(number))
         try:
             await asyncio.to_thread(self.marks.set, row, box, text)
         except ValueError as error:
@@ -191,10 +188,6 @@ class Explorer:
         except UserError as error:
             raise web.HTTPInternalServerError(text=str(error)) from error
         return web.Response(status=204)
-
-    def output(self, request: web.Request) -> Output:
-        """Return the output that a path names. Raises KeyError."""
-        return self.outputs[request.match_info["folder"]]
 
 
 async def read(work: Any) -> Any:
@@ -207,19 +200,17 @@ async def read(work: Any) -> Any:
         raise web.HTTPServiceUnavailable(text=CHANGED) from error
 
 
-async def serve(outputs: Sequence[Output], options: ExploreOptions) -> None:
+async def serve(output: Output, options: ExploreOptions) -> None:
     """Serve the page until the process is interrupted. Raises UserError if the server cannot listen."""
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    runner = web.AppRunner(Explorer(outputs, options, token).app(token, options.address), access_log=None)
+    runner = web.AppRunner(Explorer(output, options, token).app(token, options.address), access_log=None)
     await runner.setup()
     try:
         await web.TCPSite(runner, options.address, options.port).start()
         port = runner.addresses[0][1]
         if not is_loopback(options.address):
             print_text(f"warning: address={options.address} lets other machines reach the page, without encryption")
-        print_text(
-            f"{' and '.join(without_user(output.name) for output in outputs)}: {url(options.address, port, token)}"
-        )
+        print_text(f"{without_user(output.name)}: {url(options.address, port, token)}")
         print_text(f"marks: {options.marks}; press Ctrl-C to stop")
         await asyncio.Event().wait()
     except OSError as error:

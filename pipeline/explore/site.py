@@ -1,10 +1,9 @@
-"""The files of the page: its code, the indexes of one or two outputs, and what connects them."""
+"""The files of the page: its code, and the index, rows and pictures of an output."""
 
 import bisect
 import hashlib
 import heapq
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,15 +19,14 @@ from hypergrit_common.text import one_line
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.disk import read_disk
 from pipeline.explore.index import cached_index, open_output, read_meta, read_parts, write_json
-from pipeline.explore.pairs import pair_rows
-from pipeline.explore.quality.marks import COLUMNS, FORMULA
+from pipeline.explore.marks import COLUMNS, FORMULA
 from pipeline.explore.rows import CHUNK_ROWS, Shards
 from pipeline.output.store import Store
 from schemas.manifest import Manifest
 
 CODE: Final = Path(__file__).resolve().parent / "static"
 DATA: Final = "data"
-SITE_FILE, PAIRS_FILE = f"{DATA}/site.json", f"{DATA}/pairs.arrow"
+SITE_FILE: Final = f"{DATA}/site.json"
 ROWS_FILE: Final = "rows/{:05d}-{:05d}.json"
 IMAGE_FILE: Final = "images/{:05d}/{:06d}.jpg"
 
@@ -50,14 +48,11 @@ class Output:
         return Shards(self.store, self.manifests)
 
 
-def read_outputs(names: Sequence[str], cache: str | None) -> list[Output]:
-    """Return the outputs with their indexes, which are built if necessary. Raises UserError."""
-    found = []
-    for letter, name in zip("ab", names, strict=False):
-        store, manifests = open_output(absolute(name))
-        index = cached_index(store, manifests, cache)
-        found.append(Output(name, f"{DATA}/{letter}-{index.folder.name[:8]}", store, manifests, *index))
-    return found
+def read_output(name: str, cache: str | None) -> Output:
+    """Return an output with its index, which is built if necessary. Raises UserError."""
+    store, manifests = open_output(absolute(name))
+    index = cached_index(store, manifests, cache)
+    return Output(name, f"{DATA}/{index.folder.name[:8]}", store, manifests, *index)
 
 
 def code_files() -> dict[str, Path]:
@@ -71,38 +66,32 @@ def index_files(output: Output) -> dict[str, Path]:
 
 
 def site(
-    outputs: Sequence[Output],
-    images: Sequence[list[int] | None],
-    marks: str | None,
-    token: str | None,
-    disks: Sequence[dict[str, Any]],
+    output: Output,
+    disks: list[dict[str, Any]],
+    *,
+    images: list[int] | None = None,
+    marks: str | None = None,
+    token: str | None = None,
 ) -> Any:
     """Return site.json, which the page reads first.
 
-    `images`: numbers of the rows of each output whose images are there, null for all; `marks`: name of the file of
-    marks, null if the browser keeps them; `token`: what a link for others must contain; `disks` as `read_disk` returns them.
+    `images`: numbers of the rows whose images are there, null for all; `marks`: name of the file of marks, null if the
+    browser keeps them; `token`: what a link for others must contain; `disks` as `read_disk` returns them.
     """
-    found = [{"name": o.name, "folder": o.folder, "images": i} for o, i in zip(outputs, images, strict=True)]
+    found = {"name": output.name, "folder": output.folder, "images": images}
     form = {"columns": COLUMNS, "formula": FORMULA}
-    return {"outputs": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token, "disks": [*disks]}
+    return {"output": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token, "disks": disks}
 
 
-def pair_outputs(outputs: Sequence[Output], column: str) -> bytes:
-    """Return the file of pairs (`pipeline.explore.pairs`) of two outputs."""
-    return pair_rows([(output.store, output.manifests) for output in outputs], column)
-
-
-def write_static(outputs: Sequence[Output], options: ExploreOptions) -> None:
+def write_static(output: Output, options: ExploreOptions) -> None:
     """Write the page and its files into the new folder `options.static`. Raises UserError."""
     disks = [*map(read_disk, options.disk)]
     try:
         with new_folder(str(options.static)) as folder:
-            samples = [write_output(output, folder, options) for output in outputs]
+            sample = write_output(output, folder, options)
             for name, path in code_files().items():
                 copy(path, folder / name)
-            if len(outputs) == 2:
-                (folder / PAIRS_FILE).write_bytes(pair_outputs(outputs, options.match))
-            write_json(folder / SITE_FILE, site(outputs, samples, None, None, disks))
+            write_json(folder / SITE_FILE, site(output, disks, images=sample))
     except OSError as error:
         raise UserError(f"static={options.static} cannot be written: {one_line(error)}; give another folder") from error
 

@@ -32,8 +32,11 @@ class Bar:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Axes:
-    """The texts and axes of a chart, in units of the SVG. Ticks are (coordinate, label)."""
+class Chart:
+    """A histogram ready to draw, in units of the SVG. Ticks are (coordinate, label).
+
+    `threshold_x` is set only if there is a threshold within the range of the axis.
+    """
 
     name: str
     title: str
@@ -41,22 +44,16 @@ class Axes:
     summary: str
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]]
+    bars: list[Bar]
+    legend: list[str]
+    threshold_x: float | None
+    threshold_label: str
     width: float = WIDTH
     height: float = HEIGHT
     left: float = LEFT
     right: float = WIDTH - RIGHT
     top: float = TOP
     bottom: float = BASE
-
-
-@dataclass(frozen=True, kw_only=True)
-class Chart(Axes):
-    """A histogram ready to draw. `threshold_x` is set only if there is a threshold within the range of the axis."""
-
-    bars: list[Bar]
-    legend: list[str]
-    threshold_x: float | None
-    threshold_label: str
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks import grounders
 from benchmarks.grounders import Answer, Truth, choose_threshold, measure_boxes
-from pipeline.commands import quality
-from pipeline.explore.quality.boxes import FoundBox, FoundRow
+from pipeline.explore.marks import COLUMNS, line_of
+from pipeline.explore.quality.boxes import FoundBox, FoundRow, read_rows
 from pipeline.explore.quality.curve import Judged
 from pipeline.explore.quality.known import KnownObject
 from tests.pipeline.explore.quality.conftest import output, phrases_file
@@ -68,14 +68,9 @@ def test_grounders_are_compared_on_known_boxes_and_on_marks(
     assert found["miniature"]["AP"][0] > 0.5 > found[whole]["AP"][0]
     difference, low, high = found[whole]["AP - miniature"]
     assert low <= difference <= high < 0
-    form = tmp_path / "audit.csv"
-    assert quality.main([output, "boxes=8", f"page={tmp_path / 'audit.html'}", f"form={form}"]) == 0
-    lines = list(csv.DictReader(form.open(encoding="utf-8")))
-    with form.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, lines[0])
-        writer.writeheader()
-        writer.writerows(line | {"mark": "right"} for line in lines)
-    capsys.readouterr()
-    found = compare(monkeypatch, capsys, *base, "--marks", str(form))
+    kept = [(row, box) for row in read_rows(output) for box in row.boxes if box.removed is None]
+    with (tmp_path / "marks.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows([COLUMNS, *(line_of(row, box, "right") for row, box in kept[:8])])
+    found = compare(monkeypatch, capsys, *base, "--marks", str(tmp_path / "marks.csv"))
     assert 0 < found["pictures"] <= 8
     assert found["miniature"]["recall"][0] > 0.5

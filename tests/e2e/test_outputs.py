@@ -3,7 +3,6 @@
 All checks that share outputs are in this file, so that `pytest -n 2 --dist loadgroup` makes each output once.
 """
 
-import csv
 import json
 from collections import Counter
 from pathlib import Path
@@ -14,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import webdataset as wds
 
+from pipeline.explore.marks import MarkFile
 from tests.e2e.commands import Done, kill_when, run, succeed
 from tests.e2e.hashes import content_hashes, file_hashes
 from tests.e2e.outputs import (
@@ -353,15 +353,6 @@ def test_a_dry_run_predicts_the_rows_and_writes_nothing(outputs: Outputs) -> Non
     assert all(word in text for word in ("kept", "bytes", "cpu time", str(len(input_rows()))))
 
 
-def test_compare_shows_both_outputs_and_writes_a_page(outputs: Outputs, tmp_path: Path) -> None:
-    page = tmp_path / "compare.html"
-    done = succeed("explore", outputs.make("job"), outputs.make("refilter"), f"compare={page}")
-    for text in (done.stdout, page.read_text("utf-8")):
-        assert "min_score" in text
-        assert str(counts(outputs.make("job"))["kept"]) in text
-        assert str(counts(outputs.make("refilter"))["kept"]) in text
-
-
 def test_the_report_shows_the_counts_and_the_reasons_and_can_be_written_again(outputs: Outputs, tmp_path: Path) -> None:
     output = outputs.copy("job", tmp_path / "copy")
     page = (output / "report.html").read_text("utf-8")
@@ -384,19 +375,12 @@ def test_the_explorer_writes_a_page_for_a_file_server(outputs: Outputs, tmp_path
 
 
 def test_people_can_judge_boxes_and_get_their_precision(outputs: Outputs, tmp_path: Path) -> None:
-    page, form = tmp_path / "audit.html", tmp_path / "audit.csv"
-    succeed("quality", outputs.make("job"), "boxes=8", f"page={page}", f"form={form}")
-    assert page.read_text("utf-8").count("data:image/jpeg") >= 8
-    with form.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    assert len(rows) == 8
-    for i, row in enumerate(rows):
-        row["mark"] = "right" if i < 6 else "wrong"
-    with form.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
-    assert "0.75" in succeed("quality", outputs.make("job"), f"marks={form}", f"plot={form.parent}/curve.png").stdout
+    output, marks = outputs.make("job"), MarkFile(tmp_path / "explore.csv")
+    boxes = [(row, box) for row in kept_rows(output) for box, score in enumerate(row["box_scores"])
+             if score["removed"] is None]  # fmt: skip
+    for i, (row, box) in enumerate(boxes[:8]):
+        marks.set(row, box, "right" if i < 6 else "wrong")
+    assert "0.75" in succeed("quality", output, f"marks={marks.path}", f"plot={tmp_path / 'curve.png'}").stdout
 
 
 def test_webdataset_reads_the_training_samples(outputs: Outputs) -> None:

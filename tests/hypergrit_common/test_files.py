@@ -13,8 +13,8 @@ from hypergrit_common.remote import open_file
 from hypergrit_common.shards import list_shards
 from hypergrit_common.weights import read_tensors
 from pipeline.config import load_config
+from pipeline.explore.marks import MarkFile
 from pipeline.explore.quality.known import read_known
-from pipeline.explore.quality.marks import read_marks
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.stages.ground.glip.load import load_glip
@@ -64,8 +64,8 @@ def test_the_kind_is_named(path: str, kind: str) -> None:
         lambda path: load_scorer(str(path.parent), "cpu", 1),
         lambda path: load_spacy(str(path.parent)),
         lambda path: load_spacy(str(path.parent.parent)),
-        lambda path: read_known(path, {}),
-        read_marks,
+        read_known,
+        MarkFile,
         read_json,
         read_lines,
         checksum,

@@ -1,8 +1,6 @@
-"""A small input for the main job, the output of a finished job, and a browser."""
+"""A small input for the main job, and the output of a finished job."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import cv2
 import pytest
@@ -38,12 +36,3 @@ def finished(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("run") / "out"
     assert run_job(tars, output) == 0
     return output
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """Chromium, which the tests of a file share."""
-    from tests.pipeline.browser import started_browser
-
-    with started_browser() as running:
-        yield running

@@ -1,4 +1,4 @@
-"""A local S3 server (moto)."""
+"""A local S3 server (moto); jobs compute their shards in the process of the test."""
 
 import logging
 import os
@@ -10,17 +10,25 @@ from moto.server import ThreadedMotoServer
 from s3fs import S3FileSystem
 
 from tests.patience import PATIENCE_S
+from tests.pipeline.here import running_here
 
 
-@pytest.fixture(scope="module")
-def server() -> Iterator[str]:
-    """The URL of an empty S3 server, which clients find by environment variables, as in production."""
+@pytest.fixture(scope="session")
+def moto() -> Iterator[str]:
+    """The URL of the server."""
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(scope="module")
+def server(moto: str) -> Iterator[str]:
+    """The URL of the server, which is empty; clients find it by environment variables, as in production."""
     variables = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": moto,
         "AWS_ACCESS_KEY_ID": "someone",
         "AWS_SECRET_ACCESS_KEY": "secret",
         "AWS_DEFAULT_REGION": "us-east-1",
@@ -32,8 +40,13 @@ def server() -> Iterator[str]:
         for name, value in variables.items():
             environment.setenv(name, value)
         S3FileSystem.clear_instance_cache()
-        yield variables["AWS_ENDPOINT_URL"]
-        reset = f"{variables['AWS_ENDPOINT_URL']}/moto-api/reset"
-        requests.post(reset, timeout=PATIENCE_S)  # frees the memory of this process
+        yield moto
+        requests.post(f"{moto}/moto-api/reset", timeout=PATIENCE_S)
     S3FileSystem.clear_instance_cache()
-    server.stop()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process() -> Iterator[None]:
+    """No process is started for the shards of a job."""
+    with running_here():
+        yield

@@ -9,7 +9,6 @@ from pipeline.commands import takedown
 from pipeline.output.commit import Staging
 from schemas.files import JOURNAL_FOLDER
 from tests.pipeline.commands.derive.scenes import write_output
-from tests.pipeline.here import compute_here
 from tests.pipeline.jobs import hash_output
 
 
@@ -37,7 +36,6 @@ def test_a_takedown_that_was_killed_in_a_bucket_ends_with_the_files_of_one_on_a_
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "publish_file", killed)
-        patch.setattr("pipeline.run.loop.compute_local", compute_here)
         assert run("s3://takedown/out", tmp_path / "list.txt") == 130
     assert fs.ls(f"takedown/out/{JOURNAL_FOLDER}")
     assert run("s3://takedown/out", tmp_path / "list.txt") == 0

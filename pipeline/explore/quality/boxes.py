@@ -1,11 +1,9 @@
-"""Read the boxes of a finished output with their scores."""
+"""Read the boxes of a finished output with their scores, and the thresholds at which they can be measured."""
 
 import math
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
-from pathlib import PurePosixPath
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -13,7 +11,6 @@ import pyarrow.compute as pc
 from pipeline.explore.index import open_output
 from pipeline.output.ledger import read_batches
 from pipeline.stages.score.filters import clip_score
-from schemas.manifest import Manifest
 
 Corners = tuple[float, float, float, float]
 """x_min, y_min, x_max, y_max as fractions of width and height."""
@@ -50,8 +47,8 @@ class FoundRow:
         return self.caption[box.start : box.end]
 
 
-def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tuple[Manifest, FoundRow]]:
-    """Yield the rows of a finished output that have an image and a caption, with the manifest of their shard.
+def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[FoundRow]:
+    """Yield the rows of a finished output that have an image and a caption.
 
     Rows that a model stage dropped are included, some without boxes; `keys` selects rows.
 
@@ -64,7 +61,7 @@ def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[tupl
             found = batch if wanted is None else batch.filter(pc.is_in(batch["key"], wanted))
             for row in found.to_pylist():
                 if row["stage"] in MODEL_STAGES and row["caption"]:
-                    yield manifest, found_row(row)
+                    yield found_row(row)
 
 
 def found_row(row: dict[str, Any]) -> FoundRow:
@@ -104,18 +101,10 @@ def area(box: Corners) -> float:
     return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
 
 
-# The thresholds at which an output, or a sample of its boxes, has measured precision and recall.
+# The thresholds at which an output, or the marked ones of its boxes, have measured precision and recall.
 
 SCORES: Final = tuple(round(0.05 * step, 2) for step in range(20))
 CLIP_SCORES: Final = tuple(round(0.05 * step, 2) for step in range(26))
-
-
-@dataclass(frozen=True)
-class Sample:
-    """The boxes from which a sample was drawn: of at least `min_score`, kept by the job or all of sufficient size."""
-
-    of_all: bool
-    min_score: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +133,7 @@ class Covered:
         """Return the bounds as one line."""
         text = f"measured: score.min_score >= {self.min_score_with_clip:g}"
         if self.min_clip_score:
-            return f"{text} with score.min_clip_score >= {self.min_clip_score:g}, as the sample holds no other boxes"
+            return f"{text} with score.min_clip_score >= {self.min_clip_score:g}: marks count as those of kept boxes"
         if self.min_score < self.min_score_with_clip:
             text += (
                 f" with any CLIPScore, and >= {self.min_score:g} without one, which the job computed for no box below "
@@ -153,71 +142,17 @@ class Covered:
         return text
 
 
-def covered(output: str, sample: Sample | None = None) -> Covered:
-    """Return the thresholds that an output covers, or a sample of its boxes; of several shards, the highest ones."""
+def covered(output: str, lowest_mark: float | None = None) -> Covered:
+    """Return the thresholds that an output covers, or its marked boxes; of several shards, the highest ones.
+
+    Boxes are marked by hand, so they count as a sample of the kept boxes whose grounding score is at least the lowest one
+    of the marked boxes, `lowest_mark`.
+    """
     _, manifests = open_output(output)
     thresholds = [manifest["provenance"]["thresholds"] for manifest in manifests]
     score = max(float(values["min_score"]) for values in thresholds)
     clip_score = max(float(values["min_clip_score"]) for values in thresholds)
-    lowest = 0.0 if sample is None else sample.min_score
-    has_all = sample is None or sample.of_all
-    return Covered(
-        min_score=lowest if has_all else max(lowest, score),
-        min_score_with_clip=max(lowest, score),
-        min_clip_score=0.0 if has_all else clip_score,
-        job_clip_score=clip_score,
-    )
-
-
-def common_sample(samples: Sequence[Sample | None], scores: Sequence[float]) -> Sample:
-    """Return what the samples of several marks have in common.
-
-    Boxes that were chosen by hand have none (None). Then it is taken to be of kept boxes, of at least the lowest of
-    `scores`, those of the marked boxes.
-    """
-    named = [sample for sample in samples if sample is not None]
-    lowest = max((sample.min_score for sample in named), default=0.0)
-    if len(named) == len(samples):
-        return Sample(all(sample.of_all for sample in named), lowest)
-    return Sample(False, max(lowest, math.ceil(min(scores) * 100) / 100))
-
-
-# The names by which the images of a file of known boxes are found.
-
-Image = TypeVar("Image")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ImageNames(Generic[Image]):
-    """Name -> image. A `shadowed` name belongs to one image as id (or file name), and to another as file name or stem.
-
-    `ambiguous` names belong to several images and find none.
-    """
-
-    images: dict[str, Image]
-    shadowed: frozenset[str]
-    ambiguous: frozenset[str]
-
-
-def image_names(images: Sequence[tuple[str, str, Image]]) -> ImageNames[Image]:
-    """Index images, given as (id, file name or "", image), by id, then by file name, then by its stem.
-
-    A folder in the file name is ignored. A name of several images of one kind is ambiguous, unless it is the id of one.
-    """
-    found: dict[str, Image] = {}
-    shadowed: set[str] = set()
-    ambiguous: set[str] = set()
-    paths = [PurePosixPath(file) for _, file, _ in images]
-    for names in ([id_ for id_, _, _ in images], [path.name for path in paths], [path.stem for path in paths]):
-        of_name: defaultdict[str, list[Image]] = defaultdict(list)
-        for name, (_, _, image) in zip(names, images, strict=True):
-            if name:
-                of_name[name].append(image)
-        for name, same in of_name.items():
-            if name in found:
-                shadowed.update({name} if any(image is not found[name] for image in same) else ())
-            elif len(same) == 1 and name not in ambiguous:
-                found[name] = same[0]
-            else:
-                ambiguous.add(name)
-    return ImageNames(images=found, shadowed=frozenset(shadowed), ambiguous=frozenset(ambiguous))
+    if lowest_mark is None:
+        return Covered(min_score=0.0, min_score_with_clip=score, min_clip_score=0.0, job_clip_score=clip_score)
+    lowest = max(score, math.ceil(lowest_mark * 100) / 100)
+    return Covered(min_score=lowest, min_score_with_clip=lowest, min_clip_score=clip_score, job_clip_score=clip_score)

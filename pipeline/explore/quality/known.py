@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -12,73 +13,52 @@ from urllib.parse import urlsplit
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
-from pipeline.explore.quality.boxes import Corners, FoundRow, image_names
+from pipeline.explore.quality.boxes import Corners, FoundRow
 
 
 @dataclass(frozen=True, kw_only=True)
 class KnownObject:
-    """A true box. A phrase refers to it if it covers `span` or contains one of `names`; both None or empty: any phrase.
+    """A true box. A phrase refers to it if it covers `span` or contains `name`; both None or empty: any phrase.
 
     A crowd is a region with many objects: boxes in it are neither right nor wrong.
     """
 
     corners: Corners
     span: tuple[int, int] | None = None
-    names: tuple[str, ...] = ()
+    name: str = ""
     is_crowd: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
 class Known:
-    """The true boxes of the images by row id, file name, or file name without extension.
-
-    `shadowed` names belong to a second image too and are compared with row ids only; `ambiguous` ones are left out.
-    """
+    """The true boxes of the images by the id of the row, and by file name with or without its extension."""
 
     source: str
-    images: Mapping[str, Sequence[KnownObject]]
+    ids: Mapping[str, Sequence[KnownObject]]
+    files: Mapping[str, Sequence[KnownObject]]
     captions: Mapping[str, str]
-    categories: frozenset[str] = frozenset()  # names of COCO's categories
-    shadowed: frozenset[str] = frozenset()
-    ambiguous: frozenset[str] = frozenset()
 
     def of(self, row: FoundRow) -> Sequence[KnownObject] | None:
         """Return the true boxes of a row; None if the file has no such image."""
-        for name in names_of(row):
-            if name in self.images and (name == row.id or name not in self.shadowed):
+        path = PurePosixPath(urlsplit(row.url or "").path)
+        places = ((row.id, self.ids), (row.id, self.files), (path.name, self.files), (path.stem, self.files))
+        for name, images in places:
+            if name and name in images:
                 expected = self.captions.get(name)
                 if expected is not None and expected != row.caption:
                     raise UserError(
                         f"{self.source}: the caption of image {name!r} is {expected[:80]!r}, but the output has "
                         f"{row.caption[:80]!r}; give the known boxes of this output"
                     )
-                return self.images[name]
+                return images[name]
         return None
-
-    def warnings(self) -> list[str]:
-        """Return a line for each kind of names that belong to several images."""
-        return [
-            f"{self.source}: {len(names)} names belong to several images and {use}: {', '.join(sorted(names)[:5])[:200]}"
-            for names, use in (
-                (self.shadowed, "are compared with the rows' `id` only"),
-                (self.ambiguous, "find none of them; set the rows' `id` to the id of the image"),
-            )
-            if names
-        ]
-
-
-def names_of(row: FoundRow) -> list[str]:
-    """Return the names by which a row is found: its id, then the file name of its URL with and without extension."""
-    path = PurePosixPath(urlsplit(row.url).path) if row.url else None
-    names = [row.id, *([path.name, path.stem] if path else [])]
-    return [name for name in names if name]
 
 
 def refers(row: FoundRow, span: tuple[int, int], known: KnownObject) -> bool:
     """True if the phrase [start, end) of a row refers to a known object."""
     if known.span is not None:
         return span[0] < known.span[1] and known.span[0] < span[1]
-    return not known.names or any(contains(row.caption[span[0] : span[1]], name) for name in known.names)
+    return not known.name or contains(row.caption[span[0] : span[1]], known.name)
 
 
 def contains(phrase: str, name: str) -> bool:
@@ -107,30 +87,21 @@ BAD_ENTRY: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowErr
 """Exceptions for values of another type or range than the form of the file has."""
 
 
-def read_known(path: Path, synonyms: Mapping[str, Sequence[str]], *, any_phrase: bool = False) -> Known:
+def read_known(path: Path, *, any_phrase: bool = False) -> Known:
     """Read known boxes from a JSON file, whose form is recognised.
 
-    `synonyms` gives further names of COCO's categories; with `any_phrase`, phrases and names are not compared. Raises
-    UserError with file, entry and fix.
+    With `any_phrase`, phrases and the names of COCO's categories are not compared. Raises UserError with file, entry and
+    fix.
     """
     data = read_json(path)
     if isinstance(data, dict) and {"images", "annotations"} <= data.keys():
-        return read_coco(path, data, synonyms, any_phrase)
+        return read_coco(path, data, any_phrase)
     if isinstance(data, dict) and data and all(isinstance(v, dict) and "phrases" in v for v in data.values()):
         return read_phrases(path, data)
     raise UserError(
         f"{path} holds no known boxes; give COCO's JSON (images, annotations, categories) or "
         '{"ROW ID": {"caption": ..., "phrases": [{"start": 0, "end": 5, "boxes": [[x0, y0, x1, y1]]}]}}'
     )
-
-
-def read_synonyms(path: Path) -> dict[str, list[str]]:
-    """Read further names of categories. Raises UserError unless the file is an object of lists of texts."""
-    found = read_json(path)
-    lists = found.values() if isinstance(found, dict) else [None]
-    if not all(isinstance(names, list) and all(isinstance(name, str) for name in names) for names in lists):
-        raise UserError(f'{path} must hold one object of lists: {{"person": ["man", "girl"]}}')
-    return dict(found)
 
 
 def read_json(path: Path) -> Any:
@@ -142,29 +113,32 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} cannot be read: {one_line(error)}; give a JSON file") from error
 
 
-def read_coco(path: Path, data: dict[str, Any], synonyms: Mapping[str, Sequence[str]], any_phrase: bool) -> Known:
-    """Convert COCO's JSON; the boxes [x, y, width, height] are in pixels of the sizes given under `images`."""
+def read_coco(path: Path, data: dict[str, Any], any_phrase: bool) -> Known:
+    """Convert COCO's JSON; the boxes [x, y, width, height] are in pixels of the sizes given under `images`.
+
+    A file name that several images have finds none of them.
+    """
     categories: dict[int | str, str] = {}
     for number, entry in enumerate(entries(path, data, "categories")):
         try:
             categories[identity(entry["id"])] = name_of(entry["name"])
         except BAD_ENTRY as error:
             raise UserError(f"{path}: categories[{number}] needs an id and a name") from error
-    images: dict[str, tuple[str, str, list[KnownObject]]] = {}
     sizes: dict[int | str, tuple[float, float]] = {}
-    lists: dict[int | str, list[KnownObject]] = {}
+    ids, files = dict[str, list[KnownObject]](), defaultdict[str, list[list[KnownObject]]](list)
     for number, image in enumerate(entries(path, data, "images")):
         try:
             key, width, height = identity(image["id"]), finite(image["width"]), finite(image["height"])
             if not (width > 0 and height > 0):
                 raise ValueError
-            file = str(PurePosixPath(image.get("file_name") or ""))
+            file = PurePosixPath(image.get("file_name") or "")
         except BAD_ENTRY as error:
             raise UserError(f"{path}: images[{number}] needs id, width and height above 0") from error
-        if str(key) in images:
+        if str(key) in ids:
             raise UserError(f"{path}: images[{number}] has the id {short(key)} of another image; give each its own")
-        sizes[key], lists[key] = (width, height), []
-        images[str(key)] = (str(key), file, lists[key])
+        sizes[key], ids[str(key)] = (width, height), []
+        for name in {file.name, file.stem}:
+            files[name].append(ids[str(key)])
     for number, annotation in enumerate(entries(path, data, "annotations")):
         try:
             key = identity(annotation["image_id"])
@@ -185,17 +159,14 @@ def read_coco(path: Path, data: dict[str, Any], synonyms: Mapping[str, Sequence[
                     f"{path}: annotations[{number}] has no category that `categories` names; give any_phrase=true"
                 ) from error
             category = ""
-        names = () if any_phrase else (category, *synonyms.get(category, ()))
         corners = (x / width, y / height, (x + w) / width, (y + h) / height)
-        lists[key].append(KnownObject(corners=corners, names=names, is_crowd=bool(annotation.get("iscrowd"))))
-    index = image_names(list(images.values()))
+        name = "" if any_phrase else category
+        ids[str(key)].append(KnownObject(corners=corners, name=name, is_crowd=bool(annotation.get("iscrowd"))))
     return Known(
         source=str(path),
-        images=index.images,
+        ids=ids,
+        files={name: found[0] for name, found in files.items() if len(found) == 1},
         captions={},
-        categories=frozenset(categories.values()),
-        shadowed=index.shadowed,
-        ambiguous=index.ambiguous,
     )
 
 
@@ -218,7 +189,7 @@ def read_phrases(path: Path, data: dict[str, Any]) -> Known:
             raise UserError(
                 f"{path}: row {row!r} needs phrases with start, end and boxes of 4 fractions each ({one_line(error)})"
             ) from error
-    return Known(source=str(path), images=images, captions=captions)
+    return Known(source=str(path), ids=images, files=images, captions=captions)
 
 
 def entries(path: Path, data: Mapping[str, Any], name: str) -> list[Any]:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -17,7 +18,7 @@ from demo.paper.statistics import Estimate
 from demo.paper.store import write_result
 from demo.paper.tables import DESIGNS, all_tables
 from hypergrit_common.errors import UserError
-from tests.pipeline.browser import needs_browser, started_browser
+from tests.browser import needs_browser
 from trainer.evaluation.metrics.items import Items, mean_items
 from trainer.evaluation.task import TaskResult
 
@@ -254,11 +255,11 @@ def test_damaged_result_is_an_error_that_names_the_file(tmp_path: Path) -> None:
 
 @needs_browser
 @pytest.mark.browser
-def test_page_fits_a_phone_and_a_desktop(tmp_path: Path) -> None:
+def test_page_fits_a_phone_and_a_desktop(tmp_path: Path, browser: Any) -> None:
     write(tmp_path, {"clip": 0.3, "hycoclip": 0.6, "meru": 0.3})
     page = write_page("small", SIZE, tmp_path)
-    with started_browser() as browser:
-        for width in (1280, 390):
-            tab = browser.new_page(viewport={"width": width, "height": 900})
-            tab.goto(page.as_uri())
-            assert tab.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (1280, 390):
+        tab = browser.new_page(viewport={"width": width, "height": 900})
+        tab.goto(page.as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        tab.close()

@@ -1,4 +1,4 @@
-"""Outputs and a server that the tests of the explorer share."""
+"""Outputs and servers that the tests of the explorer share."""
 
 import asyncio
 import threading
@@ -11,31 +11,24 @@ from aiohttp import web
 
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.server import Explorer
-from pipeline.explore.site import read_outputs
-from pipeline.stages.parse.stage import Parse
+from pipeline.explore.site import read_output
 from tests.patience import PATIENCE_S
-from tests.pipeline.explore.outputs import hostile, make_rows, parser, write_output
+from tests.pipeline.explore.outputs import hostile, make_rows, write_output
 
 TOKEN = "token-of-the-test"
 
 
 @pytest.fixture(scope="session")
-def parse() -> Parse:
-    """The parser, which takes seconds to load."""
-    return parser()
-
-
-@pytest.fixture(scope="session")
-def output(tmp_path_factory: pytest.TempPathFactory, parse: Parse) -> str:
+def output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An output of 72 rows in three shards. Tests must not change it."""
-    rows = make_rows(parse, 72)
+    rows = make_rows(72)
     return write_output(tmp_path_factory.mktemp("run"), [rows[:30], rows[30:60], rows[60:]], "formats=[arrow,grit]")
 
 
 @pytest.fixture(scope="session")
-def hostile_output(tmp_path_factory: pytest.TempPathFactory, parse: Parse) -> str:
+def hostile_output(tmp_path_factory: pytest.TempPathFactory) -> str:
     """An output with markup in all texts."""
-    rows = hostile(make_rows(parse, 12))
+    rows = hostile(make_rows(12))
     return write_output(tmp_path_factory.mktemp("hostile"), [rows], "formats=[arrow,grit]")
 
 
@@ -48,8 +41,8 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> str:
 class Server:
     """The explorer's server in a thread of this process, on a free port of 127.0.0.1."""
 
-    def __init__(self, names: list[str], cache: str, **options: Any) -> None:
-        self.explorer = Explorer(read_outputs(names, cache), ExploreOptions(cache=cache, **options), TOKEN)
+    def __init__(self, name: str, cache: str, **options: Any) -> None:
+        self.explorer = Explorer(read_output(name, cache), ExploreOptions(cache=cache, **options), TOKEN)
         self._loop, self._started = asyncio.new_event_loop(), threading.Event()
         self._thread = threading.Thread(target=self._loop.run_until_complete, args=[self._run()], daemon=True)
         self._thread.start()
@@ -79,11 +72,11 @@ class Server:
 
 @pytest.fixture(scope="session")
 def start(cache: str) -> Iterator[Callable[..., Server]]:
-    """A function that serves outputs; all servers end with the tests."""
+    """A function that serves an output; all servers end with the tests."""
     servers = list[Server]()
 
-    def serve(*names: str, **options: Any) -> Server:
-        servers.append(Server(list(names), cache, **options))
+    def serve(name: str, **options: Any) -> Server:
+        servers.append(Server(name, cache, **options))
         return servers[-1]
 
     yield serve

@@ -15,15 +15,13 @@ from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
 from pipeline.stages.further import Further
-from pipeline.stages.parse.config import ParseConfig
-from pipeline.stages.parse.stage import Parse
 from pipeline.stages.score.filters import Thresholds
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.manifest import ThresholdValues
 from schemas.rows import CAPTIONED, GROUNDED, SCORED
 from schemas.table import Drop, add_columns, drop_rows
 from tests.pipeline.output.resume.jobs import provenance_of
-from tests.pipeline.report.make_output import HOSTILE, make_row, scored_boxes
+from tests.pipeline.report.make_output import HOSTILE, make_row, parser, scored_boxes
 
 Row = dict[str, Any]
 THRESHOLDS = Thresholds(min_side_px=32, size_rule="area", min_score=0.65, min_clip_score=0.65)
@@ -48,12 +46,12 @@ class RandomCosines:
         return self
 
 
-def make_rows(parse: Parse, n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False, has_head: bool = False,
+def make_rows(n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False, has_head: bool = False,
               keeps_pairs: bool = False) -> list[Row]:  # fmt: skip
     """Rows of which every fifth was dropped by the download; others are dropped by the filters of `thresholds`."""
     made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(n)]
     table = pa.Table.from_pylist([row for row, _ in made], schema=CAPTIONED)
-    table = parse(drop_rows(table, "download", {i: Drop("http_error", "404") for i in range(2, n, 5)}))
+    table = parser()(drop_rows(table, "download", {i: Drop("http_error", "404") for i in range(2, n, 5)}))
     found, rng = {}, Random(0)
     for i, row in enumerate(table.to_pylist()):
         if row["status"] == "kept":
@@ -101,8 +99,3 @@ def write_output(
         write_shard(table, plan, config.write, str(folder), provenance)
         first += len(rows)
     return str(folder)
-
-
-def parser() -> Parse:
-    """The parser of the demo."""
-    return Parse(ParseConfig())

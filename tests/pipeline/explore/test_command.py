@@ -7,7 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipeline.commands.explore import main
@@ -22,9 +21,9 @@ from pipeline.report import stats
     ("arguments", "message"),
     [
         (["port=0"], "0 outputs are given"),
+        (["{output}", "{output}"], "2 outputs are given"),
         (["{output}", "color=red"], "'color=red' is not a key of this command"),
         (["{output}", "port=99999"], "port"),
-        (["{output}", "match=caption"], "match"),
         (["{tmp}/nothing"], "does not exist"),
         (["https://u:p@example.org/x"], "a user name or a password"),
         (["{output}", "static={tmp}"], "is not empty; give a new folder"),
@@ -49,7 +48,7 @@ def test_folders_with_an_equals_sign_are_outputs(
     monkeypatch.chdir(tmp_path)
     for number, name in enumerate((f"{tmp_path}/date=2026", "./date=2026", "date=2026")):
         assert main([name, f"static=page{number}", "images=0", f"cache={cache}"]) == 0
-        assert json.loads((tmp_path / f"page{number}/data/site.json").read_text())["outputs"][0]["name"] == name
+        assert json.loads((tmp_path / f"page{number}/data/site.json").read_text())["output"]["name"] == name
     assert main([f"{tmp_path}/date=2027", f"cache={cache}"]) == 2
     assert "date=2027 does not exist" in capsys.readouterr().err
 
@@ -84,10 +83,10 @@ def test_static_pages_hold_all_rows_and_a_sample_of_the_images(output: str, cach
         folder = tmp_path / name
         assert main([output, f"static={folder}", "images=10", "seed=3", f"cache={cache}"]) == 0
         site = json.loads((folder / "data/site.json").read_text(encoding="utf-8"))
-        samples.append(site["outputs"][0]["images"])
+        samples.append(site["output"]["images"])
     assert samples[0] == samples[1]
     assert len(samples[0]) == 10
-    data = folder / site["outputs"][0]["folder"]
+    data = folder / site["output"]["folder"]
     assert len(list(data.glob("images/*/*.jpg"))) == 10
     shards = json.loads((data / "meta.json").read_text(encoding="utf-8"))["shards"]
     for row in samples[0]:
@@ -100,14 +99,12 @@ def test_static_pages_hold_all_rows_and_a_sample_of_the_images(output: str, cach
         "index.html", "style.css", "js/app.js", "vendor/packages.json"}  # fmt: skip
 
 
-def test_two_outputs_are_paired_by_key_or_url(output: str, hostile_output: str, cache: str, tmp_path: Path) -> None:
-    found = {}
-    for match in ("key", "url"):
-        folder = tmp_path / match
-        assert main([output, hostile_output, f"static={folder}", "images=0", f"match={match}", f"cache={cache}"]) == 0
-        found[match] = pa.ipc.open_file(str(folder / "data/pairs.arrow")).read_all()["row"].to_pylist()
-    assert found["key"] == [*range(12), *[-1] * 60]
-    assert found["url"] == [-1] * 72
+def test_a_static_page_holds_its_disk(output: str, cache: str, tmp_path: Path) -> None:
+    disk = {"model": "m", "projection": "norms", "points": [["000000000000", "image", "a cat", 0.5, 0.0]]}
+    (tmp_path / "disk.json").write_text(json.dumps(disk), encoding="utf-8")
+    arguments = [output, f"static={tmp_path / 'page'}", "images=0", f"cache={cache}"]
+    assert main([*arguments, f"disk=[{tmp_path / 'disk.json'}]"]) == 0
+    assert json.loads((tmp_path / "page" / "data" / "site.json").read_text(encoding="utf-8"))["disks"] == [disk]
 
 
 def test_vendored_files_are_those_of_their_packages_with_their_licences() -> None:

@@ -7,6 +7,7 @@ import hashlib
 import json
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -60,6 +61,12 @@ DETAILS = {
     "too_many_bytes": "26 MB",
 }
 EARLY_DROPS = [("read", "missing_url"), *(("download", r) for r in REASONS["download"]), ("captions", "empty_caption")]
+
+
+@cache
+def parser() -> Parse:
+    """The parser, which takes seconds to load."""
+    return Parse(ParseConfig())
 
 
 def make_row(number: int, style: Style) -> tuple[dict[str, Any], Truth]:
@@ -117,7 +124,7 @@ def scored_boxes(row: dict[str, Any], truth: Truth, rng: Random) -> list[tuple[d
     return sorted(found, key=lambda pair: -pair[0]["score"])
 
 
-def make_table(first: int, n_rows: int, parse: Parse) -> pa.Table:
+def make_table(first: int, n_rows: int) -> pa.Table:
     """A SCORED table. Every fifth row is dropped before parsing, and rows without a kept box after it."""
     made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(first, first + n_rows)]
     table = pa.Table.from_pylist([row for row, _ in made], schema=CAPTIONED)
@@ -125,7 +132,7 @@ def make_table(first: int, n_rows: int, parse: Parse) -> pa.Table:
     early = {i: rng.choice(EARLY_DROPS) for i in range(2, n_rows, 5)}
     for stage in ("read", "download", "captions"):
         table = drop_rows(table, stage, {i: Drop(r, DETAILS.get(r, "")) for i, (s, r) in early.items() if s == stage})
-    table = parse(table)
+    table = parser()(table)
     values, late = {}, {}
     for i, row in enumerate(table.to_pylist()):
         if row["status"] == "kept":
@@ -178,10 +185,10 @@ def write_output(
     return str(folder)
 
 
-def make_tables(n_shards: int, rows_per_shard: int) -> list[pa.Table]:
+@cache
+def make_tables(n_shards: int, rows_per_shard: int) -> tuple[pa.Table, ...]:
     """SCORED tables of consecutive scenes."""
-    parse = Parse(ParseConfig())
-    return [make_table(i * rows_per_shard, rows_per_shard, parse) for i in range(n_shards)]
+    return tuple(make_table(i * rows_per_shard, rows_per_shard) for i in range(n_shards))
 
 
 if __name__ == "__main__":

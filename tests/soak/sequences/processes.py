@@ -22,12 +22,10 @@ import hypergrit_common.lease as lease
 import pipeline.commands.dry_run
 import pipeline.commands.explore
 import pipeline.commands.export
-import pipeline.commands.quality
 import pipeline.commands.retry
 import pipeline.commands.rewrite
 import pipeline.commands.takedown
 import pipeline.commands.verify
-import pipeline.explore.compare
 import pipeline.explore.rows
 import pipeline.explore.site
 import pipeline.run.job

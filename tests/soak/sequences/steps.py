@@ -17,12 +17,11 @@ VERBS = {
     "requeue": 3,
     "explore": 3,
     "export": 2,
-    "quality": 2,
     "damage": 5,
     "web": 2,
 }
 """Verb -> weight among the steps of a random sequence."""
-DISTURBED = ("run", "retry", "rewrite", "takedown", "requeue", "explore", "export", "quality")
+DISTURBED = ("run", "retry", "rewrite", "takedown", "requeue", "explore", "export")
 KINDS = ("kill", "kill_after", "full", "broken", "half", "stop")
 """What may happen at an I/O call of a verb; `stop`: the process stands still while another machine runs the next verb."""
 MOST_CALLS = {
@@ -33,7 +32,6 @@ MOST_CALLS = {
     "requeue": 115,
     "explore": 210,
     "export": 250,
-    "quality": 150,
 }
 """Number of I/O calls of a verb, roughly."""
 REWRITES: tuple[tuple[str, ...], ...] = (
@@ -50,8 +48,8 @@ REWRITES: tuple[tuple[str, ...], ...] = (
     ("overwrite=true",),
 )
 """Options of rewrites. `{evaluation}` is a list with the hash of an image."""
-EXPLORES = ("report", "row", "static", "compare")
-FORMATS = ("coco", "odvg", "fiftyone", "yolo")
+EXPLORES = ("report", "row", "static")
+FORMATS = ("coco", "odvg")
 DAMAGES = ("flip", "truncate", "delete")
 PLACES = ("train", "grit", "arrow", "_index", "_manifests", "_summaries", "_timings", "stats.json", "_dropped")
 

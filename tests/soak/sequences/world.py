@@ -215,19 +215,10 @@ class World:
                     "report": "report=true",
                     "row": row,
                     "static": f"static={page}",
-                    "compare": f"compare={page}/page.html",
                 }
-                others = []
-                if step.options == ("compare",):
-                    others.append(str(self.path("b" if step.output == "a" else "a")))
-                    page.mkdir(exist_ok=True)
-                return ["explore", str(output), *others, options[step.options[0]]]
+                return ["explore", str(output), options[step.options[0]]]
             case "export":
                 return ["export", str(output), f"output={self.folder}/pages/{self.n_logs}", f"format={step.options[0]}"]
-            case "quality":
-                page = self.folder / "pages" / str(self.n_logs)
-                page.mkdir(exist_ok=True)
-                return ["quality", str(output), "of=all", f"page={page}/page.html", f"form={page}/form.csv"]
         raise ValueError(step)
 
     def entry(self, step: Step) -> tuple[str, set[int]]:
@@ -291,22 +282,22 @@ class World:
         if is_undisturbed:
             allowed = {
                 "run": {0, 4}, "retry": {0}, "rewrite": {0, 2, 4}, "takedown": {0}, "verify": {0}, "requeue": {0}, "explore": {0},
-                "export": {0}, "quality": {0},
+                "export": {0},
             }[step.verb]  # fmt: skip
             if not is_whole or model.going - model.gone:
                 allowed = allowed | ({1, 2} if step.verb in ("verify", "requeue") else {0, 2, 3, 4})
-            if "compare" in step.options or (step.verb in ("export", "quality") and step.output == "b"):
+            if step.verb == "export" and step.output == "b":
                 allowed = {0, 2}  # b may lack the columns
             assert code in allowed, about
         if is_dry:
             return
         done = code in (0, 4)
-        gone = [item.gone for item in self.models.values()] if "compare" in step.options else [source.gone, model.gone]
-        told = [row for row in set.intersection(*gone) if word(row) in text]
+        gone = source.gone & model.gone
+        told = [row for row in gone if word(row) in text]
         assert not told, f"rows {told} were taken down, but the log has them: {about}"
-        if done and step.verb in ("explore", "export", "quality") and (step.kind != "stop" or step.verb == "export"):
+        if done and step.verb in ("explore", "export") and (step.kind != "stop" or step.verb == "export"):
             page = self.folder / "pages" / str(int(log.name) - 1)
-            found = ask(partial(traces, [page], set.intersection(*gone)))
+            found = ask(partial(traces, [page], gone))
             assert not found, f"after {step}, its pages have rows that were taken down: {found[:5]}"
         match step.verb:
             case "takedown" if done:

@@ -1,11 +1,11 @@
-// The page: loads the outputs, holds the state, and connects its parts.
+// The page: loads the output, holds the state, and connects its parts.
 
 import { count, html, plural, render, useEffect, useMemo, useRef, useState } from "./html.js";
 import { Disks } from "./disk.js";
-import { FIELDS, beside, selectPairs } from "./filters.js";
+import { FIELDS, beside, rowsOf, select } from "./filters.js";
 import { Grid, PAGE, Pages } from "./grid.js";
 import { Help, onKey } from "./keys.js";
-import { getJson, loadOutput, loadPairs } from "./load.js";
+import { getJson, loadOutput } from "./load.js";
 import { MARKS, Marks } from "./marks.js";
 import { Panel, TextField, panelOptions } from "./panel.js";
 import { RowView } from "./row.js";
@@ -21,19 +21,11 @@ function Loading() {
   useEffect(() => {
     const load = async () => {
       const site = await getJson("data/site.json"),
-        shares = site.outputs.map(() => 0),
-        marks = new Marks(site);
-      const outputs = await Promise.all(
-        site.outputs.map((entry, number) =>
-          loadOutput(entry, site.chunk, (done) => {
-            shares[number] = done;
-            setShare(shares.reduce((a, b) => a + b) / shares.length);
-          }),
-        ),
-      );
+        marks = new Marks(site),
+        output = await loadOutput(site.output, site.chunk, setShare);
       await marks.load();
-      document.title = `Explorer: ${outputs.map((output) => output.name).join(" | ")}`;
-      setData({ site, outputs, marks, pairs: await loadPairs(outputs) });
+      document.title = `Explorer: ${output.name}`;
+      setData({ site, output, marks });
     };
     load().catch((reason) => setError(String(reason.message)));
   }, []);
@@ -41,15 +33,14 @@ function Loading() {
   return data ? html`<${App} ...${data} />` : html`<p class="loading">Loading <progress value=${share} /></p>`;
 }
 
-function App({ site, outputs, marks, pairs }) {
+function App({ site, output, marks }) {
   const [state, setState] = useState(readState),
     [cursor, setCursor] = useState(0),
     [isHelp, showHelp] = useState(false),
     [isDisk, showDisk] = useState(site.disks.length > 0);
   const [theme, chooseTheme] = useState(() => setTheme()),
     [isPreview, showPreview] = useState(NAMES.some((name) => state[name] !== ""));
-  const [output, other] = outputs,
-    rowKeys = useRef({});
+  const rowKeys = useRef({});
   const change = (...values) =>
     setState((before) => {
       const next = { ...before, page: "" };
@@ -66,18 +57,16 @@ function App({ site, outputs, marks, pairs }) {
       removeEventListener("popstate", read);
     };
   }, []);
-  const options = useMemo(() => panelOptions(outputs), [outputs]);
+  const options = useMemo(() => panelOptions(output), [output]);
   const filters = FIELDS.map((name) => state[name]).join("\n");
-  const { found, masks } = useMemo(() => selectPairs(outputs, pairs, state), [outputs, pairs, filters]);
+  const mask = useMemo(() => select(output, state), [output, filters]),
+    found = useMemo(() => rowsOf(mask), [mask]);
   useEffect(() => setCursor(0), [filters]);
   const lastPage = Math.max(Math.ceil(found.length / PAGE) - 1, 0),
     page = pageOf(state.page, lastPage);
-  const opened = useMemo(() => state.row && parseRow(outputs, state.row), [outputs, state.row]);
-  const pairOf = ({ number, row }) => (number ? pairs.right : pairs.left).indexOf(row);
-  const openPair = opened ? pairOf(opened) : -1;
+  const opened = useMemo(() => (state.row ? parseRow(output, state.row) : -1), [output, state.row]),
+    isOpen = opened >= 0;
 
-  const nameOf = (pair) =>
-    pairs.left[pair] >= 0 ? rowName("a", output, pairs.left[pair]) : rowName("b", other, pairs.right[pair]);
   const goTo = (page) => {
     change("page", page || "", "row", "");
     setCursor(page * PAGE);
@@ -85,13 +74,13 @@ function App({ site, outputs, marks, pairs }) {
   };
   const open = (at) => {
     setCursor(at);
-    change("page", Math.floor(at / PAGE) || "", "row", nameOf(found[at]));
+    change("page", Math.floor(at / PAGE) || "", "row", rowName(output, found[at]));
   };
   const close = () => change("page", state.page, "row", "");
   const move = (step) => {
-    const at = Math.min(Math.max(opened ? beside(found, openPair, step) : cursor + step, 0), found.length - 1);
+    const at = Math.min(Math.max(isOpen ? beside(found, opened, step) : cursor + step, 0), found.length - 1);
     if (at < 0) return;
-    if (opened) {
+    if (isOpen) {
       open(at);
       return;
     }
@@ -102,13 +91,13 @@ function App({ site, outputs, marks, pairs }) {
   const actions = {
     search: () => document.querySelector("input[name=q]").focus(),
     move,
-    turn: (step) => !opened && goTo(Math.min(Math.max(page + step, 0), lastPage)),
-    open: () => !opened && found.length > 0 && open(cursor),
-    close: () => (isHelp ? showHelp(false) : opened && close()),
+    turn: (step) => !isOpen && goTo(Math.min(Math.max(page + step, 0), lastPage)),
+    open: () => !isOpen && found.length > 0 && open(cursor),
+    close: () => (isHelp ? showHelp(false) : isOpen && close()),
     help: () => showHelp(!isHelp),
-    box: (step) => opened && rowKeys.current.box?.(step),
-    mark: (value) => opened && rowKeys.current.mark?.(value),
-    isOpen: () => Boolean(opened),
+    box: (step) => isOpen && rowKeys.current.box?.(step),
+    mark: (value) => isOpen && rowKeys.current.mark?.(value),
+    isOpen: () => isOpen,
   };
   const latest = useRef(actions);
   latest.current = actions;
@@ -120,12 +109,11 @@ function App({ site, outputs, marks, pairs }) {
 
   const marked = marks.counts(),
     nMarked = marked.right + marked.wrong + marked.unsure;
-  const isCovered = openPair >= 0 || isHelp;
-  const isFiltered = found.length < pairs.left.length;
+  const isCovered = isOpen || isHelp;
+  const openRow = (row) => change("row", rowName(output, row));
   return html`
     <header class="top" inert=${isCovered}>
-      <h1>${outputs.map((item, i) => html`<span key=${i}>${other && html`<b class="letter">${"AB"[i]}
-        </b>`}${item.name}</span>`)}</h1>
+      <h1>${output.name}</h1>
       <${TextField} name="q" label="Search captions" value=${state.q} placeholder='red "fire truck"'
         onChange=${change} />
       <div class="tools"><button name="theme"
@@ -141,9 +129,8 @@ function App({ site, outputs, marks, pairs }) {
           <summary>Other thresholds</summary>
           ${
             isPreview &&
-            html`<${Sliders} output=${output} state=${state} mask=${masks[0]} isFiltered=${isFiltered}
-              onChange=${change}
-            onOpen=${(row) => change("row", rowName("a", output, row))} />`
+            html`<${Sliders} output=${output} state=${state} mask=${mask} isFiltered=${found.length < output.n}
+              onChange=${change} onOpen=${openRow} />`
           }</details>
         ${
           site.disks.length > 0 &&
@@ -151,31 +138,28 @@ function App({ site, outputs, marks, pairs }) {
           <summary>Poincaré disk</summary>
           ${
             isDisk &&
-            html`<${Disks} disks=${site.disks} output=${output} mask=${masks[0]}
-              onOpen=${(row) => change("row", rowName("a", output, row))} />`
+            html`<${Disks} disks=${site.disks} output=${output} mask=${mask} onOpen=${openRow} />`
           }</details>`
         }
         <div class="bar"><p id="count" role="status" data-n=${found.length}><b>${count(found.length)}
-          </b> of ${plural(pairs.left.length, "row")}</p>
+          </b> of ${plural(output.n, "row")}</p>
           ${nMarked > 0 && html`<p id="marked">
             ${MARKS.map((mark) => `${marked[mark]} ${mark}`).join(", ")}
             ${site.marks !== null && ` in ${site.marks}`}</p>`}
           ${site.marks === null && nMarked > 0 && html`<button name="download"
             onClick=${() => marks.download()}>Download marks</button>`}
-          ${outputs.map((item) => item.nImages !== undefined && html`<p key=${item.folder}
-            class="soft">This page includes a random sample of ${count(item.nShown)}
-              ${" of "}${plural(item.nImages, "picture")}.</p>`)}
+          ${output.nImages !== undefined && html`<p class="soft">This page includes a random sample of
+              ${" "}${count(output.nShown)} of ${plural(output.nImages, "picture")}.</p>`}
           <${Pages} n=${found.length} page=${page} onPage=${goTo} /></div>
-        <${Grid} outputs=${outputs} pairs=${pairs} found=${found} page=${page} cursor=${cursor} filters=${state}
+        <${Grid} output=${output} found=${found} page=${page} cursor=${cursor} filters=${state}
           onOpen=${open} />
         ${found.length > PAGE && html`<${Pages} n=${found.length} page=${page} onPage=${goTo} />`}
       </main>
     </div>
-    ${state.row && !opened && html`<p class="toast warning">The row ${state.row} is not in this output.</p>`}
+    ${state.row && !isOpen && html`<p class="toast warning">The row ${state.row} is not in this output.</p>`}
     ${
-      openPair >= 0 &&
-      html`<${RowView} outputs=${outputs} left=${pairs.left[openPair]} right=${other ? pairs.right[openPair] : -1}
-        marks=${marks}
+      isOpen &&
+      html`<${RowView} output=${output} row=${opened} marks=${marks}
       link=${shareLink(site, { ...EMPTY, row: state.row })} place=${state.row}
       keys=${rowKeys} onClose=${close} onStep=${move} />`
     }

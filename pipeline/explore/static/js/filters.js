@@ -12,7 +12,7 @@ export const BOX_FIELDS = [
   "side_max",
 ];
 export const ROW_FIELDS = ["q", "status", "reason", "host", "source", "image_min", "image_max"];
-export const FIELDS = [...ROW_FIELDS, ...BOX_FIELDS, "pair"];
+export const FIELDS = [...ROW_FIELDS, ...BOX_FIELDS];
 
 /** The terms of a search: words, and "several words" in quotes, in lower case. */
 export const terms = (query) =>
@@ -100,35 +100,21 @@ export function select(output, f) {
   return mask;
 }
 
-const COMPARISONS = {
-  both: (a, b) => a > 0 && b > 0,
-  a: (a, b) => a > 0 && !(b > 0),
-  b: (a, b) => b > 0 && !(a > 0),
-  boxes: (a, b) => a > 0 && b > 0 && a !== b,
-  missing: (a, b) => a < 0 || b < 0,
-};
-
-/** The pairs of rows, of which the filters select one, as numbers in `pairs`; and the mask of each output. */
-export function selectPairs(outputs, pairs, f) {
-  const masks = outputs.map((output) => select(output, f)),
-    [a, b] = outputs,
-    { left, right } = pairs;
-  const compare = b && COMPARISONS[f.pair];
-  const keptBoxes = (output, row) => (row < 0 ? -1 : output.isKept(row) ? output.keptBoxes(row) : 0);
-  const found = new Int32Array(left.length);
+/** The rows of a mask in ascending order. */
+export function rowsOf(mask) {
+  const found = new Int32Array(mask.length);
   let n = 0;
-  for (let pair = 0; pair < left.length; pair += 1) {
-    if (!(left[pair] >= 0 && masks[0][left[pair]]) && !(b && right[pair] >= 0 && masks[1][right[pair]])) continue;
-    if (compare && !compare(keptBoxes(a, left[pair]), keptBoxes(b, right[pair]))) continue;
-    found[n] = pair;
+  for (let row = 0; row < mask.length; row += 1) {
+    if (!mask[row]) continue;
+    found[n] = row;
     n += 1;
   }
-  return { found: found.subarray(0, n), masks };
+  return found.subarray(0, n);
 }
 
-/** The place in the ascending `found` before (step -1) or after (1) a pair, which the filters may not select. */
-export function beside(found, pair, step) {
-  const at = found.findIndex((other) => other >= pair),
+/** The place in the ascending `found` before (step -1) or after (1) a row, which the filters may not select. */
+export function beside(found, row, step) {
+  const at = found.findIndex((other) => other >= row),
     place = at < 0 ? found.length : at;
-  return found[place] === pair || step < 0 ? place + step : place;
+  return found[place] === row || step < 0 ? place + step : place;
 }

@@ -1,4 +1,4 @@
-// The grid: one card for each row, or for each pair of rows of two outputs.
+// The grid: one card for each row.
 
 import { decimals, html, plural } from "./html.js";
 import { boxTest } from "./filters.js";
@@ -14,32 +14,21 @@ function Status({ output, row }) {
     ${isKept ? plural(output.keptBoxes(row), "box") : reason}</span>`;
 }
 
-function Side({ output, row, letter, test }) {
-  if (row < 0) return html`<div class="side"><div class="picture missing">not in ${letter}</div></div>`;
-  const similarity = output.rows.similarity[row]; // none for a row that was dropped before the scorer
-  return html`<div class="side">
-    <${Picture} output=${output} row=${row} isClear=${(box) => !test || test(box)}
-      isDrawn=${(box) => output.boxes.removed[box] === 0 || Boolean(test?.(box))} />
-    <div class="chips">${letter && html`<b class="letter">${letter}</b>`}<${Status} output=${output} row=${row} />
-      ${similarity >= -1 && html`<span class="soft" title="cosine of image and caption">cos ${decimals(similarity)}</span>`}</div>
-  </div>`;
-}
-
-/** The cards of a page. `found`: selected pairs; `cursor`: place of the current card in `found`. */
-export function Grid({ outputs, pairs, found, page, cursor, filters, onOpen }) {
-  const tests = outputs.map((output) => boxTest(output, filters)),
-    [a, b] = outputs;
-  const shown = [...found.subarray(page * PAGE, (page + 1) * PAGE)];
-  return html`<div class="grid ${b ? "two" : ""}">${shown.map((pair, place) => {
-    const left = pairs.left[pair],
-      right = b ? pairs.right[pair] : -1,
-      at = page * PAGE + place;
-    const caption = left >= 0 ? a.caption(left) : b.caption(right);
-    return html`<article key=${pair} class=${at === cursor ? "card current" : "card"} data-at=${at}
+/** The cards of a page. `found`: the selected rows; `cursor`: place of the current card in `found`. */
+export function Grid({ output, found, page, cursor, filters, onOpen }) {
+  const test = boxTest(output, filters),
+    shown = [...found.subarray(page * PAGE, (page + 1) * PAGE)];
+  return html`<div class="grid">${shown.map((row, place) => {
+    const at = page * PAGE + place,
+      similarity = output.rows.similarity[row]; // none for a row that was dropped before the scorer
+    return html`<article key=${row} class=${at === cursor ? "card current" : "card"} data-at=${at}
       onClick=${() => onOpen(at)}>
-      <div class="sides"><${Side} output=${a} row=${left} letter=${b && "A"} test=${tests[0]} />
-        ${b && html`<${Side} output=${b} row=${right} letter="B" test=${tests[1]} />`}</div>
-      <button class="caption" dir="auto" title="Open the row">${caption || "(no caption)"}</button>
+      <div><${Picture} output=${output} row=${row} isClear=${(box) => !test || test(box)}
+        isDrawn=${(box) => output.boxes.removed[box] === 0 || Boolean(test?.(box))} />
+        <div class="chips"><${Status} output=${output} row=${row} />
+          ${similarity >= -1 && html`<span class="soft" title="cosine of image and caption">cos ${decimals(similarity)}</span>`}</div>
+      </div>
+      <button class="caption" dir="auto" title="Open the row">${output.caption(row) || "(no caption)"}</button>
     </article>`;
   })}</div>`;
 }

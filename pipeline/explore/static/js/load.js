@@ -212,23 +212,3 @@ export async function loadOutput(entry, chunk, onProgress) {
   }
   return output;
 }
-
-/** Rows of two outputs that belong together, as two columns; -1 where an output has none. */
-export async function loadPairs(outputs) {
-  const [a, b] = outputs,
-    n = a.n;
-  if (!b) return { left: Int32Array.from({ length: n }, (_, row) => row), right: null };
-  const partner = (await getTable("data/pairs.arrow")).getChild("row").toArray();
-  const isPaired = new Uint8Array(b.n);
-  for (const row of partner) if (row >= 0) isPaired[row] = 1;
-  const lonely = [];
-  for (let row = 0; row < b.n; row += 1) if (!isPaired[row]) lonely.push(row);
-  const left = new Int32Array(n + lonely.length).fill(-1),
-    right = new Int32Array(n + lonely.length);
-  for (let row = 0; row < n; row += 1) {
-    left[row] = row;
-    right[row] = partner[row];
-  }
-  right.set(lonely, n);
-  return { left, right };
-}

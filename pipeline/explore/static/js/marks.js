@@ -16,7 +16,7 @@ export class Marks {
     this.file = site.marks;
     this.form = site.form;
     // The folder has the hash of the output: another one may have been at this address.
-    this.place = `hypergrit-marks:${location.pathname}:${site.outputs[0].folder}`;
+    this.place = `hypergrit-marks:${location.pathname}:${site.output.folder}`;
     this.lines = new Map();
   }
   async load() {

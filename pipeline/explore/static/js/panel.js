@@ -49,18 +49,14 @@ export function frequencies(words, column) {
 }
 
 /** The options of the panel, which do not change. */
-export function panelOptions(outputs) {
-  const [output] = outputs;
+export function panelOptions(output) {
   const reasons = frequencies(output.words.reason, output.rows.reason).filter(([reason]) => reason !== "kept");
-  const others = outputs
-    .slice(1)
-    .flatMap((other) => other.words.reason.filter((r) => r !== "kept" && !output.words.reason.includes(r)));
   const top = (kind, name) =>
     frequencies(output.words[name], output[kind][name])
       .slice(0, SUGGESTIONS)
       .map(([word]) => word);
   return {
-    reasons: [...reasons, ...others.map((reason) => [reason, 0])],
+    reasons,
     lists: {
       host: top("rows", "host"),
       source: top("rows", "source"),
@@ -68,7 +64,6 @@ export function panelOptions(outputs) {
       label: top("boxes", "label"),
     },
     removals: output.meta.removals.filter(Boolean),
-    hasTwo: outputs.length > 1,
   };
 }
 
@@ -89,18 +84,6 @@ export function Panel({ options, state, onChange, onReset }) {
     ${text("host", "Host", "example.org")}${text("source", "Input file", "")}
     <${Range} name="image" label="Original image, shorter side in px" state=${state} step="1"
       onChange=${onChange} />
-    ${
-      options.hasTwo &&
-      html`<${Choice} name="pair" label="A and B" value=${state.pair} onChange=${onChange}
-      options=${[
-        ["", "all rows"],
-        ["both", "kept in both"],
-        ["a", "kept only in A"],
-        ["b", "kept only in B"],
-        ["boxes", "other number of boxes"],
-        ["missing", "row only in one"],
-      ]} />`
-    }
     <h2>Boxes</h2>
     ${text("phrase", "Phrase contains", "red")}${text("label", "Label (head noun)", "apple")}
     <${Choice} name="box" label="Result" value=${state.box} onChange=${onChange}

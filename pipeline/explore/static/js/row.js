@@ -63,15 +63,14 @@ function Boxes({ output, row, details, box, onBox, marks, onMark, areRemovedShow
   const item = (number) => {
     const at = output.firstBox[row] + number,
       removal = output.removal(at),
-      given = marks?.get(details.key, number);
+      given = marks.get(details.key, number);
     return html`<li key=${number} class=${number === box ? "current" : ""} data-box=${number}
-      onMouseEnter=${() => onBox?.(number)}>
+      onMouseEnter=${() => onBox(number)}>
       <span class="swatch ${colour(number)}"></span>
       <b dir="auto">${output.phrase(at)}</b> <span class="soft">${output.label(at)}</span>
       <span class="numbers">${measured(output, at)} ·${" "}
         <span class=${removal ? "less" : "more"}>${removal ?? "kept"}</span></span>
       ${
-        marks &&
         canMark(details) &&
         html`<span class="marks">${MARKS.map(
           (mark) => html`<button key=${mark} value=${mark} aria-pressed=${given === mark}
@@ -92,8 +91,8 @@ function Boxes({ output, row, details, box, onBox, marks, onMark, areRemovedShow
     ${kept.length + removed.length === 0 && html`<p class="soft">No box.</p>`}</div>`;
 }
 
-/** A row of an output. `marks`: null for an output whose boxes cannot be marked. */
-function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
+/** A row: its picture and everything that arrow/ holds about it. */
+function Row({ output, row, marks, box, onBox, onMark, onDetails }) {
   const [details, setDetails] = useState(null),
     [error, setError] = useState(""),
     [areRemovedShown, showRemoved] = useState(false);
@@ -102,23 +101,20 @@ function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
     let isCurrent = true;
     setDetails(null);
     setError("");
-    if (row >= 0)
-      output.detailsOf(row).then(
-        (found) => {
-          if (isCurrent) {
-            setDetails(found);
-            onDetails?.(found);
-          }
-        },
-        (e) => isCurrent && setError(String(e.message)),
-      );
+    output.detailsOf(row).then(
+      (found) => {
+        if (isCurrent) {
+          setDetails(found);
+          onDetails(found);
+        }
+      },
+      (e) => isCurrent && setError(String(e.message)),
+    );
     return () => {
       isCurrent = false;
     };
   }, [output, row]);
-  if (row < 0) return html`<section class="column"><p class="soft">This row is not in ${letter}.</p></section>`;
-  return html`<section class="column">
-    ${letter && html`<h3>${letter}: ${output.name}</h3>`}
+  return html`<section class="row">
     <${Picture} output=${output} row=${row} least=${400} onBox=${onBox} isClear=${(number) => box === null || at(number) === box}
       isDrawn=${(number) => output.boxes.removed[number] === 0 || at(number) === box || areRemovedShown} />
     ${error && html`<p class="warning">${error}</p>`}
@@ -134,15 +130,14 @@ function Side({ output, row, letter, marks, box, onBox, onMark, onDetails }) {
 }
 
 /** The opened row: a dialog over the page. `keys` receives the functions that the keyboard calls. */
-export function RowView({ outputs, left, right, marks, link, place, keys, onClose, onStep }) {
+export function RowView({ output, row, marks, link, place, keys, onClose, onStep }) {
   const [box, setBox] = useState(null),
     [note, setNote] = useState(""),
     [, setVersion] = useState(0),
     [isLinkShown, showLink] = useState(false);
   const details = useRef(null),
-    dialog = useRef(null),
-    [a, b] = outputs;
-  const order = left < 0 ? [] : Object.values(boxOrder(a, left)).flat(),
+    dialog = useRef(null);
+  const order = Object.values(boxOrder(output, row)).flat(),
     n = order.length;
   const after = (number, step) => order[(order.indexOf(number) + step + n) % n];
   useEffect(() => {
@@ -152,11 +147,11 @@ export function RowView({ outputs, left, right, marks, link, place, keys, onClos
     showLink(false);
     dialog.current.focus();
     dialog.current.scrollTop = 0;
-  }, [left, right]);
+  }, [row]);
   const mark = async (number, value) => {
     if (!details.current || !canMark(details.current)) return;
     try {
-      await marks.set(a.place(left), details.current, number, value);
+      await marks.set(output.place(row), details.current, number, value);
       setNote("");
     } catch (error) {
       setNote(`The mark was not saved: ${error.message}`);
@@ -189,10 +184,7 @@ export function RowView({ outputs, left, right, marks, link, place, keys, onClos
       ${isLinkShown && html`<input class="link" readonly value=${link} aria-label="Link to this row"
         ref=${(input) => input?.select()} />`}
       ${note && html`<p class="warning">${note}</p>`}
-      <div class=${b ? "columns two" : "columns"}>
-        <${Side} output=${a} row=${left} letter=${b && "A"} marks=${marks} box=${box} onBox=${setBox}
-          onMark=${mark} onDetails=${setDetails} />
-        ${b && html`<${Side} output=${b} row=${right} letter="B" marks=${null} box=${null} />`}
-      </div>
+      <${Row} output=${output} row=${row} marks=${marks} box=${box} onBox=${setBox} onMark=${mark}
+        onDetails=${setDetails} />
     </div></div>`;
 }

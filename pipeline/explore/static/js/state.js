@@ -30,20 +30,14 @@ export function writeState(before, state) {
   else history.replaceState(null, "", address);
 }
 
-/** The name of a row in the address: letter of the output, shard, key. */
-export const rowName = (letter, output, row) => `${letter}/${output.place(row).shard}/${output.key(row)}`;
+/** The name of a row in the address: shard and key. */
+export const rowName = (output, row) => `${output.place(row).shard}/${output.key(row)}`;
 
-/** The output and the row that a name, or the key of a row of the first output, refers to; null if there is none. */
-export function parseRow(outputs, name) {
-  if (!name.includes("/")) {
-    const row = outputs[0].findKey(name);
-    return row < 0 ? null : { number: 0, row };
-  }
-  const [letter, shard, ...key] = name.split("/"),
-    number = "ab".indexOf(letter),
-    output = outputs[number];
-  const row = letter && output ? output.find(Number(shard), key.join("/")) : -1;
-  return row < 0 ? null : { number, row };
+/** The row that a name, or a key alone, refers to; -1 if there is none. */
+export function parseRow(output, name) {
+  if (!name.includes("/")) return output.findKey(name);
+  const [shard, key] = name.split("/");
+  return output.find(Number(shard), key);
 }
 
 /** A link to the page for others. */

@@ -9,7 +9,6 @@ import pytest
 
 from pipeline.commands import rewrite
 from pipeline.commands.verify import VerifyOptions, verify
-from pipeline.explore.compare import read_contents, rows
 from pipeline.output.manifest import write_failed
 from pipeline.output.store import Store
 from tests.pipeline.commands.derive.outputs import make_output, random_shards, read_rows, record_job
@@ -88,10 +87,3 @@ def test_an_unfinished_output_of_a_command_is_always_refused(
     error = capsys.readouterr().err
     assert "run hypergrit rewrite again" in error
     assert "incomplete=true" not in error
-
-
-def test_compare_counts_the_shards_that_are_not_finished(source: Path) -> None:
-    stats = read_contents(str(source)).stats
-    found = {figure.name: (figure.a, figure.b) for figure in rows((stats, stats))}
-    assert found["shards"] == (3, 3)
-    assert found["shards not finished"] == (2, 2)

@@ -1,8 +1,6 @@
-"""Thresholds are evaluated only where the output, or the sample, holds all boxes."""
+"""Thresholds are evaluated only where the output, or its marks, speak about all boxes."""
 
-import pytest
-
-from pipeline.explore.quality.boxes import Covered, Sample, common_sample, covered
+from pipeline.explore.quality.boxes import Covered, covered
 from pipeline.explore.quality.curve import judge, recommended, score_points
 from pipeline.explore.quality.known import KnownObject
 from tests.pipeline.explore.quality.test_curve import CAT, DOG, LEFT, RIGHT, box, row
@@ -29,31 +27,12 @@ def test_low_boxes_without_clip_score_do_not_raise_the_precision_of_low_threshol
     assert (0.52, 0.65) in {(point.min_score, point.min_clip_score) for point in points}
 
 
-def test_output_covers_pairs_from_the_thresholds_of_its_job(output: str) -> None:
+def test_output_covers_pairs_from_the_thresholds_of_its_job_and_marks_from_their_lowest_score(output: str) -> None:
     assert covered(output) == Covered(min_score=0, min_score_with_clip=0.65, min_clip_score=0, job_clip_score=0.65)
-
-
-@pytest.mark.parametrize(
-    ("sample", "scores", "clip_scores"),
-    [
-        (Sample(True, 0.3), (0.3, 0.65), 0.0),
-        (Sample(True, 0.8), (0.8, 0.8), 0.0),
-        (Sample(False, 0.3), (0.65, 0.65), 0.65),
-    ],
-)
-def test_sample_covers_the_boxes_from_which_it_was_drawn(
-    output: str, sample: Sample, scores: tuple[float, float], clip_scores: float
-) -> None:
-    limits = covered(output, sample)
-    assert (limits.min_score, limits.min_score_with_clip) == scores
-    assert min(limits.clip_scores()) == limits.min_clip_score == clip_scores
-    assert min(limits.scores(1.0)) == scores[1]
-
-
-def test_marks_of_several_samples_speak_about_what_these_have_in_common() -> None:
-    assert common_sample([Sample(True, 0.3), Sample(True, 0.5)], [0.4]) == Sample(True, 0.5)
-    assert common_sample([Sample(True, 0.3), Sample(False, 0.0)], [0.4]) == Sample(False, 0.3)
-    assert common_sample([None, Sample(True, 0.3)], [0.9, 0.4321]) == Sample(False, 0.44)
+    for lowest, score in ((0.3, 0.65), (0.7921, 0.8)):
+        limits = covered(output, lowest)
+        assert limits.min_score == limits.min_score_with_clip == min(limits.scores(1.0)) == score
+        assert min(limits.clip_scores()) == limits.min_clip_score == 0.65
 
 
 def test_threshold_is_compared_like_in_the_job() -> None:

@@ -54,14 +54,14 @@ def test_small_boxes_are_left_out() -> None:
 
 
 def test_box_in_a_crowd_is_neither_right_nor_wrong() -> None:
-    crowd = [KnownObject(corners=(0.0, 0.5, 1.0, 1.0), names=("cat",), is_crowd=True)]
+    crowd = [KnownObject(corners=(0.0, 0.5, 1.0, 1.0), name="cat", is_crowd=True)]
     assert judge(row(box(0, CAT, FAR, 0.9)), [*KNOWN, *crowd]) == []
     assert len(judge(row(box(0, CAT, FAR, 0.9)), KNOWN)) == 1
     assert n_expected(row(), [*KNOWN, *crowd]) == 2
 
 
 def test_named_objects_are_expected_if_the_caption_names_them() -> None:
-    known = [KnownObject(corners=LEFT, names=(name,)) for name in ("dog", "bird", "cat")]
+    known = [KnownObject(corners=LEFT, name=name) for name in ("dog", "bird", "cat")]
     assert n_expected(row(), known) == 2
     assert [j.is_right for j in judge(row(box(0, DOG, LEFT, 0.9)), known)] == [True]
     assert [j.is_right for j in judge(row(box(0, CAT, RIGHT, 0.9)), known)] == [False]

@@ -1,11 +1,11 @@
 """Commit or replace a shard again and again, each time with a fault at another I/O call, and check the output after each.
 
-    python -m tests.pipeline.output.write.crashes OUTPUT FAULT STRIDE OFFSET SCRATCH [replace]
+    python -m tests.pipeline.output.write.crashes SCRATCH [CASE ...]
 
-`OUTPUT` is a folder or an S3 URL, `SCRATCH` a folder for an undisturbed commit. `FAULT` is one of `FAULTS`. Of the I/O
-calls of a commit, numbered from 0, those with `number % STRIDE == OFFSET` are hit. After each fault, all files that have
-a manifest must agree with it, and a second attempt must give the bytes of an undisturbed one. With `replace`, opening
-the output must give the old shard or the new one, completely. Prints the number of faults.
+`SCRATCH` is a folder for an undisturbed commit; a case is the JSON of a `Case`. Of the I/O calls of a commit, numbered
+from 0, those with `number % stride == offset` are hit. After each fault, all files that have a manifest must agree with
+it, and a second attempt must give the bytes of an undisturbed one. With `replaces`, opening the output must give the old
+shard or the new one, completely. Prints the number of faults of each case.
 
 This process starts no threads and forks each step: faults kill the step, not the loop.
 """
@@ -21,7 +21,7 @@ import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import pandas  # noqa: F401  # before forking, since importing takes time; pyarrow imports it at the first table
 import pyarrow.parquet  # noqa: F401
@@ -197,10 +197,28 @@ def reference(folder: Path, values: list[dict[str, Any]], provenance: dict[str, 
     return content(str(folder))
 
 
-def main(output: str, kind: str, stride: int, offset: int, scratch: str, replaces: bool = False) -> int:
-    assert kind in FAULTS
+class Case(NamedTuple):
+    """Faults of a kind of FAULTS at commits to a folder or an S3 URL."""
+
+    output: str
+    kind: str
+    stride: int
+    offset: int
+    replaces: bool = False
+
+
+def main(scratch: str, *cases: str) -> None:
     expected = reference(Path(scratch), rows(), PROVENANCE)
     old = reference(Path(scratch, "old"), OLD, OLD_PROVENANCE)
+    for case in cases:
+        print(disturb_calls(*json.loads(case), old, expected))
+
+
+def disturb_calls(
+    output: str, kind: str, stride: int, offset: int, replaces: bool, old: dict[str, bytes], expected: dict[str, bytes]
+) -> int:
+    """Return the number of faults of a case."""
+    assert kind in FAULTS
     for hit, target in enumerate(itertools.count(offset, stride)):
         code = fork(lambda target=target: disturb(output, kind, target, replaces))  # type: ignore[misc]
         assert code in (0, KILLED, NOT_REACHED), f"call {target}: exit code {code}"
@@ -208,10 +226,9 @@ def main(output: str, kind: str, stride: int, offset: int, scratch: str, replace
             assert fork(lambda: recover(output, old, expected)) == 0, f"not replaced after {kind} at call {target}"
         assert fork(lambda: check(output, expected)) == 0, f"wrong output after {kind} at call {target}"
         if code == NOT_REACHED:
-            print(hit)
-            return 0
+            return hit
     raise AssertionError
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), sys.argv[5], "replace" in sys.argv))
+    main(*sys.argv[1:])

@@ -2,22 +2,15 @@
 
 import base64
 import io
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import PIL.Image
 import pytest
 
-from tests.pipeline.browser import needs_browser, started_browser
+from tests.browser import needs_browser
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.report.page import Details, write_pages
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    with started_browser() as running:
-        yield running
 
 
 @pytest.fixture
@@ -68,8 +61,7 @@ def test_only_the_name_of_a_file_is_a_picture(image: Path) -> None:
 
 @needs_browser
 @pytest.mark.browser
-@pytest.mark.parametrize("width", [1280, 390])
-def test_the_page_is_not_wider_than_the_window(image: Path, browser: Any, width: int) -> None:
+def test_the_page_is_not_wider_than_the_window(image: Path, browser: Any) -> None:
     metrics = {f"set_{number}_with_a_long_name/accuracy": 0.5 for number in range(30)}
     content = {
         "model": {"name": "meru", "hash": "0" * 64}, "metrics": metrics, "chance": {}, "n_used": 9, "rules": {}, "figures": [],
@@ -77,11 +69,15 @@ def test_the_page_is_not_wider_than_the_window(image: Path, browser: Any, width:
     }  # fmt: skip
     results = {f"model_{number}": dict.fromkeys(TASKS, content) for number in range(3)}
     write_pages(results, list(TASKS), image.parent, image.parent, {"clip": "x" * 200})
-    page = browser.new_page(viewport={"width": width, "height": 900})
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.goto((image.parent / "index.html").as_uri())
-    assert page.evaluate("document.documentElement.scrollHeight") < 1300 * len(TASKS)
-    page.eval_on_selector_all("details", "all => all.forEach(d => d.open = true)")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    for width in (1280, 390):
+        page.set_viewport_size({"width": width, "height": 900})
+        page.eval_on_selector_all("details", "all => all.forEach(d => d.open = false)")
+        assert page.evaluate("document.documentElement.scrollHeight") < 1300 * len(TASKS)
+        page.eval_on_selector_all("details", "all => all.forEach(d => d.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.close()
 
 
 def test_control_characters_of_results_are_escaped_on_both_pages(tmp_path: Path) -> None:
