@@ -22,6 +22,7 @@ REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType(
         "recaption.price": 0.0,
         "recaption.timeout_s": 120.0,
         "score.batch_size": 64,
+        "write.ref_exps": "all",
     }
 )
 """Full key of `run` -> its default as YAML reads it."""
@@ -32,6 +33,7 @@ NOT_IN_HASH: Final = frozenset({"recaption.price", "recaption.timeout_s"})
 REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "compile_mode": "default",
+        "data.max_queries": 5,
         "evaluation.batch_size": 256,
         "evaluation.max_bad_share": 0.1,
         "evaluation.max_images": 0,

@@ -101,9 +101,6 @@ class WriteConfig:
     formats: tuple[str, ...] = ("train", "grit", "arrow")
     # also store the images in arrow/; grit/ always contains them
     image_bytes: bool = False
-    # referring expressions in train/ and grit/: all (as in the GRIT release); maximal (only those that are not part of
-    # another one); or disjoint (of overlapping ones, that with the most boxes)
-    ref_exps: Literal["all", "maximal", "disjoint"] = "all"
     # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/
     # and arrow/ always hold all
     train_columns: tuple[str, ...] = ()

@@ -213,7 +213,6 @@ CONTENT = {
     "score.min_clip_score": "0.7",
     "write.formats": "[arrow]",
     "write.image_bytes": "true",
-    "write.ref_exps": "maximal",
     "write.strip_url_queries": "true",
     "write.train_columns": "[license]",
 }

@@ -2,7 +2,7 @@
 
 import os
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import ClassVar, Final, Literal
 
 from hypergrit_common.config import check_positive, check_range, runtime
 from hypergrit_common.errors import UserError
@@ -64,9 +64,6 @@ class DataConfig:
     # boxes of a sample with more than max_boxes. first: those that come first in the shard; random: drawn again in each
     # epoch, in the order of the shard
     box_order: Literal["first", "random"] = "first"
-    # largest number of queries per sample, for models that pool patches by them (hyper3): sentences of the caption, phrases
-    # of its boxes, and parts of the caption, in this order. Hyper3-CLIP's 6 include the caption
-    max_queries: int = 5
     # random seed of the sample order, and of the choice of boxes and crops
     seed: int = 0
     # number of loader processes per training process; 0: the training process builds its batches itself; auto: one for
@@ -98,6 +95,10 @@ class DataConfig:
     # largest share, 0 to 1, of bad samples among those read, and of damaged shards; the run stops above it
     max_bad_share: float = runtime(0.1)
 
+    max_queries: ClassVar[int] = 5
+    """Queries of a sample, for models that pool patches by them (hyper3): sentences of the caption, phrases of its boxes, and
+    parts of the caption, in this order. Hyper3-CLIP's 6 include the caption."""
+
     @property
     def n_workers(self) -> int:
         """The number of loader processes. The training processes that torchrun starts on a machine share its cores.
@@ -111,7 +112,7 @@ class DataConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
-        check_range(self, "prefetch", "max_queries", "text_multiple", least=1)
+        check_range(self, "prefetch", "text_multiple", least=1)
         check_positive(self, "weights")
         if self.shards and self.features:
             raise UserError("shards and features are both set; train on one of them")

@@ -206,7 +206,7 @@ class UNCHAConfig(HyperbolicConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class Hyper3Config(UNCHAConfig):
-    """Settings of Hyper3-CLIP, which pools the patches of an image for queries: texts that data.max_queries limits."""
+    """Settings of Hyper3-CLIP, which pools the patches of an image for queries: at most `max_queries` of `data`."""
 
     # heads of the pooling
     query_heads: int = 8

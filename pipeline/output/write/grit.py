@@ -26,7 +26,7 @@ def similarity_column(scorer: str) -> str:
     return f"clip_similarity_{GRIT_SCORERS.get(name) or re.sub('[^a-z0-9]+', '_', name).strip('_')}"
 
 
-def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
+def grit_columns(row: Row, similarity: str) -> dict[str, Any]:
     """Return the columns of one row (schemas.files.grit_schema); `similarity` is the name of the similarity column."""
     is_kept = row["status"] == KEPT
     return {
@@ -34,30 +34,30 @@ def grit_columns(row: Row, ref_exps: str, similarity: str) -> dict[str, Any]:
         "caption": row["caption_original"] if row["caption"] is None else row["caption"],
         **{name: row[name] for name in ("width", "height", "original_width", "original_height")},
         similarity: shortest_float(row["clip_similarity"]),
-        **(grit_boxes(row, ref_exps) if is_kept else {"noun_chunks": None, "ref_exps": None}),
+        **(grit_boxes(row) if is_kept else {"noun_chunks": None, "ref_exps": None}),
         "sha256": row["sha256"],
         "status": "success" if is_kept else "failed_to_download" if row["stage"] == "download" else "dropped",
         "error_message": None if is_kept else ": ".join(filter(None, (row["stage"], row["reason"], row["detail"]))),
-        "extra": with_captions(row, ref_exps),
+        "extra": with_captions(row),
     }
 
 
-def grit_boxes(row: Row, ref_exps: str) -> dict[str, list[list[float]]]:
+def grit_boxes(row: Row) -> dict[str, list[list[float]]]:
     """Return GRIT's lists `noun_chunks` and `ref_exps` of the kept boxes of a row, or of one of its captions."""
     spans: dict[str, list[list[float]]] = {"noun_chunk": [], "ref_exp": []}
-    for phrase in grounded_phrases(row, ref_exps):
+    for phrase in grounded_phrases(row):
         box = row["boxes"][phrase.box]
         numbers = [shortest_float(box[name]) or 0.0 for name in ("x_min", "y_min", "x_max", "y_max", "score")]
         spans[phrase.kind].append([phrase.start, phrase.end, *numbers])
     return {f"{kind}s": found for kind, found in spans.items()}
 
 
-def with_captions(row: Row, ref_exps: str) -> str | None:
+def with_captions(row: Row) -> str | None:
     """Return the other columns of the input with the captions of a row that has several, as `captions`."""
     if not row["captions"]:
         return row["extra"]
     listed = [
-        {"kind": c["kind"], "text": c["text"], **(grit_boxes(c, ref_exps) if c.get("box_scores") is not None else {})}
+        {"kind": c["kind"], "text": c["text"], **(grit_boxes(c) if c.get("box_scores") is not None else {})}
         for c in row["captions"]
     ]
     return json.dumps({**json.loads(row["extra"] or "{}"), "captions": listed}, sort_keys=True)

@@ -40,40 +40,18 @@ def kept_boxes(row: Row) -> list[int]:
     return [i for i, score in enumerate(scores) if score["removed"] is None]
 
 
-def grounded_phrases(row: Row, ref_exps: str) -> Iterator[GroundedPhrase]:
-    """Yield the noun chunk of each kept box, then the referring expressions of those chunks.
-
-    With `ref_exps` "all", yield all expressions; with "maximal", only those that are not part of another one; with
-    "disjoint", those of `_disjoint`.
-    """
+def grounded_phrases(row: Row) -> Iterator[GroundedPhrase]:
+    """Yield the noun chunk of each kept box, then all referring expressions of those chunks, as in the GRIT release."""
     kept = kept_boxes(row)
-    expressions = row["ref_exps"] or ()
-    if ref_exps == "maximal":
-        expressions = [expression for expression in expressions if expression["is_maximal"]]
-    elif ref_exps == "disjoint":
-        expressions = _disjoint(expressions, Counter(row["boxes"][i]["phrase"] for i in kept))
     for i in kept:
         chunk = row["noun_chunks"][row["boxes"][i]["phrase"]]
         yield GroundedPhrase("noun_chunk", chunk["start"], chunk["end"], i)
     spans: dict[int, dict[tuple[int, int], None]] = {}
-    for expression in expressions:
+    for expression in row["ref_exps"] or ():
         spans.setdefault(expression["chunk"], {})[expression["start"], expression["end"]] = None
     for i in kept:
         for start, end in spans.get(row["boxes"][i]["phrase"], ()):
             yield GroundedPhrase("ref_exp", start, end, i)
-
-
-def _disjoint(expressions: Sequence[Row], n_boxes: Mapping[int, int]) -> list[Row]:
-    """Choose grounded expressions that do not overlap: greedily the most boxes first, then the longest, then the first.
-
-    `n_boxes` counts the kept boxes of each chunk.
-    """
-    chosen: list[Row] = []
-    grounded = [expression for expression in expressions if n_boxes.get(expression["chunk"])]
-    for e in sorted(grounded, key=lambda e: (-n_boxes[e["chunk"]], e["start"] - e["end"], e["start"], e["chunk"])):
-        if all(e["end"] <= other["start"] or other["end"] <= e["start"] for other in chosen):
-            chosen.append(e)
-    return chosen
 
 
 def shortest_float(value: float | None) -> float | None:

@@ -139,7 +139,7 @@ def _write_grit(
     staging: Staging, files: Sequence[str], rows: Sequence[Row], config: WriteConfig, provenance: Provenance
 ) -> list[SamplePlace]:
     similarity = similarity_column(provenance["models"]["scorer"]["name"])
-    columns = [grit_columns(row, config.ref_exps, similarity) for row in rows]
+    columns = [grit_columns(row, similarity) for row in rows]
     with staging.open(files[0], rows=len(kept_rows(rows))) as file, TarWriter(file) as tar:
         for row, values in zip(rows, columns, strict=True):
             if row["status"] == KEPT:

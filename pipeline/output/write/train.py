@@ -34,10 +34,10 @@ from schemas.files import (
 SIDE_PX: Final = 224
 
 
-def distinct_phrases(row: Row, ref_exps: str) -> list[GroundedPhrase]:
+def distinct_phrases(row: Row) -> list[GroundedPhrase]:
     """Return the phrases of a row in HyCoCLIP's order, without those whose text occurred before."""
     first: dict[str, GroundedPhrase] = {}
-    for phrase in grounded_phrases(row, ref_exps):
+    for phrase in grounded_phrases(row):
         first.setdefault(row["caption"][phrase.start : phrase.end], phrase)
     return list(first.values())
 
@@ -49,7 +49,7 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
     """
     image = decode(row["image"], STORED_IMAGE_LIMITS)
     captions = grounded_captions(row)
-    phrases = [distinct_phrases(caption, config.ref_exps) for caption in captions]
+    phrases = [distinct_phrases(caption) for caption in captions]
 
     def padded(pixels: Image) -> bytes:
         return encode_jpeg(border_square(pixels, SIDE_PX), config.jpeg_quality)

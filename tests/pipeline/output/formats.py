@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from pathlib import Path
-from typing import Any, Final, get_args, get_type_hints
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +12,6 @@ from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from pipeline.commands.verify import Checker
-from pipeline.config import WriteConfig
 from pipeline.output.commit import read_places
 from pipeline.output.ledger import Sample, read_manifests, read_samples
 from pipeline.output.store import Store, indices
@@ -37,9 +36,6 @@ from schemas.files import (
 from schemas.manifest import Manifest
 from schemas.rows import NARROW, SCORED
 from schemas.status import KEPT, further_reasons
-
-MODES: Final = get_args(get_type_hints(WriteConfig)["ref_exps"])
-"""The values of `write.ref_exps`. A manifest does not tell which one was set, so each is accepted."""
 
 Row = dict[str, Any]
 Members = Mapping[str, bytes]
@@ -112,14 +108,9 @@ def read_tar(store: Store, name: str) -> list[Sample]:
 
 def columns_problem(row: Row, columns: Row, similarity: str) -> str:
     """Describe how a row of the parquet differs from its row of arrow/; "" if it does not."""
-    found: list[str] = []
-    for mode in MODES:
-        expected = grit_columns(row, mode, similarity) | {similarity: row["clip_similarity"]}
-        differing = [name for name in expected if name in columns and expected[name] != columns[name]]
-        if not differing:
-            return ""
-        found = found if found and len(found) <= len(differing) else differing
-    return f"differs from arrow/ in {', '.join(found)}"
+    expected = grit_columns(row, similarity) | {similarity: row["clip_similarity"]}
+    differing = [name for name in expected if name in columns and expected[name] != columns[name]]
+    return f"differs from arrow/ in {', '.join(differing)}" if differing else ""
 
 
 def grit_problems(columns: Row, members: Members, similarity: str) -> Iterator[str]:
@@ -177,7 +168,7 @@ def annotation_problems(row: Row, captions: list[dict[str, Any]], content: bytes
         [GroundedPhrase(p["kind"], p["start"], p["end"], boxes[p["box"]]) for p in caption["parents"]]
         for boxes, caption in zip(kept, captions, strict=True)
     ]
-    if not any([distinct_phrases(caption, mode) for caption in found] == phrases for mode in MODES):
+    if [distinct_phrases(caption) for caption in found] != phrases:
         yield "its phrases are not those of arrow/"
     expected = annotations(row, phrases, config_hash)
     if to_json(expected) == content:

@@ -224,7 +224,7 @@ def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_n
         ("ground.floor=0.2", 3),
         ("score.min_score=0.9", 3),
         ("score.size_rule=side", 3),
-        ("write.ref_exps=maximal", 3),
+        ("write.image_bytes=true", 3),
         ("rows_per_shard=5", 2),
         ("limit=9", 1),
     ],

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import TOKENIZER, train_files, write_tar
+from trainer.data.config import DataConfig
 from trainer.data.queries import BOX_WEIGHT, CAPTION, PHRASE_WEIGHT, SENTENCE_WEIGHT, Query, find_queries
 
 CAPTION_TEXT = "A dog runs. It chases a red  ball near the old tree; then it sleeps."
@@ -42,13 +44,16 @@ def test_a_long_part_becomes_windows_of_six_words_four_apart() -> None:
     assert texts == [" ".join(words[:6]), " ".join(words[4:10]), " ".join(words[8:])]
 
 
-def test_a_batch_has_the_queries_of_its_pairs_with_their_owners_and_parents(tmp_path: Path) -> None:
+def test_a_batch_has_the_queries_of_its_pairs_with_their_owners_and_parents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DataConfig, "max_queries", 3)
     captions = ["One is red. Two is blue.", "ox"]
     samples = [(f"{i}", train_files(i, n_boxes=2 - 2 * i) | {"child.txt": c.encode()}) for i, c in enumerate(captions)]
     write_tar(
         tmp_path / "00000.tar", [(key, {k: v for k, v in files.items() if k != "json"}) for key, files in samples]
     )
-    loader = small_loader(tmp_path, batch=2, needs=frozenset({"queries"}), max_queries=3)
+    loader = small_loader(tmp_path, batch=2, needs=frozenset({"queries"}))
     (batch,) = take(loader, 1)
     stream, first = batch.more["queries"], [key.endswith("/0") for key in batch.keys].index(True)
     texts = ["one is red .", "two is blue .", "one is red two is blue"]  # as the tokenizer splits them

@@ -77,19 +77,22 @@ def test_the_labels_of_features_are_those_of_the_shards(world: World) -> None:
 
 
 @pytest.mark.parametrize("most", [2, 5, 60])
-def test_the_queries_of_features_are_those_of_the_shards(world: World, tmp_path: Path, most: int) -> None:
+def test_the_queries_of_features_are_those_of_the_shards(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    monkeypatch.setattr(DataConfig, "max_queries", most)
     loaded, other = load_model(world.tower), World(tmp_path)
     other.tower, other.shards = world.tower, write_shards(tmp_path / "shards", (5, 3), captioned)
     assert other.write(other.features, "patches=true", "rows_per_shard=6") == 0
-    shards, features = builders(other, loaded, "queries", max_queries=most)
+    shards, features = builders(other, loaded, "queries")
     for chosen in ([7, 0, 5, 2], [3], [1, 6]):
         expected, _ = shards.build(0, drawn(chosen))
         found, _ = features.build(0, drawn(chosen))
         check_same(loaded, expected["more"]["queries"], found["more"]["queries"])
-        features.config = DataConfig(features=str(other.features), texts="tokens", boxes="all", max_queries=most)
+        features.config = DataConfig(features=str(other.features), texts="tokens", boxes="all")
         tokens, _ = features.build(0, drawn(chosen))
         assert torch.equal(tokens["more"]["queries"].rows, expected["more"]["queries"].rows)
-        features.config = DataConfig(features=str(other.features), boxes="all", max_queries=most)
+        features.config = DataConfig(features=str(other.features), boxes="all")
 
 
 def test_the_queries_of_any_boxes_are_stored() -> None:

@@ -74,10 +74,10 @@ def shard_hashes(output: Path) -> dict[str, str]:
 SETTINGS = [
     ["score.min_score=0.8"],
     ["score.min_clip_score=1.1", "score.size_rule=side", "score.min_side_px=40"],
-    ["score.min_side_px=200", "write.ref_exps=maximal"],
+    ["score.min_side_px=200", "write.train_columns=['*']"],
     ["score.min_score=1", "score.min_clip_score=2.5"],
     ["formats=[arrow]", "write.image_bytes=true"],
-    ["formats=[train]", "write.ref_exps=maximal", "score.min_score=0.7"],
+    ["formats=[train]", "write.train_columns=['*']", "score.min_score=0.7"],
 ]
 
 

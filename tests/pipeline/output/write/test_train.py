@@ -10,10 +10,9 @@ import pytest
 import webdataset
 
 from pipeline.config import WriteConfig
-from pipeline.output.write.samples import grounded_phrases
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.train import train_sample
-from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, box, box_score, kept_row, plan, table
+from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, kept_row, plan, table
 
 
 def samples(output: Path) -> list[dict[str, bytes]]:
@@ -66,40 +65,6 @@ def test_json_is_sorted_utf8_with_short_floats_and_without_removed_boxes(written
     assert meta["tokens"] == kept_row(10)["tokens"]
     assert meta["provenance"]["config_hash"] == "c0ffee"
     assert meta["provenance"]["source_row"] == 10
-
-
-def test_only_maximal_expressions_are_written_if_configured() -> None:
-    row = kept_row(1)
-    row["ref_exps"][0]["is_maximal"] = False
-    members = dict(train_sample(row, WriteConfig(ref_exps="maximal"), "hash"))
-    assert members["numparents.txt"] == b"3"
-
-
-def disjoint(expressions: list[tuple[int, int, int]], phrases: list[int]) -> list[tuple[int, int]]:
-    """Spans written with "disjoint" for expressions (chunk, start, end) and the phrase of each kept box."""
-    row = kept_row(1) | {
-        "noun_chunks": [{"start": 0, "end": 1, "root": 0, "removed": None}] * 4,
-        "ref_exps": [{"chunk": c, "start": a, "end": b, "is_maximal": True} for c, a, b in expressions],
-        "boxes": [box(phrase, 0.1, 0.9) for phrase in phrases],
-        "box_scores": [box_score() for _ in phrases],
-    }
-    return [(p.start, p.end) for p in grounded_phrases(row, "disjoint") if p.kind == "ref_exp"]
-
-
-@pytest.mark.parametrize(
-    ("expressions", "phrases", "spans"),
-    [
-        ([(0, 0, 20), (1, 10, 20)], [0, 1], [(0, 20)]),  # the longest
-        ([(0, 0, 20), (1, 10, 20)], [0, 1, 1], [(10, 20), (10, 20)]),  # the most boxes
-        ([(0, 0, 20), (1, 10, 20)], [1], [(10, 20)]),  # only grounded ones
-        ([(0, 0, 9), (1, 5, 14), (2, 14, 20)], [0, 1, 2], [(0, 9), (14, 20)]),  # the first; touching is not overlapping
-        ([(0, 0, 9), (1, 0, 9)], [1, 0], [(0, 9)]),  # recursive ones once
-    ],
-)
-def test_disjoint_expressions_are_chosen_by_boxes_then_length(
-    expressions: list[tuple[int, int, int]], phrases: list[int], spans: list[tuple[int, int]]
-) -> None:
-    assert disjoint(expressions, phrases) == spans
 
 
 def test_crop_shows_the_box_centred_on_white() -> None:
