@@ -163,10 +163,7 @@ def place(value: float, ends: tuple[float, float]) -> float:
 
 
 def settings_of(rows: Rows) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
-    """Settings that differ from the papers' jobs: those that all rows share with their values, and the others by row.
-
-    They are read from the resolved configuration of the first result of each row.
-    """
+    """Settings of first seeds that differ from the papers' jobs: those that all rows share, and the others by row."""
     found = pd.DataFrame(
         [
             (key, name, str(paper.get(name, "–")), str(value))
@@ -198,8 +195,9 @@ def job_of(model: str) -> tuple[dict[str, Any], set[str]]:
 
 def facts(rows: Rows) -> dict[str, str]:
     """Machines, versions and times of all results."""
-    made = pd.json_normalize([dict(run) for row in rows.values() for run in row.facts.values()])
-    train, evaluate = made[["seconds.train", "seconds.evaluate"]].sum() / 60
+    runs = [run | run["seconds"] for row in rows.values() for run in row.facts.values()]
+    made = pd.DataFrame(runs, columns=["machine", "version", "train", "evaluate"])
+    train, evaluate = made[["train", "evaluate"]].sum() / 60
     return {
         "machines": "; ".join(sorted(set(made["machine"]))),
         "versions": "HyperGRIT " + ", ".join(sorted(set(made["version"]))),

@@ -57,7 +57,7 @@ class Row:
     metrics: pd.DataFrame  # values by seed, in columns by metric
     chance: "pd.Series[float]"  # levels of the metrics that have one
     items: Mapping[tuple[int, str], Items]  # of the metrics that are means of items, if they are stored
-    facts: Mapping[int, Mapping[str, Any]]  # about each run, see demo.paper.run
+    facts: Mapping[int, dict[str, Any]]  # about each run, see demo.paper.run
 
     def has_items(self, metric: str) -> bool:
         """True if the metric is a mean of items, and they are stored."""
@@ -77,7 +77,7 @@ def read_rows(folder: Path, n_seeds: Mapping[Variant, int]) -> dict[str, Row]:
     return {variant.key: row_of(variant, results) for variant, results in found.items() if results}
 
 
-def row_of(variant: Variant, results: Mapping[int, tuple[pd.DataFrame, Mapping[str, Any]]]) -> Row:
+def row_of(variant: Variant, results: Mapping[int, tuple[pd.DataFrame, dict[str, Any]]]) -> Row:
     """The row of the metrics and the facts of each run, by seed."""
     table = pd.concat({seed: metrics for seed, (metrics, _) in results.items()}, names=["seed", "name"])
     kept = table.loc[table["reduction"].notna(), ["values", "units"]].itertuples()

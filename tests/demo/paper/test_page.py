@@ -246,6 +246,10 @@ def test_smoke_makes_no_claims(tmp_path: Path) -> None:
     assert "Which claims hold here" not in page
 
 
+def test_a_page_without_results_names_what_is_missing(tmp_path: Path) -> None:
+    assert "Not finished: 3 of 3 rows" in write_page("small", SIZE, tmp_path).read_text("utf-8")
+
+
 def test_damaged_result_is_an_error_that_names_the_file(tmp_path: Path) -> None:
     write(tmp_path, {"clip": 0.3})
     (tmp_path / "results" / "clip-1.parquet").write_bytes(b"no parquet")

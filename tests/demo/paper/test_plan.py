@@ -40,7 +40,6 @@ def test_rows_with_the_name_of_a_model_have_the_papers_loss_and_constants(study:
         assert differing == {"embed_dim"}, variant
 
 
-@pytest.mark.rest
 def test_all_rows_are_accepted_and_no_two_are_the_same(study: Study) -> None:
     seen = {}
     for variant in VARIANTS.values():

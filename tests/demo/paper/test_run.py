@@ -47,7 +47,7 @@ def test_an_interruption_ends_the_trainings_under_way(monkeypatch: pytest.Monkey
     before = {*active_children()}
     monkeypatch.setattr(processes, "report", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        each(time.sleep, [0.0, 3600.0, 3600.0], 2)  # type: ignore[arg-type]
+        each(time.sleep, [0.0, 3600.0], 1)  # type: ignore[arg-type]
     for process in {*active_children()} - before:
         process.join(60)
         assert not process.is_alive()

@@ -3,13 +3,13 @@
 import json
 import tarfile
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from demo.paper.__main__ import main
-from demo.paper.plan import VARIANTS
-from demo.paper.results import shown
+from demo.paper.plan import SIZES, VARIANTS
+from demo.paper.results import estimate, read_rows, shown
+from demo.paper.run import Study, run_study
 from demo.paper.tables import HEADINGS
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -24,50 +24,49 @@ SHOWN = ("clip", "clip-boxes", "meru", "hycoclip", "hycoclip-no-entailment", "ph
 
 
 @pytest.fixture(scope="module")
-def study(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the page of the stored results, which the command has written without other work."""
-    folder = tmp_path_factory.mktemp("stored")
+def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the stored results."""
+    folder = tmp_path_factory.mktemp("stored") / "out"
     with tarfile.open(STORED) as tar:
-        tar.extractall(folder / "out", filter="data")
-    with pytest.MonkeyPatch.context() as patch:
-        words = ["paper", "--size", "full", "--out", str(folder / "out"), "--work", str(folder / "work")]
-        patch.setattr("sys.argv", words)
-        assert main() == 0
+        tar.extractall(folder, filter="data")
     return folder
 
 
-@pytest.fixture(scope="module")
-def metrics(study: Path) -> dict[str, dict[str, Any]]:
-    """The estimates of the page by row and metric."""
-    found: dict[str, dict[str, Any]] = json.loads((study / "out" / "paper.json").read_text("utf-8"))["metrics"]
-    return found
-
-
-def test_all_rows_are_finished_and_the_page_needs_no_data(study: Path) -> None:
+def test_all_rows_are_finished_so_that_no_data_is_made(out: Path, tmp_path: Path) -> None:
     assert STORED.stat().st_size < 10_000_000
-    assert not (study / "work").exists()
-    text = (study / "out" / "paper.md").read_text("utf-8")
+    study = Study(size=SIZES["full"], out=out, data=tmp_path / "data")
+    assert [row.key for row in VARIANTS.values() if not all(run.is_done for run in study.runs(row))] == []
+    run_study(study, 1)
+    assert not study.data.exists()
+
+
+def test_the_table_of_the_readme_has_the_stored_results_with_items_of_ten_seeds(out: Path) -> None:
+    rows = read_rows(out / "results", {VARIANTS[key]: 10 for key in SHOWN})
+
+    def cell(key: str, metric: str) -> str:
+        found = estimate(metric, rows[key])
+        assert found is not None
+        assert (found.n_seeds, found.has_items) == (10, True)
+        return f"{shown(metric, found.value)} ± {shown(metric, found.half())}"
+
+    lines = [" | ".join(["| model", *COLUMNS.values()]) + " |", "|---|" + "---:|" * len(COLUMNS)]
+    lines += [" | ".join([f"| {VARIANTS[key].title}", *(cell(key, name) for name in COLUMNS)]) + " |" for key in SHOWN]
+    assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8"), "\n".join(lines)
+
+
+@pytest.mark.rest
+def test_their_page_has_all_rows_and_pictures(out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["paper", "--size", "full", "--out", str(out), "--work", str(tmp_path / "work")])
+    assert main() == 0
+    assert not (tmp_path / "work").exists()
+    text = (out / "paper.md").read_text("utf-8")
     assert "Not finished" not in text
     assert "not measured (0)" in text
     assert "claims.csv is not the file" not in text
-    page = (study / "out" / "index.html").read_text("utf-8")
+    page = (out / "index.html").read_text("utf-8")
     assert 'src="data:image/png' in page  # figures of first seeds
     assert "<h3>traversal</h3>" in page
-
-
-def test_main_rows_have_ten_seeds_and_items(metrics: dict[str, dict[str, Any]]) -> None:
-    main = [key for key, row in VARIANTS.items() if row.table == "main" and key == row.row]
-    assert set(SHOWN) <= set(main)
-    for found in (metrics[key][name] for key in main for name in HEADINGS):
+    metrics = json.loads((out / "paper.json").read_text("utf-8"))["metrics"]
+    main_rows = [key for key, row in VARIANTS.items() if row.table == "main" and key == row.row]
+    for found in (metrics[key][name] for key in main_rows for name in HEADINGS):
         assert (found["n_seeds"], found["has_items"]) == (10, True)
-
-
-def test_the_table_of_the_readme_has_the_stored_results(metrics: dict[str, dict[str, Any]]) -> None:
-    def cell(metric: str, found: dict[str, float]) -> str:
-        return f"{shown(metric, found['value'])} ± {shown(metric, found['high'] - found['value'])}"
-
-    lines = [" | ".join(["| model", *COLUMNS.values()]) + " |", "|---|" + "---:|" * len(COLUMNS)]
-    for key in SHOWN:
-        cells = [cell(name, metrics[key][name]) for name in COLUMNS]
-        lines.append(" | ".join([f"| {VARIANTS[key].title}", *cells]) + " |")
-    assert "\n".join(lines) in (ROOT / "README.md").read_text(encoding="utf-8"), "\n".join(lines)
