@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 LISTED = (ROOT / "benchmarks" / "gpu" / "installed.txt").read_text(encoding="utf-8").splitlines()
 SCRIPTS = (
     *("step", "loss"),
-    *(f"gpu.{name}" for name in ("decode", "glip", "losses", "stages", "tests", "trainer_step")),
+    *(f"gpu.{name}" for name in ("decode", "glip", "stages", "tests", "trainer_step")),
 )
 INSTALLED = [line for line in LISTED if not line.startswith("#")]
 BLOCK = f"""

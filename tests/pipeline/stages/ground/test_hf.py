@@ -133,7 +133,7 @@ def loaded(saved: Callable[[Save], Path]) -> Callable[..., Any]:
 
     @cache
     def load(save: Save, precision: Precision = "auto") -> Grounder:
-        return load_grounder(str(saved(save)), "cpu", 0.0, "caption", precision=precision)
+        return load_grounder(str(saved(save)), "cpu", 0.0, precision=precision)
 
     return load
 
