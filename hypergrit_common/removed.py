@@ -17,6 +17,7 @@ REMOVED: Final = f"removed after commit {LAST_COMMIT}"
 REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "download.allowed_ports": [],
+        "ground.captions": "first",
         "ground.prompt": "caption",
         "parse.abstract_suffixes": ["ness", "ity", "ism", "ship", "hood", "ment", "tude"],
         "recaption.price": 0.0,
@@ -27,7 +28,7 @@ REMOVED_FROM_RUN: Final[Mapping[str, Any]] = MappingProxyType(
 )
 """Full key of `run` -> its default as YAML reads it."""
 
-NOT_IN_HASH: Final = frozenset({"recaption.price", "recaption.timeout_s"})
+NOT_IN_HASH: Final = frozenset({"ground.captions", "recaption.price", "recaption.timeout_s"})
 """Those of them that no hash of the settings of a shard held: what was marked as `runtime`, and ground.captions."""
 
 REMOVED_FROM_TRAIN: Final[Mapping[str, Any]] = MappingProxyType(

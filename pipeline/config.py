@@ -314,8 +314,6 @@ def content_hash(config: PipelineConfig) -> str:
         reduce(lambda inner, group: inner.setdefault(group, {}), groups, content)[name] = KEYS.removed[key]
     for key in ("input", "output", "limit", "rows_per_shard"):
         del content[key]
-    if config.ground.captions == "first":  # as before this setting existed, so that the bytes of other jobs stay
-        del content["ground"]["captions"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -36,7 +36,7 @@ from schemas.files import (
 )
 from schemas.job import CommandRecord, JobRecord, Lease, Takedowns
 from schemas.manifest import FailedShard, Journal, Manifest, StageTiming
-from schemas.rows import BOX, BOX_SCORE, CHUNK, GIVEN_BOX, GROUNDED_CAPTION, REF_EXP, TOKEN, VERSION
+from schemas.rows import BOX, BOX_SCORE, CAPTION, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
 
@@ -48,7 +48,7 @@ STRUCTS: Final = {
     "BOX": BOX,
     "BOX_SCORE": BOX_SCORE,
     "GIVEN_BOX": GIVEN_BOX,
-    "GROUNDED_CAPTION": GROUNDED_CAPTION,
+    "CAPTION": CAPTION,
     "INDEX_MEMBER": INDEX_MEMBER,
 }
 JSON_FILES: Final[tuple[type, ...]] = (
@@ -87,10 +87,8 @@ The parquet file has one row for each input row. The similarity column is called
 """
 ARROW_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with every input row and the columns of the `score` stage.
-`image` is null unless `write.image_bytes=true` or, in dropped rows, `score.keep_all=true`. An entry of
-`captions` has only the fields `kind`, `text` and `tokens`. But if any row of the shard has boxes for a second or
-later caption, the entries of the shard have all fields. The metadata of the schema has the keys
-`hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest).
+`image` is null unless `write.image_bytes=true` or, in dropped rows, `score.keep_all=true`. The metadata of the schema
+has the keys `hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest).
 """
 INDEX_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with the place of every sample in the tars of the shard.

@@ -176,18 +176,13 @@ class SampleProvenance(TypedDict):
     sha256: Annotated[str, "hex SHA-256 of the image bytes that were received"]
 
 
-class Grounding(TypedDict):
-    """Phrases and boxes of a caption."""
+class TrainAnnotations(TypedDict):
+    """`<key>.json` of train/: keys sorted, UTF-8, float32 values in their shortest decimal form."""
 
     parents: Annotated[list[Parent], "phrase and box of each parentNNN"]
     boxes: Annotated[list[dict[str, Any]], "the kept boxes: fields of BOX and BOX_SCORE without `removed`"]
     noun_chunks: Annotated[list[dict[str, Any]], "as in arrow/, removed ones included"]
     ref_exps: Annotated[list[dict[str, Any]], "as in arrow/"]
-
-
-class TrainAnnotations(Grounding):
-    """`<key>.json` of train/: keys sorted, UTF-8, float32 values in their shortest decimal form."""
-
     key: Annotated[str, "key of the row"]
     caption: Annotated[str, "the caption, to which all offsets refer"]
     tokens: Annotated[list[dict[str, Any]], "the parse, as in arrow/"]
@@ -198,8 +193,7 @@ class TrainAnnotations(Grounding):
     captions: NotRequired[
         Annotated[
             list[dict[str, Any]],
-            "all captions if the row has several (kind, text, tokens); the first is `caption`. With `ground.captions=all`, "
-            "the others also have parents, boxes, noun_chunks and ref_exps; their parentNNN follow those of `caption`",
+            "all captions if the row has several (kind, text, tokens); the first is `caption`",
         ]
     ]
     extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]

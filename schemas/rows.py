@@ -102,18 +102,7 @@ CAPTION: Final = pa.struct(
         ),
     ]
 )
-"""One of several captions of a row, as `arrow/` has them."""
-GROUNDED_CAPTION: Final = pa.struct(
-    [
-        *CAPTION,
-        field("noun_chunks", _list(CHUNK), "as the column of this name, which is that of the first caption", True),
-        field("ref_exps", _list(REF_EXP), "likewise", True),
-        field("boxes", _list(BOX), "likewise; null for the first one, and with `ground.captions=first`", True),
-        field("presence", pa.list_(pa.float32()), "likewise", True),
-        field("box_scores", _list(BOX_SCORE), "likewise", True),
-    ]
-)
-"""A caption in the stages, and in `arrow/` of shards where a caption after the first has boxes."""
+"""One of several captions of a row."""
 
 READ: Final = extend(
     pa.schema([]),
@@ -127,7 +116,7 @@ READ: Final = extend(
     field("caption_original", pa.string(), "caption exactly as in the input", True),
     field(
         "captions",
-        _list(GROUNDED_CAPTION),
+        _list(CAPTION),
         "all captions of the row, the first of which is `caption`, with `read.captions=all` or `recaption`",
         True,
     ),
@@ -204,8 +193,6 @@ SCORED: Final = extend(
     # Or the distance of the caption to the root of a hyperbolic model. The text below is in all files, whose bytes stay.
     field("head_score", pa.float32(), "score of the linear head `score.head` on the embedding of the image", True),
 )
-NARROW: Final = SCORED.set(SCORED.get_field_index("captions"), SCORED.field("captions").with_type(_list(CAPTION)))
-"""The columns of `arrow/` without boxes of further captions."""
 
 HEAVY: Final = ("image",)
 """Columns that become null when a row is dropped."""

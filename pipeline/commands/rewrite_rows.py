@@ -16,7 +16,6 @@ from pipeline.output.ledger import read_batches
 from pipeline.output.source import unchanged_manifest, with_images
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
-from pipeline.stages.further import Further
 from pipeline.stages.ground.grounder import PhraseDrop
 from pipeline.stages.ground.stage import why_dropped
 from pipeline.stages.parse.stage import lacking_phrase
@@ -258,8 +257,7 @@ def filter_table(table: pa.Table, part: Part) -> pa.Table:
     if not part.keeps_pairs:
         table = drop_pairs(table)
     has_scorer = part.provenance["models"]["scorer"]["name"] != NO_MODEL
-    stored = (before[name].to_pylist() for name in ("key", "box_scores", "clip_similarity", "head_score"))
-    cosines = StoredCosines(*stored) if has_scorer else None
+    cosines = StoredCosines(before) if has_scorer else None
     assert part.thresholds is not None
     grounded = conform(table.select(GROUNDED.names), GROUNDED)
     scored = score_table(grounded, part.thresholds, cosines, part.keep_all, part.keeps_pairs)
@@ -318,12 +316,12 @@ def drop_pairs(table: pa.Table) -> pa.Table:
 
 
 class StoredCosines:
-    """The cosines of a SCORED table, given its columns."""
+    """The cosines of a SCORED table."""
 
-    def __init__(
-        self, keys: list[str], scores: list[Any], similarity: Sequence[Any] = (), heads: Sequence[Any] = ()
-    ) -> None:
-        self._keys, self._scores, self._similarity, self._heads = keys, scores, similarity, heads
+    def __init__(self, table: pa.Table) -> None:
+        self._keys, self._scores, self._similarity, self._heads = (
+            table[name].to_pylist() for name in ("key", "box_scores", "clip_similarity", "head_score")
+        )
 
     def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
         """Return the cosine of crop and phrase for each box. Raises UserError for one that was not computed."""
@@ -342,11 +340,6 @@ class StoredCosines:
     def of_head(self, indices: Sequence[int]) -> list[float | None]:
         """Return the score of the head for each row; None without a head."""
         return [self._heads[i] for i in indices]
-
-    def of_captions(self, further: Further) -> "StoredCosines":
-        """Return the cosines of further captions."""
-        columns = ([row[name] for row in further.rows.values()] for name in ("key", "box_scores"))
-        return StoredCosines(*columns)
 
     def _fail(self, row: int, what: str) -> None:
         raise UserError(

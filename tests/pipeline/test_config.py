@@ -204,7 +204,6 @@ CONTENT = {
     "recaption.max_tokens": "9",
     "score.min_image_similarity": "0.2",
     "score.min_presence": "0.2",
-    "ground.captions": "all",
     "ground.keep_pairs": "true",
     "score.scorer": "some/clip",
     "score.min_side_px": "48",

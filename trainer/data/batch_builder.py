@@ -193,7 +193,7 @@ class BatchBuilder:
             return sample
         weights = [self.config.caption_weights.get(caption.kind, 1.0) for caption in sample.captions]
         chosen = generator.choices(sample.captions, weights)[0] if any(weights) else sample.captions[0]
-        return dataclasses.replace(sample, caption=chosen.text, boxes=chosen.boxes, words=chosen.words)
+        return dataclasses.replace(sample, caption=chosen.text, words=chosen.words)
 
     def prefixed_caption(self, sample: Sample, generator: random.Random) -> str:
         """Return the caption, with the words of its subreddit in front with probability `subreddit_probability`.

@@ -84,7 +84,7 @@ class DataConfig:
     # probability, 0 to 1, of putting a sample's subreddit in front of its caption, if it has one (RedCaps)
     subreddit_probability: float = 0.5
     # caption of a sample with several (read.captions=all of the pipeline). first: its caption; random: drawn each time
-    # the sample is read, by caption_weights. Boxes and parse are those of the drawn one
+    # the sample is read, by caption_weights, with its own parse. A model with boxes always gets the first, whose they are
     captions: Literal["first", "random"] = "first"
     # with captions=random, weights of the kinds of captions, such as {title: 1, recaption: 3}: the chance of a caption is its
     # weight over the sum of those of its sample; kinds without a weight have 1, and 0 is never drawn unless all are 0

@@ -9,9 +9,8 @@ pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (R
 """
 
 import logging
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
-from itertools import count, islice
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
@@ -95,17 +94,13 @@ def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layouts train and hycoclip."""
     caption = check_caption(files.text(TRAIN_CAPTION))
     fields = read_annotations(files, is_needed=bool(needs & {"parse", "captions"}))
-    n_boxes = read_n_boxes(files) if "boxes" in needs else 0
-    boxes, further = tuple(train_boxes(files, range(n_boxes))), count(n_boxes)
     return Sample(
         key=files.key,
         image=open_image(files[TRAIN_IMAGE]),
         caption=caption,
-        boxes=boxes,
+        boxes=tuple(train_boxes(files)) if "boxes" in needs else (),
         words=read_parse(fields, caption) if "parse" in needs else None,
-        captions=read_captions(
-            fields, needs, boxes, lambda item, _: train_boxes(files, islice(further, len(item.get("parents") or ())))
-        ),
+        captions=read_captions(fields, needs),
         levels=read_levels(fields),
         subreddit=read_subreddit(fields),
     )
@@ -119,20 +114,15 @@ def read_annotations(files: SampleFiles, is_needed: bool) -> dict[str, Any]:
     return files.json(TRAIN_ANNOTATIONS) if is_used else {}
 
 
-def read_n_boxes(files: SampleFiles) -> int:
-    """Return the number of boxes of the caption. Raises BadSample if it is not a number below 10000."""
-    text = files.text(TRAIN_N_PARENTS).strip()
-    if not text.isdigit() or len(text) > 4:
-        raise BadSample("missing_member", f"{TRAIN_N_PARENTS} contains {text[:20]!r} instead of a number below 10000")
-    return int(text)
+def train_boxes(files: SampleFiles) -> Iterator[Box]:
+    """Yield the boxes with their phrases (HyCoCLIP's "parents"), except those with an empty phrase.
 
-
-def train_boxes(files: SampleFiles, numbers: Iterable[int]) -> Iterator[Box]:
-    """Yield the boxes of these numbers with their phrases (HyCoCLIP's "parents"), except those with an empty phrase.
-
-    Raises BadSample if a file is missing.
+    Raises BadSample if a file is missing, or if numparents.txt does not contain a number below 10000.
     """
-    for index in numbers:
+    count = files.text(TRAIN_N_PARENTS).strip()
+    if not count.isdigit() or len(count) > 4:
+        raise BadSample("missing_member", f"{TRAIN_N_PARENTS} contains {count[:20]!r} instead of a number below 10000")
+    for index in range(int(count)):
         phrase = files.text(TRAIN_BOX_PHRASE.format(index))
         if phrase.strip():
             yield Box(phrase=phrase, image=files[TRAIN_BOX_IMAGE.format(index)])
@@ -161,14 +151,13 @@ def read_grit(files: SampleFiles, needs: frozenset[str]) -> Sample:
     fields = files.json(GRIT_JSON)
     caption = check_caption(fields.get("caption"))
     image = open_image(read_image_file(files))
-    boxes = tuple(grit_boxes(fields, caption, image)) if "boxes" in needs else ()
     return Sample(
         key=files.key,
         image=image,
         caption=caption,
-        boxes=boxes,
+        boxes=tuple(grit_boxes(fields, caption, image)) if "boxes" in needs else (),
         words=read_parse(fields, caption) if "parse" in needs else None,
-        captions=read_captions(fields, needs, boxes, lambda item, text: grit_boxes(item, text, image)),
+        captions=read_captions(fields, needs),
         subreddit=read_subreddit(fields),
         pad_to_square=True,
     )
@@ -209,38 +198,26 @@ def read_pair(files: SampleFiles, needs: frozenset[str]) -> Sample:
         image=open_image(read_image_file(files)),
         caption=caption,
         words=read_parse(fields, caption) if "parse" in needs else None,
-        captions=read_captions(fields, needs, (), lambda *_: ()),
+        captions=read_captions(fields, needs),
         subreddit=read_subreddit(fields),
     )
 
 
-def read_captions(
-    fields: dict[str, Any],
-    needs: frozenset[str],
-    boxes: tuple[Box, ...],
-    boxes_of: Callable[[dict[str, Any], str], Iterable[Box]],
-) -> tuple[Caption, ...]:
-    """Return the captions of a sample with several, if they are needed; those without boxes or a parse that are needed
-    are left out. `boxes` are those of the first caption; `boxes_of` returns those of the others, in order.
+def read_captions(fields: dict[str, Any], needs: frozenset[str]) -> tuple[Caption, ...]:
+    """Return the captions of a sample with several, if they are needed; those without a parse that is needed are left out.
 
     Raises BadSample if they do not have the expected form.
     """
     if "captions" not in needs or not fields.get("captions"):
         return ()
     try:
-        found = [
-            Caption(
-                kind=str(item["kind"]),
-                text=check_caption(item["text"]),
-                boxes=tuple(boxes_of(item, item["text"]) if n else boxes) if "boxes" in needs else (),
-                words=read_parse({"tokens": item.get("tokens")}, item["text"]) if "parse" in needs else None,
-            )
-            for n, item in enumerate(fields["captions"])
-        ]
+        found = [(str(item["kind"]), check_caption(item["text"]), item.get("tokens")) for item in fields["captions"]]
     except (AttributeError, KeyError, TypeError) as error:
         raise BadSample("bad_json", f"captions: {error}; each must have kind and text") from error
-    lacking = {"boxes": lambda c: not c.boxes, "parse": lambda c: c.words is None}
-    return tuple(c for c in found if not any(need in needs and lacks(c) for need, lacks in lacking.items()))
+    if "parse" not in needs:
+        return tuple(Caption(kind=kind, text=text) for kind, text, _ in found)
+    parsed = ((kind, text, read_parse({"tokens": tokens}, text)) for kind, text, tokens in found)
+    return tuple(Caption(kind=kind, text=text, words=words) for kind, text, words in parsed if words is not None)
 
 
 def read_levels(fields: dict[str, Any]) -> tuple[str | None, ...]:

@@ -80,7 +80,8 @@ class Loader:
     ) -> None:
         """Index the shards. Raises UserError if they have no samples, or no sample with all fields in `needs`."""
         self.config, self.batch, self.rank, self.world_size = config, batch, rank, world_size
-        needs |= {"captions"} if config.captions == "random" else set()
+        if config.captions == "random" and "boxes" not in needs:  # boxes belong to the first caption
+            needs |= {"captions"}
         self.key = FEATURES_KEY if config.features else KEY
         width = block_width(batch * world_size)
         with prefixed(f"{self.key}: "):

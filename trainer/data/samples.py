@@ -48,11 +48,10 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True)
 class Caption:
-    """One of several captions of a sample. `boxes` and `words` are read only if the model needs them."""
+    """One of several captions of a sample. `words` is read only if the model needs it."""
 
     kind: str
     text: str
-    boxes: tuple[Box, ...] = ()  # of the phrases of the text
     words: tuple[Word, ...] | None = None  # parse of the text
 
 

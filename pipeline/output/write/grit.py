@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.output.write.samples import Row, grounded_phrases, shortest_float, to_json
 from schemas.files import GRIT_CAPTION, GRIT_IMAGE, GRIT_JSON, grit_schema
-from schemas.rows import NARROW, SCORED
+from schemas.rows import SCORED
 from schemas.status import KEPT
 
 GRIT_SCORERS: Final = {"clip-vit-base-patch32": "vitb32", "clip-vit-large-patch14": "vitl14"}
@@ -38,12 +38,12 @@ def grit_columns(row: Row, similarity: str) -> dict[str, Any]:
         "sha256": row["sha256"],
         "status": "success" if is_kept else "failed_to_download" if row["stage"] == "download" else "dropped",
         "error_message": None if is_kept else ": ".join(filter(None, (row["stage"], row["reason"], row["detail"]))),
-        "extra": with_captions(row),
+        "extra": with_captions(row["extra"], row["captions"]),
     }
 
 
 def grit_boxes(row: Row) -> dict[str, list[list[float]]]:
-    """Return GRIT's lists `noun_chunks` and `ref_exps` of the kept boxes of a row, or of one of its captions."""
+    """Return GRIT's lists `noun_chunks` and `ref_exps` of the kept boxes of a row."""
     spans: dict[str, list[list[float]]] = {"noun_chunk": [], "ref_exp": []}
     for phrase in grounded_phrases(row):
         box = row["boxes"][phrase.box]
@@ -52,15 +52,12 @@ def grit_boxes(row: Row) -> dict[str, list[list[float]]]:
     return {f"{kind}s": found for kind, found in spans.items()}
 
 
-def with_captions(row: Row) -> str | None:
+def with_captions(extra: str | None, captions: Sequence[dict[str, Any]] | None) -> str | None:
     """Return the other columns of the input with the captions of a row that has several, as `captions`."""
-    if not row["captions"]:
-        return row["extra"]
-    listed = [
-        {"kind": c["kind"], "text": c["text"], **(grit_boxes(c) if c.get("box_scores") is not None else {})}
-        for c in row["captions"]
-    ]
-    return json.dumps({**json.loads(row["extra"] or "{}"), "captions": listed}, sort_keys=True)
+    if not captions:
+        return extra
+    listed = [{"kind": caption["kind"], "text": caption["text"]} for caption in captions]
+    return json.dumps({**json.loads(extra or "{}"), "captions": listed}, sort_keys=True)
 
 
 def grit_sample(row: Row, columns: dict[str, Any]) -> Iterator[tuple[str, bytes]]:
@@ -98,8 +95,7 @@ def write_arrow(file: IO[bytes], rows: Sequence[Row], with_images: bool, metadat
     The arrays are built from Python values, so that equal rows give equal bytes. The bytes of existing Arrow arrays
     also depend on their chunks and on the values stored under nulls.
     """
-    is_grounded = any(caption.get("boxes") is not None for row in rows for caption in row["captions"] or ())
-    schema = (SCORED if is_grounded else NARROW).with_metadata(metadata)
+    schema = SCORED.with_metadata(metadata)
     with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         for first in range(0, len(rows), BATCH_ROWS):
             batch = rows[first : first + BATCH_ROWS]

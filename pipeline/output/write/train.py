@@ -27,7 +27,6 @@ from schemas.files import (
     TRAIN_CAPTION,
     TRAIN_IMAGE,
     TRAIN_N_PARENTS,
-    Grounding,
     TrainAnnotations,
 )
 
@@ -48,55 +47,38 @@ def train_sample(row: Row, config: WriteConfig, config_hash: str) -> Iterator[tu
     A pair, a row without a kept box, has no parents: HyCoCLIP's own loader cannot read it.
     """
     image = decode(row["image"], STORED_IMAGE_LIMITS)
-    captions = grounded_captions(row)
-    phrases = [distinct_phrases(caption) for caption in captions]
+    phrases = distinct_phrases(row)
 
     def padded(pixels: Image) -> bytes:
         return encode_jpeg(border_square(pixels, SIDE_PX), config.jpeg_quality)
 
     yield TRAIN_IMAGE, padded(image)
     yield TRAIN_CAPTION, row["caption"].encode()
-    yield TRAIN_N_PARENTS, b"%d" % len(phrases[0])
-    crops: dict[tuple[float, ...], bytes] = {}  # a noun chunk and its referring expression have the same box
-    parents = [(caption, phrase) for caption, found in zip(captions, phrases, strict=True) for phrase in found]
-    for i, (caption, phrase) in enumerate(parents):
-        box = corners(caption["boxes"][phrase.box])
-        if box not in crops:
-            crops[box] = padded(crop_box(image, box))
-        yield TRAIN_BOX_IMAGE.format(i), crops[box]
-        yield TRAIN_BOX_PHRASE.format(i), caption["caption"][phrase.start : phrase.end].encode()
+    yield TRAIN_N_PARENTS, b"%d" % len(phrases)
+    crops: dict[int, bytes] = {}  # by box, since a noun chunk and its referring expression have the same box
+    for i, phrase in enumerate(phrases):
+        if phrase.box not in crops:
+            crops[phrase.box] = padded(crop_box(image, corners(row["boxes"][phrase.box])))
+        yield TRAIN_BOX_IMAGE.format(i), crops[phrase.box]
+        yield TRAIN_BOX_PHRASE.format(i), row["caption"][phrase.start : phrase.end].encode()
     fields = annotations(row, phrases, config_hash)
     if extra := chosen_columns(row["extra"], config.train_columns):
         fields["extra"] = extra
     yield TRAIN_ANNOTATIONS, to_json(fields)
 
 
-def grounded_captions(row: Row) -> list[Row]:
-    """Return the row with its caption, then, likewise, its further captions whose phrases were grounded."""
-    further = (caption for caption in row["captions"] or () if caption.get("box_scores") is not None)
-    return [row, *({"key": row["key"], "caption": caption["text"], **caption} for caption in further)]
-
-
-def grounding(caption: Row, phrases: Sequence[GroundedPhrase]) -> Grounding:
-    """Return phrases and boxes of a caption. Box indices refer to the kept boxes."""
-    kept = kept_boxes(caption)
+def annotations(row: Row, phrases: Sequence[GroundedPhrase], config_hash: str) -> TrainAnnotations:
+    """Return the content of the sample's JSON. Box indices refer to the kept boxes."""
+    kept = kept_boxes(row)
     number = {box: i for i, box in enumerate(kept)}
-    boxes = [shorten_floats(caption["boxes"][i] | caption["box_scores"][i]) for i in kept]
+    boxes = [shorten_floats(row["boxes"][i] | row["box_scores"][i]) for i in kept]
     for box in boxes:
         del box["removed"]
-    return {
+    fields: TrainAnnotations = {
         "parents": [{"kind": p.kind, "start": p.start, "end": p.end, "box": number[p.box]} for p in phrases],
         "boxes": boxes,
-        "noun_chunks": caption["noun_chunks"],
-        "ref_exps": caption["ref_exps"],
-    }
-
-
-def annotations(row: Row, phrases: Sequence[Sequence[GroundedPhrase]], config_hash: str) -> TrainAnnotations:
-    """Return the content of the sample's JSON, given the phrases of each of its `grounded_captions`."""
-    first, *further = map(grounding, grounded_captions(row), phrases)
-    fields: TrainAnnotations = {
-        **first,
+        "noun_chunks": row["noun_chunks"],
+        "ref_exps": row["ref_exps"],
         "key": row["key"],
         "caption": row["caption"],
         "tokens": row["tokens"],
@@ -113,20 +95,12 @@ def annotations(row: Row, phrases: Sequence[Sequence[GroundedPhrase]], config_ha
         },
     }
     if row["captions"]:
-        fields["captions"] = several_captions(row, iter(further))
+        fields["captions"] = [row["captions"][0] | {"tokens": row["tokens"]}, *row["captions"][1:]]
     if subreddit := read_subreddit(row["extra"]):
         fields["subreddit"] = subreddit
     if levels := read_levels(row["extra"]):
         fields["levels"] = levels
     return fields
-
-
-def several_captions(row: Row, further: Iterator[Grounding]) -> list[dict[str, Any]]:
-    """Return the captions of a row that has several, the first with the parse of the row."""
-    first, *others = ({name: caption[name] for name in ("kind", "text", "tokens")} for caption in row["captions"])
-    for caption, given in zip(others, row["captions"][1:], strict=True):
-        caption.update({} if given.get("box_scores") is None else dict(next(further)))
-    return [first | {"tokens": row["tokens"]}, *others]
 
 
 def chosen_columns(extra: str | None, names: Sequence[str]) -> dict[str, Any]:

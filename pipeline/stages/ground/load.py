@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, cast
 
 from hypergrit_common.config import check_range, runtime
 from hypergrit_common.devices import Precision, check_device, pick_device
@@ -65,8 +65,6 @@ class GroundConfig:
     # keep rows without a box as pairs of image and caption, beside rows with boxes; always so with grounder=none
     keep_pairs: bool = False
     """False: rows without a box are dropped, as in GRIT (Kosmos-2, section 2.1) and HyCoCLIP (appendix A)."""
-    # captions whose phrases are grounded if a row has several: first, or all, each with boxes of its own
-    captions: Literal["first", "all"] = "first"
 
     nms_iou: ClassVar[float] = 0.6
     """Intersection over union of two boxes of an image above which the one with the lower score is removed, even if their

@@ -8,7 +8,6 @@ import pyarrow as pa
 
 from pipeline.images import StoredImages, corners
 from pipeline.models import NO_MODEL
-from pipeline.stages.further import Further, Images
 from pipeline.stages.ground.grounder import Box, Detection, Grounded, Grounder, Span, prefetch
 from pipeline.stages.ground.load import GroundConfig, grounder_path, make_grounder
 from pipeline.stages.stage import Context, Stage, TableFunction
@@ -134,22 +133,10 @@ class Ground(Stage):
             given |= {i: [] for i, row in others.items() if not groundable(row["noun_chunks"])}
             others = {i: row for i, row in others.items() if i not in given}
         boxes, removed, presence = self._ground(table["image"], others)
-        table = add_boxes(table, rows, boxes | given, removed, presence, self.config.keeps_pairs)
-        return self._ground_further(table) if self.config.captions == "all" else table
-
-    def _ground_further(self, table: pa.Table) -> pa.Table:
-        """Ground the phrases of the other captions of the kept rows, which need not have a box."""
-        found = Further(table)
-        rows = {n: row for n, row in found.rows.items() if groundable(row["noun_chunks"] or ())}
-        boxes, removed, presence = self._ground(found.images, rows)
-        for n, row in found.rows.items():
-            row["boxes"], row["presence"] = boxes.get(n, []), presence.get(n)
-            for chunk, reason in removed.get(n, {}).items():
-                row["noun_chunks"][chunk]["removed"] = reason
-        return found.table()
+        return add_boxes(table, rows, boxes | given, removed, presence, self.config.keeps_pairs)
 
     def _ground(
-        self, images: Images, rows: Mapping[int, Row]
+        self, images: pa.ChunkedArray, rows: Mapping[int, Row]
     ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons], Presence]:
         """Ground rows with the network; return by row boxes, the reasons of removed noun chunks, and presence."""
         boxes: dict[int, Boxes] = {}
@@ -192,7 +179,9 @@ class Ground(Stage):
         """
         return self.grounder.bucket(*size_of(row))
 
-    def _run_network(self, images: Images, rows: Mapping[int, Row]) -> Iterator[tuple[list[int], list[Grounded]]]:
+    def _run_network(
+        self, images: pa.ChunkedArray, rows: Mapping[int, Row]
+    ) -> Iterator[tuple[list[int], list[Grounded]]]:
         """Yield each batch of rows with the results of the network.
 
         While the network runs, one thread prepares the next batch and another collects the previous results.

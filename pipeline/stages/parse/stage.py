@@ -98,9 +98,7 @@ class Parse(Stage):
             table = table.append_column(PARSED.field(name), struct_lists(PARSED.field(name).type, lists))
         if others and self.parser:
             for caption in others:
-                parse = parses[caption["text"]]
-                for name, values in zip(columns, (parse.tokens, parse.chunks, parse.ref_exps), strict=True):
-                    caption[name] = [value._asdict() for value in values]
+                caption["tokens"] = [token._asdict() for token in parses[caption["text"]].tokens]
             table = set_column(table, "captions", pa.array(several, PARSED.field("captions").type))
         given_chunks = PARSED.field("given_chunks")
         values = pa.array([row.given_chunks if row else None for row in rows], given_chunks.type)

@@ -10,7 +10,6 @@ import pyarrow as pa
 from hypergrit_common.images import Image
 from pipeline.images import StoredImages, corners, crop_box
 from pipeline.models import NO_MODEL
-from pipeline.stages.further import Further, Images
 from pipeline.stages.score.filters import (
     BoxScore,
     ScoreConfig,
@@ -58,10 +57,6 @@ class Cosines(Protocol):
 
     def of_head(self, indices: Sequence[int]) -> list[float | None]:
         """Return the score of the head for each row, after `of_rows` of these rows; None without a head."""
-        ...
-
-    def of_captions(self, further: Further) -> "Cosines":
-        """Return the similarities of further captions."""
         ...
 
 
@@ -154,7 +149,7 @@ def score_table(
     for all rows, and dropped rows keep their images.
 
     Args:
-        table: a GROUNDED table; boxes of further captions are filtered too.
+        table: a GROUNDED table.
         thresholds: thresholds.
         cosines: where cosines are taken from; None: filters by cosine and head remove nothing.
         keep_all: as `ScoreConfig.keep_all`.
@@ -181,7 +176,6 @@ def score_table(
     found = {
         i: {"box_scores": scores[i], "clip_similarity": similarity.get(i), "head_score": heads.get(i)} for i in rows
     }
-    table = score_further(Further(table, () if keep_all else drops), thresholds, cosines, keep_all)
     return drop_rows(add_columns(table, SCORED, found), "score", drops, heavy=() if keep_all else HEAVY)
 
 
@@ -195,14 +189,6 @@ def score_boxes(
         for (i, b), cosine in zip(places, cosines.of_boxes(rows, places), strict=True):
             scores[i][b] = add_cosine(scores[i][b], cosine, thresholds)
     return scores
-
-
-def score_further(found: Further, thresholds: Thresholds, cosines: Cosines | None, keep_all: bool) -> pa.Table:
-    """Apply the filters to the boxes of further captions; return the GROUNDED table."""
-    rows = {n: row for n, row in found.rows.items() if row["boxes"] is not None}
-    for n, scores in score_boxes(rows, thresholds, cosines and cosines.of_captions(found), keep_all).items():
-        rows[n]["box_scores"] = scores
-    return found.table()
 
 
 def below(reason: str, values: Mapping[int, float | None], least: float | None) -> dict[int, Drop]:
@@ -229,7 +215,9 @@ def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bo
 class ModelCosines:
     """Cosines of a CLIP model. `images` are the stored images of the table; equal texts are embedded once."""
 
-    def __init__(self, images: Images, scorer: "Scorer", decode: StoredImages, head: "Head | None" = None) -> None:
+    def __init__(
+        self, images: pa.ChunkedArray, scorer: "Scorer", decode: StoredImages, head: "Head | None" = None
+    ) -> None:
         self._images, self._scorer, self._decode, self._head = images, scorer, decode, head
 
     def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
@@ -252,10 +240,6 @@ class ModelCosines:
         if self._head is None or not indices:
             return [None] * len(indices)
         return list(self._head(self._embedded, self._texts).tolist())
-
-    def of_captions(self, further: Further) -> "ModelCosines":
-        """Return the similarities of further captions."""
-        return ModelCosines(further.images, self._scorer, self._decode)
 
     def _decoded(self, i: int) -> Image:
         return self._decode(self._images[i].as_py())

@@ -14,7 +14,6 @@ from pipeline.config import load_config
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
-from pipeline.stages.further import Further
 from pipeline.stages.score.filters import Thresholds
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.manifest import ThresholdValues
@@ -41,9 +40,6 @@ class RandomCosines:
 
     def of_head(self, indices: Sequence[int]) -> list[float | None]:
         return [self.rng.gauss(5, 1) if self.has_head else None for _ in indices]
-
-    def of_captions(self, further: Further) -> "RandomCosines":
-        return self
 
 
 def make_rows(n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False, has_head: bool = False,

@@ -17,7 +17,7 @@ from pipeline.output.ledger import Sample, read_manifests, read_samples
 from pipeline.output.store import Store, indices
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column
 from pipeline.output.write.samples import GroundedPhrase, check_row, kept_boxes, shortest_float, to_json
-from pipeline.output.write.train import SIDE_PX, annotations, distinct_phrases, grounded_captions
+from pipeline.output.write.train import SIDE_PX, annotations, distinct_phrases
 from schemas.files import (
     FILES,
     GRIT_CAPTION,
@@ -34,7 +34,7 @@ from schemas.files import (
     grit_schema,
 )
 from schemas.manifest import Manifest
-from schemas.rows import NARROW, SCORED
+from schemas.rows import SCORED
 from schemas.status import KEPT, further_reasons
 
 Row = dict[str, Any]
@@ -64,7 +64,7 @@ def shard_differences(store: Store, manifest: Manifest) -> Iterator[str]:
     if "arrow" in formats:
         with pa.memory_map(store.path(names["arrow"][0])) as source:
             table = pa.ipc.open_file(source).read_all()
-            assert table.schema in (SCORED, NARROW)
+            assert table.schema == SCORED
             rows = table.to_pylist()
         for row in rows:
             check_row({**row, "image": row["image"] or b"elsewhere"}, further_reasons(manifest["provenance"]))
@@ -130,18 +130,17 @@ def grit_problems(columns: Row, members: Members, similarity: str) -> Iterator[s
 def train_problems(row: Row | None, columns: Row | None, members: Members, config_hash: str) -> Iterator[str]:
     """Describe how a sample of train/ differs from its row of arrow/, or if there is none of the parquet."""
     fields: dict[str, Any] = json.loads(members[TRAIN_ANNOTATIONS])
-    captions = [fields, *(c | {"caption": c["text"]} for c in fields.get("captions", ()) if "parents" in c)]
-    phrases = [c["caption"][p["start"] : p["end"]] for c in captions for p in c["parents"]]
+    phrases = [fields["caption"][p["start"] : p["end"]] for p in fields["parents"]]
     if list(members) != (expected := member_names(len(phrases))):
         yield f"its members are {', '.join(members)}, but should be {', '.join(expected)}"
         return
-    texts = {TRAIN_CAPTION: fields["caption"], TRAIN_N_PARENTS: str(len(fields["parents"]))}
+    texts = {TRAIN_CAPTION: fields["caption"], TRAIN_N_PARENTS: str(len(phrases))}
     texts |= {TRAIN_BOX_PHRASE.format(i): phrase for i, phrase in enumerate(phrases)}
     for name, text in texts.items():
         if members[name] != text.encode():
             yield f"{name} is not that of its JSON"
     if row is not None:
-        yield from annotation_problems(row, captions, members[TRAIN_ANNOTATIONS], config_hash)
+        yield from annotation_problems(row, fields, members[TRAIN_ANNOTATIONS], config_hash)
     elif columns is not None:
         values = {**fields, **fields["provenance"]}
         names = ("key", "caption", "width", "height", "id", "url", "sha256")
@@ -157,18 +156,11 @@ def member_names(n_parents: int) -> list[str]:
     return [TRAIN_IMAGE, TRAIN_CAPTION, TRAIN_N_PARENTS, *pairs, TRAIN_ANNOTATIONS]
 
 
-def annotation_problems(row: Row, captions: list[dict[str, Any]], content: bytes, config_hash: str) -> Iterator[str]:
-    """Describe how the JSON of a sample, with its grounded `captions`, differs from what the writer makes of its row."""
-    found, fields = grounded_captions(row), captions[0]
-    if len(found) != len(captions):
-        yield "its captions are not those of arrow/"
-        return
-    kept = [kept_boxes(caption) for caption in found]
-    phrases = [
-        [GroundedPhrase(p["kind"], p["start"], p["end"], boxes[p["box"]]) for p in caption["parents"]]
-        for boxes, caption in zip(kept, captions, strict=True)
-    ]
-    if [distinct_phrases(caption) for caption in found] != phrases:
+def annotation_problems(row: Row, fields: dict[str, Any], content: bytes, config_hash: str) -> Iterator[str]:
+    """Describe how the JSON of a sample differs from what the writer makes of its row of arrow/."""
+    kept = kept_boxes(row)
+    phrases = [GroundedPhrase(p["kind"], p["start"], p["end"], kept[p["box"]]) for p in fields["parents"]]
+    if distinct_phrases(row) != phrases:
         yield "its phrases are not those of arrow/"
     expected = annotations(row, phrases, config_hash)
     if to_json(expected) == content:

@@ -64,6 +64,11 @@ def test_a_drawn_caption_has_its_own_parse(tmp_path: Path) -> None:
     assert batch.syntax is not None
 
 
+def test_a_model_with_boxes_gets_the_caption_to_which_they_belong(tmp_path: Path) -> None:
+    write_tar(tmp_path / "0.tar", [("a", files("train"))])
+    assert drawn(tmp_path, 20, frozenset({"boxes"}), captions="random") == {"aaa": 20}
+
+
 def test_captions_of_another_form_make_a_sample_bad(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", [("a", files("train", captions=[{"text": 3}]))])
     with pytest.raises(UserError, match="each must have kind and text"):

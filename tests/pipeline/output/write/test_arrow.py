@@ -8,7 +8,7 @@ import pytest
 
 from pipeline.config import WriteConfig
 from pipeline.output.write.stage import write_shard
-from schemas.rows import NARROW, VERSION
+from schemas.rows import SCORED, VERSION
 from schemas.table import set_column
 from tests.pipeline.output.write.shards import PROVENANCE, plan, rows, table
 
@@ -22,7 +22,7 @@ def read(output: Path) -> pa.Table:
 def test_every_row_is_written_and_images_are_optional(tmp_path: Path, image_bytes: bool) -> None:
     write_shard(table(), plan(), WriteConfig(formats=("arrow",), image_bytes=image_bytes), str(tmp_path), PROVENANCE)
     found = read(tmp_path)
-    assert found.schema.equals(NARROW)
+    assert found.schema.equals(SCORED)
     expected = [row if image_bytes else row | {"image": None} for row in rows()]
     assert found.to_pylist() == table(expected).to_pylist()
 
