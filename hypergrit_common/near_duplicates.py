@@ -1,4 +1,4 @@
-"""Rules for the same image: spellings of its URL, perceptual hashes that differ in few bits, similar embeddings.
+"""Rules for the same image: spellings of its URL, and perceptual hashes that differ in few bits.
 
 Takedown lists, dedupe, decontaminate and the evaluation's count of training images use these rules.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from itertools import combinations
 from math import comb, isqrt
-from typing import Any, Final
+from typing import Final
 
 import cv2
 import numpy as np
@@ -33,8 +33,6 @@ JOIN_COST: Final = 1_000_000
 """Comparisons of which the time equals the fixed time of a join, roughly."""
 MAX_PAIRS: Final = 2**22
 """Pairs of hashes that `find_near` compares at once."""
-BLOCK: Final = 4096
-"""Embeddings of which `find_alike` compares all pairs at once, in 130 MB."""
 
 
 def normal_url(url: str) -> str | None:
@@ -171,33 +169,3 @@ def equal_pairs(
         counts = (last - first)[part]
         places = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts - first[part], counts)
         yield order[places], np.repeat(part, counts)
-
-
-def find_alike(features: NDArray[np.float16], cosine: float, device: Any = "cpu") -> NDArray[np.int64]:
-    """Return for each row of `features` [n d], of unit length, the row that stays [n]: itself, or the one it repeats.
-
-    Greedy in the order of the rows: a row goes if a row before it stays whose cosine is at least `cosine`; the first of
-    these is named. All pairs are compared, by at most n^2 d / 2 multiplications on the torch device `device`.
-    """
-    import torch
-
-    def near(rows: NDArray[np.int64], others: NDArray[np.int64]) -> NDArray[np.bool_]:
-        left, right = (torch.from_numpy(features[part]).to(device).float() for part in (rows, others))
-        found: NDArray[np.bool_] = (left @ right.T >= cosine).cpu().numpy()
-        return found
-
-    stays = np.arange(len(features))
-    blocks = np.split(stays.copy(), range(BLOCK, len(features), BLOCK))
-    for number, block in enumerate(blocks):
-        for before in blocks[:number]:
-            rows, kept = block[stays[block] == block], before[stays[before] == before]
-            if len(rows) and len(kept):
-                found = near(rows, kept)
-                is_near = found.any(1)
-                stays[rows[is_near]] = kept[found[is_near].argmax(1)]
-        rows = block[stays[block] == block]
-        for i, found in enumerate(near(rows, rows)):
-            later = rows[i + 1 :][found[i + 1 :]]
-            if stays[rows[i]] == rows[i]:
-                stays[later[stays[later] == later]] = rows[i]
-    return stays

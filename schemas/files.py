@@ -107,9 +107,8 @@ JOB_FILE: Final = "_job.json"
 COMMAND_FILE: Final = "_command.json"
 LEASE_FILE: Final = "_lease.json"
 DEDUPE_FOLDER: Final = "_dedupe"
-FACTS_FILE: Final = ShardFile(DEDUPE_FOLDER, ".facts.arrow")
 DROPS_FILE: Final = ShardFile(DEDUPE_FOLDER, ".drops.arrow")
-"""Files of `hypergrit rewrite` while it runs: what it compares, and the rows that it drops, of each shard of its sources."""
+"""Rows that `hypergrit rewrite` drops, of each shard of its sources, while it runs: their keys, and the reasons."""
 OUTPUT_FOLDERS: Final = (
     *FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER, TIMINGS_FOLDER, JOURNAL_FOLDER, DROPPED_FOLDER,
     SUMMARY_FOLDER, DEDUPE_FOLDER,

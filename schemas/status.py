@@ -72,7 +72,6 @@ _OWN: Final = {
         "same_url": "a row that stays has the same URL; `detail` is its key",
         "same_bytes": "a row that stays has the same image bytes (`sha256`); `detail` is its key",
         "same_picture": "the perceptual hash of a row that stays is within the radius; `detail` is its key",
-        "same_meaning": "the scorer's embeddings of this image and that of a row that stays are alike; `detail` is its key",
     },
 }
 REASONS: Final = MappingProxyType({stage: {**_INTERNAL, **reasons} for stage, reasons in _OWN.items()})
@@ -96,7 +95,7 @@ def all_reasons(provenance: Mapping[str, Any], dropped: Iterable[str] = ()) -> d
     return {name: {**REASONS.get(name, {}), **further.get(name, {})} for name in names}
 
 
-KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture", "same_meaning"})
+KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture"})
 """Drop reasons whose `detail` is the key of another row."""
 
 PASSING: Final = ("timeout", "dns_error", "connection_error", "408", "425", "429", "5xx")

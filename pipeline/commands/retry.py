@@ -53,7 +53,7 @@ from pipeline.stages.download.stage import drop_duplicates
 from schemas.files import JOB_FILE
 from schemas.manifest import Manifest, Provenance
 from schemas.rows import DOWNLOADED, READ
-from schemas.status import INTERNAL_ERROR, KEPT, LASTING, PASSING, REASONS
+from schemas.status import KEPT, LASTING, PASSING, REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 # The options of retry: which rows are tried again.
@@ -183,8 +183,8 @@ def decide_duplicates(table: pa.Table, old: OldShard) -> pa.Table:
 class RetrySteps(Steps):
     """The steps of a process that replaces finished shards, in which some rows are tried again.
 
-    Rows that no stage has to see again are marked as dropped by `write`, which comes last, and get their columns back
-    there. Raises ShardError, besides the exceptions of `Steps`, if the finished shard cannot be read.
+    The stages after the download see only the rows that they have to see again; `write` adds the others as they were.
+    Raises ShardError, besides the exceptions of `Steps`, if the finished shard cannot be read.
     """
 
     replaces = True
@@ -213,7 +213,7 @@ class RetrySteps(Steps):
         yield from super().read(plan, rows.filter(pc.is_in(rows["key"], self.old(plan).failed)))
 
     def download(self, plan: ShardPlan, parts: Iterable[Part]) -> Part:
-        """Download the images of the rows to try again; return them with all others, as a job would."""
+        """Download the images of the rows to try again; return them, as a job would, with others that stages have to see."""
         tried, notes = super().download(plan, parts)
         old, rows = self.old(plan), planned_rows(plan)
         others = rows.filter(pc.invert(pc.is_in(rows["key"], tried["key"])))
@@ -226,7 +226,7 @@ class RetrySteps(Steps):
             set(old.failed.to_pylist()) & set(table["key"].take(pa.array(kept, pa.int64())).to_pylist())
         )
         if not is_recovered:
-            return freeze(table, kept), notes
+            return without_rows(table, kept), notes
         lacking = self.without_image(plan, table, kept)
         if not lacking:
             return table, notes
@@ -237,7 +237,7 @@ class RetrySteps(Steps):
         table = add_fetched(table, again)
         images, stages = table["image"], old.table["stage"].to_pylist()
         lost = [i for i in lacking if not images[i].is_valid and stages[i] not in TEXT_STAGES]
-        return freeze(table, lost), notes + dataclasses.replace(more, unanswered=0)
+        return without_rows(table, lost), notes + dataclasses.replace(more, unanswered=0)
 
     def without_image(self, plan: ShardPlan, table: pa.Table, kept: Sequence[int]) -> list[int]:
         """Return the rows of a DOWNLOADED table whose image is needed, and not stored: for a model, or as a thumbnail."""
@@ -246,14 +246,14 @@ class RetrySteps(Steps):
         return [i for i in kept if not images[i].is_valid and (stages[i] not in TEXT_STAGES or keys[i] in shown)]
 
     def write(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> Done:
-        """Give the rows that no stage saw their columns back, and replace the shard, unless it is as it was."""
+        """Add the rows that no stage saw, and replace the shard, unless it is as it was."""
         old = self.old(plan)
-        stages = table["stage"].to_pylist()
-        frozen = [stage == "write" for stage in stages]
-        if any(frozen):
-            places = pa.array([i if is_frozen else len(frozen) + i for i, is_frozen in enumerate(frozen)], pa.int64())
-            table = pa.concat_tables([old.table, table.select(old.table.schema.names)]).take(places)
-        if all(is_frozen or stage in ("read", "download") for is_frozen, stage in zip(frozen, stages, strict=True)):
+        is_recovered = any(stage not in ("read", "download") for stage in table["stage"].to_pylist())
+        keys = old.table["key"].to_pylist()
+        places = dict(zip(table["key"].to_pylist(), range(len(keys), len(keys) + table.num_rows), strict=True))
+        chosen = pa.array([places.get(key, i) for i, key in enumerate(keys)], pa.int64())
+        table = pa.concat_tables([old.table, table.select(old.table.schema.names)]).take(chosen)
+        if not is_recovered:
             if all(table[name].equals(old.table[name]) for name in DROP):
                 return Done(old.manifest, notes.faults, host=socket.gethostname())
             shown = read_dropped(self.store, plan.index, table["key"].to_pylist())
@@ -266,9 +266,9 @@ def without_images(table: pa.Table) -> pa.Table:
     return set_column(table, "image", pa.nulls(table.num_rows, pa.binary()))
 
 
-def freeze(table: pa.Table, rows: Iterable[int]) -> pa.Table:
-    """Mark rows that no stage has to see again."""
-    return drop_rows(table, "write", dict.fromkeys(rows, Drop(INTERNAL_ERROR)))
+def without_rows(table: pa.Table, rows: Iterable[int]) -> pa.Table:
+    """Return a table without the rows at these places."""
+    return table.take(pa.array(sorted({*range(table.num_rows)}.difference(rows)), pa.int64()))
 
 
 def add_fetched(table: pa.Table, fetched: pa.Table) -> pa.Table:

@@ -4,8 +4,10 @@ import dataclasses
 import hashlib
 import json
 import logging
+import secrets
+from collections import deque
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, cast
 
@@ -19,9 +21,8 @@ from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
 from pipeline.commands.frame import check_keys, derive_command, new_config, take_options, take_path, take_paths
 from pipeline.commands.rewrite_order import MixedShard, key_end, make_mixed, plan_order
 from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
-from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey, scorer_identity
+from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey
 from pipeline.config import PipelineConfig, content_hash
-from pipeline.models import NO_MODEL
 from pipeline.output.finished import formats_by_hash
 from pipeline.output.ledger import read_batches
 from pipeline.output.lock import Lease
@@ -42,9 +43,9 @@ USAGE: Final = f"""\
 usage: hypergrit rewrite source=A [source=B ...] output=NEW [key=value ...]
 
 Makes a new output from one or several finished ones: other thresholds or formats, several outputs in one, without
-duplicates, without evaluation images, in shards of another size. No model runs except the scorer for dedupe=[meaning];
-the sources are left alone. The options combine, in this order: thresholds, duplicates (dedupe), evaluation
-images (against), shards of another size and the shuffle.
+duplicates, without evaluation images, in shards of another size. No model runs; the sources are left alone. The
+options combine, in this order: thresholds, duplicates (dedupe), evaluation images (against), shards of another size and
+the shuffle.
 
   hypergrit rewrite source=out/demo output=out/strict score.min_score=0.8 score.min_side_px=48
   hypergrit rewrite source=out/coyo source=out/laion output=out/both
@@ -84,9 +85,8 @@ BOX_FILTERS: Final = {f"score.{name}" for name in THRESHOLDS} - {"score.min_imag
 SETTINGS: Final = (*FILTERS, "write", "overwrite")
 """Settings of the job that the command takes, besides those of every command."""
 NEEDED: Final = {
-    "dedupe_radius": "dedupe=[picture]", "dedupe_cosine": "dedupe=[meaning]", "memory_gb": "dedupe=[url]",
-    "against_radius": "against=FOLDER",
-    **dict.fromkeys(("shuffle", "seed", "mix_shards"), "samples_per_shard=10000"),
+    "dedupe_radius": "dedupe=[picture]", "memory_gb": "dedupe=[url]", "against_radius": "against=FOLDER",
+    "shuffle": "samples_per_shard=10000", "seed": "samples_per_shard=10000",
 }  # fmt: skip
 """Option -> an example of the option without which it has no effect."""
 ROW_KEYS: Final = ("input", "output", "limit", "rows_per_shard")
@@ -100,15 +100,11 @@ class RewriteOptions:
     # also join outputs whose settings, models or versions differ; each shard keeps its own in its manifest
     mixed: bool = False
     # what makes two kept rows duplicates, one or more of: url (equal URLs), bytes (equal SHA-256 of the bytes that were
-    # received), picture (perceptual hashes of the stored images within `dedupe_radius`), meaning (cosine of the embeddings
-    # of the stored images by the job's scorer at least `dedupe_cosine`). The lowest key stays
+    # received), picture (perceptual hashes of the stored images within `dedupe_radius`). The lowest key stays
     dedupe: tuple[str, ...] = ()
     # number of the 64 bits in which the hashes of duplicates may differ, 0 to 8; must be given for picture. Two pictures
     # differ in an even number of bits, nearly always
     dedupe_radius: int | None = None
-    # cosine from which two images have the same meaning; must be given for meaning. Look at the pairs before you choose: it
-    # depends on the scorer
-    dedupe_cosine: float | None = None
     # memory that the comparison may use, in GB; beyond it, it uses the disk of TMPDIR
     memory_gb: float = 4.0
     # number of the 64 bits, 0 to 16, in which the perceptual hashes of the same image may differ; 6 finds 93 % of copies
@@ -117,13 +113,10 @@ class RewriteOptions:
     # kept rows, which are the samples of train/ and grit/, of a new shard; the last one may have fewer. null: the shards
     # of the sources
     samples_per_shard: int | None = None
-    # shuffle the samples across shards; false: keep their order
+    # shuffle the shards, and the samples across groups of 64 of them; false: keep their order
     shuffle: bool = True
     # seed of the order
     seed: int = 0
-    # number of source shards whose samples are mixed: first the shards are shuffled, then the samples of each group of
-    # so many; each shard of arrow/ is read about mix_shards times. null: all, so that every order is equally likely
-    mix_shards: int | None = 64
     # also read a source with unfinished shards of the job, whose rows are left out; the new output records their number
     incomplete: bool = False
 
@@ -137,14 +130,8 @@ class RewriteOptions:
                 "dedupe=[picture] and dedupe_radius=BITS belong together, such as dedupe=[url,bytes,picture] "
                 "dedupe_radius=4"
             )
-        check_range(self, "dedupe_cosine", least=0, most=1)
-        if ("meaning" in self.dedupe) != (self.dedupe_cosine is not None):
-            raise UserError(
-                "dedupe=[meaning] and dedupe_cosine=COSINE belong together, such as dedupe=[url,bytes,meaning] "
-                "dedupe_cosine=0.95"
-            )
         check_range(self, "against_radius", least=0, most=MAX_EVALUATION_RADIUS)
-        check_range(self, "samples_per_shard", "mix_shards", least=1)
+        check_range(self, "samples_per_shard", least=1)
         check_range(self, "seed", least=0, most=2**64 - 1)
 
     @property
@@ -182,22 +169,18 @@ def rewrite(arguments: Sequence[str]) -> int:
         raise UserError(f"a manifest of the sources lacks {error}; see hypergrit verify") from error
     if len(sources) > 1 and not options.mixed and (found := differences(sources, owns, parts)):
         raise UserError(f"the sources differ in {'; '.join(found)}. Give mixed=true to join them all the same")
-    if "meaning" in options.dedupe and new.score.scorer == NO_MODEL:
-        raise UserError(
-            f"dedupe=[meaning] compares embeddings of the scorer, but {folders[0]} was made with scorer=none"
-        )
     evaluation = read_evaluation_set(against, options.against_radius, new.write.strip_url_queries) if against else None
-    pass_ = Pass(parts, new, options, evaluation, bool(given & set(FILTERS)))
+    this = Pass(parts=parts, config=new, options=options, evaluation=evaluation, filters=bool(given & set(FILTERS)))
     record = None
-    if len(sources) == 1 and pass_.keeps_shards and (record := read_record(sources[0].store)):
+    if len(sources) == 1 and this.keeps_shards and (record := read_record(sources[0].store)):
         record = {**record, "settings": settings_of(new), "provenance": parts[0].provenance}
     left_out = [left for source in sources for left in source.left_out]
     result = write_output(
-        partial(make_table, pass_.reader), pass_.plan, [source.store for source in sources], new, left_out, record,
-        pass_.prepare,
+        partial(make_table, this.reader), this.plan, [source.store for source in sources], new, left_out, record,
+        this.prepare,
     )  # fmt: skip
     if not result.n_failures:
-        pass_.survey.clean(Store(output))
+        this.survey.clean(Store(output))
     return result.exit_code
 
 
@@ -224,15 +207,16 @@ def check_part(part: Part) -> Part:
     return part
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Pass:
-    """One pass of the command over the rows of `parts`; `filters`: thresholds are applied again."""
+    """One pass of the command over the rows of `parts`; `filters`: thresholds are applied again. `token` marks its files."""
 
     parts: Sequence[Part]
     config: PipelineConfig
     options: RewriteOptions
     evaluation: EvaluationSet | None
     filters: bool
+    token: str = field(default_factory=partial(secrets.token_hex, 16))
 
     @property
     def keeps_shards(self) -> bool:
@@ -254,31 +238,26 @@ class Pass:
             identities = json.dumps([part.identity for part in self.parts])
             found |= {"dedupe": options.criteria, "parts": hashlib.sha256(identities.encode()).hexdigest()}
             found |= {} if options.dedupe_radius is None else {"dedupe_radius": options.dedupe_radius}
-        if options.dedupe_cosine is not None:
-            scorer = scorer_identity(self.config.score)
-            found |= {"dedupe_cosine": options.dedupe_cosine, **{f"scorer_{key}": text for key, text in scorer.items()}}
         if self.evaluation is not None:
             found |= {"against": self.evaluation.digest, "against_radius": options.against_radius}
         if options.samples_per_shard is not None:
             found |= {"samples_per_shard": options.samples_per_shard, "shuffle": options.shuffle}
-            found |= {"seed": options.seed, "mix_shards": options.mix_shards} if options.shuffle else {}
+            found |= {"seed": options.seed} if options.shuffle else {}
         return found
 
     @property
     def reader(self) -> PartReader:
         """Reads the rows of the new shards."""
-        if not (self.options.dedupe or self.counts):
-            return PartReader(self.config.output, None, self.evaluation)
-        identity = json.dumps([self.settings, [part.identity for part in self.parts]])
-        return PartReader(self.config.output, hashlib.sha256(identity.encode()).hexdigest(), self.evaluation)
+        has_drops = self.options.dedupe or self.counts
+        return PartReader(self.config.output, self.token if has_drops else None, self.evaluation)
 
     @property
     def survey(self) -> Survey:
         """The survey that is made before a shard is written."""
         options = self.options
         return Survey(
-            self.parts, self.reader, self.config, options.criteria, options.dedupe_radius or 0,
-            options.dedupe_cosine or 0.0, options.memory_gb, self.counts,
+            parts=self.parts, reader=self.reader, config=self.config, criteria=options.criteria,
+            radius=options.dedupe_radius or 0, memory_gb=options.memory_gb, counts=self.counts,
         )  # fmt: skip
 
     def prepare(self, store: Store, lease: Lease) -> None:
@@ -286,7 +265,7 @@ class Pass:
         if self.options.dedupe and not self.counts:
             self.survey.run(store, lease)
         if self.options.samples_per_shard is not None:  # the new shards read pieces of it
-            self.survey.each(check_part, self.parts, "checked", lease)
+            deque(self.survey.each(check_part, "checked", lease), maxlen=0)
 
     def plan(self, store: Store, lease: Lease) -> Sequence[NewShard]:
         """Return the new shards: those of the sources, or shards of equal numbers of samples."""
@@ -345,11 +324,18 @@ def plan_parts(
             thresholds = Thresholds(**known[text]["thresholds"]) if given & set(FILTERS) else None
             parts.append(
                 Part(
-                    source.shard(index), len(parts), plan, known[text], manifest["counts"]["kept"],
-                    offset if len(sources) > 1 else None, thresholds, own.score.keep_all, keeps_pairs,
-                    keeps_pairs != own.ground.keeps_pairs,
+                    source=source.shard(index),
+                    number=len(parts),
+                    plan=plan,
+                    provenance=known[text],
+                    n_kept=manifest["counts"]["kept"],
+                    offset=offset if len(sources) > 1 else None,
+                    thresholds=thresholds,
+                    keep_all=own.score.keep_all,
+                    keeps_pairs=keeps_pairs,
+                    takes_out_pairs=keeps_pairs != own.ground.keeps_pairs,
                 )
-            )  # fmt: skip
+            )
         offset += key_end(plans)
     return parts
 

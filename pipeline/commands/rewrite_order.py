@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, count, pairwise
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +21,8 @@ from schemas.manifest import SourceShard
 # Rows of a new shard: which rows of the sources they are, and reading them.
 
 Order = NDArray[np.int64]
+MIXED: Final = 64
+"""Shards whose samples are mixed: a new shard reads the rows of at most so many, or of twice as many."""
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,7 @@ def make_groups(parts: Sequence[Part], kept: Sequence[int], settings: Mapping[st
     order, size = list(range(len(parts))), 1
     if settings["shuffle"]:
         order = permutation(len(parts), settings["seed"], 0).tolist()
-        size = settings["mix_shards"] or len(parts)
+        size = MIXED
     alike: dict[str, list[int]] = {}
     for i in order:
         alike.setdefault(json.dumps(parts[i].provenance, sort_keys=True), []).append(i)

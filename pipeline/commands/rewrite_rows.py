@@ -30,7 +30,7 @@ from schemas.table import Drop, conform, drop_rows, set_column
 # The rows of a shard of a source, with all that the command does to them.
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Part:
     """A finished shard of a source, and what becomes of its rows.
 
@@ -63,8 +63,8 @@ class Part:
 class PartReader:
     """Reads parts for the output `output`, with all steps applied.
 
-    `drops` is the identity of the files of rows to drop that `output` holds, None without any. The images of the rows
-    are compared with `found`.
+    `drops` is the token of the files of rows to drop that `output` holds, None without any. The images of the rows are compared
+    with `found`.
     """
 
     output: str
@@ -116,7 +116,7 @@ class PartReader:
         if decided is None:
             store = Store(self.output)
             raise UserError(f"{store.url(store.file(DROPS_FILE, part.number))} has gone; run the same command again")
-        return {row["key"]: Drop(row["reason"], row["detail"] or "") for row in decided[0].to_pylist()}
+        return {row["key"]: Drop(row["reason"], row["detail"] or "") for row in decided.to_pylist()}
 
 
 def concat(tables: Iterable[pa.Table]) -> pa.Table:
@@ -187,7 +187,8 @@ def format_key(number: int) -> str:
 
 DROPS: Final = pa.schema([("key", pa.string()), ("reason", pa.string()), ("detail", pa.string())])
 """A row to drop, by its key in the new output (schemas.status)."""
-MADE_FROM, KEPT_ROWS = b"made_from", b"kept_rows"
+MADE_FOR: Final = b"made_for"
+"""Metadata of the file: the token of the pass that has written it; the files of another one are not used."""
 
 
 def drop_by_key(table: pa.Table, drops: dict[str, Drop]) -> pa.Table:
@@ -198,40 +199,26 @@ def drop_by_key(table: pa.Table, drops: dict[str, Drop]) -> pa.Table:
     return drop_rows(drop_rows(table, "write", repeated), "download", seen, (*HEAVY, *LATER))
 
 
-def write_drops(output: str, identity: str, part: Part, drops: pa.Table, n_kept: int | None = None) -> None:
-    """Write the rows of a part to drop, and how many rows are kept if that is known."""
-    store, kept = Store(output), b"" if n_kept is None else b"%d" % n_kept
-    content = encode(drops, {MADE_FROM: identity.encode(), KEPT_ROWS: kept})
-    store.write_bytes(store.file(DROPS_FILE, part.number), content)
-
-
-def read_drops(output: str, identity: str, part: Part) -> tuple[pa.Table, int | None] | None:
-    """Return what `write_drops` wrote; None without it, if it has another identity, or if it is damaged."""
-    store = Store(output)
-    table = decode_table(store.read(store.file(DROPS_FILE, part.number)), identity)
-    if table is None:
-        return None
-    kept = table.schema.metadata.get(KEPT_ROWS)
-    return table, int(kept) if kept else None
-
-
-def encode(table: pa.Table, metadata: dict[bytes, bytes]) -> bytes:
-    """Return a table with its metadata as the content of an Arrow file."""
+def write_drops(output: str, token: str, part: Part, drops: pa.Table) -> None:
+    """Write the rows of a part that the pass with this token drops."""
     sink = pa.BufferOutputStream()
-    schema = table.schema.with_metadata(metadata)
+    schema = DROPS.with_metadata({MADE_FOR: token})
     with pa.ipc.new_file(sink, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table.cast(schema))
-    return sink.getvalue().to_pybytes()
+        writer.write_table(drops.cast(schema))
+    store = Store(output)
+    store.write_bytes(store.file(DROPS_FILE, part.number), sink.getvalue().to_pybytes())
 
 
-def decode_table(content: bytes | None, identity: str) -> pa.Table | None:
-    """Return the table in an Arrow file; None without one, if it is damaged, or if it has another identity."""
+def read_drops(output: str, token: str, part: Part) -> pa.Table | None:
+    """Return what `write_drops` wrote; None without it, if it has another token, or if it is damaged."""
+    store = Store(output)
+    content = store.read(store.file(DROPS_FILE, part.number))
     try:
         table = pa.ipc.open_file(pa.BufferReader(content or b"")).read_all()
         table.validate(full=True)
     except (pa.ArrowException, ValueError):
         return None
-    return table if (table.schema.metadata or {}).get(MADE_FROM) == identity.encode() else None
+    return table if (table.schema.metadata or {}).get(MADE_FOR) == token.encode() else None
 
 
 # Other thresholds.

@@ -26,7 +26,6 @@ from schemas.files import (
     COMMAND_FILE,
     DROPPED_FILE,
     DROPS_FILE,
-    FACTS_FILE,
     FAILED_FILE,
     FILES,
     INDEX_FILE,
@@ -234,7 +233,7 @@ def drafts(store: Store) -> list[str]:
 
 KINDS: Final = {
     *(kind for kinds in FILES.values() for kind in kinds), INDEX_FILE, MANIFEST_FILE, DROPPED_FILE, SUMMARY_FILE,
-    FAILED_FILE, TIMINGS_FILE, JOURNAL_FILE, FACTS_FILE, DROPS_FILE,
+    FAILED_FILE, TIMINGS_FILE, JOURNAL_FILE, DROPS_FILE,
 }  # fmt: skip
 OTHERS: Final = {
     JOB_FILE, COMMAND_FILE, LEASE_FILE, f"{LEASE_FILE}.lock", TAKEDOWNS_FILE, RESOLVED_FILE, STATS_FILE,
@@ -279,7 +278,6 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     left = leftovers(store, manifests)
     finished = {manifest["shard"] for manifest in manifests}
     damaged = [store.file(MANIFEST_FILE, index) for index in indices(store, MANIFEST_FILE) if index not in finished]
-    working = [store.file(kind, index) for kind in (FACTS_FILE, DROPS_FILE) for index in indices(store, kind)]
     # The shard of a takedown that was killed may have been made again since, without its rows; not so its thumbnails.
     # A shard in train/ alone does not tell whose thumbnails it has: its dropped rows are nowhere.
     shown = [manifest for manifest in manifests if has_taken_down(manifest) or set(manifest["formats"]) <= {"train"}]
@@ -287,7 +285,7 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     files = [name for names in left.values() for name in names]
     for failed in read_failed(store):  # a message may quote a row
         write_failed(store, {**failed, "error": "removed by a takedown; run the job again", "traceback": ""})
-    store.remove_many({*damaged, *working, *thumbnails, *files, *remade(store), *drafts(store)})
+    store.remove_many({*damaged, *thumbnails, *files, *remade(store), *drafts(store)})
 
 
 def has_taken_down(manifest: Manifest) -> bool:

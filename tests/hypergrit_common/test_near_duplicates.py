@@ -6,7 +6,6 @@ import cv2
 import numpy as np
 import pytest
 
-from hypergrit_common import near_duplicates
 from hypergrit_common.images import Image
 from hypergrit_common.near_duplicates import find_near, perceptual_hash
 from tests.pipeline.commands.derive.outputs import picture
@@ -56,22 +55,3 @@ def test_nothing_is_near_an_empty_set() -> None:
     none = np.zeros(0, np.uint64)
     assert find_near(np.array([5], np.uint64), none, 3).tolist() == [False]
     assert find_near(none, np.array([5], np.uint64), 3).tolist() == []
-
-
-@pytest.mark.parametrize("cosine", [0.5, 0.8, 2.0])
-def test_of_embeddings_that_are_alike_the_first_that_stays_is_kept(
-    cosine: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(near_duplicates, "BLOCK", 16)
-    features = np.random.default_rng(0).normal(size=(100, 4)).astype(np.float32)
-    features = (features / np.linalg.norm(features, axis=1, keepdims=True)).astype(np.float16)
-    cosines = features.astype(np.float32) @ features.astype(np.float32).T
-    stays = list[int]()
-    expected = []
-    for i in range(100):
-        near = [j for j in stays if cosines[i, j] >= cosine]
-        expected.append(near[0] if near else i)
-        stays += [] if near else [i]
-    assert near_duplicates.find_alike(features, cosine).tolist() == expected
-    assert near_duplicates.find_alike(features[:0], cosine).tolist() == []
-    assert len(stays) == 100 if cosine == 2 else 5 < len(stays) < 100

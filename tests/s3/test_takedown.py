@@ -8,7 +8,7 @@ import pytest
 from pipeline.commands import takedown
 from pipeline.output.commit import Staging
 from schemas.files import JOURNAL_FOLDER
-from tests.pipeline.commands.derive.scenes import write_output
+from tests.pipeline.commands.derive.outputs import write_output
 from tests.pipeline.jobs import hash_output
 
 

@@ -44,7 +44,7 @@ REWRITES: tuple[tuple[str, ...], ...] = (
     ("samples_per_shard=2", "shuffle=false", "dedupe=[bytes]"),
     ("against={evaluation}",),
     ("incomplete=true", "score.min_score=0.72"),
-    ("overwrite=true", "samples_per_shard=4", "mix_shards=null"),
+    ("overwrite=true", "samples_per_shard=4"),
     ("overwrite=true",),
 )
 """Options of rewrites. `{evaluation}` is a list with the hash of an image."""

@@ -1,4 +1,4 @@
-"""Commands with one worker run in the process of the test, which may have patched what the worker calls."""
+"""Jobs and commands run in the process of the test, which may have patched what a worker calls, unless they ask for two."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -12,8 +12,8 @@ from tests.pipeline.here import compute_here
 
 
 def compute(plans: Sequence[Any], config: RayConfig, recipe: Recipe) -> Iterator[Any]:
-    """Compute shards here for one worker, else in child processes."""
-    return (compute_here if config.cpu_workers == 1 else compute_local)(plans, config, recipe)
+    """Compute shards in child processes for two workers, else here."""
+    return (compute_local if config.cpu_workers == 2 else compute_here)(plans, config, recipe)
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -9,19 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from hypergrit_common.errors import UserError
 from pipeline.commands import explore, export, quality, rewrite, takedown
 from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.commands.verify import main as verify_main
-from pipeline.output.store import Store
 from pipeline.report.stats import build_stats
 from pipeline.summary import totals
 from tests.patience import PATIENCE_S
-from tests.pipeline.commands.derive.outputs import Row, kept, lost, make_output, picture
+from tests.pipeline.commands.derive.outputs import LOCAL, Row, kept, lost, make_output, picture
 from tests.pipeline.commands.derive.rows import rows_of
 from tests.pipeline.jobs import hash_output
 
-LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 Printed = pytest.CaptureFixture[str]
 
 
@@ -44,6 +41,12 @@ def flip(path: Path, marker: bytes) -> None:
     data = bytearray(path.read_bytes())
     data[data.index(marker) + 300] ^= 1
     path.write_bytes(data)
+
+
+def damage_index(source: Path, damage: str) -> None:
+    (source / "_index/00001.arrow").unlink()
+    if damage == "other":
+        shutil.copy(source / "_index/00000.arrow", source / "_index/00001.arrow")
 
 
 @pytest.mark.parametrize("name", ["grit/00001.tar", "arrow/00001.arrow"])
@@ -69,10 +72,14 @@ def test_rewrite_divides_no_damaged_shard(source: Path, tmp_path: Path, capsys: 
     assert not (tmp_path / "new/_manifests").exists()
 
 
-def test_an_index_with_a_wrong_offset_is_not_used(source: Path, intact: Path, tmp_path: Path) -> None:
-    shutil.copy(source / "_index/00000.arrow", source / "_index/00001.arrow")
+@pytest.mark.parametrize("damage", ["missing", "other"])
+@pytest.mark.parametrize("options", [[], ["samples_per_shard=2"]], ids=str)
+def test_a_damaged_index_is_not_used(
+    source: Path, intact: Path, tmp_path: Path, options: list[str], damage: str
+) -> None:
+    damage_index(source, damage)
     for folder in (source, intact):
-        assert rewrite.main([f"source={folder}", f"output={tmp_path / folder.parent.name}", *LOCAL]) == 0
+        assert rewrite.main([f"source={folder}", f"output={tmp_path / folder.parent.name}", *options, *LOCAL]) == 0
     found, expected = (sorted((tmp_path / folder.parent.name / "grit").iterdir()) for folder in (source, intact))
     assert [path.read_bytes() for path in found] == [path.read_bytes() for path in expected]
 
@@ -82,10 +89,7 @@ def test_a_takedown_restores_a_damaged_index(source: Path, tmp_path: Path, damag
     url = next(row["url"] for row in rows_of(source) if row["status"] == "kept" and int(row["key"]) >= 3)
     (tmp_path / "list.txt").write_text(url)
     clean = Path(shutil.copytree(source, tmp_path / "clean"))
-    if damage == "missing":
-        (source / "_index/00001.arrow").unlink()
-    else:
-        shutil.copy(source / "_index/00000.arrow", source / "_index/00001.arrow")
+    damage_index(source, damage)
     for folder in (source, clean):
         assert takedown.main([str(folder), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
     assert hash_output(source) == hash_output(clean)
@@ -177,12 +181,3 @@ def test_a_manifest_of_strangers_is_one_line(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert VERBS[verb](str(source), tmp_path / "new") in (0, 1, 2, 3)
     assert "Traceback" not in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["a::b", "a\nb"])
-def test_a_name_that_would_be_another_one_is_refused(source: Path, tmp_path: Path, capsys: Printed, name: str) -> None:
-    with pytest.raises(UserError, match="give another one"):
-        Store(str(tmp_path / name))
-    assert rewrite.main([f"source={source}", f"output={tmp_path / name}", *LOCAL]) == 2
-    assert capsys.readouterr().err.count("\n") == 1
-    assert [path.name for path in tmp_path.iterdir()] == ["source"]

@@ -29,7 +29,7 @@ def test_half_written_files_and_databases_of_killed_commands_are_removed(
     make_output(source, random_shards(2, 2))
     for folder in (temporary, output / "train", output / "_dedupe"):
         folder.mkdir(parents=True)
-    files = [str(output / name) for name in ("train/00001.tar", "_dedupe/00000.facts.arrow", "stats.json")]
+    files = [str(output / name) for name in ("train/00001.tar", "_dedupe/00000.drops.arrow", "stats.json")]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     subprocess.run([sys.executable, "-c", CODE, str(temporary), *files], check=True, env=environment)
     assert len(list(output.rglob("*.tmp"))) == 3

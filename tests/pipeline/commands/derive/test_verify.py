@@ -9,11 +9,9 @@ import pytest
 
 from pipeline.commands import rewrite
 from pipeline.output.ledger import CHUNK, AllKeys, ShardKeys
-from tests.pipeline.commands.derive.outputs import make_output, random_shards
+from tests.pipeline.commands.derive.outputs import LOCAL, make_output, random_shards
 from tests.pipeline.commands.verify.damage import flip
 from tests.pipeline.commands.verify.test_command import Printed, verify
-
-LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 
 
 @pytest.fixture(scope="module")
