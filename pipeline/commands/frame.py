@@ -14,8 +14,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute, check_output_is_absolute
 from hypergrit_common.urls import check_no_user
 from pipeline.config import KEYS, Messages, PipelineConfig
-from pipeline.output.source import read_config
-from pipeline.output.store import Store
+from pipeline.output.source import Source, read_config
 
 Options = TypeVar("Options")
 
@@ -166,12 +165,12 @@ def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options,
     return options, [item for item in arguments if item not in mine]
 
 
-def new_config(store: Store, changes: Sequence[str], output: str) -> PipelineConfig:
+def new_config(source: Source, changes: Sequence[str], output: str) -> PipelineConfig:
     """Return the configuration of a rewritten output: that of the source with the `key=value` arguments `changes`.
 
     Raises UserError if they bring back the queries of URLs.
     """
-    old, new = read_config(store), read_config(store, changes)
-    if old.write.strip_url_queries and not new.write.strip_url_queries:
+    new = read_config(source.store, changes)
+    if source.config.write.strip_url_queries and not new.write.strip_url_queries:
         raise UserError("write.strip_url_queries=false: the source has no queries any more; leave it true")
     return dataclasses.replace(new, output=output)

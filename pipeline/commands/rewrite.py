@@ -159,7 +159,7 @@ def rewrite(arguments: Sequence[str]) -> int:
         raise UserError(f"source={twice} is given twice; every row would be in the output twice")
     own = ("source", "output", "against", *RewriteOptions.__dataclass_fields__)
     given = check_keys(changes, SETTINGS, "rewrite", own=own)
-    new = new_config(sources[0].store, changes, output)
+    new = new_config(sources[0], changes, output)
     olds = [source.config for source in sources]
     new = joint_config(olds, new, given)
     owns = [own_config(old, new, given) for old in olds]

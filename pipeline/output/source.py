@@ -2,6 +2,7 @@
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
+from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
@@ -59,7 +60,7 @@ class Source:
         for manifest in self.manifests.values():
             check_formats(self.store, manifest)
 
-    @property
+    @cached_property
     def config(self) -> PipelineConfig:
         """The configuration of the job. Raises UserError if it cannot be read."""
         return read_config(self.store)

@@ -147,7 +147,7 @@ def multiset(output: Path | str, without: Sequence[str] = ()) -> Counter[str]:
 
 def plan_shards(source: Source, output: Path, options: RewriteOptions) -> Sequence[NewShard]:
     """The shards of a rewrite of one source; `options` leave their number of rows as it is."""
-    config = new_config(source.store, [], str(output))
+    config = new_config(source, [], str(output))
     parts = plan_parts([source], [source.config], [source.config], set())
     unused: Any = None
     found = Pass(parts=parts, config=config, options=options, evaluation=None, filters=False)

@@ -8,26 +8,13 @@ import pytest
 from hypergrit_common.cli import NOTHING_KEPT
 from pipeline import grit
 from pipeline.commands import rewrite, takedown
-from tests.pipeline.commands.derive.outputs import LOCAL, kept, make_output, picture, random_shards, read_rows, scored
+from tests.pipeline.commands.derive.outputs import LOCAL, kept, make_output, picture, read_rows, scored
 from tests.pipeline.commands.derive.rows import manifests_of
 from tests.pipeline.jobs import hash_output, run_job
 
 
 def run(output: Path, *arguments: str) -> int:
     return rewrite.main([f"output={output}", *arguments, *LOCAL])
-
-
-def test_plans_and_origins_are_those_of_concatenated_inputs(tmp_path: Path) -> None:
-    shards = random_shards(1, 3)
-    del shards[1]
-    make_output(tmp_path / "a", shards)
-    make_output(tmp_path / "b", random_shards(2, 1))
-    assert run(tmp_path / "new", f"source={tmp_path / 'a'}", f"source={tmp_path / 'b'}") == 0
-    found = manifests_of(tmp_path / "new")
-    assert [manifest["plan"]["first_row"] for manifest in found] == [0, 16, 21]
-    assert found[2]["origin"]["sources"][0]["output"] == str(tmp_path / "b")
-    assert found[2]["origin"]["settings"] == {"key_offset": 21}
-    assert run(tmp_path / "new", f"source={tmp_path / 'b'}", f"source={tmp_path / 'a'}") == 2  # others are finished
 
 
 def test_an_output_of_a_job_merged_alone_is_the_same(finished: Path, tmp_path: Path) -> None:

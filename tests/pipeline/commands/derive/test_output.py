@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -30,7 +31,7 @@ from pipeline.output.write import stage
 from pipeline.run import derived as output
 from pipeline.run.derived import NewShard
 from tests.patience import wait_until
-from tests.pipeline.commands.derive.outputs import make_output, plan_shards, random_shards, read_rows
+from tests.pipeline.commands.derive.outputs import LOCAL, make_output, plan_shards, random_shards, read_rows
 from tests.pipeline.jobs import hash_output
 
 SCRIPT = """
@@ -44,6 +45,15 @@ from tests.pipeline.commands.derive.endless import work
 config = PipelineConfig(input="in", output="out", ray=RayConfig(runner="local", cpu_workers=2))
 tasks = [Task(i, 1, path) for i, path in enumerate(sys.argv[1:])]
 list(Run(config).results(Recipe.calling(work, "worked on"), tasks))
+"""
+
+LEFTOVERS = """
+import os, sys
+from pathlib import Path
+from pipeline.output.store import temporary_folder_prefix, temporary_name
+for path in sys.argv[2:]:
+    Path(temporary_name(path)).write_bytes(b"half")
+Path(sys.argv[1], temporary_folder_prefix() + "abcdefgh").mkdir()
 """
 
 
@@ -93,7 +103,7 @@ def is_tracker(pid: int) -> bool:
 def test_a_worker_of_an_earlier_command_cannot_write_to_the_output(tmp_path: Path) -> None:
     source, new = tmp_path / "source", tmp_path / "new"
     make_output(source, random_shards(2, 3))
-    arguments = [f"source={source}", f"output={new}", "samples_per_shard=4", "ray.runner=local", "ray.cpu_workers=1"]
+    arguments = [f"source={source}", f"output={new}", "samples_per_shard=4", *LOCAL]
     assert rewrite.main([*arguments, "seed=2"]) == 0
     before, config = hash_output(new), Source(str(new)).config
     stale = plan(source, new, seed=1)[0]
@@ -124,7 +134,7 @@ def test_a_shard_that_an_earlier_command_commits_meanwhile_is_replaced(
     make_output(source, random_shards(2, 3))
     old, wanted = (plan(source, new, seed)[0] for seed in (1, 2))
     assert (old.plan, old.provenance) == (wanted.plan, wanted.provenance)
-    config, exclusive = new_config(Store(str(source)), [], str(new)), stage.exclusive
+    config, exclusive = new_config(Source(str(source)), [], str(new)), stage.exclusive
     with hold_lease(Store(str(new))) as lease:
 
         @contextlib.contextmanager
@@ -141,13 +151,31 @@ def test_a_shard_that_an_earlier_command_commits_meanwhile_is_replaced(
     assert manifest["origin"]["settings"]["seed"] == 2
 
 
+def test_half_written_files_and_databases_of_killed_commands_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, output, temporary = tmp_path / "a", tmp_path / "b", tmp_path / "tmp"
+    make_output(source, random_shards(2, 2))
+    for folder in (temporary, output / "train", output / "_dedupe"):
+        folder.mkdir(parents=True)
+    files = [str(output / name) for name in ("train/00001.tar", "_dedupe/00000.drops.arrow", "stats.json")]
+    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
+    subprocess.run([sys.executable, "-c", LEFTOVERS, str(temporary), *files], check=True, env=environment)
+    assert len(list(output.rglob("*.tmp"))) == 3
+    assert len(list(temporary.iterdir())) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+    assert rewrite.main([f"source={source}", f"output={output}", "dedupe=[url]", *LOCAL]) == 0
+    assert list(output.rglob("*.tmp")) == []
+    assert list(temporary.iterdir()) == []
+
+
 def test_lines_show_the_progress_where_there_is_no_terminal(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.config.LogConfig.interval_s", 0.001)
     caplog.set_level(logging.INFO)
     make_output(tmp_path / "a", random_shards(2, 2))
-    arguments = [f"source={tmp_path / 'a'}", "ray.runner=local", "ray.cpu_workers=1"]
+    arguments = [f"source={tmp_path / 'a'}", *LOCAL]
     assert rewrite.main([*arguments, f"output={tmp_path / 'b'}"]) == 0
     assert "written: 2 of 2 shards" in caplog.text
     assert rewrite.main([*arguments, f"output={tmp_path / 'c'}", "dedupe=[url]"]) == 0

@@ -5,26 +5,23 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipeline.commands import rewrite
 from pipeline.commands.rewrite import RewriteOptions
 from pipeline.commands.rewrite_order import permutation
 from pipeline.output import source as pick
-from pipeline.output.manifest import manifest_hash
 from pipeline.output.source import Source
 from pipeline.run import derived
 from tests.pipeline.commands.derive.outputs import (
     LOCAL,
     kept,
     make_output,
-    multiset,
     picture,
     plan_shards,
     random_shards,
 )
-from tests.pipeline.commands.derive.rows import manifests_of, rows_of
+from tests.pipeline.commands.derive.rows import rows_of
 from tests.pipeline.jobs import hash_output
 
 
@@ -40,24 +37,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     del shards[2]
     make_output(output, shards)
     return output
-
-
-def test_dropped_rows_are_spread_evenly_and_manifests_name_the_shards_that_were_read(
-    source: Path, tmp_path: Path
-) -> None:
-    assert run(source, tmp_path / "new", "samples_per_shard=2", "seed=1") == 0
-    hashes = {manifest["shard"]: manifest_hash(manifest) for manifest in manifests_of(source)}
-    found = manifests_of(tmp_path / "new")
-    for manifest in found:
-        keys = pa.ipc.open_file(tmp_path / "new" / f"arrow/{manifest['shard']:05d}.arrow").read_all()["key"].to_pylist()
-        held = {int(key) // 8: hashes[int(key) // 8] for key in keys}
-        assert {item["shard"]: item["manifest"] for item in manifest["origin"]["sources"]} == held
-    assert any(len(manifest["origin"]["sources"]) < len(hashes) for manifest in found)
-    dropped = [manifest["counts"]["read"] - manifest["counts"]["kept"] for manifest in found]
-    assert max(dropped) - min(dropped) <= 1
-    plans = [manifest["plan"] for manifest in found]
-    assert [plan["first_row"] + plan["n_rows"] for plan in plans[:-1]] == [plan["first_row"] for plan in plans[1:]]
-    assert plans[-1]["first_row"] + plans[-1]["n_rows"] == 37  # one above the highest key of the source
 
 
 @pytest.mark.parametrize("changed", ["a shard that is mixed with it", "nothing"])
@@ -107,13 +86,6 @@ def test_two_workers_write_the_bytes_of_one(source: Path, tmp_path: Path) -> Non
     assert run(source, tmp_path / "one", "samples_per_shard=6", "dedupe=[url]") == 0
     assert run(source, tmp_path / "two", "samples_per_shard=6", "dedupe=[url]", "ray.cpu_workers=2") == 0
     assert hash_output(tmp_path / "one") == hash_output(tmp_path / "two")
-
-
-def test_few_rows_become_one_shard(tmp_path: Path) -> None:
-    make_output(tmp_path / "a", {0: [], 1: [kept(picture(1))]})
-    assert run(tmp_path / "a", tmp_path / "new", "samples_per_shard=1000") == 0
-    assert multiset(tmp_path / "new") == multiset(tmp_path / "a")
-    assert len(manifests_of(tmp_path / "new")) == 1
 
 
 def test_a_source_that_changes_meanwhile_fails(

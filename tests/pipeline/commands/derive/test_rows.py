@@ -18,9 +18,7 @@ from pipeline.commands import rewrite, rewrite_order
 from pipeline.commands.evaluation_set import LATER
 from pipeline.commands.rewrite_survey import Criterion
 from pipeline.commands.verify import VerifyOptions, verify
-from pipeline.output.ledger import read_manifests
 from pipeline.output.manifest import manifest_hash
-from pipeline.output.store import Store
 from schemas.status import KEY_REASONS
 from tests.pipeline.commands.derive.outputs import LOCAL, Row, kept, lost, make_output, picture, read_rows, scored
 from tests.pipeline.commands.derive.rows import manifests_of, rows_of, stats_of
@@ -126,14 +124,13 @@ def draw(rng: random.Random, world: Path) -> Options:
 def expected(world: Path, options: Options) -> tuple[dict[str, Row], dict[str, Row]]:
     """The rows of the sources with their new keys, and the rows of the output."""
     before, offset = dict[str, Row](), 0
-    for name in options.sources:
+    for name, n_keys in key_ends(world, options.sources):
         for key, row in read_rows(world / name).items():
             detail = row["detail"]
             if row["reason"] in KEY_REASONS:
                 detail = f"{int(detail) + offset:012d}"
             before[f"{int(key) + offset:012d}"] = row | {"detail": detail, "origin": (name, int(key) // ROWS_PER_SHARD)}
-        plans = [manifest["plan"] for manifest in manifests_of(world / name)]
-        offset += max(plan["first_row"] + plan["n_rows"] for plan in plans)
+        offset += n_keys
     after = {key: dict(row) for key, row in before.items()}
 
     def drop(key: str, stage: str, reason: str, detail: str | None) -> None:
@@ -156,6 +153,12 @@ def expected(world: Path, options: Options) -> tuple[dict[str, Row], dict[str, R
             elif shown is not None and row["status"] == "kept" and (bits := (phash(row) ^ shown).bit_count()) <= 6:
                 drop(key, "download", "in_evaluation_set", f"perceptual hash, {bits} bits")
     return before, after
+
+
+def key_ends(world: Path, names: Sequence[str]) -> list[tuple[str, int]]:
+    """The sources with the number of keys that each takes, one above its highest row."""
+    plans = {name: [manifest["plan"] for manifest in manifests_of(world / name)] for name in names}
+    return [(name, max(plan["first_row"] + plan["n_rows"] for plan in found)) for name, found in plans.items()]
 
 
 def phash(row: Row) -> int:
@@ -188,41 +191,39 @@ def check_rows(output: Path, before: dict[str, Row], after: dict[str, Row]) -> N
 
 
 def check_shards(output: Path, world: Path, options: Options, before: dict[str, Row], after: dict[str, Row]) -> None:
-    """Compare the division into shards with the options."""
-    shards = [[row["key"] for row in rows] for rows in by_shard(output)]
-    manifests = manifests_of(output)
-    assert all({*manifest["formats"]} == {*options.formats} for manifest in manifests)
-    origins = {name: read_manifests(Store(str(world / name))) for name in options.sources}
+    """Compare the division into shards with the options, and with what the manifests say of it."""
+    manifests, rows = manifests_of(output), iter(rows_of(output))
+    shards = [[next(rows)["key"] for _ in range(manifest["counts"]["read"])] for manifest in manifests]
+    sources = {
+        (name, manifest["shard"]): manifest for name in options.sources for manifest in manifests_of(world / name)
+    }
     for keys, manifest in zip(shards, manifests, strict=True):
-        assert {(item["output"], item["shard"]) for item in manifest["origin"]["sources"]} >= {
-            (str(world / name), shard) for name, shard in (before[key]["origin"] for key in keys)
-        }
+        assert {*manifest["formats"]} == {*options.formats}
+        places = {before[key]["origin"] for key in keys}
+        named = {(item["output"], item["shard"]): item["manifest"] for item in manifest["origin"]["sources"]}
+        assert named == {(str(world / name), i): manifest_hash(sources[name, i]) for name, i in places}
+        assert len({sources[place]["provenance"]["config_hash"] for place in places}) == 1
+    plans = [manifest["plan"] for manifest in manifests]
     if options.samples is None:
-        places = [before[keys[0]]["origin"] for keys in shards]
+        assert [before[keys[0]]["origin"] for keys in shards] == [*sources]
+        offsets = [int(keys[0]) - sources[before[keys[0]]["origin"]]["plan"]["first_row"] for keys in shards]
         assert all(
-            {before[key]["origin"] for key in keys} == {place} for keys, place in zip(shards, places, strict=True)
+            manifest["origin"]["settings"].get("key_offset", 0) == n
+            for manifest, n in zip(manifests, offsets, strict=True)
         )
-        assert places == [(name, manifest["shard"]) for name, found in origins.items() for manifest in found]
+        assert [plan["first_row"] for plan in plans] == [int(keys[0]) for keys in shards]
         return
-    alike = [{before[key]["origin"][0] in ("a", "b", "none") for key in keys} for keys in shards]
-    assert options.sources == ("none", "a") or all(len(kinds) == 1 for kinds in alike)
-    hashes = {(str(world / n), m["shard"]): manifest_hash(m) for n, found in origins.items() for m in found}
-    for manifest in manifests:
-        assert all(hashes[item["output"], item["shard"]] == item["manifest"] for item in manifest["origin"]["sources"])
     kept_keys = [[key for key in keys if after[key]["status"] == "kept"] for keys in shards]
     n_settings = len({manifest["provenance"]["config_hash"] for manifest in manifests})
     assert sum(len(keys) != options.samples for keys in kept_keys) <= n_settings
     assert max(map(len, kept_keys)) <= options.samples
-    if not options.shuffle and n_settings == 1:
+    assert [plan["first_row"] + plan["n_rows"] for plan in plans[:-1]] == [plan["first_row"] for plan in plans[1:]]
+    assert plans[-1]["first_row"] + plans[-1]["n_rows"] == sum(n for _, n in key_ends(world, options.sources))
+    if n_settings == 1:
+        dropped = [len(keys) - len(found) for keys, found in zip(shards, kept_keys, strict=True)]
+        assert max(dropped) - min(dropped) <= 1
         order = [key for keys in kept_keys for key in keys]
-        assert order == sorted(order)
-
-
-def by_shard(output: Path) -> Iterator[list[Row]]:
-    """The rows of each shard."""
-    rows = iter(rows_of(output))
-    for manifest in manifests_of(output):
-        yield [next(rows) for _ in range(manifest["counts"]["read"])]
+        assert options.shuffle or order == sorted(order)
 
 
 class Shuffled:

@@ -16,7 +16,7 @@ from pipeline.output.store import Store
 from pipeline.read.takedown import read_takedown
 from pipeline.read.types import Task
 from pipeline.report.cards import pick_pictures
-from tests.pipeline.commands.derive.outputs import kept, make_output, picture
+from tests.pipeline.commands.derive.outputs import LOCAL, kept, make_output, picture
 
 Printed = pytest.CaptureFixture[str]
 DRAFT = "train/00000.tar.other-1-1.abcd.tmp"
@@ -44,7 +44,7 @@ def after(before: Path) -> Path:
 
 def run_takedown(output: Path) -> int:
     list_file = output.parent / "list.txt"
-    return takedown.main([str(output), f"list={list_file}", "ray.runner=local", "ray.cpu_workers=1"])
+    return takedown.main([str(output), f"list={list_file}", *LOCAL])
 
 
 def copy_page(before: Path, after: Path) -> None:

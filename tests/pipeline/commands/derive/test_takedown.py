@@ -173,10 +173,6 @@ def test_a_dry_run_lists_the_rows_and_writes_nothing(
     assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before
 
 
-class Killed(BaseException):
-    """Stands for a kill, which no handler catches."""
-
-
 @pytest.mark.parametrize("n", range(6))
 def test_a_kill_between_two_files_loses_nothing(
     source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
@@ -186,14 +182,13 @@ def test_a_kill_between_two_files_loses_nothing(
 
     def killed(staging: Staging, relative: str) -> None:
         if len(calls) == n:
-            raise Killed
+            raise KeyboardInterrupt
         calls.append(relative)
         publish(staging, relative)
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "publish_file", killed)
-        with pytest.raises(Killed):
-            run_takedown(output, path)
+        assert run_takedown(output, path) == 130
     assert [problem.file for problem in list_contents(Store(str(output))).problems] == [f"{JOURNAL_FOLDER}/00000.json"]
     assert run_takedown(output, path) == 0
     expected(source, tmp_path / "job", entries_for(source), ALL)
@@ -227,12 +222,11 @@ def test_a_damaged_replacement_locks_nothing(
     path = write_list(tmp_path, *entries_for(source))
 
     def killed(*_: object) -> None:
-        raise Killed
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(Staging, "publish_file", killed)
-        with pytest.raises(Killed):
-            run_takedown(output, path)
+        assert run_takedown(output, path) == 130
     (journal,) = (output / JOURNAL_FOLDER).glob("*.json")
     draft = next((output / "train").glob("*.tmp"))
     if damage == "journal":
@@ -255,12 +249,11 @@ def test_a_killed_takedown_is_finished_by_the_same_command_and_stops_no_other(
 
     def killed(*arguments: Any) -> Iterator[Any]:
         yield from itertools.islice(compute_here(*arguments), {"before": 0, "between": 1, "report": 3}[moment])
-        raise Killed
+        raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr("pipeline.run.loop.compute_local", killed)
-        with pytest.raises(Killed):
-            run_takedown(output, path)
+        assert run_takedown(output, path) == 130
     assert check(output) == (0 if moment == "report" else 1)
     assert run_rewrite(output, tmp_path / "new") == 0
     assert check(tmp_path / "new") == 0  # has none of the rows
