@@ -114,9 +114,9 @@ def test_a_job_that_keeps_no_row_says_so_with_code_4_and_quiet_prints_nothing_el
     )
     printed = capfd.readouterr()
     assert printed.out == ""
-    assert printed.err.splitlines() == [
-        "warning: no row was kept; read: missing_url is the reason of all: Name the column of the URLs: read.url_column."
-    ]
+    (line,) = printed.err.splitlines()
+    assert line.startswith("warning: no row was kept; read ")
+    assert "read.url_column" in line
     text = (output / "report.html").read_text()
     assert "no row was kept" in text
     assert "hypergrit run" in text
