@@ -1,6 +1,7 @@
 """HTML pages from Jinja templates."""
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,18 @@ def render_page(
     HTML cannot represent control characters, and texts of the web hold them. Raises jinja2.UndefinedError if the
     template uses a value that is not given.
     """
-    environment = Environment(
+    environment = make_environment(folder)
+    environment.filters |= dict(filters or {})
+    return without_controls(environment.get_template(template).render(values))
+
+
+@cache
+def make_environment(folder: Path) -> Environment:
+    """Return the environment of the templates in a folder, which it compiles once."""
+    return Environment(
         loader=FileSystemLoader(folder),
         autoescape=select_autoescape(),
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= dict(filters or {})
-    return without_controls(environment.get_template(template).render(values))

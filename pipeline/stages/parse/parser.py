@@ -216,12 +216,14 @@ def share_of_others(captions: Iterable[str], language: str) -> tuple[float, int]
     Returns:
         The share in [0, 1], and the number of captions that were judged; (0, 0) without py3langid.
     """
+    judged = [text for text in captions if text.count(" ") >= FEW_WORDS - 1]
     try:
-        found = LanguageFilter([language], 0.99)
+        found = LanguageFilter([language], 0.99) if judged else None
     except UserError:
+        found = None
+    if found is None:
         return 0.0, 0
-    judged = [found.wrong_language(text) is not None for text in captions if text.count(" ") >= FEW_WORDS - 1]
-    return sum(judged) / max(len(judged), 1), len(judged)
+    return sum(found.wrong_language(text) is not None for text in judged) / len(judged), len(judged)
 
 
 # Load the spaCy pipeline that `parse.model` names.
