@@ -259,13 +259,13 @@ def order_of(index: Index | FeatureStore, n_shards: Sequence[int], config: DataC
     return MixtureOrder(counts, config.weights, config.seed, width)
 
 
-def check_damaged_shards(index: Index, limit: float, key: str) -> None:
-    """Raise UserError if a larger share than `limit`, the value of the setting `key`, of the shards is damaged."""
+def check_damaged_shards(index: Index, limit: float, key: str = "") -> None:
+    """Raise UserError if a larger share than `limit`, the value of the setting `key` if it has one, of the shards is damaged."""
     damaged = index.damaged
     if len(damaged) > limit * len(index.urls):
         raise UserError(
-            f"{len(damaged)} of the {len(index.urls)} shards are damaged, more than {key}={limit}, among them "
-            f"{damaged[0].url}: {damaged[0].problem}; create or download them again, or raise {key}"
+            f"{len(damaged)} of the {len(index.urls)} shards are damaged, more than {f'{key}=' if key else 'a share of '}{limit}, "
+            f"among them {damaged[0].url}: {damaged[0].problem}; create or download them again{f', or raise {key}' if key else ''}"
         )
 
 

@@ -167,7 +167,7 @@ def write_features(config: FeaturesConfig) -> None:
         if config.tokens:  # the states that syntax_meru could name of this tower
             text = loaded.model.config.text
             SyntaxMERUConfig(text=text, word_states=config.word_states, word_block=config.word_block)
-        shards = HeldOutShards(config.shards, config.max_bad_share)
+        shards = HeldOutShards(config.shards, config.max_bad_share, "max_bad_share")
         dtype = resolve_precision(config.precision, process.device)
         context = partial(torch.autocast, process.device.type, torch_dtype(dtype), enabled=dtype != "fp32")
         embedder = Embedder(loaded=loaded, config=config, device=process.device, context=context)

@@ -40,7 +40,6 @@ FULL: Final = (1.0, 1.0)
 RATIO: Final = DataConfig.crop_ratio
 NO_NEEDS: Final = frozenset[str]()
 MAX_LOGGED: Final = 20
-LIMIT: Final = "the evaluation's max_bad_share"
 ALL_NEEDS: Final = frozenset({"boxes", "parse"})
 
 
@@ -78,14 +77,15 @@ ONE_VIEW: Final = Views()
 class HeldOutShards:
     """Held-out shards, listed once and read at each evaluation.
 
-    Raises UserError if there are no samples, or if a larger share than `max_bad_share` of the shards is damaged.
+    Raises UserError if there are no samples, or if a larger share than `max_bad_share`, the value of the setting `key` if
+    it has one, of the shards is damaged.
     """
 
-    def __init__(self, shards: str, max_bad_share: float = 1.0) -> None:
+    def __init__(self, shards: str, max_bad_share: float = 1.0, key: str = "") -> None:
         self.max_bad_share = max_bad_share
         with prefixed("shards: "):
             self.index = build_index(list_shards(shards))
-            check_damaged_shards(self.index, max_bad_share, LIMIT)
+            check_damaged_shards(self.index, max_bad_share, key)
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
     def read_part(self, numbers: Sequence[int], size_px: int, views: Views = ONE_VIEW) -> HeldOut:
@@ -131,8 +131,8 @@ def log_bad(bad: Sequence[str], n_usable: int, limit: float) -> None:
     n_read = len(bad) + n_usable
     if len(bad) > limit * n_read:
         raise UserError(
-            f"shards: {len(bad)} of the {n_read} samples read are bad, more than {LIMIT}={limit}, such as {bad[0]}; "
-            "create the shards again, or raise it"
+            f"shards: {len(bad)} of the {n_read} samples read are bad, more than a share of {limit}, such as {bad[0]}; "
+            "create the shards again"
         )
     if bad:
         logger.warning("shards: %s skipped", counted(len(bad), "bad sample"))
