@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.small import END, NAMES, small_batch, small_model
+from tests.trainer.small import END, NAMES, most_in_rest, small_batch, small_model
 from trainer.checkpoints.model import load_model, load_state, read_weights, save_model
 from trainer.checkpoints.released import from_released, to_released, write_released
 from trainer.data.preprocess import PreprocessConfig
@@ -82,7 +82,7 @@ def test_a_released_file_of_uncha_is_read_and_written_with_the_entries_that_its_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["meru", "phyclip", "uncha"])
+@pytest.mark.parametrize("name", most_in_rest("phyclip", ("meru", "phyclip", "uncha")))
 def test_sizes_of_a_released_model_are_inferred_from_its_shapes(tmp_path: Path, name: str) -> None:
     from trainer.models.registry import MODELS, build_model
 

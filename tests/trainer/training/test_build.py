@@ -11,12 +11,13 @@ import torch
 from torch._dynamo.utils import counters
 
 from hypergrit_common.errors import UserError
-from tests.trainer.small_run import run, small_config
+from tests.trainer.small_run import run, small_config, small_run
 from trainer.checkpoints.model import save_model
 from trainer.checkpoints.released import write_released
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import ImageConfig
 from trainer.training.build import build_tokenizer, check_batch_norms, compiles, new_model, precision_of
+from trainer.training.loop import log_summary
 
 TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
 RESNET = ImageConfig(name="resnet10t", size_px=32, kwargs={"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]})
@@ -186,9 +187,9 @@ def test_a_gpu_without_bf16_trains_in_fp16(
 def test_a_large_batch_on_a_cpu_names_the_overlay_for_small_machines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert run(tmp_path / "small", "steps=3") == 0
+    log_summary(small_run(tmp_path / "run"), None)
     assert "small_machine.yaml" not in caplog.text
-    assert run(tmp_path / "large", "steps=3", "batch_size=256", "micro_batch_size=32") == 0
+    log_summary(small_run(tmp_path / "run", "batch_size=256", "micro_batch_size=32"), None)
     assert "jobs/train/small_machine.yaml is an overlay for a first try" in caplog.text
 
 
@@ -199,5 +200,5 @@ def test_the_segments_of_a_gpu_expand_unless_the_user_says_otherwise(
     monkeypatch.setenv("PYTORCH_ALLOC_CONF", given or "")
     if given is None:
         monkeypatch.delenv("PYTORCH_ALLOC_CONF")
-    assert run(tmp_path / "run", "steps=3") == 0
+    assert run(tmp_path / "run", f"evaluation.shards={tmp_path / 'none'}") == 2  # read after the setting
     assert os.environ["PYTORCH_ALLOC_CONF"] == (given or "expandable_segments:True")
