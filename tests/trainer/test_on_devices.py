@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.devices import DEVICES
-from tests.trainer.small import NAMES, small_batch, small_model
+from tests.trainer.small import NAMES, most_in_rest, small_batch, small_model
 from tests.trainer.small_run import run, small_run, terminate
 from trainer.distributed.process import Process, distribute, process_group
 from trainer.models.dual_encoder import DualEncoder
@@ -50,8 +50,8 @@ def no_waiting(device: str) -> Iterator[None]:
 
 
 @ON_DEVICES
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "bf16 bf16_parameters=true"])
-@pytest.mark.parametrize("name", ["hycoclip", "phyclip"])
+@pytest.mark.parametrize("precision", most_in_rest("fp32", ("fp32", "bf16", "bf16 bf16_parameters=true")))
+@pytest.mark.parametrize("name", most_in_rest("phyclip", ("hycoclip", "phyclip")))
 def test_steps_are_queued_without_waiting_and_learn(tmp_path: Path, name: str, precision: str, device: str) -> None:
     factors = ["model.factor_dim=8"] if name == "phyclip" else []
     others = (f"model_name={name}", *f"precision={precision}".split(), *factors, "lr=0.003")
@@ -81,6 +81,7 @@ def metrics(output: Path) -> list[dict[str, float]]:
     return [{name: row[name] for name in ("step", "loss/total", "grad_norm")} for row in rows if "loss/total" in row]
 
 
+@pytest.mark.rest
 @ON_DEVICES
 def test_a_run_that_is_stopped_resumes_with_the_same_losses(tmp_path: Path, device: str) -> None:
     settings = (f"device={device}", "steps=8", "save.every=100", "data.workers=1")
@@ -94,7 +95,7 @@ def test_a_run_that_is_stopped_resumes_with_the_same_losses(tmp_path: Path, devi
 
 
 @ON_DEVICES
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", most_in_rest("ddp", ("ddp", "fsdp")))
 def test_ddp_and_fsdp_on_one_rank_train_as_a_single_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, strategy: str, device: str
 ) -> None:

@@ -35,12 +35,13 @@ def keys_of(folder: Path, name: str, step: int) -> list[str]:
 def test_a_run_resumes_with_another_number_of_processes_and_the_same_samples(
     tmp_path: Path, recorded: Path, free_port: int, before: int, after: int
 ) -> None:
-    assert run_forked(tmp_path / "whole") == [0]
-    kill = kill_once_saved(tmp_path / "run", 5)
-    assert set(run_forked(tmp_path / "run", port=free_port, at=7, faults=[kill] * before)) == {-9}
+    steps = ("steps=6", "save.every=3")
+    assert run_forked(tmp_path / "whole", *steps) == [0]
+    kill = kill_once_saved(tmp_path / "run", 3)
+    assert set(run_forked(tmp_path / "run", *steps, port=free_port, at=4, faults=[kill] * before)) == {-9}
     for file in recorded.glob("run-*.json"):
-        if int(file.name.split("-")[1]) > 5:  # they will be repeated from the checkpoint of step 5
+        if int(file.name.split("-")[1]) > 3:  # they will be repeated from the checkpoint of step 3
             file.unlink()
-    assert run_forked(tmp_path / "run", port=free_port, faults=[None] * after) == [0] * after
-    for step in range(1, 13):
+    assert run_forked(tmp_path / "run", *steps, port=free_port, faults=[None] * after) == [0] * after
+    for step in range(1, 7):
         assert keys_of(recorded, "run", step) == keys_of(recorded, "whole", step), step

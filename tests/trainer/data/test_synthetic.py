@@ -12,7 +12,10 @@ from trainer.data import synthetic
 from trainer.data.synthetic import write_synthetic_shard
 
 
-def test_drawn_samples_have_boxes_and_a_parse_and_are_the_same_each_time(tmp_path: Path) -> None:
+def test_drawn_samples_have_boxes_and_a_parse_and_are_the_same_each_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(synthetic, "N_SAMPLES", 128)
     loader = small_loader(write_synthetic_shard(tmp_path / "a"), 64, frozenset({"boxes", "parse"}), boxes="all")
     (batch,) = take(loader, 1)
     assert loader.n_bad == 0
@@ -25,7 +28,7 @@ def test_drawn_samples_have_boxes_and_a_parse_and_are_the_same_each_time(tmp_pat
     assert (again / "00000.tar").read_bytes() == (tmp_path / "a" / "00000.tar").read_bytes()
 
 
-@pytest.mark.parametrize("setting", ["data=synthetic", "shards=synthetic"])
+@pytest.mark.parametrize("setting", ["data=synthetic", pytest.param("shards=synthetic", marks=pytest.mark.rest)])
 def test_a_run_without_shards_trains_on_drawn_samples(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, setting: str
 ) -> None:

@@ -105,16 +105,6 @@ def test_a_run_without_a_record_or_with_a_damaged_one_can_be_resumed(tmp_path: P
     check_shards(versions_of(urls), urls, tmp_path)
 
 
-def test_a_resumed_run_refuses_altered_shards_unless_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output = tmp_path / "run"
-    assert run(output, "steps=5") == 0
-    alter(tmp_path / "shards" / "00000.tar")
-    assert run(output, "steps=5") == 2
-    assert "00000.tar was modified" in capsys.readouterr().err
-    assert run(output, "steps=5", "resume=anyway") == 0
-    assert run(output, "steps=5") == 0
-
-
 @pytest.fixture
 def listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A file with the rank of the process for each listing of the shards."""
@@ -129,7 +119,7 @@ def listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return path
 
 
-def test_one_rank_lists_the_shards_of_a_resumed_run_once_and_all_name_an_altered_shard(
+def test_one_rank_lists_the_shards_of_a_resumed_run_once_and_all_refuse_an_altered_shard_unless_told(
     tmp_path: Path, listings: Path, free_port: int
 ) -> None:
     output = tmp_path / "run"
@@ -140,6 +130,8 @@ def test_one_rank_lists_the_shards_of_a_resumed_run_once_and_all_name_an_altered
     assert run_forked(output, "steps=5", port=free_port, faults=[None] * 2) == [2, 2]
     for rank in range(2):
         assert "00000.tar was modified" in log_path(output, rank).read_text()
+    assert run(output, "steps=5", "resume=anyway") == 0
+    assert run(output, "steps=5") == 0
 
 
 @pytest.mark.parametrize("workers", [0, 1])

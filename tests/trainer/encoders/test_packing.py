@@ -82,7 +82,7 @@ def test_packed_texts_have_the_features_of_padded_ones_on_a_gpu(device: str) -> 
     assert torch.cosine_similarity(gradient, expected, dim=0) > 0.999
 
 
-@pytest.mark.parametrize("boxes", ["random", "all"])
+@pytest.mark.parametrize("boxes", ["all", pytest.param("random", marks=pytest.mark.rest)])
 def test_a_run_with_packed_texts_has_the_losses_of_padded_ones_and_no_padding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, boxes: str
 ) -> None:

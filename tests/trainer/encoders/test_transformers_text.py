@@ -133,6 +133,12 @@ def test_dropout_of_the_file_can_be_replaced_and_a_frozen_tower_has_none(tmp_pat
         assert all(parameter.requires_grad is not frozen for parameter in model.textual.parameters())
 
 
+@pytest.fixture(scope="module")
+def distilbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny encoder."""
+    return tiny_encoder("distilbert", tmp_path_factory.mktemp("distilbert"))
+
+
 @pytest.mark.parametrize(
     ("others", "message"),
     [
@@ -150,10 +156,9 @@ def test_dropout_of_the_file_can_be_replaced_and_a_frozen_tower_has_none(tmp_pat
         (["model_name=syntax_meru", "model.word_states=block"], "word_states=tower only"),
     ],
 )  # fmt: skip
-def test_settings_that_do_not_fit_are_errors(tmp_path: Path, others: list[str], message: str) -> None:
-    folder = tiny_encoder("distilbert", tmp_path)
+def test_settings_that_do_not_fit_are_errors(distilbert: Path, others: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as error:
-        build_both(folder, *others)
+        build_both(distilbert, *others)
     assert "\n" not in str(error.value)
 
 

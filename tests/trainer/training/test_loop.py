@@ -126,7 +126,7 @@ def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit
     tmp_path: Path, stop: signal.Signals, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     output = tmp_path / "run"
-    arguments = [f"evaluation.shards={tmp_path / 'shards'}", "evaluation.every=3"]
+    arguments = ["steps=4", f"evaluation.shards={tmp_path / 'shards'}", "evaluation.every=3"]
     real, calls = share.all_ranks, []
 
     def all_ranks(value: Any) -> list[Any]:
@@ -141,7 +141,7 @@ def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit
         started = time.monotonic()
         assert run_forked(output, *arguments) == [128 + stop]
         assert time.monotonic() - started < PATIENCE_S
-    assert "stopped at step 3 of 12 after saving a checkpoint" in log_path(output).read_text()
+    assert "stopped at step 3 of 4 after saving a checkpoint" in log_path(output).read_text()
     assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000003"
     assert run_forked(output, *arguments) == [0]
     assert "retrieval/text_to_image/recall@5" in json.loads((output / "evaluation.json").read_text())
