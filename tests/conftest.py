@@ -34,10 +34,12 @@ def ray_cluster() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def modules_are_no_garbage() -> None:
+def modules_are_no_garbage() -> Iterator[None]:
     """Leave the objects of all imported modules out of collections of garbage, each of which would take 0.2 s."""
     gc.collect()
     gc.freeze()
+    yield
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session", autouse=True)
