@@ -16,6 +16,7 @@ from tests.pipeline.stages.ground.glip.tiny import TINY
 CONV, PLAIN = ConvConfig(widths=(16, 16, 16, 16)), replace(TINY.head, fuse=False, coarse_offsets="flat_memory")
 
 
+@pytest.mark.rest
 @pytest.mark.parametrize("config", [TINY, replace(TINY, backbone=CONV, head=PLAIN)])
 def test_the_network_runs_on_the_meta_device(config: GlipConfig) -> None:
     with torch.device("meta"):
