@@ -30,7 +30,7 @@ def test_an_unknown_output_is_named_by_every_command(tmp_path: Path, verb: str) 
     more = {
         "rewrite": (f"source={missing}2", f"output={new}", "samples_per_shard=10", f"against={tmp_path / 'list.txt'}"),
     }
-    last = {"takedown": (f"list={tmp_path / 'list.txt'}",)}
+    last = {"takedown": (f"list={tmp_path / 'list.txt'}",), "quality": (f"marks={tmp_path / 'marks.csv'}",)}
     arguments = (f"source={missing}", *more[verb]) if verb in more else (missing, *last.get(verb, ()))
     arguments = (f"output={missing}",) if verb == "retry" else arguments
     done = run(verb, *arguments)
