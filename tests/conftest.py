@@ -29,7 +29,7 @@ def ray_cluster() -> Iterator[Any]:
     """A Ray cluster with two CPUs, which this process has joined; tests that need another one leave it meanwhile."""
     from tests.pipeline.run.on_ray.jobs import cluster_of
 
-    with cluster_of({"num_cpus": 2}) as cluster:
+    with cluster_of(head_cpus=2) as cluster:
         yield cluster
 
 

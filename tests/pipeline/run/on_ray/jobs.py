@@ -56,11 +56,11 @@ def digests(output: Path) -> dict[str, str]:
 
 
 @contextmanager
-def cluster_of(*nodes: dict[str, Any]) -> Iterator[Cluster]:
-    """A cluster whose head runs no tasks, and the connection of this process to it, in place of that to another one."""
+def cluster_of(*nodes: dict[str, Any], head_cpus: int = 0) -> Iterator[Cluster]:
+    """A cluster, whose head runs no tasks by default, and the connection of this process to it, not to another one."""
     before = ray.get_runtime_context().gcs_address if ray.is_initialized() else None
     ray.shutdown()
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0})
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": head_cpus})
     try:
         for node in nodes:
             cluster.add_node(**node)

