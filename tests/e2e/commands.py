@@ -18,7 +18,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pipeline.run import loop
 from tests.patience import COMMAND_S
+from tests.pipeline.commands.derive.conftest import compute
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -57,13 +59,17 @@ def run(verb: str, *arguments: str | Path) -> Done:
 
 
 def run_here(words: list[str], variables: dict[str, str], out: str, err: str) -> None:
-    """Run the command in this process, as the interpreter does with these arguments; its output goes to two files."""
+    """Run the command in this process, as the interpreter does with these arguments; its output goes to two files.
+
+    Its only worker, if it has one, is this process too: another one would import everything again.
+    """
     os.environ.clear()
     os.environ.update(variables)
     os.chdir(ROOT)
     for number, path in ((1, out), (2, err)):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
+    loop.compute_local = compute
     code = 0
     try:
         if words[0] == "-m":
