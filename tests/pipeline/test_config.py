@@ -69,6 +69,7 @@ def test_a_missing_input_or_output_is_named() -> None:
         'download.contact="a\\nb"',
         "download.min_side_px=0",
         "download.resize.size=0",
+        "ground.batch_size=0",
         "ray.model_workers=0",
         "ray.retries=-1",
     ],

@@ -205,11 +205,6 @@ def test_error_for_another_kind_of_model_names_it(tmp_path: Path) -> None:
         load_grounder(str(tmp_path), "cpu", 0.1)
 
 
-def test_error_for_a_missing_model_names_it() -> None:
-    with pytest.raises(UserError, match="/no/such/model"):
-        load_grounder("/no/such/model", "cpu", 0.1)
-
-
 @pytest.mark.parametrize("size", [(1, 200), (200, 1), (1, 2)])
 def test_very_narrow_image_is_grounded(grounder: Any, size: tuple[int, int]) -> None:
     (found,) = detect(grounder, [image(*size)], [CAPTION], [SPANS])

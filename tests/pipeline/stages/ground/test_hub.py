@@ -108,6 +108,8 @@ def test_error_without_a_network_names_the_repository_that_is_not_cached(snapsho
 
 def test_branch_or_path_outside_the_repository_is_refused(snapshot: Path) -> None:
     with pytest.raises(UserError, match="<40 hex digits>"):
+        load_glip("someone/model")
+    with pytest.raises(UserError, match="<40 hex digits>"):
         load_grounder("someone/model@main", "cpu", 0.0)
     with pytest.raises(UserError, match="inside the repository"):
         parse_hub_name(f"{NAME}/../../other.pth")

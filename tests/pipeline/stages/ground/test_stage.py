@@ -2,9 +2,7 @@ from threading import Event
 from typing import Any, get_args
 
 import numpy as np
-import pytest
 
-from hypergrit_common.errors import UserError
 from pipeline.images import encode_jpeg
 from pipeline.stages.ground.grounder import Detection, Grounded, PhraseDrop
 from pipeline.stages.ground.load import SCORE_THRESHOLD, GroundConfig, score_threshold
@@ -156,8 +154,3 @@ def test_box_suppresses_an_overlapping_one_with_a_lower_score_of_another_phrase(
 
 def test_grounder_without_calibration_has_the_score_threshold_of_grit() -> None:
     assert score_threshold("no/such/folder") == SCORE_THRESHOLD
-
-
-def test_error_for_a_batch_size_of_zero_names_the_field() -> None:
-    with pytest.raises(UserError, match="batch_size is 0"):
-        GroundConfig(batch_size=0)
