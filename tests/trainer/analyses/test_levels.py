@@ -1,15 +1,13 @@
 """Classification by level on seen and unseen classes, compared with loops."""
 
-import io
 import json
-import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.pipeline.stages.download.server import jpeg
+from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.evaluation.tasks.fake_embedder import FakeEmbedder, random_vector
 from tests.trainer.small import small_model
 from trainer.analyses.levels import edges_of, evaluate, level_metrics, level_names
@@ -29,15 +27,11 @@ class ByOrder(FakeEmbedder):
 
 
 def write_shard(folder: Path, chains: list[list[str | None]]) -> None:
-    folder.mkdir(parents=True)
-    with tarfile.open(folder / "00000.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-        for i, levels in enumerate(chains):
-            fields = json.dumps({"caption": "x", "levels": levels})
-            files = {"child.jpg": jpeg(i), "child.txt": b"x", "numparents.txt": b"0", "json": fields.encode()}
-            for name, content in files.items():
-                member = tarfile.TarInfo(f"{i:05d}.{name}")
-                member.size = len(content)
-                tar.addfile(member, io.BytesIO(content))
+    samples = []
+    for i, levels in enumerate(chains):
+        fields = json.dumps({"caption": "x", "levels": levels}).encode()
+        samples.append((f"{i:05d}", train_files(i, n_boxes=0) | {"child.txt": b"x", "json": fields}))
+    write_tar(folder / "00000.tar", samples)
 
 
 @pytest.mark.parametrize("name", ["clip", "taxonomy"])

@@ -57,15 +57,22 @@ def pair_files(number: int) -> Files:
     return {"jpg": jpeg(number % 200 + 50, 64, 40), "txt": f"cat {number}".encode()}
 
 
-def write_tar(path: Path, samples: Sequence[tuple[str, Files]], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
-    """Write samples, given as (key, files), to a tar."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(path, "w", format=tar_format) as tar:
+def tar_bytes(samples: Sequence[tuple[str, Files]], tar_format: int = tarfile.USTAR_FORMAT) -> bytes:
+    """A tar of samples, given as (key, files)."""
+    file = io.BytesIO()
+    with tarfile.open(fileobj=file, mode="w", format=tar_format) as tar:
         for key, files in samples:
             for extension, content in files.items():
                 member = tarfile.TarInfo(f"{key}.{extension}")
                 member.size = len(content)
                 tar.addfile(member, io.BytesIO(content))
+    return file.getvalue()
+
+
+def write_tar(path: Path, samples: Sequence[tuple[str, Files]], tar_format: int = tarfile.USTAR_FORMAT) -> Path:
+    """Write samples, given as (key, files), to a tar."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(tar_bytes(samples, tar_format))
     return path
 
 

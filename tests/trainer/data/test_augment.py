@@ -8,8 +8,8 @@ import torch
 from torchvision.transforms import v2
 
 from hypergrit_common.images import Image
-from tests.trainer.data.loading import assert_batches_equal, small_loader, take
-from tests.trainer.data.samples import train_files, write_shards
+from tests.trainer.data.loading import assert_batches_equal, resumed, small_loader, take
+from tests.trainer.data.samples import write_shards
 from trainer.data.config import AugmentConfig
 from trainer.data.crops import augment, jitter
 
@@ -53,8 +53,7 @@ def test_jitter_equals_torchvision_with_the_drawn_factor(name: str) -> None:
 
 @pytest.fixture
 def shards(tmp_path: Path) -> Path:
-    write_shards(tmp_path / "shards", (8,), lambda number: train_files(number, n_boxes=2))
-    return tmp_path / "shards"
+    return write_shards(tmp_path / "shards", [8])
 
 
 def test_batches_are_the_crops_without_augmentation_after_it_whatever_the_processes(shards: Path) -> None:
@@ -68,8 +67,5 @@ def test_batches_are_the_crops_without_augmentation_after_it_whatever_the_proces
     config = AugmentConfig(flip=0.5, jitter=0.5, greyscale=0.5)
     expected = take(small_loader(shards, augment=config), 4)
     assert_batches_equal(take(small_loader(shards, augment=config, workers=2), 4), expected)
-    source = small_loader(shards, augment=config)
-    state = small_loader(shards, augment=config)
-    take(state, 2)
-    source.load_state_dict(state.state_dict())
+    source = resumed(small_loader(shards, augment=config), 2, small_loader(shards, augment=config))
     assert_batches_equal(take(source, 2), expected[2:])

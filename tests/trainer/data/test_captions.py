@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from hypergrit_common.errors import UserError
-from tests.trainer.data.loading import assert_batches_equal, small_loader, take
+from tests.trainer.data.loading import assert_batches_equal, resumed, small_loader, take
 from tests.trainer.data.samples import TOKENIZER, Files, pair_files, train_files, write_tar
-from trainer.data.config import DataConfig
 
 NONE = frozenset[str]()
 LISTED = [("caption", "aaa"), ("title", "bbb"), ("recaption", "ccc")]
@@ -47,12 +46,8 @@ def test_captions_are_drawn_by_the_weights_of_their_kinds(tmp_path: Path, layout
 
 def test_a_resumed_run_draws_the_captions_of_an_uninterrupted_one(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", [(f"{n}", files("train")) for n in range(7)])
-    expected = take(small_loader(tmp_path, captions="random"), 6)
-    first = small_loader(tmp_path, captions="random")
-    take(first, 2)
-    second = small_loader(tmp_path, captions="random")
-    second.load_state_dict(first.state_dict())
-    assert_batches_equal(take(second, 4), expected[2:])
+    expected, first, second = (small_loader(tmp_path, captions="random") for _ in range(3))
+    assert_batches_equal(take(resumed(first, 2, second), 4), take(expected, 6)[2:])
 
 
 def test_a_drawn_caption_has_its_own_parse(tmp_path: Path) -> None:
@@ -73,8 +68,3 @@ def test_captions_of_another_form_make_a_sample_bad(tmp_path: Path) -> None:
     write_tar(tmp_path / "0.tar", [("a", files("train", captions=[{"text": 3}]))])
     with pytest.raises(UserError, match="each must have kind and text"):
         small_loader(tmp_path, 1, NONE, captions="random")
-
-
-def test_negative_weights_of_captions_are_refused() -> None:
-    with pytest.raises(UserError, match="at least 0"):
-        DataConfig(caption_weights={"title": -1.0})

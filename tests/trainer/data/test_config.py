@@ -7,10 +7,18 @@ from hypergrit_common.errors import UserError
 from trainer.data.config import DataConfig
 
 
-@pytest.mark.parametrize("fields", [{"workers": -1}, {"crop_scale": (0.9, 0.2)}, {"subreddit_probability": 2.0}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"workers": -1},
+        {"crop_scale": (0.9, 0.2)},
+        {"subreddit_probability": 2.0},
+        {"caption_weights": {"title": -1.0}},
+    ],
+)
 def test_invalid_setting_is_named_in_the_error(fields: dict[str, Any]) -> None:
     (name,) = fields
-    with pytest.raises(UserError, match=rf"^{name} is"):
+    with pytest.raises(UserError, match=rf"^{name} (is|are)"):
         replace(DataConfig(), **fields)
 
 

@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, Dataset
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import ProcessId, machine, start_of
 from tests.patience import PATIENCE_S, wait_until
-from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import run
 from trainer.data.workers import init_worker, next_result, preserve_sigchld_handler
 from trainer.training import loop
@@ -119,14 +118,3 @@ def test_a_run_whose_loader_process_is_killed_ends_with_exit_code_2(
     (line,) = [line for line in capsys.readouterr().err.splitlines() if "loader process" in line]
     assert "a loader process was killed" in line
     assert "repeat the command to resume" in line
-
-
-def test_a_run_that_reads_too_many_bad_samples_ends_with_exit_code_2(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    samples = [(f"{n}", train_files(n)) for n in range(40)]
-    for _, files in samples[::3]:
-        files["child.jpg"] = b"no image"
-    write_tar(tmp_path / "bad" / "00000.tar", samples)
-    assert run(tmp_path / "run", f"shards={tmp_path / 'bad'}", "data.workers=1", "steps=50") == 2
-    assert "undecodable_image), more than data.max_bad_share=0.1" in capsys.readouterr().err

@@ -1,5 +1,4 @@
 import io
-import json
 import pickle
 from collections import Counter
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from tests.trainer.data.loading import BOXES, assert_batches_equal, keys, small_loader, take, tensors
+from tests.trainer.data.loading import BOXES, assert_batches_equal, keys, resumed, small_loader, take, tensors
 from tests.trainer.data.samples import (
     TOKENIZER,
     Files,
@@ -24,9 +23,10 @@ from trainer.batch import Batch
 from trainer.text.syntax import Syntax
 
 
-def test_batch_has_the_fields_that_models_use(shards: Path) -> None:
+def test_batch_has_the_fields_that_models_use_and_can_be_saved(shards: Path) -> None:
     (batch,) = take(small_loader(shards, needs=frozenset({"boxes", "parse"})), 1)
     assert (batch.images.shape, batch.images.dtype) == ((4, 3, 16, 16), torch.uint8)
+    assert batch.images.is_contiguous(memory_format=torch.channels_last)
     assert batch.box_images is not None
     assert batch.box_token_ids is not None
     assert batch.box_images.shape == (4, 3, 16, 16)
@@ -38,12 +38,18 @@ def test_batch_has_the_fields_that_models_use(shards: Path) -> None:
         assert f"of{number}" in TOKENIZER.decode(batch.box_token_ids[row].tolist()).replace(" ", "")
         brightness = batch.images[row].max().item()
         assert abs(brightness - (number % 200 + 50)) < 12
+    file = io.BytesIO()
+    torch.save(tensors(batch), file)
+    file.seek(0)
+    assert torch.load(file, weights_only=True).keys() == tensors(batch).keys()
 
 
-def test_every_epoch_contains_every_sample_once_across_batches(shards: Path) -> None:
+def test_every_epoch_contains_every_sample_once_across_batches_and_leaves_the_global_generator(shards: Path) -> None:
+    before = torch.get_rng_state()
     sequence = keys(take(small_loader(shards), 21))  # 84 samples: four epochs of 21
     for epoch in range(4):
         assert len(set(sequence[21 * epoch : 21 * epoch + 21])) == 21
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("layout", [train_files, grit_files, pair_files])
@@ -79,51 +85,27 @@ def test_batches_that_are_drawn_at_once_are_those_that_are_drawn_alone(
 
 
 def test_loader_resumes_at_the_position_of_its_state(shards: Path) -> None:
-    uninterrupted = take(small_loader(shards), 9)
-    first = small_loader(shards, workers=1)
-    batches = iter(first)
-    for _ in range(4):
-        next(batches)
-    state = json.loads(json.dumps(first.state_dict()))
-    first.close()
-    resumed = small_loader(shards, workers=2, prefetch=1)
-    resumed.load_state_dict(state)
-    assert_batches_equal(take(resumed, 5), uninterrupted[4:])
-    assert resumed.counts["samples"] == 36
+    source = resumed(small_loader(shards, workers=1), 4, small_loader(shards, workers=2, prefetch=1))
+    assert_batches_equal(take(source, 5), take(small_loader(shards), 9)[4:])
+    assert source.counts["samples"] == 36
 
 
 def test_samples_before_the_position_are_not_read(shards: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    state = {**small_loader(shards).state_dict(), "place": 4 * 5000}
-    resumed = small_loader(shards)
-    resumed.load_state_dict(state)
-    built = []
-    build = resumed.builder.build
-    monkeypatch.setattr(
-        resumed.builder, "build", lambda position, draw: built.append(position) or build(position, draw)
-    )
-    take(resumed, 2)
+    source, built = small_loader(shards), []
+    source.load_state_dict({**source.state_dict(), "place": 4 * 5000})
+    build = source.builder.build
+    monkeypatch.setattr(source.builder, "build", lambda place, draw: built.append(place) or build(place, draw))
+    take(source, 2)
     assert built == [20000, 20004]
-    assert resumed.epoch == 20008 / 21
+    assert source.epoch == 20008 / 21
 
 
-def test_state_of_other_data_is_refused(shards: Path, tmp_path: Path) -> None:
+def test_state_of_other_data_is_refused_and_that_of_moved_shards_is_not(shards: Path, tmp_path: Path) -> None:
     state = small_loader(shards).state_dict()
     for other in (small_loader(write_shards(tmp_path / "other", [7, 9, 6])), small_loader(shards, seed=1)):
         with pytest.raises(UserError, match="belongs to different data"):
             other.load_state_dict(state)
-
-
-def test_state_stays_valid_if_the_shards_move(shards: Path, tmp_path: Path) -> None:
-    state = small_loader(shards).state_dict()
-    moved = shards.rename(tmp_path / "moved")
-    small_loader(moved).load_state_dict(state)
-
-
-def test_global_random_state_does_not_change(shards: Path) -> None:
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    take(small_loader(shards), 2)
-    assert torch.equal(torch.get_rng_state(), before)
+    small_loader(shards.rename(tmp_path / "moved")).load_state_dict(state)
 
 
 def test_crop_and_box_are_drawn_again_in_each_epoch(tmp_path: Path) -> None:
@@ -219,19 +201,6 @@ def test_pickled_builder_builds_the_same_batch(tmp_path: Path) -> None:
         copy = pickle.loads(pickle.dumps(source.builder))
         request = next(source.requests(0))
         assert torch.equal(copy.build(*request)[0]["images"], source.builder.build(*request)[0]["images"])
-
-
-def test_images_are_in_channels_last_memory_format(shards: Path) -> None:
-    (batch,) = take(small_loader(shards), 1)
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_saved_batch_loads_with_weights_only(shards: Path) -> None:
-    (batch,) = take(small_loader(shards), 1)
-    file = io.BytesIO()
-    torch.save(tensors(batch), file)
-    file.seek(0)
-    assert torch.load(file, weights_only=True).keys() == tensors(batch).keys()
 
 
 def test_phrases_that_are_their_caption_are_marked_and_counted(tmp_path: Path) -> None:

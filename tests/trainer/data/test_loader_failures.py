@@ -1,8 +1,5 @@
 import logging
-import multiprocessing
 import os
-import signal
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +7,17 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from tests.trainer.data.loading import assert_batches_equal, keys, small_loader, take
+from tests.trainer.data.loading import assert_batches_equal, keys, resumed, small_loader, take
 from tests.trainer.data.samples import jpeg, pair_files, train_files, write_shards, write_tar
+
+
+def write_samples(folder: Path, n: int, bad: slice = slice(0)) -> Path:
+    """Write a shard of n samples; those of the slice have no caption."""
+    samples = [(f"{number:04d}", train_files(number)) for number in range(n)]
+    for _, files in samples[bad]:
+        files["child.txt"] = b" " * len(files["child.txt"])
+    write_tar(folder / "0.tar", samples)
+    return folder
 
 
 def write_bad_samples(folder: Path) -> Path:
@@ -41,18 +47,13 @@ def test_bad_samples_are_counted_logged_and_replaced(tmp_path: Path, caplog: pyt
 
 def test_replacements_are_the_same_with_workers_and_after_resuming(tmp_path: Path) -> None:
     shards = write_bad_samples(tmp_path)
-    source, resumed = small_loader(shards, workers=1), small_loader(shards)
-    uninterrupted = take(source, 6)
-    resumed.load_state_dict({**resumed.state_dict(), "place": 12})
-    assert_batches_equal(take(resumed, 3), uninterrupted[3:])
+    source = resumed(small_loader(shards), 3, small_loader(shards))
+    assert_batches_equal(take(source, 3), take(small_loader(shards, workers=1), 6)[3:])
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_replacements_do_not_depend_on_the_number_of_ranks(tmp_path: Path, ranks: int) -> None:
-    samples = [(f"{n:04d}", train_files(n)) for n in range(64)]
-    for _, files in samples[::8]:
-        files["child.txt"] = b""
-    write_tar(tmp_path / "0.tar", samples)
+    write_samples(tmp_path, 64, slice(0, None, 8))
     settings = {"max_bad_share": 0.5, "boxes": "all"}
     whole = take(small_loader(tmp_path, 8, **settings), 24)
     parts = [
@@ -79,11 +80,7 @@ def test_a_bad_sample_is_replaced_by_another_one_of_its_epoch(tmp_path: Path) ->
 
 
 def test_log_of_many_bad_samples_is_short(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    samples = [(f"{n}", train_files(n)) for n in range(20)]
-    for _, files in samples[4:]:
-        files["child.txt"] = b""
-    write_tar(tmp_path / "0.tar", samples)
-    source = small_loader(tmp_path, batch=1, max_bad_share=1.0)
+    source = small_loader(write_samples(tmp_path, 20, slice(4, None)), batch=1, max_bad_share=1.0)
     take(source, 40)
     assert source.n_bad > 100
     assert len(caplog.records) < 20
@@ -91,10 +88,7 @@ def test_log_of_many_bad_samples_is_short(tmp_path: Path, caplog: pytest.LogCapt
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_more_bad_samples_than_the_stated_share_stop_the_run_with_their_reasons(tmp_path: Path, workers: int) -> None:
-    samples = [(f"{n}", train_files(n)) for n in range(40)]
-    for _, files in samples[5::5]:
-        files["child.txt"] = b""
-    write_tar(tmp_path / "0.tar", samples)
+    write_samples(tmp_path, 40, slice(5, None, 5))
     with pytest.raises(
         UserError, match=r"64 of the \d+ samples .*64 no_caption.* data\.max_bad_share=0\.1; fix"
     ) as error:
@@ -141,29 +135,11 @@ def test_one_usable_sample_among_those_checked_is_enough_to_start(tmp_path: Path
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_run_stops_if_all_samples_are_bad(tmp_path: Path, workers: int) -> None:
-    samples = [(f"{n}", train_files(n)) for n in range(4)]
-    write_tar(tmp_path / "0.tar", samples)
-    source, facts = small_loader(tmp_path, workers=workers), (tmp_path / "0.tar").stat()
-    for _, files in samples:
-        files["child.txt"] = b" " * len(files["child.txt"])  # of the same size, so the index stays valid
-    write_tar(tmp_path / "0.tar", samples)
+    source, facts = small_loader(write_samples(tmp_path, 4), workers=workers), (tmp_path / "0.tar").stat()
+    write_samples(tmp_path, 4, slice(None))  # of the same size, so the index stays valid
     os.utime(tmp_path / "0.tar", ns=(facts.st_atime_ns, facts.st_mtime_ns))
-    with pytest.raises(UserError, match=r"256 bad samples in a row, among them .*0\.tar: \d: no_caption"):
+    with pytest.raises(UserError, match=r"256 bad samples in a row, among them .*0\.tar: \d+: no_caption"):
         take(source, 1)
-
-
-@pytest.mark.rest
-def test_killed_worker_raises_a_user_error_at_the_next_batch(shards: Path) -> None:
-    before = set(multiprocessing.active_children())
-    source = small_loader(shards, workers=1)
-    batches = iter(source)
-    next(batches)
-    (worker,) = set(multiprocessing.active_children()) - before
-    os.kill(worker.pid or 0, signal.SIGKILL)
-    worker.join()
-    with pytest.raises(UserError, match=r"was killed.*data\.workers"):
-        list(islice(batches, 10))
-    source.close()
 
 
 def test_fewer_samples_than_a_batch_are_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

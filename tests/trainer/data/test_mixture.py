@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hypergrit_common.errors import UserError
-from tests.trainer.data.loading import assert_batches_equal, keys, small_loader, take
+from tests.trainer.data.loading import assert_batches_equal, keys, resumed, small_loader, take
 from tests.trainer.data.samples import train_files, write_shards
 from trainer.data.order import PERIOD, BlockOrder, MixtureOrder, quotas
 
@@ -72,11 +72,8 @@ def test_batches_are_a_mixture_that_resumes_and_is_split_over_ranks(two_sets: st
     assert (source.order.take(0, 320).samples < 16).mean() == pytest.approx(0.75, abs=0.08)
     read = Counter(int(key.rpartition("/")[2]) for key in keys(batches))
     assert sum(n for number, n in read.items() if number >= 16) / 320 == pytest.approx(0.25 * 14 / 30, abs=0.06)
-    half = small_loader(two_sets, weights=(3.0, 1.0), batch=8)
-    take(half, 25)
-    again = small_loader(two_sets, weights=(3.0, 1.0), batch=8, workers=1)
-    again.load_state_dict(half.state_dict())
-    assert_batches_equal(take(again, 15), batches[25:])
+    half, again = (small_loader(two_sets, weights=(3.0, 1.0), batch=8, workers=n) for n in (0, 1))
+    assert_batches_equal(take(resumed(half, 25, again), 15), batches[25:])
     parts = [take(small_loader(two_sets, weights=(3.0, 1.0), rank=rank, world_size=2), 5) for rank in (0, 1)]
     assert [key for pair in zip(*parts, strict=True) for key in keys(pair)] == keys(batches[:5])
     other = small_loader(two_sets, weights=(1.0, 1.0), batch=8)

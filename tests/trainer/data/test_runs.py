@@ -2,6 +2,8 @@
 
 import os
 import random
+from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +11,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from tests.trainer.data.loading import assert_batches_equal, small_loader, take
+from tests.trainer.data.loading import assert_batches_equal, resumed, small_loader, take
 from tests.trainer.data.samples import Files, pair_files, write_shards, write_tar
 from trainer.data import batch_builder, order, runs
 from trainer.data.indexing import build_index
@@ -80,34 +82,20 @@ def test_a_sample_above_the_limit_is_bad_and_not_read(tmp_path: Path, monkeypatc
 @pytest.mark.usefixtures("blocks_of_four")
 @pytest.mark.parametrize("step", [1, 5, 37, 38, 60])
 def test_a_run_resumes_at_any_step(pairs: Path, step: int) -> None:
-    expected = take(pair_loader(pairs, 8), step + 4)[step:]
-    first = pair_loader(pairs, 8, workers=1)
-    batches = iter(first)
-    for _ in range(step):
-        next(batches)
-    state = first.state_dict()
-    first.close()
-    resumed = pair_loader(pairs, 8)
-    resumed.load_state_dict(state)
-    assert_batches_equal(take(resumed, 4), expected)
+    source = resumed(pair_loader(pairs, 8, workers=1), step, pair_loader(pairs, 8))
+    assert_batches_equal(take(source, 4), take(pair_loader(pairs, 8), step + 4)[step:])
 
 
 @pytest.mark.usefixtures("blocks_of_four")
 def test_an_epoch_takes_a_request_per_block(pairs: Path) -> None:
     source = pair_loader(pairs, 4)
-    take_open(source, 75)  # one epoch of 300 samples
+    deque(islice(source, 75), maxlen=0)  # one epoch of 300 samples
     assert isinstance(source.order, BlockOrder)
     assert source.order.block == 4
     assert source.builder.reader.length == 4
     n_open = source.order.width  # of each, two parts are read; two shards end within a block
     assert 75 <= source.builder.reader.n_requests <= 75 + n_open + 3
     source.close()
-
-
-def take_open(source: Loader, n: int) -> None:
-    batches = iter(source)
-    for _ in range(n):
-        next(batches)
 
 
 @pytest.mark.usefixtures("blocks_of_four")

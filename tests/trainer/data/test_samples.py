@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, train_files
+from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, tar_bytes, train_files
 from trainer.data.config import Layout
 from trainer.data.crops import Region
 from trainer.data.index import sample_members
@@ -15,19 +15,13 @@ from trainer.data.samples import BadSample, Sample, SampleFiles, sample_key
 BOXES, PARSE, NOTHING = frozenset({"boxes"}), frozenset({"parse"}), frozenset[str]()
 
 
-def tar_bytes(files: Files) -> bytes:
-    """The members of one sample, with the key `key`."""
-    file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w", format=tarfile.USTAR_FORMAT) as tar:
-        for extension, content in files.items():
-            member = tarfile.TarInfo(f"key.{extension}")
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
-    return file.getvalue()
+def one_sample(files: Files) -> bytes:
+    """A tar of one sample, with the key `key`."""
+    return tar_bytes([("key", files)])
 
 
 def read(files: Files, needs: frozenset[str] = NOTHING, layout: Layout | None = None) -> Sample:
-    data = tar_bytes(files)
+    data = one_sample(files)
     return read_sample(data, layout or find_layout(data), needs)
 
 
@@ -43,7 +37,7 @@ def read(files: Files, needs: frozenset[str] = NOTHING, layout: Layout | None = 
     ],
 )
 def test_layout_is_detected_from_the_files(files: Files, layout: Layout) -> None:
-    assert find_layout(tar_bytes(files)) == layout
+    assert find_layout(one_sample(files)) == layout
 
 
 def test_train_sample_has_boxes_and_parse() -> None:
@@ -80,22 +74,19 @@ def test_grit_boxes_equal_those_of_hycoclips_conversion() -> None:
     ]
 
 
+def without(files: Files, name: str) -> Files:
+    return {key: value for key, value in files.items() if key != name}
+
+
 def test_subreddit_is_read_separately_from_the_caption() -> None:
     sample = read({"jpg": jpeg(), "json": b'{"caption": "my cat", "subreddit": "cats"}'})
     assert (sample.caption, sample.subreddit) == ("my cat", "cats")
-
-
-def test_subreddit_is_read_from_shards_of_the_pipeline() -> None:
     files = train_files(1)
     with_subreddit = files | {"json": json.dumps(json.loads(files["json"]) | {"subreddit": "cats"}).encode()}
-    for needs in (frozenset[str](), BOXES):
+    for needs in (NOTHING, BOXES):
         assert read(with_subreddit, needs).subreddit == "cats"
         assert read(files, needs).subreddit is None
         assert read(grit_files(1, subreddit="cats"), needs).subreddit == "cats"
-
-
-def without(files: Files, name: str) -> Files:
-    return {key: value for key, value in files.items() if key != name}
 
 
 OTHER_CAPTION = json.dumps(
@@ -136,7 +127,7 @@ def test_bad_sample_is_rejected_with_a_reason(files: Files, needs: frozenset[str
 
 
 def test_bytes_that_are_not_a_sample_are_rejected_as_damaged() -> None:
-    for data in (b"", b"\xff" * 2000, tar_bytes(train_files(1))[:700]):
+    for data in (b"", b"\xff" * 2000, one_sample(train_files(1))[:700]):
         with pytest.raises(BadSample, match="damaged"):
             read_sample(data, "train", NOTHING)
 
@@ -149,11 +140,11 @@ def test_key_is_found_after_a_pax_header_and_in_a_truncated_sample() -> None:
         info.mtime = 0.5
         tar.addfile(info)
     assert sample_key(file.getvalue()) == "000000007"
-    assert sample_key(tar_bytes(train_files(1))[:700]) == sample_key(tar_bytes(train_files(1)))
+    assert sample_key(one_sample(train_files(1))[:700]) == sample_key(one_sample(train_files(1)))
 
 
 def test_adjacent_samples_with_one_key_are_a_bad_sample() -> None:
-    first, second = tar_bytes(pair_files(1)), tar_bytes(pair_files(2))
+    first, second = one_sample(pair_files(1)), one_sample(pair_files(2))
     end = max(member.offset + member.size for member in sample_members(first))
     data = first[: -(-end // tarfile.BLOCKSIZE) * tarfile.BLOCKSIZE] + second
     with pytest.raises(BadSample, match="duplicate_key: two adjacent samples share this key: each has a jpg"):
@@ -162,6 +153,6 @@ def test_adjacent_samples_with_one_key_are_a_bad_sample() -> None:
 
 def test_files_of_two_keys_are_a_bad_sample() -> None:
     """Members that fit an index by their sizes, but not by their names."""
-    data = tar_bytes(pair_files(1)).replace(b"key.txt", b"kez.txt")
+    data = one_sample(pair_files(1)).replace(b"key.txt", b"kez.txt")
     with pytest.raises(BadSample, match="damaged: the index does not fit the tar: the sample has files of kez too"):
         SampleFiles(data)

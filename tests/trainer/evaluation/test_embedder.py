@@ -7,7 +7,7 @@ import PIL.Image
 import pytest
 import torch
 
-from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
+from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.data.preprocess import PreprocessConfig, fit
 from trainer.evaluation.embedder import CachedEmbedder, hash_model
 from trainer.evaluation.sets.pictures import to_square

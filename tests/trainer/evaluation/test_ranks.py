@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 import torch
 from tests.patience import PATIENCE_S
-from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
+from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.distributed.process import process_group
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.task import ImageSource

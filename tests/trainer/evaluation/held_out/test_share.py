@@ -10,7 +10,8 @@ import torch
 
 from hypergrit_common.errors import UserError
 from tests.patience import PATIENCE_S
-from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer, write_folder, write_shard
+from tests.trainer.evaluation.held_out.test_evaluate import write_folder, write_shard
+from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.distributed.gather import rank
 from trainer.distributed.process import process_group
 from trainer.evaluation.held_out.config import EvaluationConfig

@@ -10,7 +10,8 @@ import PIL.Image
 import pytest
 
 from hypergrit_common.errors import UserError
-from tests.trainer.evaluation.run.test_benchmarks import arguments, data, write_model
+from tests.trainer.evaluation.held_out.test_evaluate import save
+from tests.trainer.evaluation.run.test_benchmarks import arguments, data
 from tests.trainer.evaluation.run.test_contamination import write_shard
 from trainer.evaluate import main
 from trainer.evaluation.embedder import CachedEmbedder
@@ -22,7 +23,7 @@ __all__ = ["data"]
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
-    return write_model(tmp_path / "meru", "meru")
+    return save(tmp_path / "meru" / "model", "meru")
 
 
 @pytest.fixture
@@ -198,10 +199,15 @@ def test_fingerprints_of_training_shards_are_read_once(
     assert read(tmp_path / "out", "classification")["contamination"]["n_training"] == 1
 
 
-def test_models_that_do_not_load_are_named_in_all_outputs(data: Path, model: Path, tmp_path: Path) -> None:
+def test_models_that_do_not_load_are_named_in_all_outputs(
+    data: Path, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     output, wrong = tmp_path / "out", tmp_path / "wrong.pth"
     wrong.write_bytes(b"nothing")
     assert main(arguments(data, output, f"hycoclip:{wrong}", model)) == 3
+    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
+    assert "wrong.pth" in line
+    assert "\n" not in line
     found = json.loads((output / "models.json").read_text())["models"]
     assert found["meru"] == {"path": str(model), "name": "meru", "hash": read(output)["model"]["hash"]}
     assert found["hycoclip-wrong"].keys() == {"path", "error"}

@@ -7,25 +7,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
+from tests.trainer.evaluation.held_out.test_evaluate import save
 from tests.trainer.evaluation.run.test_contamination import encode, picture, write_shard
 from tests.trainer.evaluation.sets.test_sets import write, write_image
 from tests.trainer.evaluation.tasks.test_retrieval import write_coco
-from trainer.checkpoints.model import save_model
 from trainer.checkpoints.released import write_released
-from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TextConfig
 from trainer.evaluate import main
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.run.benchmarks import labels
 from trainer.models.config import ModelConfig
 from trainer.models.registry import build_model
-
-
-def write_model(folder: Path, name: str) -> Path:
-    model, tokenizer = model_and_tokenizer(name)
-    save_model(folder / "model", model, tokenizer=tokenizer, preprocess=PreprocessConfig(size_px=16), record={})
-    return folder / "model"
 
 
 @pytest.fixture
@@ -62,7 +54,7 @@ class Links(HTMLParser):
 
 
 def test_two_models_are_evaluated_side_by_side(data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    output, models = tmp_path / "out", [write_model(tmp_path / name, name) for name in ("meru", "phyclip")]
+    output, models = tmp_path / "out", [save(tmp_path / name / "model", name) for name in ("meru", "phyclip")]
     assert main(arguments(data, output, *models)) == 0
     for name in ("meru", "phyclip"):
         retrieval = json.loads((output / name / "retrieval.json").read_text())
@@ -98,7 +90,7 @@ def test_finished_results_are_kept_until_something_changes(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(data / "flickr30k" / "dataset_flickr30k.json", json.dumps({"images": []}))
-    output, model = tmp_path / "out", write_model(tmp_path / "meru", "meru")
+    output, model = tmp_path / "out", save(tmp_path / "meru" / "model", "meru")
     command = [item for item in arguments(data, output, model) if not item.startswith("tasks")] + [
         "tasks=[classification]"
     ]
@@ -130,23 +122,11 @@ def test_a_released_file_is_evaluated_with_its_name(data: Path, tmp_path: Path) 
     assert json.loads((output / "clip-vit" / "retrieval.json").read_text())["model"]["name"] == "clip"
 
 
-def test_a_model_of_another_layout_is_one_line_and_the_others_are_evaluated(
-    data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    output, model = tmp_path / "out", write_model(tmp_path / "meru", "meru")
-    (tmp_path / "wrong.pth").write_bytes(b"nothing")
-    assert main(arguments(data, output, f"hycoclip:{tmp_path / 'wrong.pth'}", model)) == 3
-    (line,) = [record.message for record in caplog.records if record.levelname == "ERROR"]
-    assert "wrong.pth" in line
-    assert "\n" not in line
-    assert (output / "meru" / "retrieval.json").is_file()
-
-
 def test_malformed_annotations_are_reported_and_the_other_task_runs(
     data: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (data / "coco" / "annotations" / "captions_val2017.json").write_text("{")
-    output, model = tmp_path / "out", write_model(tmp_path / "meru", "meru")
+    output, model = tmp_path / "out", save(tmp_path / "meru" / "model", "meru")
     assert main(arguments(data, output, model)) == 3
     content = json.loads((output / "meru" / "retrieval.json").read_text())
     assert content["kind"] == "malformed"
@@ -157,7 +137,7 @@ def test_malformed_annotations_are_reported_and_the_other_task_runs(
 
 
 def test_a_named_task_without_files_has_exit_code_3(data: Path, tmp_path: Path) -> None:
-    output, model = tmp_path / "out", write_model(tmp_path / "meru", "meru")
+    output, model = tmp_path / "out", save(tmp_path / "meru" / "model", "meru")
     (data / "coco").rename(data / "other")
     assert main(arguments(data, output, model)) == 3
     content = json.loads((output / "meru" / "retrieval.json").read_text())
@@ -170,7 +150,7 @@ def test_contamination_is_in_each_result(data: Path, tmp_path: Path) -> None:
         path.write_bytes(encode(picture(seed)))  # images of one colour, as `data` holds, are copies of each other
     image = (data / "coco" / "val2017" / "000000000007.jpg").read_bytes()
     shards = write_shard(tmp_path / "shards", [(image, "http://f/70")])
-    output, model = tmp_path / "out", write_model(tmp_path / "meru", "meru")
+    output, model = tmp_path / "out", save(tmp_path / "meru" / "model", "meru")
     assert main(arguments(data, output, model, train_shards=shards)) == 0
     copies = json.loads((output / "meru" / "retrieval.json").read_text())["contamination"]
     assert (copies["by_url"], copies["by_hash"], copies["by_picture"], copies["any"]) == (1, 1, 1, 2)

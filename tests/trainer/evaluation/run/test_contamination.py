@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 from pathlib import Path
 
 import cv2
@@ -11,6 +10,7 @@ import PIL.Image
 import pytest
 
 from pipeline.commands.evaluation_set import read_evaluation_set
+from tests.trainer.data.samples import write_tar
 from trainer.evaluation.run.contamination import count_copies, training_fingerprints
 from trainer.evaluation.task import ImageSource
 
@@ -28,15 +28,10 @@ def encode(image: PIL.Image.Image, quality: int = 95) -> bytes:
 
 
 def write_shard(folder: Path, samples: list[tuple[bytes, str]]) -> str:
-    folder.mkdir(parents=True, exist_ok=True)
-    with tarfile.open(folder / "00000.tar", "w") as tar:
-        for i, (image, url) in enumerate(samples):
-            fields = {"caption": "a picture", "url": url}
-            for name, content in (("jpg", image), ("json", json.dumps(fields).encode())):
-                info = tarfile.TarInfo(f"{i:03d}.{name}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
-    return str(folder)
+    files = [
+        {"jpg": image, "json": json.dumps({"caption": "a picture", "url": url}).encode()} for image, url in samples
+    ]
+    return str(write_tar(folder / "00000.tar", [(f"{i:03d}", members) for i, members in enumerate(files)]).parent)
 
 
 def test_copies_are_counted_by_url_file_and_picture(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import io
 import json
-import tarfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,21 +10,28 @@ import numpy as np
 import PIL.Image
 import torch
 
+from tests.trainer.data.samples import write_tar
 from tests.trainer.small import small_model
 from trainer.evaluation.embedder import CachedEmbedder
+from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
 from trainer.text.tokenizer import Tokenizer
 
 SIDE = 16
 
 
-def small_embedder(name: str, folder: Path, **fields: Any) -> CachedEmbedder:
-    """A small model with random weights and a vocabulary of single bytes, and a cache in `folder`."""
+def model_and_tokenizer(name: str, **fields: Any) -> tuple[DualEncoder, Tokenizer]:
+    """A small model with random weights and a vocabulary of single bytes, and its tokenizer."""
     tokenizer = Tokenizer([], context_length=24)
     config = small_model(name, **fields).config
     text = replace(config.text, vocab_size=tokenizer.vocab_size, context_length=24)
     torch.manual_seed(0)
-    return CachedEmbedder(build_model(name, replace(config, text=text)), tokenizer, folder / "cache", workers=1)
+    return build_model(name, replace(config, text=text)), tokenizer
+
+
+def small_embedder(name: str, folder: Path, **fields: Any) -> CachedEmbedder:
+    """The embedder of a small model, with a cache in `folder`."""
+    return CachedEmbedder(*model_and_tokenizer(name, **fields), folder / "cache", workers=1)
 
 
 def picture(seed: int, side: int = SIDE) -> bytes:
@@ -54,23 +60,17 @@ def write_shards(
 
     The image of the sample `damaged` and the first box of the sample `box_damaged` cannot be decoded.
     """
-    folder = root / "held_out"
-    folder.mkdir(parents=True)
-    with tarfile.open(folder / "00000.tar", "w") as tar:
-        for i in range(n):
-            caption = f"blue kite {i}"
-            count = 1 + i % 2 if boxes else 0
-            members = {"child.jpg": picture(i), "child.txt": caption.encode(), "numparents.txt": str(count).encode()}
-            for box in range(count):
-                members[f"parent{box:03d}.jpg"] = (
-                    b"no image" if i == box_damaged and box == 0 else picture(100 * i + box)
-                )
-                members[f"parent{box:03d}.txt"] = f"kite {i} {box}".encode()
-            if parse:
-                members["json"] = json.dumps({"caption": caption, "tokens": parse_of(caption)}).encode()
-            if i == damaged:
-                members["child.jpg"] = b"not an image"
-            for name, content in members.items():
-                info = tarfile.TarInfo(f"{i:03d}.{name}")
-                info.size = len(content)
-                tar.addfile(info, io.BytesIO(content))
+    samples = []
+    for i in range(n):
+        caption = f"blue kite {i}"
+        count = 1 + i % 2 if boxes else 0
+        members = {"child.jpg": picture(i), "child.txt": caption.encode(), "numparents.txt": str(count).encode()}
+        for box in range(count):
+            members[f"parent{box:03d}.jpg"] = b"no image" if (i, box) == (box_damaged, 0) else picture(100 * i + box)
+            members[f"parent{box:03d}.txt"] = f"kite {i} {box}".encode()
+        if parse:
+            members["json"] = json.dumps({"caption": caption, "tokens": parse_of(caption)}).encode()
+        if i == damaged:
+            members["child.jpg"] = b"not an image"
+        samples.append((f"{i:03d}", members))
+    write_tar(root / "held_out" / "00000.tar", samples)

@@ -10,7 +10,7 @@ import PIL.Image
 import pytest
 
 from hypergrit_common.errors import UserError
-from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
+from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.run.contamination import ROW, count_copies
 from trainer.evaluation.task import TaskOptions

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
-from tests.trainer.evaluation.held_out.test_evaluate import model_and_tokenizer
+from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.evaluation.task import Fit, ImageFeatures, ImageSource, MissingFilesError, TaskOptions
 from trainer.evaluation.tasks.examples import Problems
 from trainer.evaluation.tasks.retrieval import evaluate, read_coco
