@@ -1,9 +1,5 @@
-"""Compare GLIP with numbers of the authors' code: `python -m tests.parity.glip FILE.npz ...`.
+"""Compare GLIP with numbers of the authors' code: the largest error of each stored tensor, in units of its rms."""
 
-Prints the largest error of each stored tensor, in units of its rms, and whether it is within the tolerance.
-"""
-
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +7,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypergrit_common.errors import UserError
 from pipeline.stages.ground.glip.config import GlipConfig
 from pipeline.stages.ground.glip.head import decode
 from pipeline.stages.ground.glip.model import Glip, GlipOutput, class_probability, detect
@@ -20,7 +15,6 @@ from tests.parity.glip_capture import Capture
 from tests.parity.glip_case import Stored, read_case
 
 TOLERANCE = 2e-3  # largest error of a tensor, in units of its rms; 1e-5 is added to it
-DATA = Path(__file__).parent / "data"
 
 
 def recipe_model(config: GlipConfig, seed: int) -> Glip:
@@ -32,7 +26,7 @@ def recipe_model(config: GlipConfig, seed: int) -> Glip:
 
 
 def run(path: Path) -> list[tuple[str, float, float]]:
-    """(name, error, tolerance) of each comparison with a file. Raises UserError if it is not a parity file of GLIP."""
+    """(name, error, tolerance) of each comparison with a file."""
     stored, meta, config = read_case(path)
     model = recipe_model(config, meta["seed"])
     rgb = recipe.picture(meta["height"], meta["width"], meta["seed"])
@@ -118,27 +112,3 @@ def _detections(
             unmatched += 1
     allowed = float(stored["det.unmatched64"])
     return [("unmatched detections", float(unmatched + is_free.sum()), allowed)]
-
-
-def main(arguments: list[str]) -> int:
-    """Run the command; return 0 if all errors are within tolerance, 1 if not, 2 if a file cannot be compared."""
-    if not arguments:
-        print("usage: python -m tests.parity.glip FILE.npz ...", file=sys.stderr)
-        return 2
-    failed = 0
-    for path in arguments:
-        try:
-            results = run(Path(path))
-        except UserError as error:
-            print(f"error: {path} cannot be compared: {error}", file=sys.stderr)
-            return 2
-        for name, error, tolerance in results:
-            verdict = "ok" if error <= tolerance else "FAIL"
-            failed += verdict == "FAIL"
-            print(f"{verdict:4} {error:10.3g} <= {tolerance:8.3g}  {name}")
-    print(f"{failed} beyond the tolerance")
-    return int(failed > 0)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

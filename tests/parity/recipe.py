@@ -69,10 +69,3 @@ def images(name, n, size=224, seed=0):
     big = np.repeat(np.repeat(coarse, size // 7, 2), size // 7, 3)
     fine = rng.uniform(0.0, 1.0, (n, 3, size, size))
     return (0.8 * big + 0.2 * fine).astype(np.float32)
-
-
-def points(name, shape, norm=1.0, seed=0):
-    """Float32 vectors with random directions and norm `norm`, a scalar or an array that broadcasts to shape[:-1]."""
-    z = rng_for("points:" + name, seed).standard_normal(shape)
-    z /= np.linalg.norm(z, axis=-1, keepdims=True)
-    return (z * np.broadcast_to(norm, shape[:-1])[..., None]).astype(np.float32)

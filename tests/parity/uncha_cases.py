@@ -46,7 +46,6 @@ GAPS = {
 LOSS_GAPS = {"tiny": 1.4e-3, "identical": 3e-3, "micro": 3.6e-2}
 FLOAT64 = {"tiny": 1e-6, "identical": 1e-5, "micro": 1e-4}
 """Relative tolerances in float64; 1e-7 for all others."""
-TERM_FLOOR = 1e-4  # smallest expected value by which an error is divided
 
 
 def values(losses: Losses) -> dict[str, Tensor]:
