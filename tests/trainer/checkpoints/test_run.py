@@ -2,8 +2,9 @@
 
 import json
 import random
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -22,10 +23,16 @@ from trainer.training.step import update
 CPU = Process(device=torch.device("cpu"))
 
 
-def run_after_one_step(tmp_path: Path, *others: str) -> Run:
-    run = small_run(tmp_path / "run", *others)
-    update(run, next(iter(run.loader)))
-    return run
+class Saved(NamedTuple):
+    """A run after one step, and its checkpoint."""
+
+    run: Run
+    path: Path
+
+    def restore(
+        self, differences: Callable[[dict[str, Any]], list[str]] = lambda saved: []
+    ) -> tuple[int, dict[str, Any]]:
+        return restore_checkpoint(self.path, self.run, CPU, differences)
 
 
 def save(tmp_path: Path, run: Run, step: int, keep: int = 3) -> Path:
@@ -35,27 +42,27 @@ def save(tmp_path: Path, run: Run, step: int, keep: int = 3) -> Path:
     return tmp_path / "checkpoints" / f"step_{step:08d}"
 
 
-def no_changes(saved: dict[str, object]) -> list[str]:
-    return []
+@pytest.fixture
+def saved(tmp_path: Path) -> Saved:
+    run = small_run(tmp_path / "run")
+    update(run, next(iter(run.loader)))
+    return Saved(run, save(tmp_path, run, 1))
 
 
-def test_generators_and_loader_state_are_restored(tmp_path: Path) -> None:
-    run = run_after_one_step(tmp_path)
-    path = save(tmp_path, run, 1)
-
+def test_generators_and_loader_state_are_restored(saved: Saved) -> None:
     def draw() -> tuple[float, float, float]:
         return random.random(), float(np.random.rand()), torch.rand(()).item()  # noqa: NPY002
 
-    expected, loader_state = draw(), run.loader.state_dict()
+    expected, loader_state = draw(), saved.run.loader.state_dict()
     draw()
-    next(iter(run.loader))
-    assert run.loader.state_dict() != loader_state
-    assert restore_checkpoint(path, run, CPU, no_changes) == (1, loader_state)
+    next(iter(saved.run.loader))
+    assert saved.run.loader.state_dict() != loader_state
+    assert saved.restore() == (1, loader_state)
     assert draw() == expected
 
 
 def test_only_the_newest_checkpoints_are_kept_and_abandoned_drafts_are_removed(tmp_path: Path) -> None:
-    run, folder = run_after_one_step(tmp_path), tmp_path / "checkpoints"
+    run, folder = small_run(tmp_path / "run"), tmp_path / "checkpoints"
     (folder / ".draft_00000007").mkdir(parents=True)
     (folder / ".draft_00000007" / "state.json").write_text("{")
     assert newest_checkpoint(folder) is None
@@ -66,58 +73,48 @@ def test_only_the_newest_checkpoints_are_kept_and_abandoned_drafts_are_removed(t
     assert {path.name for path in folder.glob(".*")} == set()
 
 
-def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path) -> None:
-    run = run_after_one_step(tmp_path)
-    save(tmp_path, run, 4)
-    run.model.logit_scale.data.fill_(1.5)
-    path = save(tmp_path, run, 4)
-    run.model.logit_scale.data.fill_(0.0)
-    restore_checkpoint(path, run, CPU, no_changes)
-    assert run.model.logit_scale.item() == 1.5
+def test_a_checkpoint_of_the_same_step_is_replaced(tmp_path: Path, saved: Saved) -> None:
+    saved.run.model.logit_scale.data.fill_(1.5)
+    save(tmp_path, saved.run, 1)
+    saved.run.model.logit_scale.data.fill_(0.0)
+    saved.restore()
+    assert saved.run.model.logit_scale.item() == 1.5
 
 
 @pytest.mark.parametrize("name", ["state.json", "state.safetensors", "rank_00000.json"])
-def test_a_damaged_file_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
-    run = run_after_one_step(tmp_path)
-    path = save(tmp_path, run, 1)
-    (path / name).write_bytes((path / name).read_bytes()[:20])
+def test_a_damaged_file_is_an_error_that_names_it(saved: Saved, name: str) -> None:
+    (saved.path / name).write_bytes((saved.path / name).read_bytes()[:20])
     with pytest.raises(
-        UserError, match=rf"{path}.* (cannot be read|is not valid JSON).*to resume from the checkpoint before it"
+        UserError, match=rf"{saved.path}.* (cannot be read|is not valid JSON).*to resume from the checkpoint before it"
     ):
-        restore_checkpoint(path, run, CPU, no_changes)
+        saved.restore()
 
 
 @pytest.mark.parametrize("wrong", [{}, {"random": None}, {"random": {"torch": "!"}}])
-def test_a_state_of_a_process_without_its_fields_is_damaged(tmp_path: Path, wrong: dict[str, Any]) -> None:
-    run = run_after_one_step(tmp_path)
-    path = save(tmp_path, run, 1)
-    state = json.loads((path / "rank_00000.json").read_text())
+def test_a_state_of_a_process_without_its_fields_is_damaged(saved: Saved, wrong: dict[str, Any]) -> None:
+    path = saved.path / "rank_00000.json"
+    state = json.loads(path.read_text())
     random = wrong.get("random") and {**state["random"], **wrong["random"]}
-    (path / "rank_00000.json").write_text(json.dumps({**state, **wrong, "random": random} if wrong else {}))
+    path.write_text(json.dumps({**state, **wrong, "random": random} if wrong else {}))
     with pytest.raises(UserError, match=r"rank_00000.json is damaged; .*to resume from the checkpoint before it"):
-        restore_checkpoint(path, run, CPU, no_changes)
+        saved.restore()
 
 
-def test_another_format_is_an_error(tmp_path: Path) -> None:
-    run = run_after_one_step(tmp_path)
-    path = save(tmp_path, run, 1)
-    state = json.loads((path / "state.json").read_text())
-    (path / "state.json").write_text(json.dumps(state | {"format": 99}))
+def test_another_format_is_an_error(saved: Saved) -> None:
+    state = json.loads((saved.path / "state.json").read_text())
+    (saved.path / "state.json").write_text(json.dumps(state | {"format": 99}))
     with pytest.raises(UserError, match="format 99"):
-        restore_checkpoint(path, run, CPU, no_changes)
+        saved.restore()
 
 
-def test_tensors_of_another_model_are_an_error_that_names_a_tensor(tmp_path: Path) -> None:
-    path = save(tmp_path, run_after_one_step(tmp_path, "model_name=meru"), 1)
-    other = run_after_one_step(tmp_path, "model_name=clip")
-    with pytest.raises(UserError, match="model_name was 'meru', is 'clip'"):
-        restore_checkpoint(path, other, CPU, lambda saved: differences(saved, other.config))
+def test_tensors_of_another_model_are_an_error_that_names_a_tensor(tmp_path: Path, saved: Saved) -> None:
+    other = Saved(small_run(tmp_path / "run", "model_name=clip"), saved.path)
+    with pytest.raises(UserError, match="model_name was 'hycoclip', is 'clip'"):
+        other.restore(lambda saved: differences(saved, other.run.config))
     with pytest.raises(UserError, match=r"does not fit this model: only the checkpoint has curv; restore"):
-        restore_checkpoint(path, other, CPU, no_changes)
+        other.restore()
 
 
-def test_only_the_first_differences_are_listed(tmp_path: Path) -> None:
-    run = run_after_one_step(tmp_path)
-    path = save(tmp_path, run, 1)
+def test_only_the_first_differences_are_listed(saved: Saved) -> None:
     with pytest.raises(UserError, match=r"different settings: a; b; c; and 2 more\. Restore these settings"):
-        restore_checkpoint(path, run, CPU, lambda saved: ["a", "b", "c", "d", "e"])
+        saved.restore(lambda _: ["a", "b", "c", "d", "e"])

@@ -77,12 +77,15 @@ def test_loss_does_not_depend_on_the_order_of_the_rows(name: str) -> None:
     torch.testing.assert_close(model(batch).loss, model(reversed_batch).loss)
 
 
-@pytest.mark.parametrize("name", ["hycoclip", "phyclip"])
+@pytest.mark.parametrize("name", ["hycoclip", "phyclip", "uncha"])
 def test_missing_boxes_are_an_error_unless_use_boxes_is_false(name: str) -> None:
     batch = dataclasses.replace(small_batch(), box_images=None, box_token_ids=None)
+    model, without = small_model(name), small_model(name, use_boxes=False)
+    assert (model.needs, without.needs) == ({"boxes"}, frozenset())
     with pytest.raises(ValueError, match="use_boxes=false"):
-        small_model(name)(batch)
-    assert small_model(name, use_boxes=False)(batch).loss.isfinite()
+        model(batch)
+    without(batch).loss.backward()
+    assert all(parameter.grad is not None for parameter in without.parameters() if parameter.requires_grad)
 
 
 def test_box_candidates_change_the_contrastive_loss_but_not_the_entailment_loss() -> None:
@@ -120,11 +123,6 @@ def test_each_of_several_boxes_of_a_pair_is_one_term_of_the_box_losses() -> None
     torch.testing.assert_close(terms["contrastive"], torch.stack(directions).mean().detach())
 
 
-def test_needs_contain_boxes_only_with_use_boxes() -> None:
-    assert small_model("hycoclip").needs == {"boxes"}
-    assert small_model("phyclip", use_boxes=False).needs == small_model("meru").needs == frozenset()
-
-
 def test_clamp_parameters_keeps_scalars_in_range() -> None:
     model = small_model("phyclip")
     assert isinstance(model, PHyCLIP)
@@ -138,13 +136,18 @@ def test_clamp_parameters_keeps_scalars_in_range() -> None:
     assert model.logit_scale.exp().item() == pytest.approx(100)
 
 
-def test_poinclip_apex_is_the_point_with_the_lower_entropy() -> None:
-    model = small_model("poinclip")
-    pairs = model.features(small_batch())
+def test_poinclip_apex_is_the_point_with_the_lower_entropy_or_the_text_with_order_text() -> None:
+    """PoinCLIP, tables 3 and 5."""
+    by_entropy, by_modality = (small_model("poinclip", order=order) for order in ("entropy", "text"))
+    pairs = by_entropy.features(small_batch())
     near_images = dataclasses.replace(pairs, image=pairs.image / 50)
     near_texts = dataclasses.replace(pairs, text=pairs.text / 50)
-    assert model.losses(near_images).terms["image_entails"] == 1
-    assert model.losses(near_texts).terms["image_entails"] == 0
+    assert by_entropy.losses(near_images).terms["image_entails"] == 1
+    assert by_entropy.losses(near_texts).terms["image_entails"] == 0
+    found = by_modality.losses(near_images)
+    assert found.terms["image_entails"] == 0
+    assert found.terms["entailment"] != by_entropy.losses(near_images).terms["entailment"]
+    assert found.loss.isfinite()
 
 
 def test_the_controls_of_poinclips_order_take_the_nearer_point_or_either_as_the_apex() -> None:

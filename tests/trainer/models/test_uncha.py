@@ -81,13 +81,3 @@ def test_a_calibration_follows_the_papers_rule_without_gradient_in_the_energy() 
     u = uncertainty(losses.points["box_text"])
     expected = (losses.energies["cross_text"] * (-u).exp() + u).mean() + spread(u)
     torch.testing.assert_close(losses.terms["entailment/calibration_text"], expected)
-
-
-def test_a_model_without_boxes_trains_on_pairs_alone() -> None:
-    model = small_model("uncha", use_boxes=False)
-    losses = model(dataclasses.replace(small_batch(), box_images=None, box_token_ids=None))
-    losses.loss.backward()
-    assert model.needs == frozenset()
-    assert all(parameter.grad is not None for parameter in model.parameters() if parameter.requires_grad)
-    with pytest.raises(ValueError, match="use_boxes=false"):
-        small_model("uncha")(dataclasses.replace(small_batch(), box_images=None, box_token_ids=None))

@@ -9,11 +9,10 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from tests.patience import PATIENCE_S
+from tests.trainer.distributed.test_precision import join_group, start
 from tests.trainer.evaluation.held_out.test_evaluate import write_folder, write_shard
 from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.distributed.gather import rank
-from trainer.distributed.process import process_group
 from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.evaluation.held_out.evaluate import Evaluation
 from trainer.evaluation.held_out.share import UNITS_PER_ROUND, InterruptedEvaluationError, Sharing, map_shared
@@ -61,9 +60,7 @@ def test_a_signal_ends_the_evaluation_within_a_unit() -> None:
 
 
 def two_ranks_of_which_one_loses_a_worker(number: int, folder: str) -> None:
-    os.environ.update(RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    torch.set_num_threads(1)
-    with process_group("cpu", PATIENCE_S):
+    with join_group(number):
         try:
             list(map_shared(40, die_at_20, sum, Sharing(batch_size=1, workers=1)))
         except UserError as error:
@@ -75,9 +72,7 @@ def test_a_worker_process_that_dies_ends_the_evaluation_of_all_ranks_with_one_li
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    torch.multiprocessing.start_processes(
-        two_ranks_of_which_one_loses_a_worker, args=(str(tmp_path),), nprocs=2, start_method="fork"
-    )
+    start(two_ranks_of_which_one_loses_a_worker, str(tmp_path))
     first, second = (json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2))
     assert first.startswith("image_folders or shards: a loader process was killed")
     assert "\n" not in first
@@ -85,8 +80,6 @@ def test_a_worker_process_that_dies_ends_the_evaluation_of_all_ranks_with_one_li
 
 
 def two_ranks(number: int, folder: str) -> None:
-    os.environ.update(RANK=str(number), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    torch.set_num_threads(1)
     model, tokenizer = model_and_tokenizer("hycoclip")
     config = EvaluationConfig(image_folders=(f"{folder}/animals",), shards=f"{folder}/shards")
     mine: list[int] = []
@@ -95,7 +88,7 @@ def two_ranks(number: int, folder: str) -> None:
         mine.extend(item)
         return item
 
-    with process_group("cpu", PATIENCE_S) as process:
+    with join_group(number) as process:
         every = [i for unit in map_shared(40, numbers, compute, Sharing(batch_size=1)) for i in unit]
         try:
             list(map_shared(40, numbers, compute, Sharing(batch_size=1, is_stopping=lambda: rank() == 1)))
@@ -116,7 +109,7 @@ def test_two_ranks_share_the_work_and_have_the_results_of_one(
     monkeypatch.setattr(EvaluationConfig, "batch_size", 2)
     write_folder(tmp_path / "animals")
     write_shard(tmp_path / "shards")
-    torch.multiprocessing.start_processes(two_ranks, args=(str(tmp_path),), nprocs=2, start_method="fork")
+    start(two_ranks, str(tmp_path))
     found = [json.loads((tmp_path / f"{number}.json").read_text()) for number in range(2)]
     for every, _, stopped, message, _ in found:
         assert every == list(range(40))

@@ -12,11 +12,10 @@ import torch
 
 from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.embedding import picture, small_embedder, write_shards
-from tests.trainer.small import NAMES, small_model
+from tests.trainer.small import NAMES
 from trainer.analyses.factors import drawn_from_top
 from trainer.analyses.root import main as write_root
 from trainer.analyses.shard_points import embed_shards
-from trainer.analyses.syntax_edges import with_words
 from trainer.checkpoints.model import save_model
 from trainer.data.preprocess import PreprocessConfig
 from trainer.evaluation.catalog import TASKS
@@ -68,13 +67,6 @@ def test_results_are_finite_json_with_rules_and_checksums_and_figures_are_pictur
         width, height = PIL.Image.open(path).size
         assert width > 400
         assert height > 150
-
-
-@pytest.mark.parametrize("task", ANALYSES)
-def test_the_description_is_read_without_importing_the_task(task: str) -> None:
-    found = TASKS[task]
-    assert found.name == task
-    assert ("held_out/00000.tar" in found.files) == (task != "words")
 
 
 @pytest.mark.parametrize("task", [task for task in ANALYSES if task not in ("factors", "words")])
@@ -254,12 +246,6 @@ def test_edges_of_meru_are_those_of_a_syntax_meru_with_its_weights(shards: Path)
     assert results[0].details["number_of_edges"] == 2 * 8
     assert results[0].details["relations"][0]["relation"] == "compound"  # type: ignore[index]
     assert run("syntax_edges", "hycoclip", shards).n_used == 8
-
-
-def test_words_of_a_head_come_from_its_frozen_tower() -> None:
-    model = small_model("meru")
-    found = with_words(model)
-    assert (found.textual, found.visual) == (model.textual, model.visual)
 
 
 def test_captions_without_parses_are_missing_files(tmp_path: Path) -> None:
