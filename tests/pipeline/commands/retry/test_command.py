@@ -157,11 +157,8 @@ def test_an_interrupted_retry_goes_on_with_the_rows_that_are_left(
     assert hash_output(output) == hash_output(tmp_path / "job")
 
 
-@pytest.mark.parametrize("n", [0, 3, 7])
-def test_a_kill_while_a_shard_is_replaced_is_finished_by_the_job(
-    output: Path, web: TinyWeb, finished_job: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
-) -> None:
-    web.hits = Counter(RECOVERED)
+def retry_killed(output: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
+    """Retry, and end when the journal of a shard and `n` of its new files have their names."""
     publish, calls = commit.Staging.publish_file, list[str]()
 
     def killed(staging: commit.Staging, relative: str) -> None:
@@ -173,6 +170,32 @@ def test_a_kill_while_a_shard_is_replaced_is_finished_by_the_job(
     with monkeypatch.context() as patch:
         patch.setattr(commit.Staging, "publish_file", killed)
         assert retry(output) == 130
+
+
+def test_a_new_file_that_was_changed_after_a_kill_never_replaces_the_old_one(
+    output: Path,
+    web: TinyWeb,
+    finished_job: Finished,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    web.hits = Counter(RECOVERED)
+    retry_killed(output, monkeypatch, 0)
+    (draft,) = [path for path in (output / "train").iterdir() if path.name.endswith(commit.SUFFIX)]
+    data = bytearray(draft.read_bytes())
+    data[len(data) // 2] ^= 1  # the size is that of the journal
+    draft.write_bytes(data)
+    assert run_job(web, finished_job.folder, output) == 0
+    assert "the shard was not replaced" in caplog.text
+    assert defects(output) == []
+
+
+@pytest.mark.parametrize("n", [0, 3, 7])
+def test_a_kill_while_a_shard_is_replaced_is_finished_by_the_job(
+    output: Path, web: TinyWeb, finished_job: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+) -> None:
+    web.hits = Counter(RECOVERED)
+    retry_killed(output, monkeypatch, n)
     hits = web.hits.copy()
     assert run_job(web, finished_job.folder, output) == 0
     assert web.hits == hits  # nothing is computed again
