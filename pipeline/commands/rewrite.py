@@ -20,7 +20,7 @@ from hypergrit_common.remote import map_concurrently
 from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
 from pipeline.commands.frame import check_keys, derive_command, new_config, take_options, take_path, take_paths
 from pipeline.commands.rewrite_order import MixedShard, key_end, make_mixed, plan_order
-from pipeline.commands.rewrite_rows import Part, PartReader, check_thresholds
+from pipeline.commands.rewrite_rows import OldShard, OldShardReader, check_thresholds
 from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.output.finished import formats_by_hash
@@ -188,19 +188,19 @@ def rewrite(arguments: Sequence[str]) -> int:
 class PartShard(NewShard):
     """A new shard with the rows of a shard of a source."""
 
-    part: Part
+    part: OldShard
 
 
-def make_table(reader: PartReader, shard: NewShard) -> pa.Table:
+def make_table(reader: OldShardReader, shard: NewShard) -> pa.Table:
     """Return the rows of a new shard."""
     if isinstance(shard, MixedShard):
         return make_mixed(shard, reader)
     assert isinstance(shard, PartShard)
-    check_part(shard.part)
+    check_shard(shard.part)
     return reader.table(shard.part)
 
 
-def check_part(part: Part) -> Part:
+def check_shard(part: OldShard) -> OldShard:
     """Return a part. Raises ShardError if its files are not those of its manifest."""
     store = Store(part.source["output"])
     check_hashes(store, unchanged_manifest(store, part.source))
@@ -211,7 +211,7 @@ def check_part(part: Part) -> Part:
 class Pass:
     """One pass of the command over the rows of `parts`; `filters`: thresholds are applied again. `token` marks its files."""
 
-    parts: Sequence[Part]
+    parts: Sequence[OldShard]
     config: PipelineConfig
     options: RewriteOptions
     evaluation: EvaluationSet | None
@@ -246,10 +246,10 @@ class Pass:
         return found
 
     @property
-    def reader(self) -> PartReader:
+    def reader(self) -> OldShardReader:
         """Reads the rows of the new shards."""
         has_drops = self.options.dedupe or self.counts
-        return PartReader(self.config.output, self.token if has_drops else None, self.evaluation)
+        return OldShardReader(self.config.output, self.token if has_drops else None, self.evaluation)
 
     @property
     def survey(self) -> Survey:
@@ -265,7 +265,7 @@ class Pass:
         if self.options.dedupe and not self.counts:
             self.survey.run(store, lease)
         if self.options.samples_per_shard is not None:  # the new shards read pieces of it
-            deque(self.survey.each(check_part, "checked", lease), maxlen=0)
+            deque(self.survey.each(check_shard, "checked", lease), maxlen=0)
 
     def plan(self, store: Store, lease: Lease) -> Sequence[NewShard]:
         """Return the new shards: those of the sources, or shards of equal numbers of samples."""
@@ -279,7 +279,7 @@ class Pass:
             return plan_order(self.parts, kept, settings)
         return [PartShard(part.plan, part.provenance, self.origin(part), part) for part in self.parts]
 
-    def origin(self, part: Part) -> Origin:
+    def origin(self, part: OldShard) -> Origin:
         """Return the origin of the shard that has the rows of a part."""
         offset = {} if part.offset is None else {"key_offset": part.offset}
         return {"command": "rewrite", "sources": [part.source], "settings": {**self.settings, **offset}}
@@ -296,13 +296,13 @@ class Pass:
 
 def plan_parts(
     sources: Sequence[Source], olds: Sequence[PipelineConfig], owns: Sequence[PipelineConfig], given: set[str]
-) -> list[Part]:
+) -> list[OldShard]:
     """Return one part for each shard of the sources, one source after the other.
 
     Rows, keys and indices of a source are shifted by those of the sources before it. `olds` and `owns` are the settings of
     the sources and of their rows in the new output.
     """
-    parts, offset = list[Part](), 0
+    parts, offset = list[OldShard](), 0
     for source, old, own in zip(sources, olds, owns, strict=True):
         lacks_boxes = not any(shard["boxes"] or shard["removed"]["boxes"] for shard in source.manifests.values())
         if lacks_boxes and (useless := sorted(given & BOX_FILTERS)):
@@ -323,7 +323,7 @@ def plan_parts(
                 plan = dataclasses.replace(plan, index=len(parts), first_row=first, appends=appends)
             thresholds = Thresholds(**known[text]["thresholds"]) if given & set(FILTERS) else None
             parts.append(
-                Part(
+                OldShard(
                     source=source.shard(index),
                     number=len(parts),
                     plan=plan,
@@ -420,7 +420,7 @@ def new_provenance(
     return {**before, "config_hash": config_hash, "thresholds": after_values}
 
 
-def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts: Sequence[Part]) -> list[str]:
+def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts: Sequence[OldShard]) -> list[str]:
     """Return what differs between the rows of the sources: `key: value, value`, one for each key.
 
     The settings of `write` are left out, since the shards are written anew.

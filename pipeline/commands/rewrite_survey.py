@@ -21,7 +21,7 @@ from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from hypergrit_common.near_duplicates import N_BITS, make_masks, perceptual_hash
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted, one_line
-from pipeline.commands.rewrite_rows import DROPS, Part, PartReader, concat, format_key, key_number, write_drops
+from pipeline.commands.rewrite_rows import DROPS, OldShard, OldShardReader, concat, format_key, key_number, write_drops
 from pipeline.config import PipelineConfig
 from pipeline.output.lock import Lease
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
@@ -58,8 +58,8 @@ class Survey:
     `radius` is that of pictures, in bits. The rows to drop are in files of the output until `clean`.
     """
 
-    parts: Sequence[Part]
-    reader: PartReader
+    parts: Sequence[OldShard]
+    reader: OldShardReader
     config: PipelineConfig
     criteria: Sequence[Criterion]
     radius: int
@@ -72,7 +72,7 @@ class Survey:
         Raises UserError for a part that cannot be read.
         """
         if self.criteria:
-            self._find_duplicates(store, lease)
+            self._find_duplicates(lease)
         if not self.counts:
             return []
         reader = self.reader if self.criteria else dataclasses.replace(self.reader, drops=None)
@@ -82,14 +82,14 @@ class Survey:
 
     def clean(self, store: Store) -> None:
         """Remove the files of the survey."""
-        store.remove_many(store.file(DROPS_FILE, part.number) for part in self.parts)
+        store.remove_many(DROPS_FILE.path(part.number) for part in self.parts)
 
     @property
     def _identity(self) -> str:
         assert self.reader.drops is not None
         return self.reader.drops
 
-    def _find_duplicates(self, store: Store, lease: Lease) -> None:
+    def _find_duplicates(self, lease: Lease) -> None:
         remove_abandoned_folders(tempfile.gettempdir())
         work = partial(make_facts, self.config.output, "picture" in self.criteria)
         with database(self.memory_gb, self.config.ray.cpu_workers) as duplicates:
@@ -102,7 +102,7 @@ class Survey:
             n_rows = sum(map_concurrently(self._write, self._drops(duplicates.drops())))
         logger.info("%s found", counted(n_rows, "duplicate"))
 
-    def each(self, work: Callable[[Part], Any], text: str, lease: Lease) -> Iterator[Any]:
+    def each(self, work: Callable[[OldShard], Any], text: str, lease: Lease) -> Iterator[Any]:
         """Call a function for each part in the workers; yield the results in any order.
 
         Raises UserError for the first part that fails.
@@ -113,7 +113,7 @@ class Survey:
                 raise UserError(f"shard {result['shard']} of the sources cannot be read: {result['error']}")
             yield result
 
-    def _drops(self, found: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[Part, pa.Table]]:
+    def _drops(self, found: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[OldShard, pa.Table]]:
         """Yield every part with the rows to drop of `found`, where it may be left out."""
         number, drops = next(found, (-1, None))
         for part in self.parts:
@@ -123,13 +123,13 @@ class Survey:
             else:
                 yield part, DROPS.empty_table()
 
-    def _write(self, item: tuple[Part, pa.Table]) -> int:
+    def _write(self, item: tuple[OldShard, pa.Table]) -> int:
         part, drops = item
         write_drops(self.config.output, self._identity, part, drops)
         return len(drops)
 
 
-def count_rows(reader: PartReader, identity: str, part: Part) -> Count:
+def count_rows(reader: OldShardReader, identity: str, part: OldShard) -> Count:
     """Apply all steps to a part; write the rows that the command drops, and return the number of kept ones."""
     table = concat(reader.batches(part)) if reader.found is None else reader.table(part)
     drops = table.filter(pc.is_in(table["reason"], pa.array(DECIDED))).select(DROPS.names)
@@ -145,9 +145,9 @@ FACTS: Final = pa.schema(
 """A kept row: the number that its key is, and what is compared; `phash` is null if pictures are not compared."""
 
 
-def make_facts(output: str, pictures: bool, part: Part) -> pa.Table:
+def make_facts(output: str, pictures: bool, part: OldShard) -> pa.Table:
     """Return the facts of the kept rows of a part. Raises UserError if it cannot be read."""
-    reader = PartReader(output)
+    reader = OldShardReader(output)
     table = reader.table(part) if pictures else concat(reader.batches(part, COMPARED))
     table = table.filter(pc.equal(table["status"], KEPT))
     keys = table["key"].to_pylist()

@@ -116,7 +116,7 @@ def remove_rows(store: Store, manifest: Manifest, found: FoundRows, lease: str) 
     with Staging(store) as staging, tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
         for name, facts in manifest["files"].items():
             problem = file_problem(store, name, facts, folder)
-            if problem and name == store.file(INDEX_FILE, index):
+            if problem and name == INDEX_FILE.path(index):
                 orders = permutations(kind for kind in manifest["formats"] if kind != "arrow")
                 problem = "" if any(restore_index(store, manifest, order) for order in orders) else problem
             if problem:
@@ -127,7 +127,7 @@ def remove_rows(store: Store, manifest: Manifest, found: FoundRows, lease: str) 
             raise unreadable(store, index, error) from error
         new: Manifest = {**without(manifest, found), "files": dict(staging.files)}
         with exclusive(store, index):
-            replace(store, staging, new, lease, [store.file(kind, index) for kind in (DROPPED_FILE, SUMMARY_FILE)])
+            replace(store, staging, new, lease, [kind.path(index) for kind in (DROPPED_FILE, SUMMARY_FILE)])
         check_committed(store, new)
     write_summary(store, new)
 
@@ -136,24 +136,24 @@ def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds
     """Write the new files of a shard under temporary names."""
     index, names = manifest["shard"], manifest["files"]
     places: dict[str, list[SamplePlace]] = {}
-    order, metadata = read_index(store, index) if store.file(INDEX_FILE, index) in names else ([], {})
+    order, metadata = read_index(store, index) if INDEX_FILE.path(index) in names else ([], {})
     for kind in sorted(FILES, key=lambda kind: order.index(kind) if kind in order else len(order)):
-        name = store.file(FILES[kind][0], index)
+        name = FILES[kind][0].path(index)
         if name in names and name.endswith(".tar"):
             places[kind] = copy_tar(store, staging, name, kinds)
-    table, rows = store.file(FILES["grit"][1], index), store.file(FILES["arrow"][0], index)
+    table, rows = FILES["grit"][1].path(index), FILES["arrow"][0].path(index)
     if table in names:
         copy_parquet(store, staging, table, kinds)
     if rows in names:
         copy_arrow(store, staging, manifest, kinds)
-    if store.file(INDEX_FILE, index) in names:
-        with staging.open(store.file(INDEX_FILE, index), rows=sum(map(len, places.values()))) as file:
+    if INDEX_FILE.path(index) in names:
+        with staging.open(INDEX_FILE.path(index), rows=sum(map(len, places.values()))) as file:
             write_index(file, places, metadata)
 
 
 def read_index(store: Store, index: int) -> tuple[list[str], dict[str, str]]:
     """Return the formats in the index of a shard, in their order, and its metadata."""
-    with pa.ipc.open_file(store.read(store.file(INDEX_FILE, index)) or b"") as reader:
+    with pa.ipc.open_file(store.read(INDEX_FILE.path(index)) or b"") as reader:
         table = reader.read_all()
         return table["format"].cast(pa.string()).unique().to_pylist(), text_of(reader.schema.metadata)
 
@@ -191,7 +191,7 @@ def taken_down_columns(row: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
 
 def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds) -> None:
     """Write the file of arrow/ with nothing but key, place and drop in these rows."""
-    name = store.file(FILES["arrow"][0], manifest["shard"])
+    name = FILES["arrow"][0].path(manifest["shard"])
     rows = [
         taken_down(row, kind) if (kind := kinds.get(row["key"])) else row
         for batch in read_batches(store, manifest, SCORED.names)

@@ -125,8 +125,8 @@ def sums_problems(manifest: Manifest, found: Summary) -> Iterator[str]:
 def summary_problem(store: Store, manifest: Manifest, found: Summary) -> Problem | None:
     """Return how the summary of a shard differs from its rows; None if it agrees, or the report would not read it."""
     index = manifest["shard"]
-    name, rollup = store.file(SUMMARY_FILE, index), ROLLUP_FILE.format(rollup_of(index))
-    stamp = stamp_of(store.read(store.file(MANIFEST_FILE, index)) or b"")
+    name, rollup = SUMMARY_FILE.path(index), ROLLUP_FILE.format(rollup_of(index))
+    stamp = stamp_of(store.read(MANIFEST_FILE.path(index)) or b"")
     summary = parse_summary(store.read(name), {index: stamp})
     if summary is None or (stated := summary.to_json()) == (expected := found.to_json()):
         return None
@@ -157,7 +157,7 @@ class Checker:
 
     def check(self, index: int, plan: PlanJson | None = None) -> Finding:
         """Check a shard; `plan` is its plan in the record of the job. Raises UserError if the store does not answer."""
-        name, finding = self.store.file(MANIFEST_FILE, index), Finding(index)
+        name, finding = MANIFEST_FILE.path(index), Finding(index)
         content = self.store.read(name)
         manifest = None if content is None else parse_manifest(content)
         if manifest is None:
@@ -187,7 +187,7 @@ class Checker:
 
     def check_sums(self, rows: Store, manifest: Manifest, finding: Finding) -> None:
         """Compare the manifest and the summary of a shard with its rows, whose files are in `rows`."""
-        name = self.store.file(MANIFEST_FILE, finding.shard)
+        name = MANIFEST_FILE.path(finding.shard)
         try:
             found = count_shard(rows, manifest)
         except UNREADABLE as error:
@@ -350,7 +350,7 @@ def verify(output: str, options: VerifyOptions) -> int:
         others = [
             *contents.problems,
             *(Problem(*item) for find in (listed_leftovers, listed_strangers, old_report) for item in find(store)),
-            *filter(None, [repeats.problem(store), None if broken else sums.problem(store)]),
+            *filter(None, [repeats.problem(), None if broken else sums.problem(store)]),
         ]
         for problem in others:
             print_text(message(str(problem)))
@@ -379,7 +379,7 @@ def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes
         finding = result
         if not isinstance(result, Finding):
             finding = Finding(result["shard"])
-            finding.add(store.file(MANIFEST_FILE, finding.shard), f"the shard cannot be checked: {result['error']}")
+            finding.add(MANIFEST_FILE.path(finding.shard), f"the shard cannot be checked: {result['error']}")
         yield finding
 
 

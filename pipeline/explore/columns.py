@@ -47,7 +47,7 @@ class Words:
 
 
 @dataclass
-class Part:
+class IndexRows:
     """Consecutive rows of the index with their boxes: columns of `rows` and `boxes`, and one caption a row."""
 
     rows: dict[str, pa.Array]
@@ -55,9 +55,9 @@ class Part:
     captions: list[str]
 
 
-def read_part(
+def index_rows(
     batch: pa.RecordBatch, first_row: int, words: Words, thresholds: ThresholdValues, has_image: pa.Array
-) -> Part:
+) -> IndexRows:
     """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output."""
     captions = pc.fill_null(pc.coalesce(batch["caption"], batch["caption_original"]), "")
     reasons = pc.binary_join_element_wise(batch["stage"], batch["reason"], ":")
@@ -73,7 +73,9 @@ def read_part(
     }
     texts = captions.to_pylist()
     boxes = box_columns(batch, first_row, words, thresholds, texts)
-    return Part({name: as_array(values) for name, values in rows.items()}, boxes, [one_line(text) for text in texts])
+    return IndexRows(
+        {name: as_array(values) for name, values in rows.items()}, boxes, [one_line(text) for text in texts]
+    )
 
 
 def hosts(urls: pa.StringArray) -> pa.Array:

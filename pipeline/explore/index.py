@@ -28,7 +28,7 @@ from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 from pipeline.config import PipelineConfig
-from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, Part, Words, read_part
+from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, IndexRows, Words, index_rows
 from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash
 from pipeline.output.source import read_config
@@ -180,13 +180,13 @@ def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> No
     """Write the index of an output into an empty folder; meta.json is written last."""
     config, words = read_config(store), Words()
     parts, n_rows, shards = list[dict[str, int]](), 0, list[ShardMeta]()
-    pending = list[Part]()
+    pending = list[IndexRows]()
     with tqdm(total=sum(m["counts"]["read"] for m in manifests), desc="index", unit=" rows", disable=None) as bar:
         for manifest in manifests:
             thresholds = manifest["provenance"]["thresholds"]
             shards.append({"shard": manifest["shard"], "first": n_rows, "thresholds": thresholds})
             for batch, has_image in batches_with_images(store, manifest, config):
-                pending.append(read_part(batch, n_rows, words, thresholds, has_image))
+                pending.append(index_rows(batch, n_rows, words, thresholds, has_image))
                 n_rows += batch.num_rows
                 bar.update(batch.num_rows)
             if sum(len(part.captions) for part in pending) >= PART_ROWS:
@@ -221,7 +221,7 @@ def batches_with_images(
         yield batch, pc.or_(has_image, pc.is_valid(batch["image"])) if "image" in columns else has_image
 
 
-def write_part(folder: Path, number: int, parts: Sequence[Part]) -> dict[str, int]:
+def write_part(folder: Path, number: int, parts: Sequence[IndexRows]) -> dict[str, int]:
     """Write the files of a part; return the numbers of its rows and boxes."""
     for name, columns in (("rows", [part.rows for part in parts]), ("boxes", [part.boxes for part in parts])):
         table = pa.concat_tables([pa.table(item) for item in columns]).combine_chunks()

@@ -42,7 +42,7 @@ Row = dict[str, Any]
 
 def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> str:
     """Return the life of the rows with this key, id or URL; at most MOST_ROWS of them. Raises UserError if there is none."""
-    found = [describe_row(store, manifest, row) for manifest, row in find_rows(store, manifests, wanted)]
+    found = [describe_row(manifest, row) for manifest, row in find_rows(store, manifests, wanted)]
     if not found:
         raise UserError(
             f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits"
@@ -63,10 +63,10 @@ def find_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> Itera
                     yield manifest, row
 
 
-def describe_row(store: Store, manifest: Manifest, row: Row) -> str:
+def describe_row(manifest: Manifest, row: Row) -> str:
     """Return the life of a row, a line for each step of its way."""
     kinds = [name for name in ("train", "grit") if row["status"] == KEPT and name in manifest["formats"]]
-    files = [store.file(FILES[name][0], manifest["shard"]) for name in ("arrow", *kinds)]
+    files = [FILES[name][0].path(manifest["shard"]) for name in ("arrow", *kinds)]
     detail = f" ({row['detail']})" if row["detail"] else ""
     lines = [
         ("row", f"{row['key']}, shard {manifest['shard']}: {', '.join(files)}"),
@@ -139,7 +139,7 @@ class Shard:
         return image_places(self.store, self.manifest) or self._places_in_tar()
 
     def _places_in_tar(self) -> dict[str, tuple[int, int]]:
-        name = self.store.file(FILES["grit"][0], self.manifest["shard"])
+        name = FILES["grit"][0].path(self.manifest["shard"])
         if name not in self.manifest["files"]:
             return {}
         with self.store.open(name) as file:
@@ -164,7 +164,7 @@ class Shard:
         with self.unchanged():
             batch, place = self._place(number)
             if at := self.places.get(self.keys[batch][place]):
-                path = self.store.readable(self.store.file(FILES["grit"][0], self.manifest["shard"]))
+                path = self.store.readable(FILES["grit"][0].path(self.manifest["shard"]))
                 return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
             image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
             return image
@@ -197,7 +197,7 @@ class Shard:
 
 def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
     """Return one batch of arrow/ with these columns, without reading those before it."""
-    with store.open_arrow(store.file(FILES["arrow"][0], manifest["shard"])) as source:
+    with store.open_arrow(FILES["arrow"][0].path(manifest["shard"])) as source:
         schema = pa.ipc.open_file(source).schema
         fields = sorted(schema.get_field_index(name) for name in columns)
         batch = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields)).get_batch(number)

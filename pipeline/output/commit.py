@@ -48,6 +48,7 @@ from schemas.files import (
     MANIFEST_FILE,
     ROLLUP_FILE,
     rollup_of,
+    shard_files,
 )
 from schemas.manifest import FileFacts, Journal, Manifest, StagedFile
 
@@ -219,7 +220,7 @@ def exclusive(store: Store, index: int) -> Iterator[None]:
     if not store.is_local:
         yield
         return
-    name = f"{store.file(MANIFEST_FILE, index)}{LOCK_SUFFIX}"  # a killed holder's file is removed as a temporary file
+    name = f"{MANIFEST_FILE.path(index)}{LOCK_SUFFIX}"  # a killed holder's file is removed as a temporary file
     with store.convert_errors("write", name):
         store.make_folder(name)
         with locked(store.path(name)):
@@ -241,7 +242,7 @@ def publish(
     files; `unused` ones are removed. The lease is read before the first file changes, and again before the manifest:
     uploads may take minutes. False for `replaces` if there is no manifest of an earlier run. Raises like `check_lease`.
     """
-    name = store.file(MANIFEST_FILE, manifest["shard"])
+    name = MANIFEST_FILE.path(manifest["shard"])
     check_lease(store, lease)
     store.remove([ROLLUP_FILE.format(rollup_of(manifest["shard"])), *([name] if replaces else [])])
     staging.publish()
@@ -261,7 +262,7 @@ def publish(
 
 def replace(store: Store, staging: Staging, manifest: Manifest, lease: str | None, unused: Sequence[str] = ()) -> None:
     """Publish the staged files of a finished shard in place of its own, like `publish`, under a journal."""
-    name = store.file(JOURNAL_FILE, manifest["shard"])
+    name = JOURNAL_FILE.path(manifest["shard"])
     check_lease(store, lease)
     journal: Journal = {"manifest": manifest, "files": staging.keep(name), "unused": list(unused)}
     store.write(name, json.dumps(journal))
@@ -292,10 +293,10 @@ def finish_replacements(store: Store, lease: Lease) -> None:
 
 def finish_replacement(store: Store, index: int, lease: Lease) -> None:
     """Finish what the journal of a shard describes. If its files are lost, the shard stays as it is: old, or unfinished."""
-    name = store.file(JOURNAL_FILE, index)
+    name = JOURNAL_FILE.path(index)
     try:
         journal: Journal = json.loads(store.read(name) or b"")
-        check_journal(store, index, journal)
+        check_journal(index, journal)
         files = journal["files"]
         is_whole = all(has_content(store, file["draft"], file) or has_content(store, final, file)
                        for final, file in files.items())  # fmt: skip
@@ -308,21 +309,21 @@ def finish_replacement(store: Store, index: int, lease: Lease) -> None:
         logger.info("shard %d: finishing a replacement that was interrupted", index)
         with exclusive(store, index):
             lease.check()
-            store.remove([ROLLUP_FILE.format(rollup_of(index)), store.file(MANIFEST_FILE, index)])
+            store.remove([ROLLUP_FILE.format(rollup_of(index)), MANIFEST_FILE.path(index)])
             for final, file in files.items():
                 if has_content(store, file["draft"], file):
                     move(store, file["draft"], final, file)
             store.remove(journal["unused"])
-            store.write_bytes(store.file(MANIFEST_FILE, index), new)
+            store.write_bytes(MANIFEST_FILE.path(index), new)
     else:
         logger.warning("%s: its files are lost; the shard was not replaced", store.url(name))
     remove_journal(store, name, journal)
 
 
-def check_journal(store: Store, index: int, journal: Journal) -> None:
+def check_journal(index: int, journal: Journal) -> None:
     """Raise ValueError unless a journal names only files of its shard, and drafts beside them or beside the journal."""
-    own = store.shard_files(index)
-    folders = {os.path.dirname(name) for name in (*own, store.file(JOURNAL_FILE, index))}
+    own = shard_files(index)
+    folders = {os.path.dirname(name) for name in (*own, JOURNAL_FILE.path(index))}
     drafts = [file["draft"] for file in journal["files"].values()]
     if not {*journal["files"], *journal["unused"]} <= {*own} or any(
         os.path.dirname(draft) not in folders or not draft.endswith(SUFFIX) for draft in drafts
@@ -374,7 +375,7 @@ def check_committed(store: Store, manifest: Manifest) -> None:
         return
     wrong = next((name for name, facts in manifest["files"].items() if not store.has(name, facts)), None)
     if wrong is not None:
-        store.remove([store.file(MANIFEST_FILE, manifest["shard"])])
+        store.remove([MANIFEST_FILE.path(manifest["shard"])])
         raise OSError(f"{store.url(wrong)} was replaced by another attempt at the same shard")
 
 
@@ -387,7 +388,7 @@ def restore_index(store: Store, manifest: Manifest, formats: Sequence[str]) -> b
     `formats` are those of the shard, in the order in which they were written. Raises UserError if the index cannot be
     written.
     """
-    name = store.file(INDEX_FILE, manifest["shard"])
+    name = INDEX_FILE.path(manifest["shard"])
     facts = manifest["files"][name]
     content = find_content(store, manifest, formats, facts["sha256"])
     if content is None:
@@ -401,7 +402,7 @@ def restore_index(store: Store, manifest: Manifest, formats: Sequence[str]) -> b
 
 def find_content(store: Store, manifest: Manifest, formats: Sequence[str], sha256: str) -> bytes | None:
     """Return the index with this hash, with or without the mark for subreddits; None if neither has it."""
-    tars = {kind: store.file(FILES[kind][0], manifest["shard"]) for kind in formats if FILES[kind][0].suffix == ".tar"}
+    tars = {kind: FILES[kind][0].path(manifest["shard"]) for kind in formats if FILES[kind][0].suffix == ".tar"}
     try:
         places = {kind: list(read_places(store, name)) for kind, name in tars.items()}
     except store_errors(ValueError, TarError):

@@ -155,9 +155,7 @@ def list_contents(store: Store) -> Contents:
             Problem(JOB_FILE, "damaged; remove it, and the job compares the manifests of the shards instead")
         )
     problems += [
-        Problem(
-            store.file(JOURNAL_FILE, index), "the shard was being replaced; run the command again, which finishes it"
-        )
+        Problem(JOURNAL_FILE.path(index), "the shard was being replaced; run the command again, which finishes it")
         for index in indices(store, JOURNAL_FILE)
     ]
     try:
@@ -224,11 +222,11 @@ class Repeats:
             self.first = min(self.first, found) if self.n_rows else found
             self.n_rows += len(repeated)
 
-    def problem(self, store: Store) -> Problem | None:
+    def problem(self) -> Problem | None:
         """Return the problem, None without repeated keys."""
         key, shard = self.first
         text = f"row {key} is in another shard too ({self.n_rows} such rows); make the output again with overwrite=true"
-        return Problem(store.file(FILES["arrow"][0], shard), text) if self.n_rows else None
+        return Problem(FILES["arrow"][0].path(shard), text) if self.n_rows else None
 
 
 def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:

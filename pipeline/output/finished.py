@@ -55,7 +55,7 @@ def find_missing(store: Store, plans: Sequence[ShardPlan]) -> list[ShardPlan]:
     """Return the `plans` without a manifest, now if not in the listing: one request per 1,000 manifests."""
     committed = set(indices(store, MANIFEST_FILE))
     unlisted = [plan for plan in plans if plan.index not in committed]
-    return [plan for plan in unlisted if store.size(store.file(MANIFEST_FILE, plan.index)) is None]
+    return [plan for plan in unlisted if store.size(MANIFEST_FILE.path(plan.index)) is None]
 
 
 def find_damaged(
@@ -96,8 +96,8 @@ def find_damage(
     written: Mapping[str, Formats],
 ) -> Damage | None:
     """Compare the files of a shard, its index and those of the formats of `config`, with its manifest."""
-    index = store.file(INDEX_FILE, plan.index)
-    names = {store.file(kind, plan.index) for name in config.write.formats for kind in FILES[name]}
+    index = INDEX_FILE.path(plan.index)
+    names = {kind.path(plan.index) for name in config.write.formats for kind in FILES[name]}
     names |= {index} if set(manifest["formats"]) & TARS.keys() else set()
     damaged = {name for name in names if not has_file(store, listing, name, manifest)}
     if not damaged:

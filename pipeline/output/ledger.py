@@ -38,7 +38,7 @@ def check_provenance(store: Store, manifests: Iterable[Manifest]) -> None:
     """Raise UserError for a manifest, such as one of strangers, that does not tell how its shard was made."""
     for manifest in manifests:
         if not manifest["provenance"].keys() >= {"hypergrit", "models", "thresholds"}:
-            name = store.url(store.file(MANIFEST_FILE, manifest["shard"]))
+            name = store.url(MANIFEST_FILE.path(manifest["shard"]))
             raise UserError(f"{name} lacks the version, models or thresholds of its shard; see hypergrit verify")
 
 
@@ -49,7 +49,7 @@ def read_manifests(store: Store) -> list[Manifest]:
 
 def read_manifests_of(store: Store, indices: Collection[int]) -> list[Manifest]:
     """Return the manifests of these shards, in order, of those that still exist; the output is not listed."""
-    files = [store.file(MANIFEST_FILE, index) for index in indices]
+    files = [MANIFEST_FILE.path(index) for index in indices]
     contents = zip(files, map_concurrently(store.read, files), strict=True)
     return parse_manifests(store, {file: content for file, content in contents if content is not None})
 
@@ -80,7 +80,7 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
 
     Raises UserError if the file is damaged.
     """
-    name = store.file(FILES["arrow"][0], manifest["shard"])
+    name = FILES["arrow"][0].path(manifest["shard"])
     if name not in manifest["files"]:
         return
     batches = _read_batches(store, name, columns)
@@ -99,7 +99,7 @@ def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception)
     """Return the error for a damaged file of a finished shard."""
     return UserError(
         f"{store.url(name)} is damaged ({one_line(error)}); delete the manifest "
-        f"{store.url(store.file(MANIFEST_FILE, manifest['shard']))}, and run the job again to replace the shard"
+        f"{store.url(MANIFEST_FILE.path(manifest['shard']))}, and run the job again to replace the shard"
     )
 
 
@@ -124,7 +124,7 @@ def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict
         for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):
             if key in keys and image.is_valid:
                 images[key] = image.as_py()
-    name, missing = store.file(FILES["grit"][0], manifest["shard"]), set(keys) - set(images)
+    name, missing = FILES["grit"][0].path(manifest["shard"]), set(keys) - set(images)
     if missing and name in manifest["files"]:
         try:
             images |= _images_of_tar(store, name, missing)
@@ -158,7 +158,7 @@ def write_summary(store: Store, manifest: Manifest) -> Summary:
     """Count a shard, and write its summary. Raises like `count_shard`."""
     summary, index = count_shard(store, manifest), manifest["shard"]
     content = SummaryFile({index: manifest_hash(manifest)}, summary).to_bytes()
-    store.write_bytes(store.file(SUMMARY_FILE, index), content)
+    store.write_bytes(SUMMARY_FILE.path(index), content)
     return summary
 
 

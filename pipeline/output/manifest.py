@@ -77,7 +77,7 @@ def parse_manifest(content: bytes) -> Manifest | None:
 
 def read_manifest(store: Store, index: int) -> Manifest | None:
     """Read the manifest of a shard; return None if it does not exist or is damaged."""
-    content = store.read(store.file(MANIFEST_FILE, index))
+    content = store.read(MANIFEST_FILE.path(index))
     return None if content is None else parse_manifest(content)
 
 
@@ -117,7 +117,7 @@ def failed_shard(plan: ShardPlan | Task, step: str, error: str, traceback: str, 
 
 def write_failed(store: Store, failed: FailedShard) -> None:
     """Record a failed shard. Raises UserError if the output cannot be written."""
-    store.write(store.file(FAILED_FILE, failed["shard"]), json.dumps(failed, ensure_ascii=False, indent=1))
+    store.write(FAILED_FILE.path(failed["shard"]), json.dumps(failed, ensure_ascii=False, indent=1))
 
 
 def failed_indices(store: Store) -> set[int]:
@@ -128,7 +128,7 @@ def failed_indices(store: Store) -> set[int]:
 def read_failed(store: Store, but: Collection[int] = (), only: Collection[int] | None = None) -> list[FailedShard]:
     """Return the recorded shards in order, without those in `but`, which a later run finished, and those not in `only`."""
     chosen = sorted(i for i in failed_indices(store) - set(but) if only is None or i in only)
-    contents = map_concurrently(store.read, [store.file(FAILED_FILE, i) for i in chosen])
+    contents = map_concurrently(store.read, [FAILED_FILE.path(i) for i in chosen])
     return [failed for content in contents if content and (failed := parse_failed(content))]
 
 

@@ -83,7 +83,7 @@ class Source:
 def check_formats(store: Store, manifest: Manifest) -> None:
     """Raise UserError unless a shard has all rows, in arrow/, and the images of the kept rows."""
     formats = set(manifest["formats"])
-    name = store.url(store.file(MANIFEST_FILE, manifest["shard"]))
+    name = store.url(MANIFEST_FILE.path(manifest["shard"]))
     if "arrow" not in formats:
         raise UserError(
             f"{name}: the shard has no arrow/ file, which holds all rows; run the job with formats=[arrow,grit]"
@@ -101,7 +101,7 @@ READ: Final = (FILES["arrow"][0], FILES["grit"][0])
 def check_hashes(store: Store, manifest: Manifest, kinds: Sequence[ShardFile] = READ) -> None:
     """Raise ShardError if one of these files is not that of the manifest, whose damage a copy would hide."""
     with tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
-        for name in (store.file(kind, manifest["shard"]) for kind in kinds):
+        for name in (kind.path(manifest["shard"]) for kind in kinds):
             if name in manifest["files"] and (problem := file_problem(store, name, manifest["files"][name], folder)):
                 again = f"run `hypergrit verify {store.url('').rstrip('/')} requeue=true`, then the job that wrote it"
                 raise ShardError(f"shard {manifest['shard']} of {store.root} is damaged ({name}: {problem}); {again}")
@@ -133,7 +133,7 @@ def unchanged_manifest(store: Store, source: SourceShard) -> Manifest:
     manifest = read_manifest(store, source["shard"])
     if manifest is None or manifest_hash(manifest) != source["manifest"]:
         raise UserError(
-            f"{store.url(store.file(MANIFEST_FILE, source['shard']))} has changed while it was read; run the command again "
+            f"{store.url(MANIFEST_FILE.path(source['shard']))} has changed while it was read; run the command again "
             "when no other job writes to this output"
         )
     return manifest
@@ -149,7 +149,7 @@ def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
         return table
     found = read_images(store, manifest, missing)
     if lost := sorted(missing - found.keys()):
-        name = store.url(store.file(FILES["grit"][0], manifest["shard"]))
+        name = store.url(FILES["grit"][0].path(manifest["shard"]))
         raise UserError(f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see hypergrit verify")
     return add_images(table, found)
 
@@ -177,7 +177,7 @@ WHOLE: Final = 0.5
 def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     """Return the table with the images of its kept rows that `_index/` finds in grit/."""
     places = image_places(store, manifest, without_image(table))
-    tar = store.file(FILES["grit"][0], manifest["shard"])
+    tar = FILES["grit"][0].path(manifest["shard"])
 
     def read(place: tuple[int, int]) -> bytes:
         return bytes(store.fs.cat_file(store.readable(tar), start=place[0], end=sum(place)))
@@ -189,7 +189,7 @@ def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa
 
 def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
     """Return offset and size of the images of these rows, or of all, in grit/; {} for a shard without an index."""
-    name, tar = store.file(INDEX_FILE, manifest["shard"]), store.file(FILES["grit"][0], manifest["shard"])
+    name, tar = INDEX_FILE.path(manifest["shard"]), FILES["grit"][0].path(manifest["shard"])
     if (keys is not None and not keys) or not {name, tar} <= manifest["files"].keys():
         return {}
     content = store.read_spare(name)

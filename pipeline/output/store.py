@@ -184,14 +184,6 @@ class Store:
             self.write(TAKEDOWNS_FILE, json.dumps(every.to_json()) + "\n")
             self.takedowns = every
 
-    def file(self, kind: ShardFile, index: int) -> str:
-        """Return the path of a file of a shard, relative to the output."""
-        return kind.path(index)
-
-    def shard_files(self, index: int) -> list[str]:
-        """Return the paths of all files that a shard may have besides its manifest."""
-        return shard_files(index)
-
     def path(self, relative: str) -> str:
         """Return the path of a file in the file system `fs`."""
         return f"{self.root.rstrip('/')}/{relative}"
@@ -349,8 +341,8 @@ class Store:
 
     def discard(self, shards: Collection[int], planned: Collection[int]) -> None:
         """Remove the manifests of these shards, then the files of those that are not `planned`."""
-        self.remove_many(self.file(MANIFEST_FILE, index) for index in shards)
-        self.remove_many(name for index in shards if index not in planned for name in self.shard_files(index))
+        self.remove_many(MANIFEST_FILE.path(index) for index in shards)
+        self.remove_many(name for index in shards if index not in planned for name in shard_files(index))
 
     def remove_drafts(self) -> None:
         """Remove the files that killed workers have left half-written; an object store has none."""

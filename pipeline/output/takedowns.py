@@ -133,7 +133,7 @@ def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind
 
 def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in the parquet of grit/, which has the kept boxes of kept rows."""
-    content = store.read(store.file(FILES["grit"][1], manifest["shard"])) or b""
+    content = store.read(FILES["grit"][1].path(manifest["shard"])) or b""
     columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks"]
     rows = (row_of_grit(row) for row in pq.read_table(io.BytesIO(content), columns=columns).to_pylist())
     return matching(entries, rows)
@@ -157,7 +157,7 @@ def row_of_grit(row: Row) -> Row:
 
 def rows_of_train(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in train/, which has the kept rows only."""
-    name = store.file(FILES["train"][0], manifest["shard"])
+    name = FILES["train"][0].path(manifest["shard"])
     with store.open(name) as file:
         rows = (row_of_train(sample) for sample in annotations(store, name, reader_of(file)))
         return matching(entries, rows)
@@ -196,15 +196,15 @@ def leftovers(store: Store, manifests: Sequence[Manifest]) -> dict[int, list[str
     for kind in (*(kind for kinds in FILES.values() for kind in kinds), INDEX_FILE, DROPPED_FILE, SUMMARY_FILE):
         for index in indices(store, kind):
             is_counted = index in named and kind in (DROPPED_FILE, SUMMARY_FILE)
-            if not is_counted and store.file(kind, index) not in named.get(index, ()):
-                found.setdefault(index, []).append(store.file(kind, index))
+            if not is_counted and kind.path(index) not in named.get(index, ()):
+                found.setdefault(index, []).append(kind.path(index))
     return found
 
 
 def listed_leftovers(store: Store) -> Iterator[tuple[str, str]]:
     """Yield the files of no finished shard with a row that was taken down from the output, and what is wrong with each."""
     for index, names in leftovers(store, read_manifests(store)).items() if len(store.takedowns) else ():
-        formats = [kind for kind, files in FILES.items() if store.file(files[-1], index) in names]
+        formats = [kind for kind, files in FILES.items() if files[-1].path(index) in names]
         part = cast(Manifest, {"shard": index, "formats": formats, "files": dict.fromkeys(names)})
         try:
             key = next(iter(find_rows(store, part, store.takedowns)), None)
@@ -277,11 +277,11 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     """Remove what may hold rows outside of the files of finished shards. Needs the lease."""
     left = leftovers(store, manifests)
     finished = {manifest["shard"] for manifest in manifests}
-    damaged = [store.file(MANIFEST_FILE, index) for index in indices(store, MANIFEST_FILE) if index not in finished]
+    damaged = [MANIFEST_FILE.path(index) for index in indices(store, MANIFEST_FILE) if index not in finished]
     # The shard of a takedown that was killed may have been made again since, without its rows; not so its thumbnails.
     # A shard in train/ alone does not tell whose thumbnails it has: its dropped rows are nowhere.
     shown = [manifest for manifest in manifests if has_taken_down(manifest) or set(manifest["formats"]) <= {"train"}]
-    thumbnails = [store.file(DROPPED_FILE, manifest["shard"]) for manifest in shown]
+    thumbnails = [DROPPED_FILE.path(manifest["shard"]) for manifest in shown]
     files = [name for names in left.values() for name in names]
     for failed in read_failed(store):  # a message may quote a row
         write_failed(store, {**failed, "error": "removed by a takedown; run the job again", "traceback": ""})

@@ -323,7 +323,7 @@ def write_dropped(store: Store, index: int, pictures: Sequence[DroppedPicture]) 
     data = io.BytesIO()
     with pa.ipc.new_file(data, THUMBNAIL) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema=THUMBNAIL))
-    store.write_bytes(store.file(DROPPED_FILE, index), data.getvalue())
+    store.write_bytes(DROPPED_FILE.path(index), data.getvalue())
 
 
 def find_dropped(
@@ -347,7 +347,7 @@ def find_dropped(
 
 def read_dropped(store: Store, index: int, keys: Collection[str]) -> dict[str, Thumbnail]:
     """Return the thumbnails of a shard by key, those of `keys`; none if its file is missing or damaged."""
-    data = store.read_spare(store.file(DROPPED_FILE, index))
+    data = store.read_spare(DROPPED_FILE.path(index))
     try:
         rows = pa.ipc.open_file(data).read_all().cast(THUMBNAIL).to_pylist() if data else []
     except (pa.ArrowException, ValueError, OSError):

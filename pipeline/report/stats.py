@@ -166,7 +166,7 @@ def damaged_error(store: Store, file: str, error: Exception) -> UserError:
 def sum_timings(store: Store, shards: Collection[int]) -> Speeds:
     """Add up the time of each stage over the shards that have a timings file, unless it is damaged."""
     speeds: Speeds = {}
-    files = [store.file(TIMINGS_FILE, index) for index in sorted(shards)]
+    files = [TIMINGS_FILE.path(index) for index in sorted(shards)]
     for file, timings in zip(files, map_concurrently(partial(read_timings, store), files), strict=True):
         try:
             found = {stage: [float(timing["seconds"]), float(timing["rows"])] for stage, timing in timings.items()}
@@ -221,7 +221,7 @@ MIN_SHARDS: Final = 32
 """Shards from which on a rollup is written: fewer summaries are read as fast."""
 
 
-class Part(NamedTuple):
+class ShardSums(NamedTuple):
     """Up to 1,000 shards: the indices of those that are finished, their statistics and the time of each stage."""
 
     shards: list[int]
@@ -233,7 +233,7 @@ Keep = Literal["nothing", "summaries", "rollups"]
 """What a reader stores: nothing, summaries of shards that lack one, or also rollups, which needs the lease."""
 
 
-def read_part(store: Store, number: int, sizes: Mapping[int, int], has_rollup: bool, keep: Keep) -> Part:
+def read_sums(store: Store, number: int, sizes: Mapping[int, int], has_rollup: bool, keep: Keep) -> ShardSums:
     """Return the statistics of the shards in `sizes`, index -> bytes of the manifest, which belong to one rollup.
 
     Raises UserError for a damaged shard, and ValueError if the counts of one do not add up.
@@ -242,8 +242,8 @@ def read_part(store: Store, number: int, sizes: Mapping[int, int], has_rollup: b
     summary = parse_summary(store.read_spare(rollup), sizes) if has_rollup else None
     if summary is not None:
         speeds = read_speeds(store, ROLLUP_TIMINGS_FILE.format(number))
-        return Part(sorted(sizes), summary, sum_timings(store, sizes) if speeds is None else speeds)
-    part, found = fold_part(store, sizes, keep != "nothing")
+        return ShardSums(sorted(sizes), summary, sum_timings(store, sizes) if speeds is None else speeds)
+    part, found = add_shards(store, sizes, keep != "nothing")
     if keep == "rollups" and len(found) >= MIN_SHARDS:
         write_rollup(store, number, part, found)
     elif keep == "rollups" and has_rollup:
@@ -251,21 +251,17 @@ def read_part(store: Store, number: int, sizes: Mapping[int, int], has_rollup: b
     return part
 
 
-def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part, dict[int, int]]:
+def add_shards(store: Store, indices: Collection[int], keep: bool) -> tuple[ShardSums, dict[int, int]]:
     """Add up the summaries of finished shards; also return the sizes of their manifests.
 
     Summaries that are missing, or not those of the present manifests, are computed from arrow/, and stored if `keep`.
     """
     contents = {
-        i: content
-        for i, content in read_files(store.read, store, MANIFEST_FILE, indices).items()
-        if content is not None
+        i: content for i, content in read_files(store.read, MANIFEST_FILE, indices).items() if content is not None
     }
-    manifests = parse_manifests(
-        store, {store.file(MANIFEST_FILE, index): content for index, content in contents.items()}
-    )
+    manifests = parse_manifests(store, {MANIFEST_FILE.path(index): content for index, content in contents.items()})
     found = {manifest["shard"]: len(contents[manifest["shard"]]) for manifest in manifests}
-    stored = read_files(store.read_spare, store, SUMMARY_FILE, found)
+    stored = read_files(store.read_spare, SUMMARY_FILE, found)
     summary = Summary()
     for manifest in manifests:
         own = parse_summary(stored[manifest["shard"]], {manifest["shard"]: stamp_of(contents[manifest["shard"]])})
@@ -274,18 +270,18 @@ def fold_part(store: Store, indices: Collection[int], keep: bool) -> tuple[Part,
             own.totals.shrink()
         summary.merge(own)
     summary.totals.shrink()
-    return Part(sorted(found), summary, sum_timings(store, found)), found
+    return ShardSums(sorted(found), summary, sum_timings(store, found)), found
 
 
 def read_files(
-    read: Callable[[str], bytes | None], store: Store, kind: ShardFile, indices: Collection[int]
+    read: Callable[[str], bytes | None], kind: ShardFile, indices: Collection[int]
 ) -> dict[int, bytes | None]:
     """Read one file of each shard; None for those that do not exist."""
-    contents = map_concurrently(lambda index: read(store.file(kind, index)), indices)
+    contents = map_concurrently(lambda index: read(kind.path(index)), indices)
     return dict(zip(indices, contents, strict=True))
 
 
-def write_rollup(store: Store, number: int, part: Part, sizes: Mapping[int, int]) -> None:
+def write_rollup(store: Store, number: int, part: ShardSums, sizes: Mapping[int, int]) -> None:
     """Write the rollup of shards, whose manifests have these sizes, and their timings. Needs the lease."""
     store.write(ROLLUP_TIMINGS_FILE.format(number), json.dumps(part.speeds, sort_keys=True))
     store.write_bytes(ROLLUP_FILE.format(number), SummaryFile(sizes, part.summary).to_bytes())
@@ -297,7 +293,7 @@ def roll_up(store: Store, number: int, indices: Collection[int]) -> None:
     An error costs only time: the report reads the summaries then.
     """
     try:
-        part, sizes = fold_part(store, indices, keep=True)
+        part, sizes = add_shards(store, indices, keep=True)
         if len(sizes) >= MIN_SHARDS:
             write_rollup(store, number, part, sizes)
     except (UserError, OSError, ValueError) as error:
@@ -347,7 +343,7 @@ AT_A_TIME: Final = 4
 """Rollups that are read at the same time."""
 
 
-def collect(store: Store, only: Collection[int] | None = None, keep: Keep = "nothing") -> Part:
+def collect(store: Store, only: Collection[int] | None = None, keep: Keep = "nothing") -> ShardSums:
     """Return the statistics of the finished shards, or of those with an index in `only`.
 
     Raises UserError for a damaged shard or one of another major schema version, and ValueError if the counts of one do
@@ -360,8 +356,8 @@ def collect(store: Store, only: Collection[int] | None = None, keep: Keep = "not
         store.remove_many(f"{ROLLUP_FOLDER}/{name}" for name in rollups if name not in wanted)
     shards, summary, speeds = list[int](), Summary(), Speeds()
 
-    def read(number: int) -> Part:
-        return read_part(store, number, groups[number], rollup_name(number) in rollups, keep)
+    def read(number: int) -> ShardSums:
+        return read_sums(store, number, groups[number], rollup_name(number) in rollups, keep)
 
     hidden = not sys.stderr.isatty() or len(groups) < AT_A_TIME
     with tqdm(total=len(groups), desc="statistics", unit=" thousand shards", disable=hidden) as bar:
@@ -371,7 +367,7 @@ def collect(store: Store, only: Collection[int] | None = None, keep: Keep = "not
             add_speeds(speeds, part.speeds)
             bar.update()
     summary.totals.shrink()
-    return Part(sorted(shards), summary, speeds)
+    return ShardSums(sorted(shards), summary, speeds)
 
 
 def finished_shards(store: Store, only: Collection[int] | None) -> dict[int, dict[int, int]]:
@@ -430,7 +426,7 @@ def stats_text(stats: Statistics) -> str:
     return json.dumps(stats, ensure_ascii=False, indent=1)  # not sorted: stages keep their order
 
 
-def make_stats(store: Store, part: Part, only: Collection[int] | None = None) -> Statistics:
+def make_stats(store: Store, part: ShardSums, only: Collection[int] | None = None) -> Statistics:
     """Return the statistics of an output whose shards are counted already; nothing is written.
 
     Raises UserError if no shard is finished or failed.

@@ -143,7 +143,7 @@ def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int],
     indices = listing.committed()
     for index, found in zip(indices, map_concurrently(judge, indices), strict=True):
         found.add(index)
-    store.remove_many(store.file(MANIFEST_FILE, index) for index in damaged)
+    store.remove_many(MANIFEST_FILE.path(index) for index in damaged)
     return finished, others
 
 

@@ -82,7 +82,7 @@ class Shards:
             "%s with missing or truncated files, or a manifest of other settings; computed again",
             counted(len(damages), "finished shard"),
         )
-        self.output.remove_many(self.output.file(MANIFEST_FILE, damage.plan.index) for damage in damages)
+        self.output.remove_many(MANIFEST_FILE.path(damage.plan.index) for damage in damages)
         self.formats |= {damage.plan.index: damage.formats for damage in damages}
         self.finish(damage.plan for damage in damages)
 

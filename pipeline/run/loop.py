@@ -85,7 +85,7 @@ class Run:
         if self.output is not None:
             assert self.lease is not None
             self.lease.check()  # the record removes the manifest of an earlier run
-            self.output.remove([self.output.file(MANIFEST_FILE, failed["shard"])])
+            self.output.remove([MANIFEST_FILE.path(failed["shard"])])
             write_failed(self.output, failed)
         logger.warning(
             "shard %d failed in %s after %s, the others go on: %s",

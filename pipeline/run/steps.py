@@ -205,7 +205,7 @@ class Steps:
 
     @cached_property
     def store(self) -> Store:
-        """The output, whose layout is read once."""
+        """The output; only the holder of the lease can write to it."""
         return fenced(self.config.output, self.lease)
 
     @cached_property
@@ -261,7 +261,7 @@ class Steps:
             "write", partial(self.commit, plan), table, self.config.max_internal_errors, partial(self.rehearse, plan)
         )
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
-        self.store.write(self.store.file(TIMINGS_FILE, plan.index), json.dumps(timings, sort_keys=True))
+        self.store.write(TIMINGS_FILE.path(plan.index), json.dumps(timings, sort_keys=True))
         write_dropped(self.store, plan.index, notes.dropped)
         if "recaption" in self.stages_of["prepare"]:
             self.store.remove([ANSWERS_FILE.format(f"{plan.first_row:012d}")])

@@ -78,11 +78,11 @@ def write_shard(
     with Staging(store) as staging:
         places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
-            found = WRITERS[name](staging, [store.file(kind, index) for kind in FILES[name]], rows, config, provenance)
+            found = WRITERS[name](staging, [kind.path(index) for kind in FILES[name]], rows, config, provenance)
             if found is not None:
                 places[name] = found
         if places:
-            with staging.open(store.file(INDEX_FILE, index), rows=sum(map(len, places.values()))) as file:
+            with staging.open(INDEX_FILE.path(index), rows=sum(map(len, places.values()))) as file:
                 has_subreddits = any(read_subreddit(row["extra"]) for row in kept)
                 found_in_json = {INDEX_SUBREDDITS: "true"} if has_subreddits else {}
                 write_index(file, places, file_metadata(provenance) | found_in_json)
@@ -107,21 +107,21 @@ def write_shard(
         summary = summarize(manifest, batches_of(rows))
         with exclusive(store, index):
             # Another attempt at this shard, on a machine that was believed dead, may have committed it meanwhile.
-            content = store.read(store.file(MANIFEST_FILE, index))
+            content = store.read(MANIFEST_FILE.path(index))
             other = None if content is None else parse_manifest(content)
             if not replaces and other and is_same(other, plan, [provenance]) and is_intact(store, other, manifest):
                 check_lease(store, lease)
                 return other
             unused = [kind for name in sorted(FILES.keys() - set(config.formats)) for kind in FILES[name]]
-            unused_files = [store.file(kind, index) for kind in [*unused, *([] if places else [INDEX_FILE])]]
-            with staging.open(store.file(SUMMARY_FILE, index), rows=len(rows)) as file:
+            unused_files = [kind.path(index) for kind in [*unused, *([] if places else [INDEX_FILE])]]
+            with staging.open(SUMMARY_FILE.path(index), rows=len(rows)) as file:
                 file.write(SummaryFile({index: manifest_hash(manifest)}, summary).to_bytes())
             if replaces:
                 replace(store, staging, manifest, lease, unused_files)
             else:
                 publish(store, staging, manifest, lease, unused_files, replaces=content is not None)
         check_committed(store, manifest)
-    store.remove([store.file(FAILED_FILE, index), store.file(DROPPED_FILE, index)])  # of an earlier attempt
+    store.remove([FAILED_FILE.path(index), DROPPED_FILE.path(index)])  # of an earlier attempt
     return manifest
 
 

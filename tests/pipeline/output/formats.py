@@ -57,7 +57,7 @@ def differences(output: Path | str) -> list[str]:
 def shard_differences(store: Store, manifest: Manifest) -> Iterator[str]:
     """Describe the differences of a shard. Rows have the schemas of their files, and each a sample if it is kept."""
     index, formats = manifest["shard"], manifest["formats"]
-    names = {kind: [store.file(file, index) for file in FILES[kind]] for kind in formats}
+    names = {kind: [file.path(index) for file in FILES[kind]] for kind in formats}
     similarity = similarity_column(manifest["provenance"]["models"]["scorer"]["name"])
     rows: list[Row] | None = None
     columns: list[Row] | None = None

@@ -66,5 +66,5 @@ def test_the_page_shows_the_pictures_of_dropped_rows_with_their_scores(
 
 def test_a_damaged_file_of_thumbnails_is_ignored(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
-    store.write_bytes(store.file(DROPPED_FILE, 0), b"damaged")
+    store.write_bytes(DROPPED_FILE.path(0), b"damaged")
     assert read_dropped(store, 0, {"0"}) == {}

@@ -13,7 +13,7 @@ from pipeline.config import WriteConfig
 from pipeline.output.ledger import read_batches, read_manifests, read_manifests_of, write_summary
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
-from pipeline.report.stats import Rollups, build_stats, collect, fold_part, roll_up
+from pipeline.report.stats import Rollups, add_shards, build_stats, collect, roll_up
 from pipeline.summary.totals import Summary
 from schemas.files import ROLLUP_FILE, ROLLUP_TIMINGS_FILE, SUMMARY_FILE
 from tests.pipeline.output.write.shards import dropped_row, kept_row, plan
@@ -169,7 +169,7 @@ def test_a_damaged_shard_does_not_end_the_job_that_rolls_it_up(copy: Path, caplo
 
 def test_merging_is_associative_and_commutative(many: Path) -> None:
     store = Store(str(many))
-    parts = [fold_part(store, indices, keep=False)[0].summary for indices in ([0, 1], [2], range(3, 9))]
+    parts = [add_shards(store, indices, keep=False)[0].summary for indices in ([0, 1], [2], range(3, 9))]
 
     def merged(*summaries: Summary) -> dict[str, Any]:
         whole = Summary()

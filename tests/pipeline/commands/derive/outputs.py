@@ -128,7 +128,7 @@ def read_rows(output: Path | str) -> dict[str, Row]:
     """All rows of arrow/ by key, with their images from grit/. Fails if a key is there twice, or counts differ."""
     store, rows = Store(str(output)), dict[str, Row]()
     for manifest in read_manifests(store):
-        with store.fs.open(store.path(store.file(FILES["arrow"][0], manifest["shard"])), "rb") as file:
+        with store.fs.open(store.path(FILES["arrow"][0].path(manifest["shard"])), "rb") as file:
             found = pa.ipc.open_file(file).read_all().to_pylist()
         images = read_images(store, manifest, {row["key"] for row in found})
         assert len(found) == manifest["counts"]["read"] == manifest["plan"]["n_rows"]

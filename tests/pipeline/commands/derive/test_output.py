@@ -21,7 +21,7 @@ from hypergrit_common.processes import descendants, started_at
 from pipeline.commands import rewrite
 from pipeline.commands.frame import derive_command, new_config
 from pipeline.commands.rewrite import RewriteOptions, make_table
-from pipeline.commands.rewrite_rows import PartReader
+from pipeline.commands.rewrite_rows import OldShardReader
 from pipeline.commands.takedown import remove_rows
 from pipeline.faults import ShardError
 from pipeline.output.lock import hold_lease
@@ -66,7 +66,7 @@ def plan(source: Path, new: Path, seed: int) -> Sequence[NewShard]:
     return plan_shards(Source(str(source)), new, RewriteOptions(samples_per_shard=4, seed=seed))
 
 
-MAKE = partial(make_table, PartReader("unused"))
+MAKE = partial(make_table, OldShardReader("unused"))
 
 
 def test_workers_end_when_their_command_is_killed(tmp_path: Path) -> None:
