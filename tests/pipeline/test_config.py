@@ -20,13 +20,6 @@ from tests.removed import INVENTED, YAML, invent
 PATHS = ["input=in.parquet", "output=out"]
 
 
-def test_arguments_override_the_file_and_the_file_overrides_the_defaults(tmp_path: Path) -> None:
-    file = tmp_path / "job.yaml"
-    file.write_text("input: a\noutput: b\nrows_per_shard: 7\nlimit: 9\n")
-    config = load_config([str(file), "limit=3"])
-    assert (config.input, config.rows_per_shard, config.limit) == ("a", 7, 3)
-
-
 def test_short_keys_set_the_settings_of_their_stage(tmp_path: Path) -> None:
     file = tmp_path / "job.yaml"
     file.write_text("input: a\noutput: b\nscorer: some/clip\n")
@@ -37,30 +30,16 @@ def test_short_keys_set_the_settings_of_their_stage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "named"),
+    "override",
     [
-        ("limitt=3", "limit"),
-        ("download.timeoutt=3", "download.timeoutt"),
-        ("rows_per_shard=many", "rows_per_shard"),
-        ("rows_per_shard=0", "rows_per_shard"),
-        ("ray.step_timeout_s=3000000", "ray.step_timeout_s"),
-        ("limit=-1", "limit"),
-        ("nonsense", "nonsense"),
-    ],
-)
-def test_an_error_names_the_wrong_key_or_value(override: str, named: str) -> None:
-    with pytest.raises(UserError, match=named):
-        load_config([*PATHS, override])
-
-
-def test_a_missing_input_or_output_is_named() -> None:
-    with pytest.raises(UserError, match="output is not set"):
-        load_config(["input=x"])
-
-
-@pytest.mark.parametrize(
-    "setting",
-    [
+        "limitt=3",
+        "download.timeoutt=3",
+        "rows_per_shard=many",
+        "rows_per_shard=0",
+        "ray.step_timeout_s=3000000",
+        "limit=-1",
+        "nonsense",
+        "nowhere.yaml",
         "download.concurrency=0",  # would wait indefinitely
         "download.concurrency_per_host=0",
         "download.timeout_s=0",
@@ -74,9 +53,14 @@ def test_a_missing_input_or_output_is_named() -> None:
         "ray.retries=-1",
     ],
 )
-def test_a_number_out_of_range_is_named_when_the_configuration_is_loaded(setting: str) -> None:
-    with pytest.raises(UserError, match=re.escape(setting.split("=")[0].split(".")[-1])):
-        load_config([*PATHS, setting])
+def test_an_error_names_the_wrong_key_or_value(override: str) -> None:
+    with pytest.raises(UserError, match=re.escape(override.partition("=")[0])):
+        load_config([*PATHS, override])
+
+
+def test_a_missing_input_or_output_is_named() -> None:
+    with pytest.raises(UserError, match="output is not set"):
+        load_config(["input=x"])
 
 
 @pytest.mark.parametrize("text", ["just words", "a: [", "- 1\n- 2\n"])
@@ -85,11 +69,6 @@ def test_an_invalid_yaml_is_named(tmp_path: Path, text: str) -> None:
     file.write_text(text)
     with pytest.raises(UserError, match=r"broken\.yaml"):
         load_config([str(file), *PATHS])
-
-
-def test_a_missing_yaml_is_named() -> None:
-    with pytest.raises(UserError, match=r"nowhere\.yaml"):
-        load_config(["nowhere.yaml", *PATHS])
 
 
 def test_a_saved_configuration_loads_to_an_equal_one(tmp_path: Path) -> None:

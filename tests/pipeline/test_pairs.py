@@ -252,17 +252,3 @@ def test_rows_are_filtered_by_the_similarity_of_image_and_caption(tars: Path, tm
         assert reasons.count("low_image_similarity") == 4
         assert stats_of(output)["kept"] == N_SCENES - 4
         assert verify.main([str(output)]) == 0
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["parse.model=none"], "give grounder=none too"),
-        (["scorer=none", "score.min_image_similarity=0.2"], "needs a scorer"),
-    ],
-)
-def test_settings_that_exclude_each_other_are_refused(
-    tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], message: str
-) -> None:
-    assert run_job(tars, tmp_path / "out", *settings) == 2
-    assert message in capsys.readouterr().err

@@ -65,9 +65,3 @@ def test_samples_have_all_captions_each_with_its_parse(output: Path) -> None:
     found = [sample.get("captions") for sample in jsons(output / "grit" / "00000.tar")]
     assert found[0] == [{"kind": c["kind"], "text": c["text"]} for c in first["captions"]]
     assert found[1:] == [None] * len(others)
-
-
-def test_more_columns_need_a_rule_for_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write_input(tmp_path, [{"caption": "a dog", "title": "b"}])
-    assert run_job(path, tmp_path / "out", "read.caption_column=caption,title") == 2
-    assert "random or all" in capsys.readouterr().err

@@ -72,16 +72,6 @@ def test_captions_near_the_root_of_a_hyperbolic_model_are_dropped_now_or_later(t
     assert nearer == {key for key, reason in reasons(tmp_path / "later").items() if reason == "low_head_score"} != set()
 
 
-def test_a_head_without_a_root_is_refused(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_job(tars, tmp_path / "out", *PAIRS, f"score.head={WEIGHTS / 'clip'}") == 2
-    assert "is no hyperbolic model" in capsys.readouterr().err
-
-
-def test_a_threshold_without_a_head_is_refused(tars: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_job(tars, tmp_path / "out", *PAIRS, "score.min_head_score=1") == 2
-    assert "give score.head=FILE" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     "tensors",
     [
@@ -107,12 +97,6 @@ def test_a_head_is_read_before_a_row_is_read(tars: Path, tmp_path: Path, capsys:
         assert run_job(tars, tmp_path / "out", *arguments) == 2
         assert text in capsys.readouterr().err
         assert not (tmp_path / "out" / "_job.json").exists()
-
-
-@pytest.mark.parametrize("key", ["head=h.safetensors", "min_image_similarity=0.2"])
-def test_scores_without_a_scorer_are_refused(key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_job(tmp_path / "no.tar", tmp_path / "out", *PAIRS, "scorer=none", f"score.{key}") == 2
-    assert f"error: score.{key.partition('=')[0]} needs " in capsys.readouterr().err
 
 
 def test_a_head_for_other_embeddings_is_refused(tmp_path: Path) -> None:
