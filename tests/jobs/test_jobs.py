@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig
 from pipeline.config import load_config as load_pipeline
 from trainer.config import TrainConfig
@@ -53,14 +52,6 @@ def test_pipeline_job_sets_input_and_output(path: Path) -> None:
     assert config.input
     assert config.output
     assert config.input != config.output
-
-
-@pytest.mark.parametrize("path", PIPELINE, ids=lambda path: path.stem)
-def test_misspelt_key_is_an_error_that_names_the_key(path: Path, tmp_path: Path) -> None:
-    misspelt = tmp_path / path.name
-    misspelt.write_text(path.read_text(encoding="utf-8") + "\nrows_per_shart: 3\n", encoding="utf-8")
-    with pytest.raises(UserError, match="rows_per_shart"):
-        load_pipeline([*files_of(path)[:-1], str(misspelt)])
 
 
 def test_readme_mentions_every_job() -> None:

@@ -1,7 +1,6 @@
 """From tables with level columns to shards that the trainer reads, with the jobs for TreeOfLife and iNaturalist."""
 
 import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from pipeline.grit import main
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.read.rows import read_levels
+from tests.pipeline.jobs import jsons
 from tests.pipeline.stages.download.server import jpeg
 from tests.trainer.data.loading import small_loader, take
 
@@ -47,24 +47,11 @@ def write_inaturalist(folder: Path) -> Path:
     return folder / "train.json"
 
 
-def read_all(output: Path) -> list[dict[str, Any]]:
-    """The JSON of each training sample, in order."""
-    found: list[dict[str, Any]] = []
-    for shard in sorted((output / "train").glob("*.tar")):
-        with tarfile.open(shard) as tar:
-            for member in tar:
-                if member.name.endswith(".json"):
-                    content = tar.extractfile(member)
-                    assert content is not None
-                    found.append(json.loads(content.read()))
-    return found
-
-
 def run(name: str, source: Path, output: Path) -> list[dict[str, Any]]:
     """Run a job of this repository in this process; the JSON of its training samples."""
     arguments = [f"input={source}", f"output={output}", f"read.image_roots=[{source.parent}]", "ray.runner=local"]
     assert main([str(JOBS / name), *arguments, "download.resize.mode=none"]) == 0
-    return read_all(output)
+    return [sample for shard in sorted((output / "train").glob("*.tar")) for sample in jsons(shard)]
 
 
 def test_the_levels_of_a_table_reach_the_batches_of_the_trainer(

@@ -1,7 +1,10 @@
 """Runs of the main job for tests: the command with cheap settings, and the hashes of its output."""
 
 import hashlib
+import json
+import tarfile
 from pathlib import Path
+from typing import Any
 
 from pipeline import grit
 from schemas.files import FILES, INDEX_FOLDER, MANIFEST_FOLDER
@@ -30,3 +33,10 @@ def hash_output(output: Path) -> dict[str, str]:
     folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
     files = [path for folder in folders for path in sorted((output / folder).glob("*"))]
     return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def jsons(tar: Path, suffix: str = ".json") -> list[dict[str, Any]]:
+    """The JSON of each sample of a tar, in order."""
+    with tarfile.open(tar) as file:
+        members = [file.extractfile(member) for member in file if member.name.endswith(suffix)]
+        return [json.load(member) for member in members if member]

@@ -191,10 +191,6 @@ def test_crop_box_truncates_corners_to_whole_pixels_inside_the_image() -> None:
     assert images.crop_box(image, (0.5, 0.5, 0.5, 0.9)).size == 0
 
 
-def test_equal_pixels_give_equal_jpeg_bytes() -> None:
-    assert images.encode_jpeg(gradient()) == images.encode_jpeg(gradient().copy())
-
-
 def test_stored_images_are_decoded_once_while_the_cache_has_room() -> None:
     data = [images.encode_jpeg(np.full((10, 10, 3), grey, np.uint8)) for grey in (0, 100, 200)]
     decode = StoredImages(max_bytes=600)

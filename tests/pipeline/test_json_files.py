@@ -1,7 +1,6 @@
 """The JSON files of a job have exactly the fields and types that schemas declares."""
 
 import json
-import tarfile
 from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Literal, NotRequired, get_args, get_origin, get_type_hints, is_typeddict
@@ -21,6 +20,7 @@ from schemas.files import (
 from schemas.job import JobRecord, Lease
 from schemas.manifest import Manifest, RunTimings, Timings
 from schemas.stats import Statistics
+from tests.pipeline.jobs import jsons
 
 
 def mismatch(value: Any, hint: Any, path: str) -> str:
@@ -73,13 +73,9 @@ def test_a_lease_has_the_declared_type() -> None:
 
 
 def test_the_annotations_of_a_training_sample_have_the_declared_type(finished: Path) -> None:
-    with tarfile.open(finished / "train" / "00000.tar") as tar:
-        names = [name for name in tar.getnames() if name.endswith(f".{TRAIN_ANNOTATIONS}")]
-        assert names
-        for name in names:
-            file = tar.extractfile(name)
-            assert file is not None
-            assert mismatch(json.load(file), TrainAnnotations, name) == ""
+    samples = jsons(finished / "train" / "00000.tar", f".{TRAIN_ANNOTATIONS}")
+    assert samples
+    assert [mismatch(sample, TrainAnnotations, "sample") for sample in samples] == [""] * len(samples)
 
 
 def test_a_value_of_another_type_is_found() -> None:

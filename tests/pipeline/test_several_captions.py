@@ -1,7 +1,5 @@
 """Several captions of an image: from the columns of the input to the samples of the shards."""
 
-import json
-import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,7 @@ from demo.world.layout import WorldConfig
 from demo.world.scenes import TEST_SEEDS, make_scene
 from pipeline.images import encode_jpeg
 from tests.pipeline.commands.derive.outputs import read_rows
-from tests.pipeline.jobs import run_job
+from tests.pipeline.jobs import jsons, run_job
 from tests.pipeline.output.formats import defects
 
 ALL = ("read.captions=all", "read.caption_column=caption,title", "grounder=none", "scorer=none")
@@ -23,12 +21,6 @@ def write_input(folder: Path, rows: list[dict[str, Any]]) -> Path:
     image = encode_jpeg(make_scene(TEST_SEEDS.start, "openmoji", WorldConfig(width=96, height=96)).image)
     pq.write_table(pa.Table.from_pylist([{"image": image, **row} for row in rows]), folder / "in.parquet")
     return folder / "in.parquet"
-
-
-def jsons(tar: Path) -> list[dict[str, Any]]:
-    with tarfile.open(tar) as file:
-        members = [file.extractfile(member) for member in file if member.name.endswith(".json")]
-        return [json.load(member) for member in members if member]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ HEAVY = (*MODELS, "ray", "pandas", "scipy", "matplotlib", "s3fs", "duckdb")
 @pytest.mark.parametrize(
     ("modules", "heavy"),
     [
-        ("pipeline.run.job, pipeline.run.job, pipeline.run.provenance", HEAVY),
+        ("pipeline.run.job, pipeline.run.provenance", HEAVY),
         ("pipeline.run.ray_driver, pipeline.run.ray", [name for name in HEAVY if name != "ray"]),
         ("pipeline.run.ray_workers, pipeline.run.steps", [name for name in HEAVY if name != "ray"]),
         (

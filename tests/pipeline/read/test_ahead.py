@@ -10,7 +10,6 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.read import parquet
-from pipeline.read import parquet as ahead
 from pipeline.read.config import ReadConfig
 from pipeline.read.parquet import can_be_ahead, pack_rows, provided
 from pipeline.read.plan import plan_shards
@@ -81,7 +80,7 @@ def test_images_large_rows_and_other_formats_are_left_to_the_worker(
     path = write(tmp_path / "a.parquet", 20)
     (plan,) = plans_of(tmp_path)
     assert pack_rows(plan, CONFIG) is not None
-    monkeypatch.setattr(ahead, "MAX_BYTES", 100)
+    monkeypatch.setattr(parquet, "MAX_BYTES", 100)
     assert pack_rows(plan, CONFIG) is None
     monkeypatch.undo()
     pq.write_table(pa.table({"image": [b"jpeg"] * 20, "caption": ["a dog"] * 20}), path)

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.read import source as files
+from pipeline.read import source
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.read.roots import Location, RefusedError, Roots, open_local
@@ -82,7 +82,7 @@ def test_huge_images_of_a_parquet_column_cost_their_rows_and_no_memory(tmp_path:
 
 
 def test_a_shard_with_images_is_read_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipeline.read.source.PART_BYTES", 2000)
+    monkeypatch.setattr(source, "PART_BYTES", 2000)
     path = hugging_face(tmp_path / "a.parquet", [{"bytes": bytes([i]) * 1000, "path": None} for i in range(7)])
     (plan,) = plan_shards(str(path), 100, None, ReadConfig())
     assert [table.num_rows for table, _ in read_parts(plan, ReadConfig())] == [2, 2, 2, 1]
@@ -230,8 +230,8 @@ def test_a_store_that_fails_is_not_the_fault_of_a_row(root: Path, store: str, mo
 
 
 def test_many_large_files_are_not_in_memory_together(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "GROUP_BYTES", 2_000_000)
-    monkeypatch.setattr("pipeline.read.source.PART_BYTES", 1)
+    monkeypatch.setattr(source, "GROUP_BYTES", 2_000_000)
+    monkeypatch.setattr(source, "PART_BYTES", 1)
     for i in range(16):
         (root / f"{i}.jpg").write_bytes(bytes(1_000_000))
     path = refer(root, *(f"{i}.jpg" for i in range(16)), "a.jpg")

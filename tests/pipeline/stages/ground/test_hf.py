@@ -32,7 +32,7 @@ from hypergrit_common.devices import Precision
 from hypergrit_common.errors import UserError
 from pipeline.stages.ground.grounder import Detection, Grounder
 from pipeline.stages.ground.hf_grounders import GroundingDino
-from pipeline.stages.ground.load import load_grounder, score_threshold
+from pipeline.stages.ground.load import load_grounder
 from tests.pipeline.clip_tokenizer import small_clip_tokenizer
 
 CAPTION = "A red dog and the blue house"
@@ -256,18 +256,6 @@ def test_damaged_model_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     (copy / "config.json").write_text('{"model_type": "owlv2", "vision_config": 3}')
     with pytest.raises(UserError, match="vision_config"):
         load_grounder(str(copy), "cpu", 0.0)
-
-
-@pytest.mark.parametrize("content", ['{"thresholds": {"score": "high"}}', '{"thresholds": {"score": 2}}'])
-def test_threshold_that_is_not_a_number_in_range_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UserError, match="score threshold"):
-        score_threshold(str(tmp_path))
-
-
-def test_threshold_of_zero_is_valid(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"thresholds": {"score": 0}, "detect": {"score_threshold": 0.4}}')
-    assert score_threshold(str(tmp_path)) == 0
 
 
 def test_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(grounder: Any) -> None:

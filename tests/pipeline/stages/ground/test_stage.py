@@ -5,7 +5,7 @@ import numpy as np
 
 from pipeline.images import encode_jpeg
 from pipeline.stages.ground.grounder import Detection, Grounded, PhraseDrop
-from pipeline.stages.ground.load import SCORE_THRESHOLD, GroundConfig, score_threshold
+from pipeline.stages.ground.load import GroundConfig
 from pipeline.stages.ground.stage import Ground, select
 from schemas.status import PHRASE_REMOVALS
 from tests.patience import PATIENCE_S
@@ -65,21 +65,6 @@ def test_row_without_a_box_above_the_floor_is_dropped_as_no_box() -> None:
     table = Ground(GroundConfig(floor=0.5), FakeGrounder(score=0.4))(table_after("parse", [row()]))
     assert table.select(["reason", "detail", "image"]).to_pylist() == [
         {"reason": "no_box", "detail": "2 phrases", "image": None}
-    ]
-
-
-def test_given_boxes_skip_the_network_and_are_sorted_by_score() -> None:
-    grounder = FakeGrounder()
-    given = row(given_noun_chunks=[given_box(17, 22, 0.7), given_box(7, 12, 0.8)], given_chunks=[2, 1])
-    (out,) = Ground(GroundConfig(), grounder)(table_after("parse", [given])).to_pylist()
-    assert grounder.texts == []
-    assert [(box["phrase"], round(box["score"], 3)) for box in out["boxes"]] == [(1, 0.8), (2, 0.7)]
-
-
-def test_row_without_any_given_phrase_in_its_caption_is_dropped_as_ungroundable() -> None:
-    lost = row(noun_chunks=[], given_noun_chunks=[given_box(7, 12)], given_chunks=[-1])
-    assert Ground(GroundConfig(), FakeGrounder())(table_after("parse", [lost]))["reason"].to_pylist() == [
-        "ungroundable"
     ]
 
 
@@ -150,7 +135,3 @@ def test_box_suppresses_an_overlapping_one_with_a_lower_score_of_another_phrase(
     best, other, far = (0.1, 0.1, 0.5, 0.5), (0.1, 0.1, 0.5, 0.52), (0.6, 0.6, 0.9, 0.9)
     found = select([Detection(0, other, 0.7), Detection(1, best, 0.8), Detection(0, far, 0.3)], 0.2, 0.6)
     assert [(d.phrase, d.score) for d in found] == [(1, 0.8), (0, 0.3)]
-
-
-def test_grounder_without_calibration_has_the_score_threshold_of_grit() -> None:
-    assert score_threshold("no/such/folder") == SCORE_THRESHOLD

@@ -186,13 +186,6 @@ def test_rows_without_given_boxes_have_no_given_chunks(stage: Parse) -> None:
     assert stage(table_after("captions", rows))["given_chunks"].to_pylist() == [None, None]
 
 
-def test_given_boxes_with_the_same_phrase_belong_to_the_same_chunk(stage: Parse) -> None:
-    boxes = [given_box(0, 5), given_box(10, 15), given_box(0, 5, 0.3)]
-    (row,) = stage(table_after("captions", [{"caption": "a dog and a cat", "given_noun_chunks": boxes}])).to_pylist()
-    assert [(c["start"], c["end"]) for c in row["noun_chunks"]] == [(0, 5), (10, 15)]
-    assert row["given_chunks"] == [0, 1, 0]
-
-
 def test_error_for_an_unknown_model_names_the_package_to_install() -> None:
     with pytest.raises(UserError, match=r"xx_no_such_model.*pip install"):
         Parse(ParseConfig(model="xx_no_such_model"))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel, CLIPProcessor
 
 from hypergrit_common.errors import UserError
-from pipeline.stages.score.filters import MINIATURE, clip_score_threshold
+from pipeline.stages.score.filters import MINIATURE
 from pipeline.stages.score.scorers import Scorer, load_scorer
 from tests.pipeline.clip_tokenizer import small_clip_tokenizer
 
@@ -94,19 +94,6 @@ def test_miniature_gives_matching_phrases_higher_cosines_than_others(tmp_path: P
                 matching.append(float(image @ scorer.embed_texts([scene.caption[phrase.start : phrase.end]]).T))
                 others.append(float(image @ scorer.embed_texts(["freedom and joy"]).T))
     assert np.mean(matching) > np.mean(others) + 0.2
-
-
-def test_clip_score_threshold_is_that_of_the_model_or_the_default(tmp_path: Path) -> None:
-    assert clip_score_threshold(str(tmp_path)) == 0.65
-    (tmp_path / "config.json").write_text('{"thresholds": {"clip_score": 0.8}}')
-    assert clip_score_threshold(str(tmp_path)) == 0.8
-
-
-@pytest.mark.parametrize("content", ['{"thresholds": {"clip_score": "high"}}', '{"thresholds": {"clip_score": 3}}'])
-def test_clip_score_threshold_that_is_not_a_number_in_range_is_refused(tmp_path: Path, content: str) -> None:
-    (tmp_path / "config.json").write_text(content)
-    with pytest.raises(UserError, match=r"the config\.json of scorer .* score threshold.* 0 to 2\.5"):
-        clip_score_threshold(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,24 @@
+import contextlib
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
 from pipeline.images import encode_jpeg
-from pipeline.stages.score.filters import ScoreConfig, Thresholds, clip_score, measure_box, resolve_thresholds
+from pipeline.stages.ground.load import score_threshold
+from pipeline.stages.score.filters import (
+    ScoreConfig,
+    Thresholds,
+    clip_score,
+    clip_score_threshold,
+    measure_box,
+    resolve_thresholds,
+)
 from pipeline.stages.score.scorers import Scorer
 from pipeline.stages.score.stage import Score
 from tests.pipeline.rows import table_after
@@ -164,6 +174,21 @@ def test_thresholds_that_are_not_set_are_those_of_the_models(tmp_path: Path) -> 
     assert resolve_thresholds(set_here, grounder) == Thresholds(
         min_side_px=8, size_rule="side", min_score=0.1, min_clip_score=0.2
     )
+
+
+@pytest.mark.parametrize(
+    ("read", "key", "most"), [(score_threshold, "score", 1), (clip_score_threshold, "clip_score", 2.5)]
+)
+def test_a_threshold_of_a_model_is_a_number_in_range_or_the_default(
+    read: Callable[[str], float], key: str, most: float, tmp_path: Path
+) -> None:
+    assert read(str(tmp_path)) == 0.65
+    for value in (0, 0.8, most, most + 0.1, "high"):
+        config = {"thresholds": {key: value}, "detect": {"score_threshold": 0.4}}
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        is_valid = isinstance(value, int | float) and value <= most
+        with contextlib.nullcontext() if is_valid else pytest.raises(UserError, match="score threshold"):
+            assert read(str(tmp_path)) == value
 
 
 def test_stage_applies_the_thresholds_it_is_given_instead_of_those_of_its_config() -> None:
