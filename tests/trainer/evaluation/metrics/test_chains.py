@@ -77,20 +77,15 @@ def test_path_is_the_straight_line_in_the_tangent_space(name: str, curvature: fl
             assert torch.equal(captions_on_path(model, texts, ends, torch.zeros(16), "metric", 7)[:, step], nearest)
 
 
-@pytest.mark.parametrize("name", ["clip", "meru", "hycoclip", "phyclip", "poinclip"])
-def test_path_ends_at_the_caption(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "ranking"),
+    [*((name, "metric") for name in ("clip", "meru", "hycoclip", "phyclip", "poinclip", "atmg")), ("atmg", "released")],
+)
+def test_path_ends_at_the_caption_also_where_the_similarity_has_roles(name: str, ranking: Ranking) -> None:
     torch.manual_seed(0)
     texts, ends = torch.randn(50, 16), torch.arange(50)
     root = torch.zeros(16) if name != "clip" else F.normalize(texts, dim=-1).mean(0)
-    found = captions_on_path(small_model(name).eval(), texts, ends, root, "metric", 5)
-    assert torch.equal(found[:, -1], ends)
-
-
-@pytest.mark.parametrize("ranking", ["released", "metric"])
-def test_a_similarity_with_roles_does_not_choose_among_captions(ranking: Ranking) -> None:
-    torch.manual_seed(0)
-    texts, ends = torch.randn(50, 16), torch.arange(50)
-    found = captions_on_path(small_model("atmg").eval(), texts, ends, torch.zeros(16), ranking, 5)
+    found = captions_on_path(small_model(name).eval(), texts, ends, root, ranking, 5)
     assert torch.equal(found[:, -1], ends)
 
 

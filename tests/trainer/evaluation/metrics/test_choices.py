@@ -1,15 +1,50 @@
-"""Choice of captions on features made by hand, for models with one and with several factors."""
+"""Choice of captions on features made by hand, and the accuracy and precision of classes."""
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import average_precision_score
 
 from tests.trainer.small import NAMES, small_model
-from trainer.evaluation.metrics.ranking import BLOCK, choice_scores, is_first_best
+from trainer.evaluation.metrics.ranking import (
+    BLOCK,
+    IGNORED,
+    choice_scores,
+    class_precisions,
+    is_first_best,
+    macro_accuracy,
+    prevalence,
+)
 
 
 def test_ties_and_nan_are_wrong() -> None:
     scores = torch.tensor([[2.0, 1.0], [1.0, 1.0], [0.0, 1.0], [float("nan"), 0.0], [1.0, float("nan")]])
     assert is_first_best(scores).tolist() == [True, False, False, False, False]
+
+
+def test_macro_accuracy_is_the_mean_recall_of_classes_that_occur() -> None:
+    target = torch.tensor([0, 0, 0, 0, 1, 1])
+    predicted = torch.tensor([0, 0, 0, 2, 1, 0])
+    # Recalls 3/4 and 1/2; class 2 is predicted but never the target, and class 3 does not occur.
+    assert macro_accuracy(predicted, target, 4) == pytest.approx((3 / 4 + 1 / 2 + 0) / 3)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_precisions_of_several_classes_equal_scikit_learn_with_ties_and_without_ignored_images(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    scores = torch.randint(5, (40, 6), generator=generator).double()
+    labels = torch.randint(IGNORED, 2, (40, 6), generator=generator)
+    found = class_precisions(scores, labels)
+    for column, own, value in zip(scores.T, labels.T, found.tolist(), strict=True):
+        kept = own != IGNORED
+        expected = average_precision_score(own[kept].numpy(), column[kept].numpy())
+        assert value == pytest.approx(expected)
+
+
+def test_a_class_that_all_or_no_images_show_has_no_precision() -> None:
+    labels = torch.tensor([[1, 0, 1], [1, 0, 0], [1, 0, IGNORED]])
+    assert class_precisions(torch.rand(3, 3), labels).isnan().tolist() == [True, True, False]
+    assert np.allclose(prevalence(labels), [np.nan, np.nan, 0.5], equal_nan=True)
 
 
 @pytest.mark.parametrize("name", NAMES)

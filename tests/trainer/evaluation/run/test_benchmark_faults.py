@@ -11,33 +11,17 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.held_out.test_evaluate import save
-from tests.trainer.evaluation.run.test_benchmarks import arguments, data
+from tests.trainer.evaluation.run.test_benchmarks import arguments, data, evaluated
 from tests.trainer.evaluation.run.test_contamination import write_shard
 from trainer.evaluate import main
-from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.run import contamination
-from trainer.evaluation.run.benchmarks import labels
 
-__all__ = ["data"]
+__all__ = ["data", "evaluated"]
 
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:
     return save(tmp_path / "meru" / "model", "meru")
-
-
-@pytest.fixture
-def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The preprocessing of each call of the embedder: "squeeze" for retrieval, "crop" for classification."""
-    calls: list[str] = []
-    original = CachedEmbedder.images
-
-    def images(self: CachedEmbedder, sources: Any, fit: Any = "crop", **keys: Any) -> Any:
-        calls.append(fit)
-        return original(self, sources, fit, **keys)
-
-    monkeypatch.setattr(CachedEmbedder, "images", images)
-    return calls
 
 
 @pytest.fixture
@@ -63,6 +47,8 @@ def test_an_unexpected_error_is_one_line_and_the_other_tasks_run(
 
     output = tmp_path / "out"
     monkeypatch.setattr("trainer.evaluation.tasks.retrieval.evaluate_set", fail)
+    assert main([*arguments(data, tmp_path / "alone", model), "tasks=[retrieval]"]) == 1
+    caplog.clear()
     assert main(arguments(data, output, model)) == 1
     content = read(output)
     assert content["kind"] == "failed"
@@ -77,13 +63,6 @@ def test_an_unexpected_error_is_one_line_and_the_other_tasks_run(
     assert main(arguments(data, output, model)) == 0
     assert read(output)["n_used"] == 6
     assert not (output / "meru" / "retrieval-error.txt").exists()
-
-
-def test_one_task_that_fails_alone_has_exit_code_1(
-    data: Path, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("trainer.evaluation.tasks.retrieval.evaluate_set", lambda *_: [][0])
-    assert main([*arguments(data, tmp_path / "out", model)[:3], "tasks=[retrieval]"]) == 1
 
 
 def test_results_with_skipped_images_are_computed_again(
@@ -214,8 +193,3 @@ def test_models_that_do_not_load_are_named_in_all_outputs(
     assert "wrong.pth" in found["hycoclip-wrong"]["error"]
     for name in ("index.html", "summary.md"):
         assert "hycoclip-wrong is not evaluated: model=hycoclip:" in (output / name).read_text().replace("\\", "")
-
-
-@pytest.mark.parametrize("name", ["cache", "index.html", "summary.md", "models.json"])
-def test_no_model_has_the_name_of_another_output(name: str) -> None:
-    assert list(labels([f"runs/{name}/model"])) == [f"runs-{name}"]

@@ -3,13 +3,14 @@
 import json
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from tests.trainer.evaluation.held_out.test_evaluate import save
 from tests.trainer.evaluation.run.test_contamination import encode, picture, write_shard
-from tests.trainer.evaluation.sets.test_sets import write, write_image
+from tests.trainer.evaluation.sets.test_sets import write_image
 from tests.trainer.evaluation.tasks.test_retrieval import write_coco
 from trainer.checkpoints.released import write_released
 from trainer.encoders.config import TextConfig
@@ -27,6 +28,20 @@ def data(tmp_path: Path) -> Path:
     for i in range(10):
         write_image(root / "eurosat" / f"<b>Class{i}" / "a.png")
     return root
+
+
+@pytest.fixture
+def evaluated(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The preprocessing of each call of the embedder: "squeeze" for retrieval, "crop" for classification."""
+    calls: list[str] = []
+    original = CachedEmbedder.images
+
+    def images(self: CachedEmbedder, sources: Any, fit: Any = "crop", **keys: Any) -> Any:
+        calls.append(fit)
+        return original(self, sources, fit, **keys)
+
+    monkeypatch.setattr(CachedEmbedder, "images", images)
+    return calls
 
 
 def arguments(data: Path, output: Path, *models: Path | str, **keys: object) -> list[str]:
@@ -87,24 +102,11 @@ def test_two_models_are_evaluated_side_by_side(data: Path, tmp_path: Path, capsy
 
 
 def test_finished_results_are_kept_until_something_changes(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    data: Path, tmp_path: Path, evaluated: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(data / "flickr30k" / "dataset_flickr30k.json", json.dumps({"images": []}))
-    output, model = tmp_path / "out", save(tmp_path / "meru" / "model", "meru")
-    command = [item for item in arguments(data, output, model) if not item.startswith("tasks")] + [
-        "tasks=[classification]"
-    ]
-    evaluated: list[int] = []
-    original = CachedEmbedder.images
-
-    def images(self: CachedEmbedder, *args: object, **keys: object) -> object:
-        evaluated.append(1)
-        return original(self, *args, **keys)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(CachedEmbedder, "images", images)
+    command = [*arguments(data, tmp_path / "out", save(tmp_path / "meru" / "model", "meru")), "tasks=[classification]"]
     monkeypatch.setattr("trainer.evaluation.tasks.classification.READERS", {"eurosat": None})
-    assert main(command) == 0
-    assert main(command) == 0
+    assert main(command) == main(command) == 0
     assert len(evaluated) == 1
     assert main([*command, "max_examples=5"]) == 0
     assert len(evaluated) == 2
@@ -180,14 +182,21 @@ def test_no_usable_model_is_an_error(data: Path, tmp_path: Path, capsys: pytest.
     assert f"error: model={tmp_path / 'none'}: " in capsys.readouterr().err
 
 
-def test_models_have_distinct_short_names(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("models", "names"),
+    [
+        (["a/run/model"], ["run"]),
+        (["meru:/runs/12:30/a.pth"], ["meru-a"]),  # a folder with a colon
+        *(([f"runs/{name}/model"], [f"runs-{name}"]) for name in ("cache", "index.html", "summary.md", "models.json")),
+    ],
+)
+def test_models_have_short_names_that_no_other_output_has(models: list[str], names: list[str]) -> None:
+    assert list(labels(models)) == names
+
+
+def test_names_of_models_are_distinct() -> None:
     models = ["a/run/model", "b/run/model", "meru:c/vit_b.pth", "hycoclip:c/vit_b.pth"]
     names = labels(models)
     assert list(names.values()) == models
     assert len(names) == 4
     assert all("/" not in name for name in names)
-    assert list(labels(["a/run/model"])) == ["run"]
-
-
-def test_label_of_a_released_file_below_a_folder_with_a_colon_is_one_name() -> None:
-    assert labels(["meru:/runs/12:30/a.pth"]) == {"meru-a": "meru:/runs/12:30/a.pth"}

@@ -29,6 +29,14 @@ def write_image(path: Path) -> None:
     PIL.Image.fromarray(np.zeros((4, 4, 3), np.uint8)).save(path)
 
 
+@pytest.fixture
+def eurosat(tmp_path: Path) -> Path:
+    """Plain folders of ten classes with one image each."""
+    for i in range(10):
+        write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
+    return tmp_path / "eurosat"
+
+
 def test_the_table_has_the_papers_sets_prompts_and_counts() -> None:
     infos = set_infos()
     assert infos.keys() == READERS.keys()
@@ -55,15 +63,13 @@ def test_imagenet_names_are_those_of_open_clip_in_the_order_of_the_wordnet_ids()
     assert len(info.wnids) == 1000
 
 
-def test_plain_folders_are_read_with_and_without_class_names(tmp_path: Path) -> None:
-    for i in range(10):
-        write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
+def test_plain_folders_are_read_with_and_without_class_names(tmp_path: Path, eurosat: Path) -> None:
     found = read_set(tmp_path, "eurosat")
     assert found.targets == list(range(10))
     assert found.names[0] == "Class0"
     assert found.rules["subset"].startswith("full (10 images; the papers use 5000)")
-    write(tmp_path / "eurosat" / "classnames.txt", *(f"name {i}" for i in range(10)))
-    write(tmp_path / "eurosat" / "indices.txt", "3", "Class7/a.png")
+    write(eurosat / "classnames.txt", *(f"name {i}" for i in range(10)))
+    write(eurosat / "indices.txt", "3", "Class7/a.png")
     found = read_set(tmp_path, "eurosat")
     assert (found.names[0], found.rules["class names"]) == ("name 0", "classnames.txt")
     assert found.targets == [3, 7]
@@ -71,29 +77,24 @@ def test_plain_folders_are_read_with_and_without_class_names(tmp_path: Path) -> 
     assert {"eurosat/classnames.txt", "eurosat/indices.txt"} < found.checksums.keys()
 
 
-@pytest.mark.parametrize("line", ["10", "Class1/none.png", "-1", "²"])
-def test_an_index_that_does_not_exist_is_an_error(line: str, tmp_path: Path) -> None:
-    for i in range(10):
-        write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
-    path = write(tmp_path / "eurosat" / "indices.txt", "0", line)
-    with pytest.raises(UserError, match=f"{path}: line 2: '{line}' is no image of the split"):
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        *((line, f"'{line}' is no image of the split") for line in ("10", "Class1/none.png", "-1", "²")),
+        ("9" * 5000, "'9+ is not an integer of at most 18 digits"),
+    ],
+    ids=["10", "none", "-1", "exponent", "long"],
+)
+def test_an_index_that_does_not_exist_is_an_error(line: str, message: str, tmp_path: Path, eurosat: Path) -> None:
+    path = write(eurosat / "indices.txt", "0", line)
+    with pytest.raises(UserError, match=f"{path}: line 2: {message}"):
         read_set(tmp_path, "eurosat")
 
 
-def test_an_index_of_5000_digits_is_an_error(tmp_path: Path) -> None:
-    for i in range(10):
-        write_image(tmp_path / "eurosat" / f"Class{i}" / "a.png")
-    path = write(tmp_path / "eurosat" / "indices.txt", "0", "9" * 5000)
-    with pytest.raises(UserError, match=f"{path}: line 2: '9+ is not an integer of at most 18 digits"):
-        read_set(tmp_path, "eurosat")
-
-
-def test_a_wrong_number_of_class_names_is_an_error(tmp_path: Path) -> None:
-    for i in range(10):
-        write_image(tmp_path / "stl10" / f"c{i}" / "a.png")
-    write(tmp_path / "stl10" / "classnames.txt", "one")
+def test_a_wrong_number_of_class_names_is_an_error(tmp_path: Path, eurosat: Path) -> None:
+    write(eurosat / "classnames.txt", "one")
     with pytest.raises(UserError, match=r"classnames\.txt has 1 lines; give 10"):
-        read_set(tmp_path, "stl10")
+        read_set(tmp_path, "eurosat")
 
 
 def test_sets_without_names_ask_for_them(tmp_path: Path) -> None:

@@ -88,13 +88,6 @@ def test_constant_model_is_always_wrong_and_a_random_one_right_half_of_the_time(
     assert "macro" not in random.metrics
 
 
-def test_missing_images_are_counted(tmp_path: Path, write: Write) -> None:
-    write_cases(write, [case(0), case(1)])
-    (tmp_path / "aro/images/1.jpg").unlink()
-    result = evaluate_attribution(FakeEmbedder(), tmp_path, TaskOptions())
-    assert (result.n_used, result.skipped) == (1, {"missing image": 1})
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [

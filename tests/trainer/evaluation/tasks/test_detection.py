@@ -119,11 +119,6 @@ def test_crowds_other_categories_and_boxes_outside_are_not_classified(tmp_path: 
     assert "base/AP" not in result.metrics
 
 
-def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFilesError, match=r"instances_val2017\.json is missing"):
-        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -141,7 +136,9 @@ def test_malformed_annotations_are_user_errors(
         evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
 
-def test_missing_categories_are_user_errors(tmp_path: Path, write: Write) -> None:
+def test_missing_files_and_categories_are_user_errors(tmp_path: Path, write: Write) -> None:
+    with pytest.raises(MissingFilesError, match=r"instances_val2017\.json is missing"):
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
     write_coco(write, one_of_each())
     table = instances(one_of_each()) | {"categories": [{"id": 1, "name": "person"}]}
     write("coco/annotations/instances_val2017.json", table)

@@ -131,22 +131,22 @@ def test_limit_and_figure(tmp_path: Path, write: Write) -> None:
     assert (tmp_path / "distances.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_missing_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingFilesError, match=r"hierarcaps_test\.csv is missing"):
-        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("id,text\n1,a\n", "lacks the columns captions and image_url"),
-        ("id,captions,image_url\n1,a => b => c,http://x/1.jpg\n", "line 2 has no image_url and 4 captions"),
-        ("id,captions,image_url\n1,a => b => c => d,\n", "line 2"),
-        ("id,captions,image_url\n1\n", "line 2"),
+        (b"id,text\n1,a\n", "lacks the columns captions and image_url"),
+        (b"id,captions,image_url\n1,a => b => c,http://x/1.jpg\n", "line 2 has no image_url and 4 captions"),
+        (b"id,captions,image_url\n1,a => b => c => d,\n", "line 2"),
+        (b"id,captions,image_url\n1\n", "line 2"),
+        (b"id,captions,image_url\n1,\xff\xfe,x\n", r"hierarcaps_test\.csv cannot be read"),
     ],
 )
-def test_malformed_files_are_user_errors(tmp_path: Path, write: Write, content: str, message: str) -> None:
-    write("hierarcaps/hierarcaps_test.csv", content)
+def test_missing_and_malformed_files_are_user_errors(
+    tmp_path: Path, write: Write, content: bytes, message: str
+) -> None:
+    with pytest.raises(MissingFilesError, match=r"hierarcaps_test\.csv is missing"):
+        evaluate(FakeEmbedder(), tmp_path, TaskOptions())
+    write("hierarcaps/hierarcaps_test.csv").write_bytes(content)
     with pytest.raises(UserError, match=message):
         evaluate(FakeEmbedder(), tmp_path, TaskOptions())
 
@@ -170,10 +170,3 @@ def test_the_expanded_file_compares_positive_with_negative_captions(tmp_path: Pa
     reason = damaged.details["malformed"]["expanded"]  # type: ignore[index]
     assert "expanded.csv, line 2 has no chain of 4 captions" in reason
     assert "expanded" not in damaged.rules
-
-
-def test_a_file_that_is_not_text_is_a_user_error(tmp_path: Path, write: Write) -> None:
-    write_rows(write)
-    (tmp_path / "hierarcaps/hierarcaps_test.csv").write_bytes(b"id,captions,image_url\n1,\xff\xfe,x\n")
-    with pytest.raises(UserError, match=r"hierarcaps_test\.csv cannot be read"):
-        evaluate(FakeEmbedder(), tmp_path, TaskOptions())

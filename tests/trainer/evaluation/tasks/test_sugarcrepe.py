@@ -41,12 +41,13 @@ def test_perfect_model_is_right_in_all_files(tmp_path: Path, write: Write) -> No
     assert all(len(value) == 64 for value in result.checksums.values())
 
 
-def test_units_do_not_depend_on_the_folder(tmp_path: Path, write: Write) -> None:
+def test_units_do_not_depend_on_the_folder_and_a_limit_applies_to_each_file(tmp_path: Path, write: Write) -> None:
     write_files(write, n=4)
     moved = shutil.copytree(tmp_path, tmp_path / "moved", ignore=shutil.ignore_patterns("moved"))
     here, there = (evaluate(FakeEmbedder(), root, TaskOptions()).items for root in (tmp_path, moved))
     assert len(set(here["overall"].units.tolist())) == 36
     assert all(here[name].units.tolist() == there[name].units.tolist() for name in (*FILES, "overall"))
+    assert evaluate(FakeEmbedder(), tmp_path, TaskOptions(max_examples=2)).n_used == 14
 
 
 @pytest.mark.parametrize("name", ["clip", "meru", "phyclip", "poinclip"])
@@ -88,12 +89,6 @@ def test_missing_and_unreadable_images_are_counted(tmp_path: Path, write: Write)
     result = evaluate(FakeEmbedder(text=kite, image=kite), tmp_path, TaskOptions())
     assert (result.n_used, result.skipped) == (7, {"missing image": 1, "unreadable image": 1})
     assert result.metrics["overall"] == 1
-
-
-def test_limit_applies_to_each_file(tmp_path: Path, write: Write) -> None:
-    write_files(write, n=4)
-    result = evaluate(FakeEmbedder(), tmp_path, TaskOptions(max_examples=2))
-    assert result.n_used == 14
 
 
 def test_missing_files_are_named(tmp_path: Path, write: Write) -> None:

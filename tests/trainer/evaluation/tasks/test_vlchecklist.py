@@ -96,11 +96,16 @@ def test_images_are_squeezed_and_normalized_twice_on_request(tmp_path: Path, wri
     assert [(call["fit"], call["legacy_norm"]) for call in embedder.calls] == [("squeeze", False), ("squeeze", True)]
 
 
-def test_missing_images_damaged_and_missing_captions_are_counted(tmp_path: Path, write: Write) -> None:
+def test_missing_images_and_captions_are_counted_and_damaged_captions_reach_the_model_unchanged(
+    tmp_path: Path, write: Write
+) -> None:
     pairs = [pair(0), pair(1), pair(2, false=" desk"), pair(3, false=""), ["VG_100K/4.jpg", {"POS": ["a"], "NEG": []}]]
     write_corpus(write, "object/large", "vg_obj", pairs, missing=1)
     write_corpus(write, "object/large", "hake", [pair(9)], missing=1)
-    result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
+    texts: list[str] = []
+    embedder = FakeEmbedder(text=lambda text: texts.append(text) or lamp(text), image=lamp)  # type: ignore[func-returns-value]
+    result = evaluate(embedder, tmp_path, TaskOptions())
+    assert set(texts) == {"lamp ON desk", "cow ON desk", " desk"}
     assert (result.n_used, result.skipped) == (2, {"no caption": 2, "missing image": 2})
     assert result.details["damaged_captions"] == {"object/large/vg_obj": 1}
     assert set(result.details["missing"]) == {"object/large/hake", *COLUMNS} - {"object/large"}  # type: ignore[call-overload]
@@ -140,33 +145,16 @@ def test_a_link_to_another_disk_is_followed(tmp_path: Path, write: Write) -> Non
     assert evaluate(FakeEmbedder(), tmp_path, TaskOptions()).n_used == 1
 
 
-def test_damaged_captions_reach_the_model_unchanged(tmp_path: Path, write: Write) -> None:
-    write_corpus(write, "object/large", "vg_obj", [pair(0, false=" desk")])
-    texts: list[str] = []
-
-    def record(text: str) -> Tensor:
-        texts.append(text)
-        return random_vector(text)
-
-    evaluate(FakeEmbedder(text=record), tmp_path, TaskOptions())
-    assert texts == ["lamp ON desk", " desk"]
-
-
-def test_malformed_corpora_do_not_stop_the_others(tmp_path: Path, write: Write) -> None:
-    write_corpus(write, "object/mid", "vg_obj", [pair(0)])
-    write_corpus(write, "object/mid", "hake", [["VG_100K/1.jpg"]], missing=1)
-    result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
-    assert result.metrics["object/mid"] == 1
-    assert "hake.json, entry 0" in result.details["malformed"]["object/mid/hake"]  # type: ignore[index]
-
-
-def test_damaged_corpus_files_do_not_stop_the_others(tmp_path: Path, write: Write) -> None:
+def test_damaged_and_malformed_corpora_do_not_stop_the_others(tmp_path: Path, write: Write) -> None:
     write_all(write)
     write("vl_checklist/corpus/v1/Object/Size/small/hake.yaml", "ANNO_PATH: [")
+    write_corpus(write, "object/mid", "hake", [["VG_100K/1.jpg"]], missing=1)
     result = evaluate(FakeEmbedder(text=lamp, image=lamp), tmp_path, TaskOptions())
-    assert result.details["malformed"].keys() == {"object/small/hake"}  # type: ignore[attr-defined]
+    assert result.details["malformed"].keys() == {"object/small/hake", "object/mid/hake"}  # type: ignore[attr-defined]
+    assert "hake.json, entry 0" in result.details["malformed"]["object/mid/hake"]  # type: ignore[index]
     assert {"object", "attribute", "relation", *COLUMNS} <= result.metrics.keys()
-    assert result.n_used == 4 * 25
+    assert result.metrics["object/mid"] == 1
+    assert result.n_used == 4 * 24
     assert "object/small/hake" not in result.metrics
 
 
