@@ -310,16 +310,14 @@ def test_files_that_cannot_be_read_are_named(tmp_path: Path) -> None:
         load_model(tmp_path, device="cuda:99")
 
 
-def test_a_damaged_released_file_is_named(tmp_path: Path) -> None:
-    (tmp_path / "model.pth").write_bytes(b"")
+def test_a_damaged_released_file_is_named_and_an_intact_one_needs_the_name_of_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.pth"
+    path.write_bytes(b"")
     with pytest.raises(UserError, match=r"model\.pth"):
-        load_model(tmp_path / "model.pth", model_name="meru")
-
-
-def test_a_released_file_needs_the_name_of_its_model(tmp_path: Path) -> None:
-    torch.save({"model": small_model("meru").state_dict()}, tmp_path / "model.pth")
+        load_model(path, model_name="meru")
+    torch.save({"model": small_model("meru").state_dict()}, path)
     with pytest.raises(UserError, match=r"model_name"):
-        load_model(tmp_path / "model.pth")
+        load_model(path)
 
 
 def test_a_model_is_built_by_name_with_random_weights() -> None:

@@ -71,13 +71,8 @@ def test_bad_file_ends_in_one_line(
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["none.jsonl", "."])
-def test_missing_file_is_reported(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_labelled(tmp_path / name, "all")
-
-
-def test_binary_file_is_reported(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["none.jsonl", ".", "own.jsonl"])
+def test_a_missing_or_binary_file_is_reported(name: str, tmp_path: Path) -> None:
     (tmp_path / "own.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="cannot be read"):
-        read_labelled(tmp_path / "own.jsonl", "all")
+        read_labelled(tmp_path / name, "all")

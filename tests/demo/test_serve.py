@@ -84,13 +84,13 @@ def test_opt_out_directive_is_in_the_header() -> None:
     assert get(f"/robots/noai{SCENE}/plain.jpg")[2]["X-Robots-Tag"] == "noai"
 
 
-@pytest.mark.parametrize("path", ["/status/404", "/file/none.jpg", "/scene/none/1/336x448/plain.jpg", f"{SCENE}/none"])
-def test_unknown_path_returns_404(path: str) -> None:
+@pytest.mark.parametrize(
+    "path",
+    ["/status/404", "/file/none.jpg", "/scene/none/1/336x448/plain.jpg", f"{SCENE}/none",
+     f"/scene/fluent/{SEED}/9999x9999/plain.jpg"],
+)  # fmt: skip
+def test_an_unknown_path_or_a_canvas_out_of_range_returns_404(path: str) -> None:
     assert get(path)[0] == 404
-
-
-def test_canvas_out_of_range_returns_404() -> None:
-    assert get(f"/scene/fluent/{SEED}/9999x9999/plain.jpg")[0] == 404
 
 
 def test_truncated_jpeg_opens_but_does_not_decode() -> None:

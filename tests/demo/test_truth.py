@@ -44,14 +44,23 @@ def test_iou_of_known_boxes() -> None:
     )
 
 
-def test_correct_boxes_for_all_objects_have_precision_and_recall_one() -> None:
-    counts = tally([box(0, 12, DOG_BOXES[0]), box(0, 12, DOG_BOXES[1]), box(28, 33, CAT_BOX)], TRUTH)
-    assert (counts.precision, counts.recall, counts.n_true) == (1.0, 1.0, 3)
-
-
-def test_second_box_of_an_object_is_wrong() -> None:
-    counts = tally([box(0, 12, DOG_BOXES[0], 0.9), box(0, 12, DOG_BOXES[0], 0.8)], TRUTH)
-    assert (counts.n_right, counts.n_predicted) == (1, 2)
+@pytest.mark.parametrize(
+    ("boxes", "n_right", "n_absent"),
+    [
+        ([box(0, 12, DOG_BOXES[0]), box(0, 12, DOG_BOXES[1]), box(28, 33, CAT_BOX)], 3, 0),
+        ([box(0, 12, DOG_BOXES[0], 0.9), box(0, 12, DOG_BOXES[0], 0.8)], 1, 0),  # a second box of an object
+        ([box(0, 12, CAT_BOX)], 0, 0),  # of another phrase
+        ([box(39, 45, CAT_BOX)], 0, 1),  # of an absent phrase
+        ([box(16, 24, CAT_BOX)], 0, 0),  # of no phrase
+    ],
+)
+def test_boxes_are_right_for_an_object_of_their_phrase_once(
+    boxes: list[Prediction], n_right: int, n_absent: int
+) -> None:
+    counts = tally(boxes, TRUTH)
+    assert (counts.n_right, counts.n_predicted, counts.n_true) == (n_right, len(boxes), 3)
+    assert (counts.n_absent, counts.n_abstract) == (n_absent, 0)
+    assert (counts.precision, counts.recall) == (n_right / len(boxes), n_right / 3)
 
 
 def test_box_with_the_higher_score_is_matched_first() -> None:
@@ -59,23 +68,10 @@ def test_box_with_the_higher_score_is_matched_first() -> None:
     assert [(match.prediction.score, match.is_correct) for match in found] == [(0.7, True), (0.2, False)]
 
 
-def test_box_of_an_object_is_wrong_for_another_phrase() -> None:
-    assert tally([box(0, 12, CAT_BOX)], TRUTH).n_right == 0
-
-
-def test_box_for_an_absent_phrase_is_wrong_and_counted() -> None:
-    counts = tally([box(39, 45, CAT_BOX)], TRUTH)
-    assert (counts.n_right, counts.n_predicted, counts.n_absent, counts.n_abstract) == (0, 1, 1, 0)
-
-
 def test_referring_expression_is_assigned_to_its_head() -> None:
     assert phrase_of(0, 33, TRUTH) == 0
     assert phrase_of(8, 12, TRUTH) == 0
     assert phrase_of(16, 24, TRUTH) is None  # "the left"
-
-
-def test_box_without_a_phrase_lowers_precision() -> None:
-    assert tally([box(16, 24, CAT_BOX)], TRUTH).precision == 0.0
 
 
 def test_tallies_are_summed() -> None:

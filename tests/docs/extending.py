@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 EXAMPLES = dict(re.findall(r"```python\n# (my_package/\w+\.py)\n(.*?)```\n", PAGE, re.DOTALL))
 FEW = "stages=[my_package.colours:FewColours]"
-MOST_LINES = 30
 
 
 @pytest.fixture

@@ -77,14 +77,10 @@ def test_no_message_has_the_query_of_a_url(capsys: pytest.CaptureFixture[str]) -
     assert "SECRET" not in printed
 
 
-def test_a_bug_raises() -> None:
-    with pytest.raises(ZeroDivisionError):
-        raising(ZeroDivisionError())
-
-
-def test_a_broken_pipe_of_another_file_is_a_bug() -> None:
-    with pytest.raises(BrokenPipeError):
-        raising(BrokenPipeError())
+@pytest.mark.parametrize("bug", [ZeroDivisionError, BrokenPipeError])  # the pipe of another file than the output
+def test_a_bug_raises(bug: type[Exception]) -> None:
+    with pytest.raises(bug):
+        raising(bug())
 
 
 def test_sigterm_is_raised_in_the_command_and_another_one_changes_no_exit_code(
@@ -135,22 +131,21 @@ def start(body: str) -> "subprocess.Popen[str]":
     )
 
 
-def test_a_closed_output_pipe_ends_without_a_traceback() -> None:
-    process = start("[print('x' * 1000) for _ in range(10**5)]")
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ("[print('x' * 1000) for _ in range(10**5)]", 141),
+        ("sys.stdin.read(); print_text('done')", 0),  # the last lines
+        ("print_text('line\\n' * 100_000)", 0),
+    ],
+)
+def test_a_closed_output_pipe_ends_without_a_traceback(body: str, code: int) -> None:
+    process = start(body)
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
     assert process.stderr.read() == ""
-    assert process.wait() == 141
-
-
-def test_the_last_lines_into_a_closed_pipe_are_no_error() -> None:
-    process = start("sys.stdin.read(); print_text('done')")
-    assert process.stdout is not None
-    process.stdout.close()
-    assert process.stderr is not None
-    assert process.stderr.read() == ""
-    assert process.wait() == 0
+    assert process.wait() == code
 
 
 def test_the_second_sigterm_ends_the_process_at_once() -> None:

@@ -2,8 +2,6 @@
 
 import json
 import re
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -265,21 +263,6 @@ def test_a_value_of_another_type_is_named_with_what_to_give(item: str, problem: 
     with pytest.raises(UserError) as caught:
         merge(Kinds, read_layers([item], Keys()))
     assert str(caught.value) == f"{item}: {problem}"
-
-
-def test_help_into_a_closed_pipe_is_not_an_error() -> None:
-    writer = [
-        sys.executable,
-        "-c",
-        r"from hypergrit_common.config_help import print_text; print_text('line\n' * 100_000)",
-    ]
-    with subprocess.Popen(writer, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.readline()
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 0
 
 
 @dataclass(frozen=True)

@@ -51,18 +51,20 @@ def has_run(result: "subprocess.CompletedProcess[str]") -> bool:
     return "Traceback" not in result.stdout + result.stderr and "exit code 4" in result.stdout + result.stderr
 
 
-def test_working_directory_is_uploaded_from_another_folder(ray: LocalRay, tar: Path, tmp_path: Path) -> None:
+def check_job(ray: LocalRay, tar: Path, tmp_path: Path, options: Sequence[str], program: str) -> None:
+    """Submit a job from another folder; it must account for all rows."""
     paths = [f"input={tar}", f"output={tmp_path / 'out'}"]
-    result = submit(ray, tmp_path, ["--working-dir", str(ROOT)], [sys.executable, "pipeline/grit.py", *JOB, *paths])
+    result = submit(ray, tmp_path, options, [sys.executable, program, *JOB, *paths])
     assert has_run(result), result.stdout + result.stderr
     assert finished(tmp_path / "out")
+
+
+def test_working_directory_is_uploaded_from_another_folder(ray: LocalRay, tar: Path, tmp_path: Path) -> None:
+    check_job(ray, tar, tmp_path, ["--working-dir", str(ROOT)], "pipeline/grit.py")
 
 
 def test_installed_checkout_needs_no_working_directory(ray: LocalRay, tar: Path, tmp_path: Path) -> None:
-    paths = [f"input={tar}", f"output={tmp_path / 'out'}"]
-    result = submit(ray, tmp_path, [], [sys.executable, str(ROOT / "pipeline" / "grit.py"), *JOB, *paths])
-    assert has_run(result), result.stdout + result.stderr
-    assert finished(tmp_path / "out")
+    check_job(ray, tar, tmp_path, [], str(ROOT / "pipeline" / "grit.py"))
 
 
 def test_runtime_environment_reaches_the_workers(ray: LocalRay, tar: Path, tmp_path: Path) -> None:
@@ -77,10 +79,7 @@ def test_runtime_environment_reaches_the_workers(ray: LocalRay, tar: Path, tmp_p
     )
     variables = {"HYPERGRIT_SEEN": str(seen), "PYTHONPATH": str(module.parent)}
     options = ["--working-dir", str(ROOT), "--runtime-env-json", json.dumps({"env_vars": variables})]
-    paths = [f"input={tar}", f"output={tmp_path / 'out'}"]
-    result = submit(ray, tmp_path, options, [sys.executable, "pipeline/grit.py", *JOB, *paths])
-    assert has_run(result), result.stdout + result.stderr
-    assert finished(tmp_path / "out")
+    check_job(ray, tar, tmp_path, options, "pipeline/grit.py")
     assert "worker" in seen.read_text(encoding="utf-8")
 
 
@@ -106,8 +105,5 @@ def test_job_waits_for_another_one_that_has_all_cpus(ray: LocalRay, tar: Path, t
     while not (tmp_path / "held").exists():
         time.sleep(0.5)
     start = time.monotonic()
-    paths = [f"input={tar}", f"output={tmp_path / 'out'}"]
-    result = submit(ray, tmp_path, ["--working-dir", str(ROOT)], [sys.executable, "pipeline/grit.py", *JOB, *paths])
-    assert has_run(result), result.stdout + result.stderr
-    assert finished(tmp_path / "out")
+    check_job(ray, tar, tmp_path, ["--working-dir", str(ROOT)], "pipeline/grit.py")
     assert time.monotonic() - start > OTHER_JOB_S / 2

@@ -38,7 +38,6 @@ NEEDED = ("train", "grit", "arrow", "_index", "_manifests")
 """Folders whose files a shard needs."""
 EVALUATED = 7
 """Row whose picture is in the evaluation set."""
-UNCOMPARED = ("image", "extra")
 
 
 @dataclass

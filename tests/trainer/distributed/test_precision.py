@@ -27,7 +27,7 @@ RECORDED = (
 
 
 def start(function: Any, *arguments: Any) -> None:
-    """Run `function(rank, ...)` in two processes."""
+    """Run `function(rank, ...)` in two processes, forked because importing torch again would take seconds."""
     torch.multiprocessing.start_processes(function, args=arguments, nprocs=2, start_method="fork")
 
 

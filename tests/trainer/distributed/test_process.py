@@ -14,6 +14,7 @@ from torch import nn
 
 from hypergrit_common.errors import UserError
 from tests.patience import PATIENCE_S
+from tests.trainer.distributed.test_precision import join_group, start
 from tests.trainer.small_run import small_config, write_data
 from trainer.config import TrainConfig
 from trainer.distributed.config import ParallelConfig
@@ -34,11 +35,6 @@ STEPS = 3
 UNEQUAL_BOXES = ("parallel.strategy=fsdp", "micro_batch_size=3", "data.boxes=all")
 
 
-def build_on_one_thread(config: TrainConfig, process: Process) -> Run:
-    torch.set_num_threads(1)
-    return build(config, process)
-
-
 def train_steps(run: Run) -> list[tuple[dict[str, float], int]]:
     """The losses of each step, and the number of images, boxes included, in its batch on this rank."""
     steps, batches = [], iter(run.loader)
@@ -50,9 +46,8 @@ def train_steps(run: Run) -> list[tuple[dict[str, float], int]]:
 
 
 def one_of_two(rank: int, config: TrainConfig, folder: str) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    with process_group("cpu", PATIENCE_S) as process:
-        steps = train_steps(build_on_one_thread(config, process))
+    with join_group(rank) as process:
+        steps = train_steps(build(config, process))
         Path(folder, f"{rank}.json").write_text(json.dumps(steps))
 
 
@@ -86,10 +81,10 @@ def test_two_processes_have_the_losses_of_one_on_the_full_batch(
     monkeypatch.setenv("TEST_PORT", str(free_port))
     write_data(tmp_path / "run")
     config = small_config(tmp_path / "run", *others)
-    # Forked, because importing torch again would take seconds.
-    torch.multiprocessing.start_processes(one_of_two, args=(config, str(tmp_path)), nprocs=2, start_method="fork")
+    start(one_of_two, config, str(tmp_path))
     ranks = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    one_process = train_steps(build_on_one_thread(config, Process(device=torch.device("cpu"))))
+    torch.set_num_threads(1)
+    one_process = train_steps(build(config, Process(device=torch.device("cpu"))))
     for step, ((found, _), (expected, _)) in enumerate(zip(ranks[0], one_process, strict=True)):
         assert found.keys() == expected.keys()
         for key, value in expected.items():
@@ -101,8 +96,7 @@ def test_two_processes_have_the_losses_of_one_on_the_full_batch(
 
 
 def wrap_convolution(rank: int, folder: str) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=os.environ["TEST_PORT"])
-    with process_group("cpu", PATIENCE_S) as process:
+    with join_group(rank) as process:
         network: Any = nn.Conv2d(3, 4, 3)
         wrap(network, [], ParallelConfig(), process)
         is_channels_last = network.weight.is_contiguous(memory_format=torch.channels_last)
@@ -113,7 +107,7 @@ def test_ddp_makes_convolutions_channels_last_like_their_gradients(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
 ) -> None:
     monkeypatch.setenv("TEST_PORT", str(free_port))
-    torch.multiprocessing.start_processes(wrap_convolution, args=(str(tmp_path),), nprocs=2, start_method="fork")
+    start(wrap_convolution, str(tmp_path))
     assert (tmp_path / "0.txt").read_text() == "True"
 
 

@@ -144,46 +144,37 @@ def test_float32_loss_has_six_digits_for_logits_in_the_thousands(space: str) -> 
         assert (ours - truth).abs().max() < 1e-3 * truth.abs().max()
 
 
-@pytest.mark.parametrize("space", ["lorentz", "factors l1"])
-def test_no_tensor_is_larger_than_the_chunk(space: str) -> None:
-    """The loss of 96 x 96 pairs, in chunks of eight rows."""
-
-    class LargestTensor(TorchDispatchMode):
-        numel = 0
-
-        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-            out = func(*args, **(kwargs or {}))
-            sizes = [leaf.numel() for leaf in tree_leaves(out) if isinstance(leaf, Tensor)]
-            self.numel = max([self.numel, *sizes])
-            return out
-
-    x, y, scale, curvature, targets = draw(space, 96, 96, torch.float32)
-    chunk = 8 * 96 * (K if "factors" in space else 1)
-    with LargestTensor() as largest:
-        queries, *_ = with_grad(x)
-        chunked.contrastive(lazy_similarity(space, queries, y, curvature), scale, targets, chunk).backward()
-        chunked.contrastive(lazy_similarity(space, queries, y, curvature), scale, None, chunk).backward()
-    coordinates = x.numel() // D * (D + 2)
-    assert largest.numel <= max(chunk, coordinates)
-
-
 class LiveMemory(TorchDispatchMode):
-    """Tracks the storages of all tensors that operations create, and the peak of the bytes alive at once."""
+    """Tracks the tensors that operations create: the largest, and the peak of the bytes alive at once."""
 
     def __init__(self) -> None:
         super().__init__()
         self.storages: dict[int, tuple[StorageWeakRef, int]] = {}
-        self.peak = 0
+        self.peak = self.largest = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         for leaf in tree_leaves(out):
             if isinstance(leaf, Tensor):
-                storage = leaf.untyped_storage()
+                self.largest, storage = max(self.largest, leaf.numel()), leaf.untyped_storage()
                 self.storages[storage._cdata] = (StorageWeakRef(storage), storage.nbytes())
         self.storages = {key: entry for key, entry in self.storages.items() if not entry[0].expired()}
         self.peak = max(self.peak, sum(size for _, size in self.storages.values()))
         return out
+
+
+@pytest.mark.parametrize("space", ["lorentz", "factors l1"])
+def test_no_tensor_is_larger_than_the_chunk(space: str) -> None:
+    """The loss of 96 x 96 pairs, in chunks of eight rows."""
+
+    x, y, scale, curvature, targets = draw(space, 96, 96, torch.float32)
+    chunk = 8 * 96 * (K if "factors" in space else 1)
+    with LiveMemory() as memory:
+        queries, *_ = with_grad(x)
+        chunked.contrastive(lazy_similarity(space, queries, y, curvature), scale, targets, chunk).backward()
+        chunked.contrastive(lazy_similarity(space, queries, y, curvature), scale, None, chunk).backward()
+    coordinates = x.numel() // D * (D + 2)
+    assert memory.largest <= max(chunk, coordinates)
 
 
 @pytest.mark.parametrize("is_symmetric", [False, True])

@@ -1,9 +1,10 @@
-"""Tests of the mapping from cleaned text back to the original."""
+"""The mapping from cleaned text back to the original, and the padding of texts to multiples of a number of tokens."""
 
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainer.text.base import diff_spans, source_spans
+from trainer.text.base import diff_spans, pad, source_spans
 from trainer.text.tokenizer import Tokenizer, clean
 
 
@@ -58,3 +59,11 @@ def test_offsets_of_unchanged_text_are_those_of_its_characters(text: str) -> Non
     _, spans = tokenizer.encode_with_offsets(text)
     expected = [(i, i + 1) for i, char in enumerate(text.lower()) for _ in char.encode()]
     assert spans[1:-1] == expected
+
+
+def test_texts_are_padded_to_a_multiple_but_not_beyond_the_context() -> None:
+    rows = [[1, 2, 3], [4]]
+    assert torch.equal(pad(rows), torch.tensor([[1, 2, 3], [4, 0, 0]]))
+    assert pad(rows, 9, multiple=4, most=77).tolist() == [[1, 2, 3, 9], [4, 9, 9, 9]]
+    assert pad([[1] * 70], multiple=16, most=77).shape == (1, 77)
+    assert pad([[1] * 80], multiple=16, most=77).shape == (1, 80)

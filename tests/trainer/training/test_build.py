@@ -14,8 +14,10 @@ from hypergrit_common.errors import UserError
 from tests.trainer.small_run import run, small_config, small_run
 from trainer.checkpoints.model import save_model
 from trainer.checkpoints.released import write_released
+from trainer.config import TrainConfig
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import ImageConfig
+from trainer.models.dual_encoder import DualEncoder
 from trainer.training.build import build_tokenizer, check_batch_norms, compiles, new_model, precision_of
 from trainer.training.loop import log_summary
 
@@ -23,15 +25,20 @@ TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
 RESNET = ImageConfig(name="resnet10t", size_px=32, kwargs={"layers": [1, 1, 1, 1], "channels": [8, 8, 16, 16]})
 
 
+def write(path: Path, model: DualEncoder, config: TrainConfig) -> None:
+    """Save weights as a released file or, if the name has no ending, as the folder of a model."""
+    if path.suffix:
+        write_released(path, model)
+    else:
+        save_model(path, model, tokenizer=build_tokenizer(config), preprocess=PreprocessConfig(size_px=16), record={})
+
+
 @pytest.mark.parametrize("layout", ["folder", "released.pth"])
 def test_init_loads_the_weights_of_a_folder_or_a_released_file(tmp_path: Path, layout: str) -> None:
     config = small_config(tmp_path / "run")
     torch.manual_seed(1)
     source, path = new_model(config), tmp_path / layout
-    if layout == "folder":
-        save_model(path, source, tokenizer=build_tokenizer(config), preprocess=PreprocessConfig(size_px=16), record={})
-    else:
-        write_released(path, source)
+    write(path, source, config)
     torch.manual_seed(2)
     loaded = new_model(small_config(tmp_path / "run", f"init={path}"))
     assert all(torch.equal(value, loaded.state_dict()[key]) for key, value in source.state_dict().items())
@@ -56,22 +63,13 @@ def test_blocks_are_compiled_on_a_gpu_where_a_compiler_exists(
         compiles(replace(auto, compile=True), cpu)
 
 
-def test_weights_of_another_size_are_an_error_that_names_a_tensor(tmp_path: Path) -> None:
-    write_released(tmp_path / "wide.pth", new_model(small_config(tmp_path / "run")))
-    with pytest.raises(UserError, match=r"^init: .*wide\.pth.*textual_proj\.weight is \[16, 32\]"):
-        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'wide.pth'}", "model.embed_dim=32"))
-
-
 @pytest.mark.parametrize("layout", ["folder", "released.pth"])
 def test_init_skip_keeps_random_weights_so_that_the_width_may_differ(tmp_path: Path, layout: str) -> None:
     config, path = small_config(tmp_path / "run"), tmp_path / layout
     source = new_model(config)
     with torch.no_grad():
         source.curv.fill_(0.7)  # type: ignore[operator, union-attr]
-    if layout == "folder":
-        save_model(path, source, tokenizer=build_tokenizer(config), preprocess=PreprocessConfig(size_px=16), record={})
-    else:
-        write_released(path, source)
+    write(path, source, config)
     skip = "init_skip=[visual_proj,textual_proj,curv]"
     loaded = new_model(small_config(tmp_path / "run", f"init={path}", skip, "model.embed_dim=4"))
     assert (loaded.visual_proj.weight.shape, loaded.curv) == ((4, 32), 0.0)
@@ -114,26 +112,26 @@ def test_a_hyperbolic_model_starts_from_clip_and_back_with_a_list_of_what_differ
     assert new_model(small_config(tmp_path / "run", *back, "init_skip=[curv,'*_alpha']")).config
 
 
-def test_init_skip_of_an_unknown_part_is_an_error_that_lists_the_parts(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["init={}/a.pth", "model.embed_dim=32"], r"a\.pth.*textual_proj\.weight is \[16, 32\]"),
+        (
+            ["init={}/a.pth", "init_skip=[proj]"],
+            r"'proj' matches no parameter; the parts of the model are .*visual_proj",
+        ),
+        (["init={}/evil.pth"], r"evil\.pth must contain only tensors"),
+        (["init={}/nowhere"], r"nowhere does not exist; give the folder of a run"),
+    ],
+)
+def test_initial_weights_that_cannot_be_used_are_named_and_never_executed(
+    tmp_path: Path, settings: list[str], message: str
+) -> None:
     write_released(tmp_path / "a.pth", new_model(small_config(tmp_path / "run")))
-    with pytest.raises(
-        UserError, match=r"^init: 'proj' matches no parameter; the parts of the model are .*visual_proj"
-    ):
-        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'a.pth'}", "init_skip=[proj]"))
-
-
-def test_weights_that_contain_code_are_not_executed(tmp_path: Path) -> None:
     (tmp_path / "evil.pth").write_bytes(b"cos\nsystem\n(S'touch " + str(tmp_path / "ran").encode() + b"'\ntR.")
-    with pytest.raises(
-        UserError, match=r"^init: .*evil\.pth must contain only tensors.*save its state dict as safetensors$"
-    ):
-        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'evil.pth'}"))
+    with pytest.raises(UserError, match=rf"^init: .*{message}"):
+        new_model(small_config(tmp_path / "run", *(setting.format(tmp_path) for setting in settings)))
     assert not (tmp_path / "ran").exists()
-
-
-def test_init_that_does_not_exist_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"^init: .*nowhere does not exist; give the folder of a run"):
-        new_model(small_config(tmp_path / "run", f"init={tmp_path / 'nowhere'}"))
 
 
 def test_an_image_size_that_the_tower_does_not_accept_is_an_error(

@@ -18,24 +18,21 @@ from safetensors.torch import load_file
 from tests.patience import PATIENCE_S
 from tests.trainer.data.samples import Files, write_shards
 from tests.trainer.small_run import (
-    SAMPLES_PER_SHARD,
     fill_disk,
     kill,
     kill_once_saved,
     log_path,
     run,
     run_forked,
-    small_config,
     small_run,
     small_sample,
     terminate,
 )
+from tests.trainer.training.test_step import write_run_with_nan
 from trainer.checkpoints.folder import list_checkpoints, newest_checkpoint
 from trainer.checkpoints.model import load_model
-from trainer.checkpoints.released import write_released
 from trainer.evaluation.held_out import share
 from trainer.evaluation.held_out.config import EvaluationConfig
-from trainer.training.build import build_tokenizer, new_model
 from trainer.training.step import update
 
 TIMINGS = ("samples_per_s", "data_wait_share", "paused_s")
@@ -186,21 +183,8 @@ def test_a_checkpoint_of_two_processes_resumes_in_one(tmp_path: Path, free_port:
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_step_terms_and_sample(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    batches = iter(small_run(tmp_path / "loader").loader)
-    key = [next(batches).keys for _ in range(6)][5][3]  # first read in step 6, since the shards hold eight batches
-    folder, nan_caption = tmp_path / "with_nan", "~"
-
-    def sample(number: int) -> Files:
-        changed = {"child.txt": nan_caption.encode()} if key.endswith(f"/{number:04d}") else {}
-        return small_sample(number) | changed
-
-    write_shards(folder, SAMPLES_PER_SHARD, sample)
-    config = small_config(tmp_path / "run")
-    _, token, _ = build_tokenizer(config).encode(nan_caption)  # between the start and end tokens
-    model = new_model(config)
-    model.textual.token_embed.weight.data[token] = float("nan")  # type: ignore[union-attr, operator, index]
-    write_released(tmp_path / "nan.pth", model)
-    assert run(tmp_path / "run", f"shards={folder}", f"init={tmp_path / 'nan.pth'}", "save.every=4") == 2
+    arguments, key = write_run_with_nan(tmp_path, at=6)
+    assert run(tmp_path / "run", *arguments, "save.every=4") == 2
     message = capsys.readouterr().err
     assert "step 6: the loss is not finite" in message
     assert "loss/contrastive" in message

@@ -90,8 +90,8 @@ def test_the_next_batch_is_read_while_the_device_computes_and_a_checkpoint_does_
     assert next(iter(found.loader)).keys == keys[1]
 
 
-def write_run_with_nan(tmp_path: Path, at: int) -> list[str]:
-    """Write shards and weights with which the loss of step `at` is not a number; return the arguments of the run."""
+def write_run_with_nan(tmp_path: Path, at: int) -> tuple[list[str], str]:
+    """Write shards and weights with which the loss of step `at` is NaN; return the arguments of the run and the sample."""
     batches = iter(small_run(tmp_path / "loader").loader)
     key = [next(batches).keys for _ in range(at)][-1][3]
     folder, nan_caption = tmp_path / "with_nan", "~"
@@ -106,14 +106,14 @@ def write_run_with_nan(tmp_path: Path, at: int) -> list[str]:
     model = new_model(config)
     model.textual.token_embed.weight.data[token] = float("nan")  # type: ignore[union-attr, operator, index]
     write_released(tmp_path / "nan.pth", model)
-    return [f"shards={folder}", f"init={tmp_path / 'nan.pth'}"]
+    return [f"shards={folder}", f"init={tmp_path / 'nan.pth'}"], key
 
 
 def test_a_nan_that_is_read_late_changes_no_weight_and_ends_the_run_with_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(loop, "reads_at_once", lambda *_: False)  # as on GPUs
-    arguments = write_run_with_nan(tmp_path, at=6)
+    arguments, key = write_run_with_nan(tmp_path, at=6)
     weights: dict[int, torch.Tensor] = {}
     real_start = loop.start_step
 
@@ -127,6 +127,7 @@ def test_a_nan_that_is_read_late_changes_no_weight_and_ends_the_run_with_one_lin
     lines = [line for line in capsys.readouterr().err.splitlines() if "not finite" in line]
     assert len(lines) == 1
     assert "step 6: the loss is not finite" in lines[0]
+    assert f"features are not finite: {key}." in lines[0]
     assert "step_00000004 is complete" in lines[0]
     assert sorted(weights) == [1, 2, 3, 4, 5, 6, 7]  # step 7 was queued before the values of step 6 were read
     assert not torch.equal(weights[4], weights[5])
