@@ -1,7 +1,6 @@
 """Shards without answers are computed again, at most `ray.retries` times; those that count in the end have the same bytes."""
 
 import json
-import socket
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -157,10 +156,3 @@ def test_a_killed_job_has_not_kept_a_shard_that_was_put_off(
     assert json.loads((tmp_path / "out" / "stats.json").read_text())["rows"]["dropped"] == {}
     assert run_job(job("plain")).n_failures == 0
     assert hash_output(tmp_path / "out") == hash_output(tmp_path / "plain")
-
-
-def test_the_port_of_a_switch_refuses_connections_until_it_starts(web: Switch) -> None:
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", web.port))
-    web.start()
-    socket.create_connection(("127.0.0.1", web.port)).close()

@@ -36,12 +36,6 @@ def test_every_row_is_kept_or_dropped_for_a_reason(finished: Path) -> None:
     assert [key for table in arrow for key in table["key"].to_pylist()] == [f"{i:012d}" for i in range(N_SCENES + 1)]
 
 
-@pytest.mark.rest
-def test_a_second_run_into_another_folder_gives_the_same_bytes(tars: Path, finished: Path, tmp_path: Path) -> None:
-    assert run_job(tars, tmp_path / "again") == 0
-    assert hash_output(tmp_path / "again") == hash_output(finished)
-
-
 def test_ctrl_c_ends_without_a_traceback_and_the_same_command_resumes(
     tars: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

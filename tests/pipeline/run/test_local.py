@@ -221,11 +221,6 @@ def test_an_input_that_vanished_costs_its_shard(tmp_path: Path, monkeypatch: pyt
     assert "1.jsonl" in results[1]["error"]  # type: ignore[index]
 
 
-def test_light_steps_are_real_steps(tars: Path, tmp_path: Path) -> None:
-    config, _ = job(tars, tmp_path / "out")
-    assert isinstance(light_steps(config)(), LightSteps)
-
-
 def test_half_written_files_of_killed_workers_are_gone_at_the_end(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -114,6 +114,7 @@ def test_swapped_manifests_are_found(output: Path) -> None:
         (lambda m: m.update(asked=1), "noun chunks by removal reason"),
         (lambda m: m["removed"].update(boxes={}), "boxes by removal reason"),
         (lambda m: m["files"].pop("grit/00001.tar"), "it does not list grit/00001.tar"),
+        (lambda m: m["files"].pop("_index/00001.arrow"), "it does not list _index/00001.arrow"),
         (lambda m: m["files"].update({"../x": m["files"]["grit/00001.tar"]}), "it lists ../x"),
         (lambda m: m.update(formats=["train", "arrow"]), "it lists grit/00001"),
         (lambda m: m.update(formats=["train", "movie"]), "a field is missing"),

@@ -6,10 +6,7 @@ from typing import Any
 import PIL.Image
 import pyarrow as pa
 
-from pipeline.output.manifest import is_same, read_manifest
-from pipeline.output.store import Store
 from pipeline.read.types import Piece, ShardPlan
-from schemas.manifest import Provenance
 from schemas.rows import SCORED
 
 PROVENANCE: dict[str, Any] = {
@@ -107,12 +104,3 @@ def table(values: list[dict[str, Any]] | None = None) -> pa.Table:
 def plan(index: int = 1, n_rows: int = 4) -> ShardPlan:
     piece = Piece(path="in.jsonl", first_row=10, n_rows=n_rows, size=1000)
     return ShardPlan(index=index, first_row=10, n_rows=n_rows, pieces=(piece,))
-
-
-def is_finished(output: str, plan: ShardPlan, provenance: Provenance) -> bool:
-    """True if the shard is committed with this plan and provenance and its files have the recorded sizes."""
-    store = Store(output)
-    manifest = read_manifest(store, plan.index)
-    if manifest is None or not is_same(manifest, plan, [provenance]):
-        return False
-    return all(store.size(name) == facts["bytes"] for name, facts in manifest["files"].items())

@@ -1,6 +1,5 @@
 """The index of a shard names the bytes that tarfile finds, and is committed with the shard."""
 
-import hashlib
 import json
 import tarfile
 from pathlib import Path
@@ -9,10 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from pipeline.commands.verify import manifest_problems
 from pipeline.config import WriteConfig
-from pipeline.output.ledger import read_manifests
-from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from schemas.files import INDEX
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
@@ -52,39 +48,9 @@ def last_end(members: list[tuple[str, int, int, int]]) -> int:
     return offset + -(-size // 512) * 512
 
 
-def test_manifest_names_the_index_with_its_size_and_hash(tmp_path: Path) -> None:
-    write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
-    content = (tmp_path / INDEX_PATH).read_bytes()
-    facts = json.loads((tmp_path / "_manifests/00001.json").read_text())["files"][INDEX_PATH]
-    assert facts == {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "rows": 6}
-
-
-def test_equal_rows_give_an_equal_index(tmp_path: Path) -> None:
-    contents = []
-    for name in ("a", "b"):
-        write_shard(table(), plan(), WriteConfig(), str(tmp_path / name), PROVENANCE)
-        contents.append((tmp_path / name / INDEX_PATH).read_bytes())
-    assert contents[0] == contents[1]
-
-
 def test_shard_without_samples_has_an_empty_index(tmp_path: Path) -> None:
     write_shard(table([dropped_row(10)]), plan(n_rows=1), WriteConfig(), str(tmp_path), PROVENANCE)
     assert read(tmp_path) == []
-
-
-def test_index_of_formats_that_are_not_written_any_more_is_removed(tmp_path: Path) -> None:
-    write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
-    (tmp_path / "_manifests/00001.json").unlink()
-    write_shard(table(), plan(), WriteConfig(formats=("arrow",)), str(tmp_path), PROVENANCE)
-    assert not (tmp_path / INDEX_PATH).exists()
-
-
-def test_a_manifest_without_the_index_is_damaged(tmp_path: Path) -> None:
-    write_shard(table(), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
-    assert list(manifest_problems(read_manifests(Store(str(tmp_path)))[0], 1, None)) == []
-    remove_index(tmp_path)
-    found = list(manifest_problems(read_manifests(Store(str(tmp_path)))[0], 1, None))
-    assert found == [f"it does not list {INDEX_PATH}, although it lists its format"]
 
 
 def remove_index(folder: Path) -> None:

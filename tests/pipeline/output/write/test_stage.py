@@ -26,7 +26,7 @@ from pipeline.output.write import stage as stage_module
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.tar import TarWriter
 from tests.patience import PATIENCE_S
-from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, is_finished, kept_row, plan, rows, table
+from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
 ALL_FORMATS = WriteConfig()
 FILES = {"train/00001.tar", "grit/00001.tar", "grit/00001.parquet", "arrow/00001.arrow", "_index/00001.arrow"}
@@ -70,23 +70,6 @@ def test_shard_without_kept_rows_is_written(tmp_path: Path) -> None:
     manifest = write_shard(table([dropped_row(1)]), plan(n_rows=1), ALL_FORMATS, str(tmp_path), PROVENANCE)
     assert manifest["counts"]["kept"] == 0
     assert tree(tmp_path)["train/00001.tar"] == bytes(1024)
-
-
-def test_shard_is_finished_only_with_the_same_plan_provenance_and_file_sizes(tmp_path: Path) -> None:
-    output = str(tmp_path)
-    assert not is_finished(output, plan(), PROVENANCE)
-    write_shard(table(), plan(), ALL_FORMATS, output, PROVENANCE)
-    assert is_finished(output, plan(), PROVENANCE)
-    assert not is_finished(output, plan(index=2), PROVENANCE)
-    assert not is_finished(output, plan(n_rows=5), PROVENANCE)
-    assert not is_finished(output, plan(), PROVENANCE | {"config_hash": "another"})
-    with open(tmp_path / "train/00001.tar", "ab") as file:
-        file.write(b"x")
-    assert not is_finished(output, plan(), PROVENANCE)
-    os.remove(tmp_path / "train/00001.tar")
-    assert not is_finished(output, plan(), PROVENANCE)
-    (tmp_path / "_manifests/00001.json").write_text("{")
-    assert not is_finished(output, plan(), PROVENANCE)
 
 
 @pytest.mark.parametrize(
@@ -171,7 +154,6 @@ def test_killed_run_leaves_no_manifest_and_its_temporary_files_can_be_removed(tm
     (tmp_path / "grit" / "00002.tar.tmp").touch()  # as version 0.2 named them; it may still be in use
     live = Path(temporary_name(str(tmp_path / "grit" / "00003.tar")))
     live.touch()
-    assert not is_finished(str(tmp_path), plan(), PROVENANCE)
     remove_abandoned([str(tmp_path / "grit"), str(tmp_path / "arrow"), str(tmp_path / "train")])
     assert set(tree(tmp_path)) == {"grit/00002.tar.tmp", f"grit/{live.name}"}
     os.utime(tmp_path / "grit" / "00002.tar.tmp", (0, 0))
@@ -210,7 +192,6 @@ def test_object_store_has_the_same_bytes_and_its_manifest_is_uploaded_last(tmp_p
     assert found == tree(tmp_path)
     manifest = memory.info("/bucket/out/_manifests/00001.json")["created"]
     assert all(memory.info(f"/bucket/out/{name}")["created"] <= manifest for name in FILES)
-    assert is_finished("memory://bucket/out", plan(), PROVENANCE)
     memory.rm("/bucket/out", recursive=True)
 
 

@@ -65,12 +65,7 @@ def test_a_failure_is_reported_and_the_child_is_started_again_if_it_is_gone(
         os.kill(pid, 0)
 
 
-def test_an_exception_of_the_factory_is_raised() -> None:
-    with Child(partial(Worker, "user")) as child, pytest.raises(UserError, match="no such model"):
-        child.start()
-
-
-def test_a_call_after_an_exception_of_the_factory_starts_another_child() -> None:
+def test_an_exception_of_the_factory_is_raised_and_the_next_call_starts_another_child() -> None:
     with Child(partial(Worker, "user")) as child:
         for _ in range(2):
             with pytest.raises(UserError, match="no such model"):
