@@ -4,9 +4,7 @@ import fsspec
 import pytest
 
 from pipeline.commands import rewrite
-from tests.pipeline.commands.derive.outputs import kept, lost, make_output, multiset, picture, read_rows
-
-LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
+from tests.pipeline.commands.derive.outputs import LOCAL, kept, lost, make_output, multiset, picture, read_rows
 
 
 @pytest.mark.rest

@@ -8,9 +8,7 @@ import pytest
 from s3fs import S3FileSystem
 
 from hypergrit_common.errors import UserError
-from pipeline.read.config import ReadConfig
-from pipeline.read.plan import plan_shards
-from pipeline.read.source import read_shard
+from tests.stores.jobs import read
 
 
 @pytest.fixture(scope="module")
@@ -23,12 +21,6 @@ def bucket(server: str) -> S3FileSystem:
     fs.pipe_file("mine/set/a.txt", b"a cat")
     fs.pipe_file("mine/set/empty.jpg", b"")
     return fs
-
-
-def read(source: str, **settings: object) -> list[dict]:
-    config = ReadConfig(**settings)  # type: ignore[arg-type]
-    plans = plan_shards(source, 3, None, config)
-    return [row for plan in plans for row in read_shard(plan, config).to_pylist()]
 
 
 def test_objects_below_the_root_are_read_and_no_others(bucket: S3FileSystem, tmp_path: Path) -> None:

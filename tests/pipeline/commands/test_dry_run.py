@@ -107,8 +107,7 @@ def test_a_sample_of_all_rows_predicts_the_job_and_nothing_is_written(
 def test_finished_shards_are_not_predicted_and_stay_as_they_are(
     tars: Path, finished: Path, tmp_path: Path, scratch: Path, capsys: Printed
 ) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(finished, output)
+    output = Path(shutil.copytree(finished, tmp_path / "out"))
     (output / "_manifests/00001.json").unlink()
     before = contents(output)
     assert run_job(tars, output, "dry_run=2") == 0

@@ -4,7 +4,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -15,7 +14,7 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.lease import WATCH_S, new_lease
-from hypergrit_common.processes import ProcessId, this_process
+from hypergrit_common.processes import ProcessId, machine, this_process
 from pipeline.output import lock as leases
 from pipeline.output.lock import Lease, fence, hold_lease, swap
 from pipeline.output.store import Store
@@ -34,13 +33,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def dead_process() -> ProcessId:
-    """Return the identity that a process of this machine had."""
-    code = "from hypergrit_common.processes import *; print(this_process())"
-    root = Path(__file__).parents[3]
-    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, check=True).stdout
-    process = ProcessId.parse(out.strip())
-    assert process is not None
-    return process
+    """The identity of a process of this machine that has ended."""
+    child = subprocess.Popen(["true"])
+    child.wait()
+    return ProcessId(machine(), child.pid, 1)
 
 
 def write_lease(store: Store, process: ProcessId, **others: Any) -> None:

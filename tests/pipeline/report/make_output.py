@@ -1,11 +1,7 @@
-"""Write the output of a run for tests of the report: demo scenes with slightly moved true boxes, and dropped rows.
-
-`python -m tests.pipeline.report.make_output FOLDER [ROWS]` writes one with a report to look at.
-"""
+"""Write the output of a run for tests of the report: demo scenes with slightly moved true boxes, and dropped rows."""
 
 import hashlib
 import json
-import sys
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -22,8 +18,6 @@ from pipeline.config import WriteConfig
 from pipeline.images import encode_jpeg
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
-from pipeline.report.html import write_report
-from pipeline.report.stats import build_stats
 from pipeline.stages.parse.config import ParseConfig
 from pipeline.stages.parse.stage import Parse
 from schemas.rows import CAPTIONED, SCORED
@@ -167,12 +161,7 @@ def write_output(
     first = 0
     for index, table in enumerate(tables):
         n = table.num_rows
-        plan = ShardPlan(
-            index=index,
-            first_row=first,
-            n_rows=n,
-            pieces=(Piece(path="pairs.parquet", first_row=first, n_rows=n, size=0),),
-        )
+        plan = ShardPlan(index, first, n, (Piece("pairs.parquet", first, n, 0),))
         write_shard(table, plan, config or WriteConfig(), str(folder), PROVENANCE)
         first += n
         if timings:
@@ -189,12 +178,3 @@ def write_output(
 def make_tables(n_shards: int, rows_per_shard: int) -> tuple[pa.Table, ...]:
     """SCORED tables of consecutive scenes."""
     return tuple(make_table(i * rows_per_shard, rows_per_shard) for i in range(n_shards))
-
-
-if __name__ == "__main__":
-    output = write_output(Path(sys.argv[1]), make_tables(5, int(sys.argv[2]) // 5 if len(sys.argv) > 2 else 48))
-    figures = {"n_right": 402, "n_predicted": 421, "n_true": 480, "n_absent": 3, "n_abstract": 1}
-    truth = {"precision": 0.955, "recall": 0.838, **figures}
-    parts = {"trained": truth, "held_out": truth | {"precision": 0.87, "recall": 0.71}}
-    build_stats(output, truth=truth | {"styles": parts, "after": {"grounder": {"all": truth | {"precision": 0.71}}}})
-    write_report(output)

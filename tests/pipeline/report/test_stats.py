@@ -112,12 +112,6 @@ def test_value_outside_the_edges_is_counted_in_the_outermost_bin() -> None:
     assert histogram.to_statistics()["counts"] == {"all": [1, 3]}
 
 
-def test_only_the_selected_shards_are_counted(tables: list[pa.Table], tmp_path: Path) -> None:
-    output = write_output(tmp_path, tables)
-    assert build_stats(output, shards=[1])["rows"]["read"] == 12
-    assert build_stats(output)["rows"]["read"] == 24
-
-
 def test_image_in_two_shards_is_counted_as_repeated(tables: list[pa.Table], tmp_path: Path) -> None:
     output = write_output(tmp_path, [tables[0], tables[0]])
     duplicates = build_stats(output)["duplicates"]
@@ -148,11 +142,6 @@ def test_counts_of_rows_phrases_and_boxes_are_the_same_without_arrow_files(
     assert all((stats["boxes"]["kept"], stats["boxes"]["removed"], stats["phrases"]["removed"]))
     assert (stats["without_rows"], expected["without_rows"]) == (2, 0)
     assert stats["stages"] == {}
-
-
-def test_output_without_a_finished_shard_is_a_user_error(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="no finished shard"):
-        build_stats(str(tmp_path))
 
 
 def test_if_all_shards_failed_the_report_counts_their_rows_as_unfinished(tmp_path: Path) -> None:

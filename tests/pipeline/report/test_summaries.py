@@ -131,24 +131,6 @@ def test_a_shard_that_is_written_again_takes_its_rollup_away(copy: Path) -> None
     assert build_stats(str(copy))["rows"]["kept"] == before["rows"]["kept"] + 1
 
 
-@pytest.mark.parametrize("change", ["another manifest", "damaged", "empty", "old version"])
-def test_a_summary_that_does_not_fit_is_counted_again(copy: Path, change: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = build_stats(str(copy))
-    file = copy / SUMMARY_FILE.path(3)
-    right = file.read_bytes()
-    if change == "another manifest":
-        shutil.copy(copy / SUMMARY_FILE.path(4), file)
-    elif change == "old version":
-        with monkeypatch.context() as patch:
-            patch.setattr("pipeline.summary.totals.VERSION", 0)
-            write_summary(Store(str(copy)), read_manifests_of(Store(str(copy)), [3])[0])
-    else:
-        file.write_bytes(right[: len(right) // 2] if change == "damaged" else b"")
-    assert file.read_bytes() != right
-    assert build_stats(str(copy)) == before
-    assert file.read_bytes() == right
-
-
 def test_a_rollup_of_other_shards_is_not_used_and_removed_when_nothing_is_left(copy: Path) -> None:
     build_stats(str(copy), holds_lease=True)
     shutil.copy(copy / ROLLUP_FILE.format(0), copy / ROLLUP_FILE.format(1))

@@ -63,8 +63,7 @@ def test_ctrl_c_ends_without_a_traceback_and_the_same_command_resumes(
 def test_a_shard_without_a_manifest_is_computed_again_and_the_others_are_kept(
     tars: Path, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(finished, output)
+    output = Path(shutil.copytree(finished, tmp_path / "out"))
     (output / "_manifests" / "00001.json").unlink()
     modified = (output / "train" / "00000.tar").stat().st_mtime_ns
     with caplog.at_level("INFO", logger="hypergrit"):
@@ -190,8 +189,7 @@ RUNTIME = (
 def test_a_change_of_runtime_settings_keeps_finished_shards_and_is_recorded_in_new_ones(
     tars: Path, finished: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(finished, output)
+    output = Path(shutil.copytree(finished, tmp_path / "out"))
     (output / "_manifests" / "00001.json").unlink()
     with caplog.at_level("INFO", logger="hypergrit"):
         assert run_job(tars, output, *RUNTIME) == 0

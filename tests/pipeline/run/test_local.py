@@ -22,6 +22,7 @@ from pipeline.run.local import compute_local
 from pipeline.run.loop import Run
 from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Done, Recipe
+from tests.pipeline.jobs import hash_output
 from tests.pipeline.poison import LightSteps, Poison, light_steps
 
 FORMATS = "formats=[arrow]"
@@ -121,14 +122,9 @@ def test_the_bytes_depend_on_the_bad_rows_alone_and_not_on_how_they_were_found(t
         assert all(
             isinstance(r, Done) for r in compute_local(plans, config.ray, Recipe(light_steps(config, *poisons), config))
         )
-        outputs[name] = hashes(tmp_path / name)
+        outputs[name] = hash_output(tmp_path / name)
     assert outputs["plain"] == outputs["once"]
     assert outputs["twice"] == outputs["again"] != outputs["plain"]
-
-
-def hashes(output: Path) -> dict[str, bytes]:
-    files = [path for folder in ("arrow", "_manifests") for path in sorted((output / folder).iterdir())]
-    return {str(path.relative_to(output)): path.read_bytes() for path in files}
 
 
 def run(tars: Path, output: Path, *poisons: Poison, **limits: int) -> int:

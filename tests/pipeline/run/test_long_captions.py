@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pytest
 
 from pipeline.commands import explore, verify
 from pipeline.output.write.tar import TarWriter
 from pipeline.stages.captions import CaptionsConfig
+from tests.pipeline.commands.derive.rows import rows_of
 from tests.pipeline.jobs import run_job
 from tests.pipeline.stages.download.server import jpeg
 
@@ -36,9 +36,7 @@ def test_a_job_with_captions_of_a_megabyte_and_10_000_noun_chunks(tmp_path: Path
     captions = ["a cat " * (MB // 6 - 20), "x" * (MB - 100), CHUNKS, shortest, "\n" * (MB - 100), "a cat and a dog"]
     tars = write_rows(tmp_path / "in", captions)
     assert run_job(tars, tmp_path / "out") in (0, 4)
-    table = pa.concat_tables(
-        pa.ipc.open_file(path).read_all() for path in sorted((tmp_path / "out" / "arrow").glob("*.arrow"))
-    ).to_pylist()
+    table = rows_of(tmp_path / "out")
     reasons = [row["reason"] for row in table]
     assert len(reasons) == len(captions)
     assert reasons[0] is not None

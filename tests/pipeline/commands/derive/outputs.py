@@ -1,22 +1,27 @@
 """Outputs for tests, made without a job: shards of rows whose pictures, URLs and hashes are given."""
 
 import hashlib
+import itertools
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import cv2
 import numpy as np
 import pyarrow as pa
+import pytest
 
 from hypergrit_common.config import to_yaml
 from hypergrit_common.images import Image
+from pipeline.commands import rewrite
 from pipeline.commands.frame import new_config
 from pipeline.commands.rewrite import Pass, RewriteOptions, plan_parts
 from pipeline.config import PipelineConfig
 from pipeline.images import encode_jpeg
+from pipeline.output.commit import Staging
 from pipeline.output.ledger import read_images, read_manifests
 from pipeline.output.record import make_record, write_record
 from pipeline.output.source import Source
@@ -143,6 +148,26 @@ def multiset(output: Path | str, without: Sequence[str] = ()) -> Counter[str]:
     """The rows of an output, with all columns and images but `without`."""
     rows = read_rows(output).values()
     return Counter(repr([(name, value) for name, value in row.items() if name not in without]) for row in rows)
+
+
+def run_rewrite(source: Path | str, output: Path | str, *arguments: str) -> int:
+    """Rewrite an output in the process of the test; return the exit code."""
+    return rewrite.main([f"source={source}", f"output={output}", *LOCAL, *arguments])
+
+
+@contextmanager
+def killed_before_file(n: int) -> Iterator[None]:
+    """Commands end as after a kill before they publish file `n` of their shards."""
+    publish, numbers = Staging.publish_file, itertools.count()
+
+    def killed(staging: Staging, relative: str) -> None:
+        if next(numbers) >= n:
+            raise KeyboardInterrupt
+        publish(staging, relative)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Staging, "publish_file", killed)
+        yield
 
 
 def plan_shards(source: Source, output: Path, options: RewriteOptions) -> Sequence[NewShard]:

@@ -17,6 +17,7 @@ from pipeline.summary import totals
 from tests.patience import PATIENCE_S
 from tests.pipeline.commands.derive.outputs import LOCAL, Row, kept, lost, make_output, picture
 from tests.pipeline.commands.derive.rows import rows_of
+from tests.pipeline.commands.verify.damage import flip_behind
 from tests.pipeline.jobs import hash_output
 
 Printed = pytest.CaptureFixture[str]
@@ -36,13 +37,6 @@ def source(intact: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(intact, tmp_path / "source"))
 
 
-def flip(path: Path, marker: bytes) -> None:
-    """Flip a bit behind a marker: a reader does not notice it."""
-    data = bytearray(path.read_bytes())
-    data[data.index(marker) + 300] ^= 1
-    path.write_bytes(data)
-
-
 def damage_index(source: Path, damage: str) -> None:
     (source / "_index/00001.arrow").unlink()
     if damage == "other":
@@ -54,7 +48,7 @@ def damage_index(source: Path, damage: str) -> None:
 def test_rewrite_fails_the_damaged_shard_alone_and_names_the_repair(
     source: Path, tmp_path: Path, name: str, options: list[str]
 ) -> None:
-    flip(source / name, b"\xff\xd8\xff" if name.startswith("grit") else b"a cat"[:1])
+    flip_behind(source / name, b"\xff\xd8\xff" if name.startswith("grit") else b"a")
     code = rewrite.main([f"source={source}", f"output={tmp_path / 'new'}", *options, *LOCAL])
     assert code in (2, 3)  # 2: a reader noticed it first
     assert not (tmp_path / "new/_manifests/00001.json").exists()
@@ -65,7 +59,7 @@ def test_rewrite_fails_the_damaged_shard_alone_and_names_the_repair(
 
 
 def test_rewrite_divides_no_damaged_shard(source: Path, tmp_path: Path, capsys: Printed) -> None:
-    flip(source / "grit/00001.tar", b"\xff\xd8\xff")
+    flip_behind(source / "grit/00001.tar")
     arguments = [f"source={source}", f"output={tmp_path / 'new'}", "samples_per_shard=2", *LOCAL]
     assert rewrite.main(arguments) == 2
     assert f"shard 1 of {source} is damaged (grit/00001.tar: other content" in capsys.readouterr().err

@@ -11,8 +11,8 @@ import pytest
 
 from hypergrit_common.images import decode
 from hypergrit_common.near_duplicates import perceptual_hash
-from pipeline.commands import rewrite, takedown
 from pipeline.commands import rewrite_survey as survey
+from pipeline.commands import takedown
 from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
 from pipeline.images import encode_jpeg
 from pipeline.output.store import Store
@@ -20,15 +20,12 @@ from pipeline.read.takedown import TakedownList
 from pipeline.read.types import ShardPlan
 from pipeline.run import derived
 from tests.pipeline.commands.derive.outputs import LOCAL, kept, lost, make_output, picture, read_rows
+from tests.pipeline.commands.derive.outputs import run_rewrite as run
 from tests.pipeline.commands.derive.rows import stats_of
 from tests.pipeline.jobs import hash_output
 
 Printed = pytest.CaptureFixture[str]
 SIMILAR = ("dedupe=[url,bytes,picture]", "dedupe_radius=4")
-
-
-def run(source: Path, output: Path, *arguments: str) -> int:
-    return rewrite.main([f"source={source}", f"output={output}", *LOCAL, *arguments])
 
 
 @pytest.fixture(scope="module")
@@ -40,12 +37,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     rows[5] |= {"image": rows[0]["image"], "sha256": rows[0]["sha256"]}
     make_output(output, {0: [*rows[:4], lost()], 1: rows[4:]}, rows_per_shard=5)
     return output
-
-
-def dropped(output: Path) -> dict[int, tuple[str, int]]:
-    """The rows that dedupe dropped: row -> (reason, row that stays)."""
-    rows = read_rows(output).values()
-    return {int(r["key"]): (r["reason"], int(r["detail"])) for r in rows if r["stage"] == "write"}
 
 
 def test_shards_without_duplicates_are_the_same_bytes(source: Path, tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypergrit_common.cli import NOTHING_KEPT
 from hypergrit_common.errors import UserError
 from pipeline import grit, load_config, make_provenance, plan_shards
-from pipeline.commands import rewrite
 from pipeline.commands.rewrite_rows import OldShard, filter_table, late_stages
 from pipeline.read.types import ShardPlan
 from pipeline.run.steps import Notes, Steps, run_stages
@@ -16,7 +15,6 @@ from pipeline.stages.score.filters import Thresholds
 from schemas.manifest import Provenance
 from schemas.rows import SCORED
 from tests.pipeline.commands.derive.outputs import (
-    LOCAL,
     configure,
     kept,
     lost,
@@ -27,6 +25,7 @@ from tests.pipeline.commands.derive.outputs import (
     read_rows,
     scored,
 )
+from tests.pipeline.commands.derive.outputs import run_rewrite as run
 from tests.pipeline.commands.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.jobs import hash_output, run_job
 
@@ -49,10 +48,6 @@ def complete(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("complete") / "out"
     run_job(tars, output, *COMPLETE)
     return output
-
-
-def run(source: Path, output: Path, *arguments: str) -> int:
-    return rewrite.main([f"source={source}", f"output={output}", *LOCAL, *arguments])
 
 
 def expected_code(output: Path) -> int:

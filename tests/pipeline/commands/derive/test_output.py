@@ -1,11 +1,10 @@
-"""Workers of a command that was killed: they end, and cannot write to the output of the next command."""
+"""Workers of a command that was killed cannot write to the output of the next command."""
 
 import contextlib
 import json
 import logging
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -17,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.processes import descendants, started_at
 from pipeline.commands import rewrite
 from pipeline.commands.frame import derive_command, new_config
 from pipeline.commands.rewrite import RewriteOptions, make_table
@@ -30,22 +28,8 @@ from pipeline.output.store import Store
 from pipeline.output.write import stage
 from pipeline.run import derived as output
 from pipeline.run.derived import NewShard
-from tests.patience import wait_until
 from tests.pipeline.commands.derive.outputs import LOCAL, make_output, plan_shards, random_shards, read_rows
 from tests.pipeline.jobs import hash_output
-
-SCRIPT = """
-import sys
-from pipeline.config import PipelineConfig, RayConfig
-from pipeline.read.types import Task
-from pipeline.run.loop import Run
-from pipeline.run.steps import Recipe
-from tests.pipeline.commands.derive.endless import work
-
-config = PipelineConfig(input="in", output="out", ray=RayConfig(runner="local", cpu_workers=2))
-tasks = [Task(i, 1, path) for i, path in enumerate(sys.argv[1:])]
-list(Run(config).results(Recipe.calling(work, "worked on"), tasks))
-"""
 
 LEFTOVERS = """
 import os, sys
@@ -67,37 +51,6 @@ def plan(source: Path, new: Path, seed: int) -> Sequence[NewShard]:
 
 
 MAKE = partial(make_table, OldShardReader("unused"))
-
-
-def test_workers_end_when_their_command_is_killed(tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
-    files = [tmp_path / "a", tmp_path / "b"]
-    environment = {**os.environ, "PYTHONPATH": os.getcwd()}
-    parent = subprocess.Popen([sys.executable, str(script), *map(str, files)], env=environment)
-    workers: dict[int, str] = {}
-    try:
-        wait_until(lambda: parent.poll() is not None or all(file.exists() for file in files))
-        workers = descendants(parent.pid)
-        assert len(workers) >= 2
-        for pid in workers:
-            os.kill(pid, signal.SIGSTOP)  # as if it were slow
-        parent.kill()
-        parent.wait()
-        wait_until(lambda: not any(started_at(pid) == at for pid, at in workers.items() if not is_tracker(pid)))
-    finally:
-        parent.kill()
-        parent.wait()
-        for pid, started in workers.items():
-            if started_at(pid) == started:
-                os.kill(pid, signal.SIGKILL)
-
-
-def is_tracker(pid: int) -> bool:
-    """True for multiprocessing's own process, which ends by itself once its input ends."""
-    with contextlib.suppress(OSError):
-        return b"resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    return False
 
 
 def test_a_worker_of_an_earlier_command_cannot_write_to_the_output(tmp_path: Path) -> None:

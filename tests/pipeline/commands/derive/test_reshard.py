@@ -7,26 +7,15 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands import rewrite
 from pipeline.commands.rewrite import RewriteOptions
 from pipeline.commands.rewrite_order import permutation
 from pipeline.output import source as pick
 from pipeline.output.source import Source
 from pipeline.run import derived
-from tests.pipeline.commands.derive.outputs import (
-    LOCAL,
-    kept,
-    make_output,
-    picture,
-    plan_shards,
-    random_shards,
-)
+from tests.pipeline.commands.derive.outputs import kept, make_output, picture, plan_shards, random_shards
+from tests.pipeline.commands.derive.outputs import run_rewrite as run
 from tests.pipeline.commands.derive.rows import rows_of
 from tests.pipeline.jobs import hash_output
-
-
-def run(source: Path, output: Path, *arguments: str) -> int:
-    return rewrite.main([f"source={source}", f"output={output}", *LOCAL, *arguments])
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 
-from pipeline.commands import rewrite
 from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.output.manifest import write_failed
 from pipeline.output.store import Store
 from tests.pipeline.commands.derive.outputs import make_output, random_shards, read_rows, record_job
+from tests.pipeline.commands.derive.outputs import run_rewrite as run
 
-LOCAL = ("ray.runner=local", "ray.cpu_workers=1", "report.summary=false")
 N_ROWS = 37
 """Rows of the job: four shards of 8, and one of 5."""
 
@@ -27,11 +26,6 @@ def source(tmp_path: Path) -> Path:
     failed: Any = {"shard": 3, "rows": 8, "step": "write", "error": "x", "traceback": "", "attempts": 1}
     write_failed(Store(str(tmp_path / "a")), failed)
     return tmp_path / "a"
-
-
-def run(source: Path, output: Path, *arguments: str) -> int:
-    code: int = rewrite.main([f"source={source}", f"output={output}", *LOCAL, *arguments])
-    return code
 
 
 @pytest.mark.parametrize(

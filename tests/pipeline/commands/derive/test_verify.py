@@ -25,11 +25,12 @@ def resharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "1"
 
 
-def test_a_lost_shard_is_missed_by_verify_and_by_other_commands(
-    resharded: Path, tmp_path: Path, capsys: Printed
-) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(resharded, output)
+@pytest.fixture
+def output(resharded: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(resharded, tmp_path / "out"))
+
+
+def test_a_lost_shard_is_missed_by_verify_and_by_other_commands(output: Path, tmp_path: Path, capsys: Printed) -> None:
     n_shards = len(list(output.glob("_manifests/*.json")))
     assert verify(output) == 0
     (output / "_manifests/00001.json").unlink()
@@ -51,10 +52,8 @@ def test_a_lost_shard_is_missed_by_verify_and_by_other_commands(
 
 
 def test_a_broken_shard_is_named_with_the_command_that_makes_it_again(
-    resharded: Path, tmp_path: Path, capsys: Printed
+    resharded: Path, output: Path, capsys: Printed
 ) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(resharded, output)
     flip(output / "arrow/00001.arrow")
     assert verify(output) == 1
     assert "run hypergrit rewrite again with the same arguments" in capsys.readouterr().out
@@ -66,9 +65,7 @@ def test_a_broken_shard_is_named_with_the_command_that_makes_it_again(
     assert verify(output) == 0
 
 
-def test_keys_of_two_shards_are_found(resharded: Path, tmp_path: Path, capsys: Printed) -> None:
-    output = tmp_path / "out"
-    shutil.copytree(resharded, output)
+def test_keys_of_two_shards_are_found(resharded: Path, output: Path, capsys: Printed) -> None:
     manifest = json.loads((resharded.parent / "2/_manifests/00001.json").read_bytes())
     for name in (*manifest["files"], "_manifests/00001.json"):
         shutil.copyfile(resharded.parent / "2" / name, output / name)

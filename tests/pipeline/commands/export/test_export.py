@@ -25,6 +25,7 @@ from pipeline.output.store import Store
 from pipeline.output.write.samples import kept_boxes
 from pipeline.read.takedown import parse_takedown
 from tests.pipeline.commands.derive.rows import rows_of
+from tests.pipeline.commands.verify.damage import flip_behind
 
 Row = dict[str, Any]
 
@@ -32,8 +33,7 @@ Row = dict[str, Any]
 @pytest.fixture(scope="module")
 def rows(finished: Path) -> dict[str, Row]:
     """The kept rows of the output by key."""
-    tables = [pa.ipc.open_file(path.read_bytes()).read_all() for path in sorted((finished / "arrow").glob("*.arrow"))]
-    found = {row["key"]: row for table in tables for row in table.to_pylist() if row["status"] == "kept"}
+    found = {row["key"]: row for row in rows_of(finished) if row["status"] == "kept"}
     assert len(found) > 5
     return found
 
@@ -228,11 +228,11 @@ def test_mlcroissant_reads_the_records(made: Any, rows: dict[str, Row]) -> None:
 class Hub:
     """The hub: what was called."""
 
-    def __init__(self, error: Exception | None = None) -> None:
+    def __init__(self) -> None:
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.files: list[str] = []
         self.card = ""
-        self.error = error
+        self.error: Exception | None = None
 
     def create_repo(self, **values: Any) -> None:
         if self.error:
@@ -245,11 +245,14 @@ class Hub:
         self.calls.append(("upload", values))
 
 
-def test_export_is_uploaded_to_a_private_repository(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     hub = Hub()
     monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+    return hub
+
+
+def test_export_is_uploaded_to_a_private_repository(finished: Path, tmp_path: Path, hub: Hub) -> None:
     arguments = [f"output={tmp_path / 'x'}", "format=odvg", "to=hub", "repo=me/boxes"]
     assert hypergrit.main(["export", str(finished), *arguments]) == 0
     place = {"repo_id": "me/boxes", "repo_type": "dataset"}
@@ -257,9 +260,7 @@ def test_export_is_uploaded_to_a_private_repository(
     assert {"README.md", "croissant.json", "pictures.jsonl", "train.jsonl", "images"} <= set(hub.files)
 
 
-def test_shards_are_uploaded_as_they_are_with_a_card(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    hub = Hub()
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+def test_shards_are_uploaded_as_they_are_with_a_card(finished: Path, hub: Hub) -> None:
     assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/shards", "public=true"]) == 0
     (_, created), _, (_, shards) = hub.calls
     assert created["private"] is False
@@ -270,10 +271,7 @@ def test_shards_are_uploaded_as_they_are_with_a_card(finished: Path, monkeypatch
 
 
 def damage(output: Path) -> str:
-    path = output / "grit/00000.tar"
-    data = path.read_bytes()
-    place = data.index(b"\xff\xd8\xff") + 300
-    path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    flip_behind(output / "grit/00000.tar")
     return "is damaged (grit/00000.tar: other content"
 
 
@@ -285,10 +283,8 @@ def list_row(output: Path) -> str:
 
 @pytest.mark.parametrize("inject", [damage, list_row])
 def test_neither_damage_nor_a_row_that_was_taken_down_is_exported(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, inject: Callable[[Path], str]
+    finished: Path, tmp_path: Path, hub: Hub, capsys: Any, inject: Callable[[Path], str]
 ) -> None:
-    hub = Hub()
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
     output = Path(shutil.copytree(finished, tmp_path / "out"))
     text = inject(output)
     for arguments in ([f"output={tmp_path / 'x'}", "format=odvg"], ["to=hub", "repo=me/shards"]):
@@ -315,11 +311,7 @@ def test_an_export_ends_with_an_error_if_rows_are_taken_down_meanwhile(
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
 
 
-def test_files_without_a_manifest_are_not_uploaded(
-    finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hub = Hub()
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: hub)
+def test_files_without_a_manifest_are_not_uploaded(finished: Path, tmp_path: Path, hub: Hub) -> None:
     output = Path(shutil.copytree(finished, tmp_path / "out"))
     (output / "_manifests/00001.json").unlink()
     (output / "grit/00000.tar.other-1-1.abcd.tmp").write_bytes(b"x")
@@ -332,10 +324,8 @@ def test_files_without_a_manifest_are_not_uploaded(
 
 
 @pytest.mark.parametrize("error", [OSError("401 Unauthorized"), httpx.ConnectError("401 Unauthorized")])
-def test_refusal_of_the_hub_is_said(
-    finished: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, error: Exception
-) -> None:
-    monkeypatch.setattr(huggingface_hub, "HfApi", lambda: Hub(error))
+def test_refusal_of_the_hub_is_said(finished: Path, hub: Hub, capsys: Any, error: Exception) -> None:
+    hub.error = error
     assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/x"]) == 2
     assert "the hub does not take me/x: 401 Unauthorized" in capsys.readouterr().err
     assert HfHubHTTPError.__mro__.count(OSError) == 1

@@ -11,16 +11,18 @@ import pytest
 import yaml
 
 from hypergrit_common.errors import UserError
-from pipeline.commands import rewrite, takedown
+from pipeline.commands import takedown
 from pipeline.config import RayConfig
 from pipeline.output import commit
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
 from pipeline.run.steps import Recipe, Steps
 from schemas.manifest import FailedShard
+from tests.pipeline.commands.derive.outputs import LOCAL, killed_before_file, run_rewrite
 from tests.pipeline.commands.derive.rows import rows_of, stats_of
 from tests.pipeline.commands.retry.conftest import Finished
 from tests.pipeline.commands.retry.jobs import retry, run_job
+from tests.pipeline.commands.verify.damage import flip, flip_behind
 from tests.pipeline.here import compute_here
 from tests.pipeline.jobs import hash_output
 from tests.pipeline.output.formats import defects
@@ -28,7 +30,6 @@ from tests.pipeline.stages.download.server import TinyWeb
 
 RECOVERED = Counter({"/flaky/a": 3, "/flaky/b": 3, "/wait/0": 1, "/wait/1": 1})
 """Requests after which the server delivers all images."""
-LOCAL = ("ray.runner=local", "ray.cpu_workers=1")
 Printed = pytest.CaptureFixture[str]
 
 
@@ -157,34 +158,14 @@ def test_an_interrupted_retry_goes_on_with_the_rows_that_are_left(
     assert hash_output(output) == hash_output(tmp_path / "job")
 
 
-def retry_killed(output: Path, monkeypatch: pytest.MonkeyPatch, n: int) -> None:
-    """Retry, and end when the journal of a shard and `n` of its new files have their names."""
-    publish, calls = commit.Staging.publish_file, list[str]()
-
-    def killed(staging: commit.Staging, relative: str) -> None:
-        if len(calls) == n:
-            raise KeyboardInterrupt
-        calls.append(relative)
-        publish(staging, relative)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(commit.Staging, "publish_file", killed)
-        assert retry(output) == 130
-
-
 def test_a_new_file_that_was_changed_after_a_kill_never_replaces_the_old_one(
-    output: Path,
-    web: TinyWeb,
-    finished_job: Finished,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+    output: Path, web: TinyWeb, finished_job: Finished, caplog: pytest.LogCaptureFixture
 ) -> None:
     web.hits = Counter(RECOVERED)
-    retry_killed(output, monkeypatch, 0)
-    (draft,) = [path for path in (output / "train").iterdir() if path.name.endswith(commit.SUFFIX)]
-    data = bytearray(draft.read_bytes())
-    data[len(data) // 2] ^= 1  # the size is that of the journal
-    draft.write_bytes(data)
+    with killed_before_file(0):
+        assert retry(output) == 130
+    (draft,) = (output / "train").glob(f"*{commit.SUFFIX}")
+    flip(draft)  # the size is that of the journal
     assert run_job(web, finished_job.folder, output) == 0
     assert "the shard was not replaced" in caplog.text
     assert defects(output) == []
@@ -192,10 +173,11 @@ def test_a_new_file_that_was_changed_after_a_kill_never_replaces_the_old_one(
 
 @pytest.mark.parametrize("n", [0, 3, 7])
 def test_a_kill_while_a_shard_is_replaced_is_finished_by_the_job(
-    output: Path, web: TinyWeb, finished_job: Finished, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, n: int
+    output: Path, web: TinyWeb, finished_job: Finished, tmp_path: Path, n: int
 ) -> None:
     web.hits = Counter(RECOVERED)
-    retry_killed(output, monkeypatch, n)
+    with killed_before_file(n):
+        assert retry(output) == 130
     hits = web.hits.copy()
     assert run_job(web, finished_job.folder, output) == 0
     assert web.hits == hits  # nothing is computed again
@@ -242,6 +224,8 @@ def test_a_failed_shard_stays_and_is_tried_again_by_the_same_command(
         ("reasons=[5x]", "reasons is ['5x']"),
         ("reasons=[[timeout]]", "reasons is "),
         ("overwrite=true", "retry cannot change overwrite, a setting of the job"),
+        ("input=/tmp/other", "retry cannot change input, a setting of the job"),
+        ("limit=3", "retry cannot change limit, a setting of the job"),
         ("output=other", "2 outputs are given"),
     ],
 )
@@ -314,7 +298,7 @@ def test_the_job_leaves_retried_shards_alone(retried: Path, web: TinyWeb, finish
 
 
 def test_an_output_of_refilter_can_be_retried(output: Path, web: TinyWeb, tmp_path: Path) -> None:
-    assert rewrite.main([f"source={output}", f"output={tmp_path / 'new'}", *LOCAL]) == 0
+    assert run_rewrite(output, tmp_path / "new") == 0
     web.hits = Counter(RECOVERED)
     assert retry(tmp_path / "new") == 0
     assert stats_of(tmp_path / "new")["rows"]["kept"] == 7
@@ -339,16 +323,13 @@ def test_a_job_whose_proxy_looks_names_up_leaves_an_output_for_all_commands(
 ) -> None:
     path = output / "config.yaml"
     path.write_text(path.read_text().replace("proxy_resolves: false", "proxy_resolves: true"))
-    assert rewrite.main([f"source={output}", f"output={tmp_path / 'new'}", *LOCAL]) == 0
+    assert run_rewrite(output, tmp_path / "new") == 0
     assert retry(output) == 2
     assert "download.proxy_resolves is true, but there is no proxy" in capsys.readouterr().err
 
 
 def test_a_retry_copies_no_damaged_picture(output: Path, web: TinyWeb, caplog: pytest.LogCaptureFixture) -> None:
-    path = output / "grit/00002.tar"
-    data = bytearray(path.read_bytes())
-    data[data.index(b"\xff\xd8\xff") + 300] ^= 1
-    path.write_bytes(data)
+    flip_behind(output / "grit/00002.tar")
     manifest = (output / "_manifests/00002.json").read_bytes()
     web.hits = Counter(RECOVERED)
     assert retry(output) == 3

@@ -39,6 +39,13 @@ def flip(path: Path, at: int | None = None) -> None:
     path.write_bytes(data)
 
 
+def flip_behind(path: Path, marker: bytes = b"\xff\xd8\xff") -> None:
+    """Flip a bit behind a marker, by default that of a JPEG: a reader does not notice it."""
+    data = bytearray(path.read_bytes())
+    data[data.index(marker) + 300] ^= 1
+    path.write_bytes(data)
+
+
 def edit_manifest(output: Path, change: Callable[[Any], None], index: int = 1) -> None:
     """Change the JSON of a manifest in place."""
     path = output / f"_manifests/{index:05d}.json"

@@ -12,7 +12,7 @@ from pipeline.output.store import Store
 from pipeline.run.job import run_job
 from tests.pipeline.commands.verify.damage import edit_manifest, flip, write_two
 from tests.pipeline.commands.verify.dying import Dying
-from tests.pipeline.output.resume.jobs import digests
+from tests.pipeline.jobs import hash_output
 from tests.pipeline.output.resume.test_damages import computed, config  # noqa: F401 (fixtures)
 
 Printed = pytest.CaptureFixture[str]
@@ -38,7 +38,7 @@ def test_requeued_shards_are_computed_again_and_the_output_is_as_before(
     capsys: Printed,
 ) -> None:
     output = Path(config.output)
-    before = digests(output)
+    before = hash_output(output)
     flip(output / "arrow/00001.arrow")
     flip(output / "_index/00002.arrow")
     edit_manifest(output, lambda manifest: manifest.update(asked=7), index=3)
@@ -52,7 +52,7 @@ def test_requeued_shards_are_computed_again_and_the_output_is_as_before(
     assert not (output / "_lease.json").exists()
     assert run_job(config).n_failures == 0
     assert computed == [1, 3]  # the index is restored from the headers of the tars
-    assert digests(output) == before
+    assert hash_output(output) == before
     assert verify(output) == 0
 
 

@@ -58,13 +58,17 @@ def test_a_summary_that_differs_from_the_rows_is_named_with_the_fix(
      lambda path: edit(path.parents[1], lambda value: value["rows"].update(kept=2, read=3), seal=False)],
     ids=["flipped", "empty", "no zstd", "removed", "version", "manifests", "flipped bit that left JSON"],
 )  # fmt: skip
-def test_a_summary_that_the_report_does_not_read_is_no_defect(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+def test_a_summary_that_the_report_does_not_read_is_no_defect_and_counted_again(
+    tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     expected = build_stats(Store(str(write_two(tmp_path))))
+    before = (tmp_path / SUMMARY).read_bytes()
     for path in (tmp_path / "_rollup").glob("*"):
         path.unlink()
     damage(tmp_path / SUMMARY)
     assert problems(tmp_path) == []
     assert build_stats(Store(str(tmp_path))) == expected
+    assert (tmp_path / SUMMARY).read_bytes() == before
 
 
 @pytest.mark.parametrize("formats", [("train", "grit"), ("train", "arrow")])

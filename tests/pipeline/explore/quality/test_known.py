@@ -88,10 +88,6 @@ def test_coco_images_are_found_by_id_or_file_name(tmp_path: Path, found: FoundRo
     assert (known[1].name, known[1].is_crowd) == ("person", True)
 
 
-def test_other_rows_have_no_known_boxes(tmp_path: Path) -> None:
-    assert read_known(write(tmp_path, COCO)).of(row("8", "http://x.org/cat.jpg")) is None
-
-
 def test_names_are_ignored_for_any_phrase(tmp_path: Path) -> None:
     known = read_known(write(tmp_path, COCO), any_phrase=True).of(row("7"))
     assert known is not None
@@ -157,8 +153,3 @@ def test_bad_file_is_reported_in_one_line(tmp_path: Path, data: Any, text: str) 
         read_known(write(tmp_path, data))
     assert "\n" not in str(error.value)
     assert "known.json" in str(error.value)
-
-
-def test_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="cannot be read"):
-        read_known(tmp_path / "no.json")

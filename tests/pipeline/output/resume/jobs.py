@@ -85,13 +85,6 @@ def overwriting(config: PipelineConfig) -> PipelineConfig:
     return dataclasses.replace(config, overwrite=True)
 
 
-def digests(output: Path) -> dict[str, str]:
-    """SHA-256 of the shards and manifests."""
-    folders = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)
-    files = [path for folder in folders for path in sorted((output / folder).glob("*"))]
-    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-
-
 def digests_of(fs: AbstractFileSystem, output: str) -> dict[str, str]:
     """SHA-256 of the shards and manifests of an output in a store."""
     paths = [path for path in fs.find(output) if path.split("/")[-2] in (*FILES, INDEX_FOLDER, MANIFEST_FOLDER)]

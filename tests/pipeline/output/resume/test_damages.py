@@ -14,7 +14,8 @@ from pipeline.read.types import ShardPlan
 from pipeline.run.job import run_job
 from pipeline.run.steps import Done, Recipe
 from schemas.files import INDEX_SUBREDDITS
-from tests.pipeline.output.resume.jobs import compute_all, configure, digests, plan, provenance_of, write_rows
+from tests.pipeline.jobs import hash_output
+from tests.pipeline.output.resume.jobs import compute_all, configure, plan, provenance_of, write_rows
 from tests.pipeline.output.write import shards
 
 
@@ -51,30 +52,30 @@ def narrowed(config: PipelineConfig, formats: str) -> PipelineConfig:
 def test_a_lost_index_is_restored_and_nothing_is_computed(
     config: PipelineConfig, computed: list[int], content: bytes | None
 ) -> None:
-    before = digests(Path(config.output))
+    before = hash_output(Path(config.output))
     path = Path(config.output, "_index/00001.arrow")
     path.unlink() if content is None else path.write_bytes(content)
     assert run_job(narrowed(config, "train")).n_failures == 0
     assert computed == []
-    assert digests(Path(config.output)) == before
+    assert hash_output(Path(config.output)) == before
 
 
 def test_a_shard_whose_index_cannot_be_restored_is_computed_again_with_all_its_formats(
     config: PipelineConfig, computed: list[int]
 ) -> None:
-    before = digests(Path(config.output))
+    before = hash_output(Path(config.output))
     Path(config.output, "_index/00001.arrow").unlink()
     tar = Path(config.output, "grit/00001.tar")
     tar.write_bytes(b"x" * tar.stat().st_size)
     assert run_job(narrowed(config, "train")).n_failures == 0
     assert computed == [1]
-    assert digests(Path(config.output)) == before
+    assert hash_output(Path(config.output)) == before
 
 
 def test_a_damaged_shard_keeps_the_formats_that_are_not_asked_for(
     config: PipelineConfig, computed: list[int], caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = digests(Path(config.output))
+    before = hash_output(Path(config.output))
     Path(config.output, "train/00001.tar").unlink()
     Path(config.output, "train/00002.tar").write_bytes(b"short")
     Path(config.output, "grit/00003.tar").unlink()  # not asked for
@@ -84,7 +85,7 @@ def test_a_damaged_shard_keeps_the_formats_that_are_not_asked_for(
     computed.clear()
     assert run_job(config).n_failures == 0
     assert computed == [3]
-    assert digests(Path(config.output)) == before
+    assert hash_output(Path(config.output)) == before
 
 
 def test_files_that_a_listing_misses_are_looked_up_before_a_shard_is_discarded(

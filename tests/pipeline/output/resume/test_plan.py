@@ -17,16 +17,17 @@ from pipeline.output.store import Store
 from pipeline.read import plan as read_plan
 from pipeline.report.stats import build_stats
 from schemas.files import FAILED_FILE, JOB_FILE
+from tests.pipeline.jobs import hash_output
 from tests.pipeline.output.resume.jobs import (
     compute,
     configure,
-    digests,
     overwriting,
     plan,
     provenance_of,
     run,
     write_rows,
 )
+from tests.pipeline.output.write.shards import tree
 from tests.removed import INVENTED, invent
 
 
@@ -43,27 +44,23 @@ def config(folder: Path, tmp_path: Path) -> PipelineConfig:
     return configure(folder, tmp_path / "out")
 
 
-def everything(output: str) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in Path(output).rglob("*") if path.is_file()}
-
-
 def assert_refused(config: PipelineConfig, *parts: str, n: int = 4, **packages: str) -> None:
     """Assert that the job is refused with one line that has these parts, and changes nothing."""
-    before = everything(config.output)
+    before = tree(config.output)
     with pytest.raises(UserError) as error:
         run(config, provenance_of(config, **packages))
     message = str(error.value)
     assert "\n" not in message
     for part in (*parts, f"{n} finished shard{'s differ' if n > 1 else ' differs'} (changed: ", "overwrite=true"):
         assert part in message
-    assert everything(config.output) == before
+    assert tree(config.output) == before
 
 
 def test_an_unchanged_job_computes_nothing_and_writes_nothing(config: PipelineConfig) -> None:
     assert run(config) == [0, 1, 2, 3]
-    before = everything(config.output)
+    before = tree(config.output)
     assert run(config) == []
-    assert everything(config.output) == before
+    assert tree(config.output) == before
 
 
 def test_only_missing_shards_are_computed_and_no_input_is_scanned_again(
@@ -225,11 +222,11 @@ def test_a_removed_file_at_the_end_keeps_the_shards_before_it(config: PipelineCo
 
 def test_new_files_become_new_shards_wherever_their_names_sort(config: PipelineConfig, folder: Path) -> None:
     run(config)
-    before = digests(Path(config.output))
+    before = hash_output(Path(config.output))
     for name in ("a", "c"):
         write_rows(folder / f"{name}.jsonl", name, 2)
     assert run(config) == [4, 5]
-    after = digests(Path(config.output))
+    after = hash_output(Path(config.output))
     assert before.items() <= after.items()
     manifests = [json.loads(Path(config.output, f"_manifests/0000{i}.json").read_text()) for i in range(6)]
     assert [manifest["plan"].get("appends") for manifest in manifests] == [None, None, None, None, [11], [11]]
@@ -256,8 +253,8 @@ def test_equal_history_gives_equal_bytes(config: PipelineConfig, folder: Path, t
     write_rows(folder / "0.jsonl", "0", 1)
     run(config)
     run(other)
-    assert len(digests(tmp_path / "other")) == 7 * 6
-    assert digests(tmp_path / "other") == digests(Path(config.output))
+    assert len(hash_output(tmp_path / "other")) == 7 * 6
+    assert hash_output(tmp_path / "other") == hash_output(Path(config.output))
 
 
 def test_files_behind_the_limit_are_not_counted_as_removed(
@@ -286,9 +283,9 @@ def test_a_change_and_an_append_at_once(config: PipelineConfig, folder: Path) ->
 def test_fewer_formats_are_satisfied_and_more_formats_are_a_difference(folder: Path, tmp_path: Path) -> None:
     both, train = (configure(folder, tmp_path / "out", f"formats=[{names}]") for names in ("train,grit", "train"))
     run(both)
-    before = everything(both.output)
+    before = tree(both.output)
     assert run(train) == []
-    assert everything(both.output) == before
+    assert tree(both.output) == before
     assert run(both) == []
     more = configure(folder, tmp_path / "out", "formats=[train,arrow]")
     assert_refused(more, "write.formats: ['arrow'] are missing (4 shards)")
@@ -309,13 +306,13 @@ def test_other_shard_sizes_discard_only_shards_with_other_rows(config: PipelineC
 
 def test_a_damaged_shard_is_computed_again_without_a_question(config: PipelineConfig) -> None:
     run(config)
-    expected = digests(Path(config.output))
+    expected = hash_output(Path(config.output))
     with Path(config.output, "train/00001.tar").open("ab") as file:
         file.write(b"x")
     Path(config.output, "grit/00002.parquet").unlink()
     Path(config.output, "_manifests/00003.json").write_text("{")
     assert run(config) == [1, 2, 3]
-    assert digests(Path(config.output)) == expected
+    assert hash_output(Path(config.output)) == expected
 
 
 def test_an_output_without_a_record_is_compared_by_its_manifests(config: PipelineConfig, folder: Path) -> None:
@@ -365,7 +362,7 @@ def test_a_damaged_record_is_an_error_with_a_fix(config: PipelineConfig, content
 @pytest.mark.parametrize("has_record", [True, False])
 def test_a_damaged_manifest_counts_as_missing(config: PipelineConfig, content: str, has_record: bool) -> None:
     run(config)
-    expected = digests(Path(config.output))
+    expected = hash_output(Path(config.output))
     Path(config.output, "_manifests/00001.json").write_text(content)
     Path(config.output, "_manifests/\N{ARABIC-INDIC DIGIT TWO}.json").write_text(content)
     assert build_stats(config.output)["shards"] == [0, 2, 3]
@@ -375,7 +372,7 @@ def test_a_damaged_manifest_counts_as_missing(config: PipelineConfig, content: s
     assert [damage.plan.index for damage in damaged] == [1]
     assert run(config) == [1]
     Path(config.output, "_manifests/\N{ARABIC-INDIC DIGIT TWO}.json").unlink()
-    assert digests(Path(config.output)) == expected
+    assert hash_output(Path(config.output)) == expected
 
 
 def test_a_shard_that_a_late_worker_of_a_job_with_other_settings_committed_is_damaged(config: PipelineConfig) -> None:
@@ -421,11 +418,11 @@ def test_folders_of_images_are_recorded_appended_and_compared(tmp_path: Path) ->
             (folder / name / f"{i}.txt").write_text(f"a {name} {i}")
     config = configure(folder, tmp_path / "out")
     assert run(config) == [0, 1, 2]
-    before = digests(tmp_path / "out")
+    before = hash_output(tmp_path / "out")
     assert run(config) == []
     (folder / "0new").mkdir()
     (folder / "0new" / "0.jpg").write_bytes(b"image")
     assert run(config) == [3]  # a new folder comes behind the others
-    assert {name: hash_ for name, hash_ in digests(tmp_path / "out").items() if name in before} == before
+    assert {name: hash_ for name, hash_ in hash_output(tmp_path / "out").items() if name in before} == before
     (folder / "a" / "0.txt").write_text("changed")
     assert_refused(config, f"input file {folder}/a/: changed", n=2)

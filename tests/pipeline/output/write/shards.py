@@ -1,6 +1,7 @@
 """A small SCORED table with four rows, three of them kept, for tests of the write stage and of readers."""
 
 import io
+from pathlib import Path
 from typing import Any
 
 import PIL.Image
@@ -99,6 +100,11 @@ def rows() -> list[dict[str, Any]]:
 def table(values: list[dict[str, Any]] | None = None) -> pa.Table:
     """A SCORED table of the rows `values`; default: `rows()`."""
     return pa.Table.from_pylist(rows() if values is None else values, schema=SCORED)
+
+
+def tree(folder: Path | str) -> dict[str, bytes]:
+    """Content of every file below a folder, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def plan(index: int = 1, n_rows: int = 4) -> ShardPlan:

@@ -17,7 +17,7 @@ from pipeline.output.manifest import read_manifest
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from schemas.files import LEASE_FILE
-from tests.pipeline.output.write.shards import PROVENANCE, plan, table
+from tests.pipeline.output.write.shards import PROVENANCE, plan, table, tree
 
 
 def write(output: str, lease: str | None, config_hash: str = "1") -> None:
@@ -33,10 +33,6 @@ def take_over(store: Store) -> bytes:
     return content
 
 
-def files(folder: str) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
-
-
 def test_only_the_holder_of_the_lease_commits(tmp_path: Path) -> None:
     store = Store(str(tmp_path / "out"))
     with hold_lease(store) as lease:
@@ -45,13 +41,13 @@ def test_only_the_holder_of_the_lease_commits(tmp_path: Path) -> None:
         lease.renew()
         write(store.root, token, "2")
         take_over(store)
-        before = files(store.root)
+        before = tree(store.root)
         for stale in (token, "another"):
             with pytest.raises(UserError, match=r"lost the output .* to a job on host .* nothing is written"):
                 write(store.root, stale, "3")
-    assert files(store.root) == before
+    assert tree(store.root) == before
     write(store.root, None, "4")  # without a job, as by pipeline.write_shard
-    assert files(store.root) != before
+    assert tree(store.root) != before
 
 
 @pytest.mark.parametrize("content", [None, b"", b"{}", b"[]", b"\xff", b'{"token": '])

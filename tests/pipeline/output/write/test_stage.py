@@ -26,15 +26,10 @@ from pipeline.output.write import stage as stage_module
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.tar import TarWriter
 from tests.patience import PATIENCE_S
-from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
+from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table, tree
 
 ALL_FORMATS = WriteConfig()
 FILES = {"train/00001.tar", "grit/00001.tar", "grit/00001.parquet", "arrow/00001.arrow", "_index/00001.arrow"}
-
-
-def tree(folder: Path) -> dict[str, bytes]:
-    """Content of every file below a folder, by relative path."""
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_manifest_has_the_hash_of_every_file_and_the_counts_add_up(tmp_path: Path) -> None:

@@ -1,13 +1,11 @@
 """Only temporary folders that this package has made are removed from TMPDIR."""
 
 import os
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
-from hypergrit_common.processes import ProcessId, machine
 from pipeline.output.store import remove_abandoned_folders, temporary_folder_prefix
+from tests.pipeline.output.test_lease import dead_process
 
 
 def make_folder(parent: Path, name: str, age_s: float = 0) -> str:
@@ -18,9 +16,7 @@ def make_folder(parent: Path, name: str, age_s: float = 0) -> str:
 
 
 def test_folders_of_others_are_kept_and_those_of_dead_processes_removed(tmp_path: Path) -> None:
-    child = subprocess.Popen([sys.executable, "-c", ""])
-    child.wait()
-    dead, other = ProcessId(machine(), child.pid, 1), "0" * 8
+    dead, other = dead_process(), "0" * 8
     mine = Path(tempfile.mkdtemp(prefix=temporary_folder_prefix(), dir=tmp_path)).name
     kept = {
         mine,

@@ -1,6 +1,5 @@
 """Jobs with light steps on a Ray cluster of several nodes on this machine."""
 
-import hashlib
 import os
 import signal
 from collections.abc import Collection, Iterator
@@ -21,6 +20,7 @@ from pipeline.read.plan import plan_shards
 from pipeline.run.ray import connect
 from pipeline.run.ray_driver import Driver
 from pipeline.run.steps import Recipe
+from tests.pipeline.jobs import hash_output
 from tests.pipeline.poison import Poison, light_steps
 
 TITLES = ("ray::run_step", "ray::ModelWorker", "ray::rescue_step")
@@ -50,9 +50,7 @@ def make_driver(config: PipelineConfig, *poisons: Poison, only: Collection[int] 
 
 def digests(output: Path) -> dict[str, str]:
     """SHA-256 of the shards and manifests by name, without what killed workers left: the job removes it at its end."""
-    paths = [path for folder in ("arrow", "_manifests") for path in sorted((output / folder).iterdir())]
-    files = [path for path in paths if path.suffix != SUFFIX]
-    return {str(path.relative_to(output)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+    return {name: digest for name, digest in hash_output(output).items() if not name.endswith(SUFFIX)}
 
 
 @contextmanager

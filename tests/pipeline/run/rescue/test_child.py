@@ -87,6 +87,6 @@ def test_the_child_ends_with_its_parent_even_in_the_middle_of_a_call() -> None:
     with subprocess.Popen([sys.executable, "-c", SCRIPT], stdout=subprocess.PIPE, cwd=repository_root()) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
-        time.sleep(0.2)
+        os.kill(pid, signal.SIGSTOP)  # as if it were slow
         parent.kill()
     wait_until(lambda: not psutil.pid_exists(pid))
