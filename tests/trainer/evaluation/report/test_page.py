@@ -26,26 +26,21 @@ def picture(url: str) -> PIL.Image.Image:
 
 
 @pytest.mark.parametrize("side", [1e6, 1e300, float("inf")])
-def test_a_box_far_larger_than_the_image_shows_the_image(image: Path, side: float) -> None:
+def test_a_box_shows_its_part_of_the_image_or_all_of_it_and_is_decoded_once_for_all_pages(
+    image: Path, side: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert picture(Details(image.parent).thumbnail(image.name, [-5, -5, side, side])).size == (40, 20)
-
-
-def test_a_box_shows_its_part_of_the_image(image: Path) -> None:
-    shown = picture(Details(image.parent).thumbnail(image.name, [22, 2, 10, 12]))
-    assert shown.size == (10, 12)
-    red, _, blue = shown.convert("RGB").getpixel((5, 5))  # type: ignore[misc]
+    shown = Details(image.parent).thumbnail(image.name, [22, 2, 10, 12])
+    red, _, blue = picture(shown).convert("RGB").getpixel((5, 5))  # type: ignore[misc]
+    assert picture(shown).size == (10, 12)
     assert red < 20 < 230 < blue
+    monkeypatch.delattr("trainer.evaluation.report.page.decode")
+    assert Details(image.parent).thumbnail(image.name, [22, 2, 10, 12]) == shown != ""
 
 
 @pytest.mark.parametrize("box", [[100, 100, 5, 5], [1, 2, 3], [None] * 4, "box", [10**400, 0, 1, 1], 7])
 def test_a_box_without_a_picture_shows_none(image: Path, box: Any) -> None:
     assert Details(image.parent).thumbnail(image.name, box) == ""
-
-
-def test_a_picture_is_decoded_once_for_all_pages(image: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Details(image.parent).thumbnail(image.name)
-    monkeypatch.delattr("trainer.evaluation.report.page.decode")
-    assert Details(image.parent).thumbnail(image.name) == shown != ""
 
 
 def test_only_the_name_of_a_file_is_a_picture(image: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from trainer.evaluation.catalog import TASKS, set_infos
 from trainer.evaluation.report.page import write_pages
-from trainer.evaluation.report.tables import build_table, markdown, notes_of, published, unit_of
+from trainer.evaluation.report.tables import Table, build_table, markdown, notes_of, published, unit_of
 from trainer.evaluation.tasks.linear_probe import NAMES as PROBE_SETS
 
 PAPERS = {
@@ -117,33 +117,33 @@ def split_row(line: str) -> list[str]:
     return [cell.replace("\\", "") for cell in line.split(" | ")]
 
 
-def test_our_numbers_have_the_unit_of_the_papers_column() -> None:
-    metrics = {"TIE": 3.2854, "J": 0.80651, "paper/J": 0.9, "accuracy_micro": 0.5}
-    table = build_table("hierarchical", {"ours": {"hierarchical": result("hierarchical", metrics)}})
-    assert [cell.text for cell in table.lines[0].cells] == ["3.285", "0.8065"]
-    path = {"path/precision": 0.13, "path/tau": 0.5, "pep/auc": 0.75}
-    assert [
-        cell.text for cell in build_table("hierarcaps", {"a": {"hierarcaps": result("", path)}}).lines[0].cells
-    ] == [
-        "0.1300",
-        "0.500",
-    ]
+def ours(task: str, metrics: dict[str, float]) -> Table:
+    return build_table(task, {"ours": {task: result(task, metrics)}})
+
+
+@pytest.mark.parametrize(
+    ("task", "metrics", "numbers"),
+    [
+        ("hierarchical", {"TIE": 3.2854, "J": 0.80651, "paper/J": 0.9, "accuracy_micro": 0.5}, ["3.285", "0.8065"]),
+        ("hierarcaps", {"path/precision": 0.13, "path/tau": 0.5, "pep/auc": 0.75}, ["0.1300", "0.500"]),
+    ],
+)
+def test_our_numbers_have_the_unit_of_the_papers_column(
+    task: str, metrics: dict[str, float], numbers: list[str]
+) -> None:
+    assert [cell.text for cell in ours(task, metrics).lines[0].cells] == numbers
 
 
 def test_an_own_data_set_has_a_column_beside_those_of_the_papers() -> None:
-    metrics = dict.fromkeys(
-        ("own/softmax/accuracy", "own/accuracy", "imagenet/accuracy", "imagenet/accuracy_micro"), 0.4
-    )
-    table = build_table("classification", {"ours": {"classification": result("classification", metrics)}})
+    names = ("own/softmax/accuracy", "own/accuracy", "imagenet/accuracy", "imagenet/accuracy_micro")
+    table = ours("classification", dict.fromkeys(names, 0.4))
     assert table.columns == ("imagenet/accuracy", "own/accuracy")
     assert [cell.text for cell in table.lines[0].cells] == ["40.0", "40.0"]
     assert {line.cells[1].text for line in table.lines[1:]} == {"–"}
 
 
 def test_lower_is_better_is_in_the_headings() -> None:
-    metrics = {"TIE": 3.2, "J": 0.8, "P_H": 0.8}
-    table = build_table("hierarchical", {"ours": {"hierarchical": result("hierarchical", metrics)}})
-    assert table.headings == [["TIE ↓"], ["J"], ["P_H"]]
+    assert ours("hierarchical", {"TIE": 3.2, "J": 0.8, "P_H": 0.8}).headings == [["TIE ↓"], ["J"], ["P_H"]]
 
 
 def test_a_note_that_holds_for_all_models_is_given_once() -> None:

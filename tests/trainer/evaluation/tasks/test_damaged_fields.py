@@ -157,13 +157,12 @@ def test_an_id_with_two_meanings_is_a_malformed_entry(root: Path, embedder: Cach
 
 
 @pytest.mark.parametrize("flag", ["0", True, 2, None])
-def test_a_crowd_flag_of_another_type_is_a_malformed_entry(root: Path, embedder: CachedEmbedder, flag: object) -> None:
+def test_a_crowd_flag_or_side_of_a_box_of_another_type_is_a_malformed_entry(
+    root: Path, embedder: CachedEmbedder, flag: object
+) -> None:
     change(root / INSTANCES, lambda content: content["annotations"][1].update(iscrowd=flag))
     with pytest.raises(UserError, match="annotation 1: 'iscrowd' is"):
         detection.evaluate(embedder, root, TaskOptions())
-
-
-def test_a_box_with_a_boolean_is_a_malformed_entry(root: Path, embedder: CachedEmbedder) -> None:
     change(root / ATTRIBUTION, lambda content: content[1].update(bbox_x=True))
     with pytest.raises(UserError, match=r"entry 1: the box \[True, 1, 9, 9\]"):
         evaluate_attribution(embedder, root, TaskOptions())
