@@ -1,4 +1,4 @@
-"""A trial of docs/examples/tune.py trains and reports its evaluation; docs/training.md shows the example."""
+"""A trial of docs/examples/tune.py trains and reports its evaluation."""
 
 import runpy
 from pathlib import Path
@@ -24,7 +24,3 @@ def test_a_trial_trains_with_its_settings_and_reports_its_evaluation(
     assert "lr: 0.001" in (tmp_path / "lr=0.001-optim.weight_decay=0.1" / "config.yaml").read_text()
     (results,) = reports
     assert 0 <= results["retrieval/text_to_image/recall@1"] <= 1
-
-
-def test_the_guide_names_the_example() -> None:
-    assert "docs/examples/tune.py" in (ROOT / "docs" / "training.md").read_text()

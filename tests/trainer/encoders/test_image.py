@@ -48,11 +48,6 @@ def test_timm_network_returns_one_feature_per_image() -> None:
     assert not any(isinstance(module, torch.nn.BatchNorm2d) for module in tower.modules())
 
 
-def test_unknown_image_tower_is_named_in_the_error() -> None:
-    with pytest.raises(UserError, match="'vit_smal'"):
-        ImageConfig(name="vit_smal")
-
-
 @pytest.mark.parametrize(
     ("name", "kwargs"),
     [("ViT-B-32", {"layers": 1, "width": 64}), ("RN50", {"layers": (1, 1, 1, 1), "width": 16})],
@@ -64,9 +59,17 @@ def test_open_clip_tower_returns_one_feature_per_image_without_downloading_weigh
     assert tower(torch.rand(2, 3, 64, 64)).shape == (2, tower.num_features)
 
 
-@pytest.mark.parametrize("name", ["open_clip/ViT-B-33", "open_clip/hf-hub:someone/model", "open_clip/local-dir:/tmp"])
-def test_tower_that_open_clip_does_not_list_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match="open_clip has no such model"):
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("vit_smal", "'vit_smal'"),
+        ("open_clip/ViT-B-33", "open_clip has no such model"),
+        ("open_clip/hf-hub:someone/model", "open_clip has no such model"),
+        ("open_clip/local-dir:/tmp", "open_clip has no such model"),
+    ],
+)
+def test_an_unknown_tower_is_refused(name: str, message: str) -> None:
+    with pytest.raises((UserError, ValueError), match=message):
         build_image_encoder(ImageConfig(name=name))
 
 

@@ -1,6 +1,7 @@
 """The Lorentz model: against the reference table, and properties of its functions."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -98,21 +99,26 @@ def test_float32_distance_of_neighbours_is_accurate_far_from_and_near_the_origin
     torch.testing.assert_close(lorentz.distance(x, y, c, eps=1e-30).double(), expected, rtol=2e-3, atol=1e-9)
 
 
-@pytest.mark.parametrize("norm", [0.0, 1e-30, 1e-20, 1e-4, 1.0, 3e4])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_gradients_are_finite_for_equal_opposite_and_aligned_points(norm: float, dtype: torch.dtype) -> None:
-    base, c = tangents(norm).to(dtype), torch.tensor(1.7, dtype=dtype, requires_grad=True)
-    for other in (base, -base, 2 * base, 0 * base):
+def check_finite_gradients(space: Any, base: Tensor, curvature: float) -> None:
+    """Check the gradients of all functions of a space for equal, opposite and aligned points, and the origin."""
+    c = torch.tensor(curvature, dtype=base.dtype, requires_grad=True)
+    for other in (base, -base, 2 * base, base / 2, 0 * base):
         x, y = base.clone().requires_grad_(), other.clone().requires_grad_()
         loss = (
-            lorentz.pairwise_distance(x, y, c).sum()
-            + lorentz.distance(x, y, c).sum()
-            + lorentz.exterior_angle(x, y, c).sum()
-            + lorentz.half_aperture(x, c).sum()
-            + lorentz.log_map0(lorentz.exp_map0(x, c), c).sum()
+            space.pairwise_distance(x, y, c).sum()
+            + space.distance(x, y, c).sum()
+            + space.exterior_angle(x, y, c).sum()
+            + space.half_aperture(x, c).sum()
+            + space.log_map0(space.exp_map0(x, c), c).sum()
         )
         for grad in torch.autograd.grad(loss, (x, y, c)):
             assert grad.isfinite().all()
+
+
+@pytest.mark.parametrize("norm", [0.0, 1e-30, 1e-20, 1e-4, 1.0, 3e4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_gradients_are_finite_for_equal_opposite_and_aligned_points(norm: float, dtype: torch.dtype) -> None:
+    check_finite_gradients(lorentz, tangents(norm).to(dtype), 1.7)
 
 
 def test_gradients_match_finite_differences() -> None:
