@@ -3,7 +3,6 @@
 The pictures are noise with the spectrum of photographs, whose JPEGs take as many bytes and as much time to decode.
 """
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -16,6 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from hypergrit_common.images import Image
+from hypergrit_common.processes import n_cpus
 from pipeline.images import encode_jpeg
 from pipeline.output.write.tar import TarWriter
 from schemas.files import TRAIN_BOX_IMAGE, TRAIN_BOX_PHRASE, TRAIN_CAPTION, TRAIN_IMAGE, TRAIN_N_PARENTS
@@ -74,8 +74,8 @@ def on_all_cores(function: Callable[[T], R], items: Sequence[T], *, few: bool) -
     """Map a function in one process per core; in this process if there are only a few items."""
     if few:
         return list(map(function, items))
-    with ProcessPoolExecutor(n_cores(), get_context("spawn")) as pool:  # a fork would share this process's GPU
-        return list(pool.map(function, items, chunksize=max(1, len(items) // (4 * n_cores()))))
+    with ProcessPoolExecutor(n_cpus(), get_context("spawn")) as pool:  # a fork would share this process's GPU
+        return list(pool.map(function, items, chunksize=max(1, len(items) // (4 * n_cpus()))))
 
 
 def write_shard(folder: Path, side_px: int, part: tuple[int, Sequence[int]]) -> None:
@@ -120,8 +120,3 @@ def stored_row(short_px: int, number: int) -> dict[str, Any]:
     row |= {"caption": text, "noun_chunks": chunks, "width": width, "height": height}
     row["image"] = encode_jpeg(picture(rng, height, width), 90)
     return {name: row.get(name) for name in PARSED.names}
-
-
-def n_cores() -> int:
-    """Return the number of CPU cores of this process."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -13,9 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.data import n_cores
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.trainer_step import config_of, drawn_shards, loader_of
+from hypergrit_common.processes import n_cpus
 from trainer.config import TrainConfig
 
 SECONDS, TINY_SECONDS = 20.0, 0.5
@@ -35,7 +35,7 @@ def main() -> None:
 
 def measure(session: Session) -> None:
     """Measure each number of processes."""
-    options, cores = session.options, n_cores()
+    options, cores = session.options, n_cpus()
     numbers = options.workers or sorted({1, 2} if options.tiny else {1, cores // 4 or 1, cores // 2 or 1, cores})
     batch = options.batch or (TINY_BATCH if options.tiny else BATCH)
     with tempfile.TemporaryDirectory() as folder:

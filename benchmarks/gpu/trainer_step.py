@@ -31,11 +31,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu.data import n_cores, training_shards
+from benchmarks.gpu.data import training_shards
 from benchmarks.gpu.session import Session, parser_of, run
 from benchmarks.gpu.timing import Timing, ceilings, peak_gib, reset_peak, synchronize, time_calls, utilisation
 from benchmarks.gpu.tracing import trace
 from benchmarks.plain import plain_model
+from hypergrit_common.processes import n_cpus
 from trainer.batch import Batch, Losses, Pairs
 from trainer.config import TrainConfig, load_config
 from trainer.data.loader import Loader
@@ -75,7 +76,7 @@ def main() -> None:
     parser.add_argument("--batches", nargs="+", help="batch sizes, or largest; default: 768 256 largest")
     parser.add_argument("--sides", nargs="+", choices=SIDES, default=list(SIDES), help="what to measure")
     parser.add_argument("--shards", help="folder of training shards")
-    parser.add_argument("--workers", type=int, default=max(1, n_cores() - 2), help="loader processes")
+    parser.add_argument("--workers", type=int, default=max(1, n_cpus() - 2), help="loader processes")
     parser.add_argument("--compile", choices=["auto", "true", "false"], default="auto", help="compile the blocks")
     run("trainer_step", parser.parse_args(), measure)
 

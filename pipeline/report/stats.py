@@ -212,7 +212,7 @@ def stage_speeds(speeds: Speeds, stages: Iterable[str]) -> dict[str, StageSpeed]
 # Read the summaries of up to 1,000 shards, from their rollup or one by one, and write rollups.
 #
 # A rollup counts while exactly the shards in it are finished and their manifests have the same sizes. Whoever commits a
-# shard removes the rollup of its thousand first (pipeline.write), and only holders of the lease write one: it can
+# shard removes the rollup of its thousand first (pipeline.output.commit), and only holders of the lease write one: it can
 # therefore not describe earlier files of a shard.
 
 logger = logging.getLogger("hypergrit")

@@ -24,9 +24,9 @@ from tests.pipeline.stages.score.test_scorers import small_transformers_clip as 
 from tests.s3.conftest import moto, server
 from tests.trainer.evaluation.sets.test_sets import write_image
 from tests.trainer.evaluation.tasks.test_retrieval import write_coco
+from tests.trainer.released_files import write_released
 from tests.trainer.tiny_open_clip import register, save, tiny
 from trainer import Model
-from trainer.checkpoints.released import write_released
 from trainer.encoders.config import TextConfig
 from trainer.models.config import HyperbolicConfig
 from trainer.models.registry import build_model

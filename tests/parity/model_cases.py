@@ -13,8 +13,9 @@ import torch
 from torch import Tensor
 
 from tests.parity import recipe
+from tests.trainer.released_files import to_released
 from trainer.batch import Batch
-from trainer.checkpoints.released import FACTOR_SCALARS, from_released, to_released
+from trainer.checkpoints.released import FACTOR_SCALARS, from_released
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.models.config import (
     IMAGENET_STD,

@@ -25,8 +25,8 @@ from tests.parity.model_cases import (
 from tests.parity.model_terms import compare_scalars, compare_terms, relative_error
 from tests.parity.model_trace import compare_trace
 from tests.parity.report import Report
+from tests.trainer.released_files import to_released
 from trainer.batch import Pairs
-from trainer.checkpoints.released import to_released
 from trainer.encoders.build import sincos_positions
 from trainer.models.dual_encoder import DualEncoder
 

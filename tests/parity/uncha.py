@@ -27,7 +27,8 @@ from tests.parity.uncha_cases import (
     pairs_of,
 )
 from tests.parity.uncha_ranks import compare_two_ranks
-from trainer.checkpoints.released import UNUSED, from_released, to_released
+from tests.trainer.released_files import to_released
+from trainer.checkpoints.released import UNUSED, from_released
 from trainer.losses.uncertainty import calibration, leaky_cone, spread, uncertainty
 from trainer.models.dual_encoder import DualEncoder
 

@@ -10,9 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
+from tests.trainer.released_files import to_released
 from tests.trainer.small import overfit, rows, small_batch, small_model
 from trainer.batch import Batch, Pairs
-from trainer.checkpoints.released import from_released, to_released
+from trainer.checkpoints.released import from_released
 from trainer.encoders.text import StateSource
 from trainer.models.syntax_meru import SyntaxMERU
 from trainer.text.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights

@@ -11,9 +11,9 @@ import torch
 from torch._dynamo.utils import counters
 
 from hypergrit_common.errors import UserError
+from tests.trainer.released_files import write_released
 from tests.trainer.small_run import run, small_config, small_run
 from trainer.checkpoints.model import save_model
-from trainer.checkpoints.released import write_released
 from trainer.config import TrainConfig
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import ImageConfig

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from tests.trainer.data.samples import Files, write_shards
+from tests.trainer.released_files import write_released
 from tests.trainer.small import most_in_rest, small_batch, small_model
 from tests.trainer.small_run import SAMPLES_PER_SHARD, run, small_config, small_run, small_sample
 from trainer.batch import Batch, Losses
-from trainer.checkpoints.released import write_released
 from trainer.distributed.process import Process
 from trainer.optim.optimizer import build_optimizer
 from trainer.training import loop, step

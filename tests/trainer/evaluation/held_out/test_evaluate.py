@@ -12,8 +12,8 @@ import torch
 from hypergrit_common.errors import UserError
 from tests.trainer.data.samples import write_tar
 from tests.trainer.evaluation.tasks.embedding import SIDE, model_and_tokenizer
+from tests.trainer.released_files import write_released
 from trainer.checkpoints.model import save_model
-from trainer.checkpoints.released import write_released
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TextConfig
 from trainer.evaluate import main, table

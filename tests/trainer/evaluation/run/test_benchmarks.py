@@ -12,7 +12,7 @@ from tests.trainer.evaluation.held_out.test_evaluate import save
 from tests.trainer.evaluation.run.test_contamination import encode, picture, write_shard
 from tests.trainer.evaluation.sets.test_sets import write_image
 from tests.trainer.evaluation.tasks.test_retrieval import write_coco
-from trainer.checkpoints.released import write_released
+from tests.trainer.released_files import write_released
 from trainer.encoders.config import TextConfig
 from trainer.evaluate import main
 from trainer.evaluation.embedder import CachedEmbedder
