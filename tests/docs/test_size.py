@@ -24,16 +24,16 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_730),
-    "hypergrit": Size(3, 80),
-    "hypergrit_common": Size(36, 4_427),
-    "pipeline": Size(150, 33_828, 10),
-    "trainer": Size(200, 28_959, 20),
-    "demo": Size(45, 7_592),
-    "benchmarks": Size(37, 5_260),
+    "schemas": Size(12, 1_630),
+    "hypergrit": Size(3, 78),
+    "hypergrit_common": Size(35, 4_427),
+    "pipeline": Size(137, 29_651, 10),
+    "trainer": Size(195, 27_822, 20),
+    "demo": Size(33, 4_522),
+    "benchmarks": Size(28, 4_188),
+    "tests": Size(579, 57_000),
 }
-"""Package -> its largest size."""
-
+"""Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
 MAX_SETTINGS = 299
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
@@ -60,4 +60,4 @@ def test_the_number_of_settings_does_not_grow() -> None:
 
 def test_every_package_has_a_limit() -> None:
     found = {path.name for path in ROOT.iterdir() if path.is_dir() and any(path.rglob("*.py"))}
-    assert {name for name in found if not name.startswith(".")} - {"tests", "docs", "out"} == LIMITS.keys()
+    assert {name for name in found if not name.startswith(".")} - {"docs", "out"} == LIMITS.keys()

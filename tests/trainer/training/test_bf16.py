@@ -90,7 +90,7 @@ def test_two_processes_with_bf16_weights_have_the_gradients_of_one(
 def test_compiled_blocks_are_compiled_once_for_all_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
     real = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, mode: real(function, backend="aot_eager"))
+    monkeypatch.setattr(torch, "compile", lambda function: real(function, backend="aot_eager"))
     found = small_run(tmp_path / "run", *BF16, "compile=true")
     batch = next(iter(found.loader))
     compute_gradients(found, batch)
