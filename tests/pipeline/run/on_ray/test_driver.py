@@ -78,15 +78,11 @@ FAULTS = {
 }
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("ray_cluster")
-@pytest.mark.parametrize(
-    "kinds", [("raise",), pytest.param(("kill", "raise", "segfault", "hang"), marks=pytest.mark.rest)]
-)
-def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(
-    tar: Path, tmp_path: Path, kinds: tuple[str, ...]
-) -> None:
+def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(tar: Path, tmp_path: Path) -> None:
     config = make_job(tar, tmp_path / "out", "ray.step_timeout_s=15", "ray.retries=1")
-    poisons = [poison for poison in FAULTS if poison.kind in kinds]
+    poisons = list(FAULTS)
     results = list(make_driver(config, *poisons, Poison("write", 41, "disk")).run())
     done = {result.manifest["shard"]: result for result in results if isinstance(result, Done)}
     (failed,) = [result for result in results if not isinstance(result, Done)]
@@ -209,6 +205,7 @@ def test_a_user_error_of_a_worker_ends_the_job_with_its_message(tar: Path, tmp_p
         list(make_driver(config, Poison("parse", 9, "user")).run())
 
 
+@pytest.mark.rest
 @pytest.mark.usefixtures("ray_cluster")
 def test_shards_without_answers_are_computed_again_until_their_server_is_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
