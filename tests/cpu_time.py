@@ -8,6 +8,8 @@ from typing import Any, Final
 import pytest
 
 LIMIT_S: Final = 20.0
+START: Final = pytest.StashKey[float]()
+"""CPU seconds of the process before a test."""
 
 
 def used_s() -> float:
@@ -36,6 +38,3 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     found = {report.nodeid: report.cpu_s for report in reports if getattr(report, "cpu_s", 0.0) > LIMIT_S}
     for name, seconds in sorted(found.items(), key=lambda item: -item[1]):
         terminalreporter.write_line(f"{seconds:.0f} s of CPU time: {name}")
-
-
-START: Final = pytest.StashKey[float]()

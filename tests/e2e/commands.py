@@ -1,11 +1,8 @@
 """The commands of the checks: a new name of a command is a change of one line here.
 
-`run` starts a command as `python -m` does, in a process that is forked from one which has imported torch, spaCy and the
-other packages, but nothing of this repository: that saves two seconds of each command. `run_alone` is an ordinary
-process.
+`run` starts a command as `python -m` does, in a forked process (tests/forks.py). `run_alone` is an ordinary process.
 """
 
-import multiprocessing
 import os
 import runpy
 import signal
@@ -19,8 +16,9 @@ from types import MappingProxyType
 from typing import Final
 
 from pipeline.run import loop
+from tests.forks import CONTEXT, take_over
 from tests.patience import COMMAND_S
-from tests.pipeline.commands.derive.conftest import compute
+from tests.pipeline.here import compute_here
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 
@@ -44,11 +42,9 @@ Done = subprocess.CompletedProcess[str]
 def run(verb: str, *arguments: str | Path) -> Done:
     """Run a command to its end in a forked process, whatever its exit code."""
     words = argv(verb, *arguments)[1:]
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["tests.e2e.preload"])
     with tempfile.TemporaryDirectory() as folder:
         out, err = Path(folder, "out"), Path(folder, "err")
-        process = context.Process(target=run_here, args=(words, environment(), str(out), str(err)))
+        process = CONTEXT.Process(target=run_here, args=(words, environment(), str(out), str(err)))
         process.start()
         process.join(280)
         if process.exitcode is None:
@@ -63,13 +59,9 @@ def run_here(words: list[str], variables: dict[str, str], out: str, err: str) ->
 
     Its only worker, if it has one, is this process too: another one would import everything again.
     """
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(ROOT)
-    for number, path in ((1, out), (2, err)):
-        os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), number)
+    take_over(variables, ROOT, [os.open(path, os.O_WRONLY | os.O_CREAT) for path in (out, err)])
     sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)  # noqa: SIM115
-    loop.compute_local = compute
+    loop.compute_local = compute_here
     code = 0
     try:
         if words[0] == "-m":

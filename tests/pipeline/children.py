@@ -4,7 +4,6 @@ That saves the seconds in which each would import torch, spaCy and pyarrow. What
 the same: signals, exit codes, limits of memory, the end with its parent.
 """
 
-import multiprocessing
 import os
 import subprocess
 import sys
@@ -15,6 +14,7 @@ from typing import Any
 
 from hypergrit_common.paths import repository_root
 from pipeline import faults
+from tests.forks import CONTEXT, take_over
 
 used = {"seconds": 0.0}
 """CPU time of the children that were killed here: they are no children of this process, whose usage lacks them."""
@@ -31,9 +31,7 @@ class Forked:
     """A process that serves the connection with this file descriptor: what `faults.Child` uses of a `Popen`."""
 
     def __init__(self, descriptor: int) -> None:
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["tests.e2e.preload"])
-        self._process = context.Process(
+        self._process = CONTEXT.Process(
             target=serve, args=(Descriptors((descriptor, 1, 2)), dict(os.environ), os.getcwd())
         )
         self._process.start()
@@ -55,13 +53,8 @@ class Forked:
 
 
 def serve(descriptors: list[Any], variables: dict[str, str], folder: str) -> None:
-    """Be the child of `faults.Child`, with the environment, the folder and the outputs of the process that asked for it."""
+    """Run the child's part of `faults.Child`, with the environment, folder and outputs of the test process."""
     connection, *outputs = (each.detach() for each in descriptors)
-    for number, descriptor in enumerate(outputs, 1):
-        os.dup2(descriptor, number)
-        os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(variables)
-    os.chdir(folder)
+    take_over(variables, folder, outputs)
     sys.argv = ["-c", str(connection), str(repository_root()), str(os.getppid())]
     faults.main()

@@ -1,25 +1,21 @@
-"""Run pipeline jobs and training runs in processes that can be killed at any moment.
-
-The processes are forked from a server that has imported the heavy libraries, so they start within milliseconds and
-inherit no threads of the test process.
-"""
+"""Run pipeline jobs and training runs in forked processes, which can be killed at any moment."""
 
 import contextlib
-import multiprocessing
 import os
 import signal
 import time
 from collections.abc import Callable, Sequence
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+from tests.forks import CONTEXT
+
 ROOT = Path(__file__).resolve().parents[2]
-CONTEXT = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["tests.e2e.preload"])
 
 Main = Callable[[Sequence[str]], int]
 
 
-def start(main: Main, arguments: Sequence[str], log: Path) -> multiprocessing.process.BaseProcess:
+def start(main: Main, arguments: Sequence[str], log: Path) -> BaseProcess:
     """Start `main(arguments)` in a new process group. Its output is appended to `log`."""
     process = CONTEXT.Process(target=_run, args=(main, arguments, log))
     process.start()
@@ -37,7 +33,7 @@ def _run(main: Main, arguments: Sequence[str], log: Path) -> None:
     os._exit(code)
 
 
-def kill(process: multiprocessing.process.BaseProcess) -> None:
+def kill(process: BaseProcess) -> None:
     """Kill a process and its children with SIGKILL."""
     assert process.pid is not None
     try:
