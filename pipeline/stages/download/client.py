@@ -74,7 +74,7 @@ class Client:
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """Fetch the body of an image, from one host after the other if it is redirected.
+        """Fetch the body of an image or of a robots.txt, from one host after the other if it is redirected.
 
         Args:
             request: the first request of the row.
@@ -87,7 +87,8 @@ class Client:
             OSError: this machine lacks open files, memory or threads, or its proxy does not answer.
         """
         while True:
-            request = await self._with_rules(request)
+            if self._robots is not None and request.is_image:
+                request = replace(request, rules=await self._robots.of(request.url))
             found, lease = await self._fetch(request)
             with lease:
                 if isinstance(found, bytes):
@@ -95,19 +96,10 @@ class Client:
                     return
             request = found
 
-    async def _with_rules(self, request: Request) -> Request:
-        """Return the request with the robots.txt of its host, if the job respects it. Raises FetchError."""
-        return request if self._robots is None else replace(request, rules=await self._robots.of(request.url))
-
     async def _fetch_rules(self, url: URL) -> bytes:
-        """Fetch a robots.txt, with the redirects to other hosts. Raises FetchError and OSError."""
-        request = Request(url, Deadline(self.config.deadline_s), is_image=False)
-        while True:
-            found, lease = await self._fetch(request)
-            with lease:
-                if isinstance(found, bytes):
-                    return found
-            request = found
+        """Fetch a robots.txt. Raises like `body`."""
+        async with self.body(Request(url, Deadline(self.config.deadline_s), is_image=False)) as rules:
+            return rules
 
     async def _fetch(self, request: Request) -> tuple[bytes | Request, Lease]:
         """Fetch from one host with the retries of the configuration. Raises FetchError, and OSError for a lack.
@@ -135,7 +127,7 @@ class Client:
                         raise machine_error(error.lack) from error
                     raise
                 n_retries += 1
-            with deadline.passing(time.monotonic):
+            with deadline.passing():
                 await asyncio.sleep(pause_s)
 
     async def _resolve(self, request: Request) -> None:
@@ -164,7 +156,7 @@ class Client:
                 start_s = time.monotonic()
                 try:
                     host.start()
-                    with request.deadline.passing(time.monotonic):
+                    with request.deadline.passing():
                         found = await attempt_fetch(self.session, request, self.config, lease, Contact(host))
                 except BaseException as error:
                     lease.release()

@@ -80,16 +80,12 @@ class Resolver(AbstractResolver):
             raise NameLookupError(answer.failure)
         return answer.addresses
 
-    def known(self, host: str) -> tuple[str, ...]:
-        """Return the addresses of the last look-up of a name, if there are any."""
-        answer = self._answers.get(host)
-        return answer.addresses if answer is not None else ()
-
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """Return the addresses for a connection; those of the last look-up, even if they have expired since."""
-        addresses = self.known(host) or await self.lookup(host)
+        answer = self._answers.get(host)
+        addresses = (answer and answer.addresses) or await self.lookup(host)
         check_addresses(host, addresses, self.allowed)
         return [
             ResolveResult(

@@ -217,11 +217,11 @@ def share_of_others(captions: Iterable[str], language: str) -> tuple[float, int]
         The share in [0, 1], and the number of captions that were judged; (0, 0) without py3langid.
     """
     judged = [text for text in captions if text.count(" ") >= FEW_WORDS - 1]
+    if not judged:
+        return 0.0, 0
     try:
-        found = LanguageFilter([language], 0.99) if judged else None
+        found = LanguageFilter([language], 0.99)
     except UserError:
-        found = None
-    if found is None:
         return 0.0, 0
     return sum(found.wrong_language(text) is not None for text in judged) / len(judged), len(judged)
 
