@@ -220,7 +220,7 @@ class RetrySteps(Steps):
         found = [(without_images(table), more) for table, more in super().read(plan, others)]
         table = pa.concat_tables([tried, as_downloaded(pa.concat_tables([part for part, _ in found]), old)])
         table = decide_duplicates(table.take(pc.index_in(rows["key"], table["key"].combine_chunks())), old)
-        notes = sum((more for _, more in found), dataclasses.replace(notes, unanswered=0))  # they had none before
+        notes = sum((more for _, more in found), notes)
         kept = kept_indices(table)
         is_recovered = bool(
             set(old.failed.to_pylist()) & set(table["key"].take(pa.array(kept, pa.int64())).to_pylist())
@@ -237,7 +237,7 @@ class RetrySteps(Steps):
         table = add_fetched(table, again)
         images, stages = table["image"], old.table["stage"].to_pylist()
         lost = [i for i in lacking if not images[i].is_valid and stages[i] not in TEXT_STAGES]
-        return without_rows(table, lost), notes + dataclasses.replace(more, unanswered=0)
+        return without_rows(table, lost), notes + more
 
     def without_image(self, plan: ShardPlan, table: pa.Table, kept: Sequence[int]) -> list[int]:
         """Return the rows of a DOWNLOADED table whose image is needed, and not stored: for a model, or as a thumbnail."""

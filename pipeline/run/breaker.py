@@ -12,6 +12,8 @@ LEAST: Final = 20
 """Rows without an answer below which a shard tells nothing: its hosts may be dead."""
 PAUSE_S: Final = 30.0
 """Pause before a shard is computed again, which doubles with each time."""
+WEIGHT: Final = 0.9
+"""Weight of a shard beside the next one, its square beside the one after that, and so on."""
 
 
 class PutOffError(Exception):
@@ -23,38 +25,36 @@ class PutOffError(Exception):
 
 
 class Breaker:
-    """Compares the downloads of the shards of a job: at most `retries` times, a shard is put off if too few rows got an answer.
+    """Compares the downloads of the shards of a job. A shard is put off if too few of its rows got an answer.
 
-    That is if none got one, as long as there is no other shard; later, if of the rows that usually get an answer, by
-    the shards before, fewer than half got one. In the end its result counts, whatever it is, also for the comparison,
-    so that a job whose hosts are all dead ends.
+    That is if none got one, as long as no other shard counts; later, if of the rows that usually get an answer, fewer
+    than half got one. After `retries` times the result of a shard counts, whatever it is: a job whose hosts are all dead
+    ends. The last shards decide what is usual, so that the rows of an input may become worse from some shard on.
     """
 
     def __init__(self, retries: int) -> None:
         self._retries = retries
         self._n_put_off = Counter[int]()
-        self._n_rows = self._n_unanswered = 0.0  # of the shards whose result counts
+        self._n_asked = self._n_unanswered = 0.0  # of the shards that count
 
     def check(self, plan: Any, notes: Notes) -> None:
         """Judge a shard after its step `prepare`. Raises PutOffError if it is to be computed again."""
-        if "download" not in notes.timings:
-            return
-        n_rows, n_unanswered, index = notes.timings["download"]["rows"], notes.unanswered, plan.index
-        if self._is_cut_off(n_rows, n_unanswered) and self._n_put_off[index] < self._retries:
-            pause_s = PAUSE_S * 2.0 ** self._n_put_off[index]
-            self._n_put_off[index] += 1
+        n_before = self._n_put_off[plan.index]
+        if self._is_cut_off(notes) and n_before < self._retries:
+            self._n_put_off[plan.index] += 1
+            pause_s = PAUSE_S * 2.0**n_before
             logger.warning(
-                "%d of %.0f rows of shard %d got no answer, far more than usual; it is computed again in %.0f s: check "
-                "the network of this machine, and its name server", n_unanswered, n_rows, index, pause_s
+                "%d of %d rows of shard %d got no answer, far more than usual; it is computed again in %.0f s: check "
+                "the network of this machine, and its name server", notes.unanswered, notes.asked, plan.index, pause_s
             )  # fmt: skip
             raise PutOffError(pause_s)
-        self._n_rows += n_rows
-        self._n_unanswered += n_unanswered
+        self._n_asked = WEIGHT * self._n_asked + notes.asked
+        self._n_unanswered = WEIGHT * self._n_unanswered + notes.unanswered
 
-    def _is_cut_off(self, n_rows: float, n_unanswered: int) -> bool:
-        if n_unanswered < LEAST:
+    def _is_cut_off(self, notes: Notes) -> bool:
+        if notes.unanswered < LEAST:
             return False
-        if not self._n_rows:
-            return n_unanswered == n_rows
-        usual = self._n_unanswered / self._n_rows
-        return n_unanswered / n_rows > (1 + usual) / 2
+        if not self._n_asked:
+            return notes.unanswered == notes.asked
+        usual = self._n_unanswered / self._n_asked
+        return notes.unanswered / notes.asked > (1 + usual) / 2

@@ -63,13 +63,14 @@ logger = logging.getLogger("hypergrit")
 class Notes:
     """Notes on a shard besides its table.
 
-    They are the time of each stage, the rows on which one failed, dropped pictures, and the number of rows whose download
-    got no answer.
+    They are the time of each stage, the rows on which one failed, dropped pictures, and the numbers of rows whose
+    download could get an answer, and of those that got none.
     """
 
     timings: Timings
     faults: tuple[Fault, ...] = ()
     dropped: tuple[DroppedPicture, ...] = ()
+    asked: int = 0
     unanswered: int = 0
 
     def seconds(self, stages: Iterable[str]) -> float:
@@ -82,8 +83,8 @@ class Notes:
         for name, new in other.timings.items():
             old = timings.get(name, {"seconds": 0.0, "rows": 0.0})
             timings[name] = {"seconds": old["seconds"] + new["seconds"], "rows": old["rows"] + new["rows"]}
-        unanswered = self.unanswered + other.unanswered
-        return Notes(timings, self.faults + other.faults, self.dropped + other.dropped, unanswered)
+        asked, unanswered = self.asked + other.asked, self.unanswered + other.unanswered
+        return Notes(timings, self.faults + other.faults, self.dropped + other.dropped, asked, unanswered)
 
 
 Part = tuple[pa.Table, Notes]
@@ -149,7 +150,7 @@ class Steps:
     stores: ClassVar[bool] = True
     """False: stages store nothing in the output."""
     replaces: ClassVar[bool] = False
-    """True: the shards are finished, and are replaced."""
+    """True: the shards are finished, and are replaced. Answers are not counted: the rows to fetch had none before."""
 
     def __init__(
         self,
@@ -288,13 +289,15 @@ class Steps:
 
     def download(self, plan: ShardPlan, parts: Iterable[Part]) -> Part:
         """Download the images of a shard part by part, and drop duplicates: the result does not depend on the parts."""
-        from pipeline.stages.download.stage import count_unanswered, drop_duplicates
+        from pipeline.stages.download.stage import count_answers, drop_duplicates
 
         stages = [("download", self.stage("download"))]
         limit = self.config.max_internal_errors
         table, notes = join([run_stages(stages, table, notes, plan, limit) for table, notes in parts])
         check_limit(notes.faults, limit)
-        notes = dataclasses.replace(notes, unanswered=count_unanswered(table))
+        if not self.replaces:
+            asked, unanswered = count_answers(table)
+            notes = dataclasses.replace(notes, asked=asked, unanswered=unanswered)
         return drop_duplicates(refuse_images(table, self.takedowns)), notes
 
     def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:

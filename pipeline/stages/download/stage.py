@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hypergrit_common.errors import is_machine_error
 from hypergrit_common.images import Decoded, ImageRejected, decode_reduced
@@ -28,6 +27,8 @@ from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 UNANSWERED: Final = ("timeout", "dns_error", "connection_error")
 """Drop reasons of rows without a complete answer: their hosts, or the network of this machine, failed."""
+REFUSED: Final = ("invalid_url", "private_address")
+"""Drop reasons of rows for which no host is asked."""
 POPULAR: Final = 16
 """Number of rows in a table above which a host is tried with several rows at once."""
 PATIENCE_S: Final = 10.0
@@ -127,15 +128,15 @@ class Download(Stage):
         keys, urls, images = (table[name].to_pylist() for name in ("key", "url", "image"))
         rows = [(keys[i], urls[i], images[i]) for i in kept]
         found = self._worker.run(lambda client: self._prepare_all(rows, client))
-        n_unanswered = sum(outcome.drop is not None and outcome.drop.reason in UNANSWERED for outcome in found)
-        if 2 * n_unanswered > len(found):
-            self.close()  # so that an outage of this machine's network is not remembered as dead hosts and names
         outcomes = dict(zip(kept, found, strict=True))
         drops = {i: outcome.drop for i, outcome in outcomes.items() if outcome.drop is not None}
         table = add_columns(table, DOWNLOADED, {i: outcome.fields for i, outcome in outcomes.items()})
         stored = [outcomes[i].image if i in outcomes else None for i in range(table.num_rows)]
-        faults = [outcome.fault for outcome in found if outcome.fault is not None]
-        return drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops), faults
+        table = drop_rows(set_column(table, "image", pa.array(stored, pa.binary())), "download", drops)
+        n_asked, n_unanswered = count_answers(table)
+        if 2 * n_unanswered > n_asked:
+            self.close()  # so that an outage of this machine's network is not remembered as dead hosts and names
+        return table, [outcome.fault for outcome in found if outcome.fault is not None]
 
     def close(self) -> None:
         """Close all connections; the next table opens new ones."""
@@ -281,14 +282,17 @@ def drop_duplicates(table: pa.Table) -> pa.Table:
     return drop_rows(table, "download", drops)
 
 
-def count_unanswered(table: pa.Table) -> int:
-    """Count the rows without an answer: those dropped for one of UNANSWERED.
+def count_answers(table: pa.Table) -> tuple[int, int]:
+    """Count the rows that could get an answer, and those of them that got none.
 
     Args:
         table: a DOWNLOADED table.
 
     Returns:
-        Their number.
+        The number of rows that reached the stage, without those dropped for one of REFUSED; of those dropped for one of
+        UNANSWERED.
     """
-    is_unanswered = pc.and_(pc.equal(table["stage"], "download"), pc.is_in(table["reason"], pa.array(UNANSWERED)))
-    return int(pc.sum(is_unanswered).as_py() or 0)
+    rows = zip(table["stage"].to_pylist(), table["reason"].to_pylist(), strict=True)
+    reasons = Counter(reason for stage, reason in rows if stage in (None, "download"))
+    n_refused, n_unanswered = (sum(reasons[reason] for reason in group) for group in (REFUSED, UNANSWERED))
+    return reasons.total() - n_refused, n_unanswered

@@ -25,9 +25,8 @@ N_SHARDS = 3
 
 
 def is_put_off(judge: Breaker, index: int, n_rows: int, n_unanswered: int) -> bool:
-    notes = Notes({"download": {"seconds": 0.0, "rows": float(n_rows)}}, unanswered=n_unanswered)
     try:
-        judge.check(ShardPlan(index, 0, n_rows, ()), notes)
+        judge.check(ShardPlan(index, 0, n_rows, ()), Notes({}, asked=n_rows, unanswered=n_unanswered))
     except PutOffError:
         return True
     return False
@@ -39,7 +38,7 @@ def test_a_shard_is_compared_with_those_before_it() -> None:
     judge = Breaker(retries=9)
     assert is_put_off(judge, 0, 100, 100)
     assert not is_put_off(judge, 1, 100, 99)  # nothing to compare it with
-    assert not is_put_off(judge, 2, 900, 1)
+    assert not is_put_off(judge, 2, 900, 10)
     assert is_put_off(judge, 3, 100, 56)  # a tenth is usual
     assert not is_put_off(judge, 4, 100, 55)
 
@@ -50,11 +49,18 @@ def test_a_result_counts_after_the_retries_and_for_the_shards_after_it() -> None
     assert not any(is_put_off(judge, index, 100, 100) for index in range(1, 9))
 
 
+def test_worse_rows_after_many_good_ones_put_off_only_the_first_shards() -> None:
+    judge = Breaker(retries=1)
+    assert not any(is_put_off(judge, index, 100, 5) for index in range(1000))
+    put_off = [is_put_off(judge, index, 100, 60) for index in range(1000, 1020) for _ in range(2)]
+    assert put_off == [True, False] * 4 + [False] * 32
+
+
 def test_the_pause_doubles() -> None:
     judge, pauses = Breaker(retries=3), []
     for _ in range(3):
         with pytest.raises(PutOffError) as caught:
-            judge.check(ShardPlan(0, 0, 50, ()), Notes({"download": {"seconds": 0.0, "rows": 50.0}}, unanswered=50))
+            judge.check(ShardPlan(0, 0, 50, ()), Notes({}, asked=50, unanswered=50))
         pauses.append(caught.value.pause_s / breaker.PAUSE_S)
     assert pauses == [1, 2, 4]
 

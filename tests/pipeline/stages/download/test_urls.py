@@ -6,7 +6,7 @@ import pytest
 from yarl import URL
 
 from pipeline.stages.download.addresses import MAX_CHARACTERS, FetchError, check_url, parse_url
-from pipeline.stages.download.stage import Download
+from pipeline.stages.download.stage import Download, count_answers
 from tests.pipeline.stages.download.rows import config, reasons, table
 
 WITH_USERS = ["http://a%3Ab:c@h/", "http://u@h/", "http://:@h/", "http://\u20ac:x@h/", "http://a:s3cret@[::1/"]
@@ -37,6 +37,13 @@ def test_a_port_that_browsers_refuse_is_refused(port: int) -> None:
     assert (row["reason"], row["detail"]) == ("invalid_url", f"port {port}, which browsers refuse")
     with pytest.raises(FetchError, match="which browsers refuse"):
         parse_url(f"//h.test:{port}/x", URL("http://h.test/"))
+
+
+def test_rows_whose_url_is_refused_do_not_count_as_without_an_answer() -> None:
+    rows = table(*(f"http://127.0.0.1:9{n}/" for n in range(3)), "http://10.0.0.1/", "http://", "ftp://h.test/")
+    found = Download(config(retries=0)).prepare(rows)
+    assert reasons(found) == ["connection_error"] * 3 + ["private_address"] + ["invalid_url"] * 2
+    assert count_answers(found) == (3, 3)
 
 
 PIECES = [
