@@ -112,7 +112,7 @@ class Calls:
     def task(self, shard: Shard, resources: Resources, node: str | None) -> Call:
         """Start the next step of a shard as a task; a step that has ended its worker twice, in child processes.
 
-        It runs on `node`, unless that goes, or anywhere.
+        It runs on `node`; anywhere if that is None, or has gone.
         """
         options: dict[str, Any] = {"num_cpus": resources.get("CPU", 0), "num_gpus": resources.get("GPU", 0)}
         if node is not None:

@@ -73,7 +73,10 @@ class Cluster:
         return node in self._nodes
 
     def other(self, request: Resources, failed: Collection[str], number: int) -> str | None:
-        """Return a node without those that `failed` that can meet the request, another one for each number, or None."""
+        """Return a live node that can meet the request and is none of `failed`; the next one for the next number.
+
+        None: there is none.
+        """
         found = sorted(node for node, has in self._nodes.items() if node not in failed and fits(request, has))
         return found[number % len(found)] if found else None
 
@@ -487,8 +490,8 @@ class Models:
     def refuse(self, error: RayError) -> None:
         """Count a worker that cannot load its models, or died meanwhile.
 
-        Raises UserError, or another error of the job, if no worker has ever started and none is loading, or if the job
-        has no worker after several failed starts.
+        Without other workers, it raises UserError, or another error of the job: after MAX_FAILED_STARTS, and at once
+        for an exception if no worker has ever started and none is loading.
         """
         self.failed_starts += 1
         is_first = not self.has_started and not any(other.node for other in self.starting.values())

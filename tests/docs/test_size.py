@@ -27,7 +27,7 @@ LIMITS = {
     "schemas": Size(12, 1_630),
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(35, 4_427),
-    "pipeline": Size(137, 29_651, 10),
+    "pipeline": Size(137, 29_650, 9),
     "trainer": Size(195, 27_822, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(28, 4_188),

@@ -224,7 +224,7 @@ class FetchError(Exception):
         is_transient: True if another attempt may succeed.
         retry_after_s: least time before that attempt, in seconds.
         verdict: what the attempt says about the host, which may be dead.
-        lack: what this machine lacked (open files, ports), which is no fault of the row.
+        lack: what this machine lacked (open files, memory, its proxy), which is no fault of the row.
     """
 
     def __init__(

@@ -272,7 +272,7 @@ def _numbers(error: OSError) -> list[int]:
 
 # Lack of open files, memory or threads on this machine: no row is dropped for it, but its shard fails.
 
-FIXES: Final = {errno.ENETDOWN: "check download.proxy"}
+FIXES: Final = {errno.ENETDOWN: "check download.proxy, and the network of this machine"}
 FIX: Final = "raise the limits of this machine (ulimit -n, ulimit -u), or lower download.concurrency"
 
 
