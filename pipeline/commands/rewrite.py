@@ -20,7 +20,7 @@ from hypergrit_common.remote import map_concurrently
 from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
 from pipeline.commands.frame import check_keys, derive_command, new_config, take_options, take_path, take_paths
 from pipeline.commands.rewrite_order import MixedShard, key_end, make_mixed, plan_order
-from pipeline.commands.rewrite_rows import OldShard, OldShardReader, check_thresholds
+from pipeline.commands.rewrite_rows import PartReader, SourcePart, check_thresholds
 from pipeline.commands.rewrite_survey import CRITERIA, Criterion, Survey
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.output.finished import formats_by_hash
@@ -188,19 +188,19 @@ def rewrite(arguments: Sequence[str]) -> int:
 class PartShard(NewShard):
     """A new shard with the rows of a shard of a source."""
 
-    part: OldShard
+    part: SourcePart
 
 
-def make_table(reader: OldShardReader, shard: NewShard) -> pa.Table:
+def make_table(reader: PartReader, shard: NewShard) -> pa.Table:
     """Return the rows of a new shard."""
     if isinstance(shard, MixedShard):
         return make_mixed(shard, reader)
     assert isinstance(shard, PartShard)
-    check_shard(shard.part)
+    check_part(shard.part)
     return reader.table(shard.part)
 
 
-def check_shard(part: OldShard) -> OldShard:
+def check_part(part: SourcePart) -> SourcePart:
     """Return a part. Raises ShardError if its files are not those of its manifest."""
     store = Store(part.source["output"])
     check_hashes(store, unchanged_manifest(store, part.source))
@@ -211,7 +211,7 @@ def check_shard(part: OldShard) -> OldShard:
 class Pass:
     """One pass of the command over the rows of `parts`; `filters`: thresholds are applied again. `token` marks its files."""
 
-    parts: Sequence[OldShard]
+    parts: Sequence[SourcePart]
     config: PipelineConfig
     options: RewriteOptions
     evaluation: EvaluationSet | None
@@ -246,10 +246,10 @@ class Pass:
         return found
 
     @property
-    def reader(self) -> OldShardReader:
+    def reader(self) -> PartReader:
         """Reads the rows of the new shards."""
         has_drops = self.options.dedupe or self.counts
-        return OldShardReader(self.config.output, self.token if has_drops else None, self.evaluation)
+        return PartReader(self.config.output, self.token if has_drops else None, self.evaluation)
 
     @property
     def survey(self) -> Survey:
@@ -263,9 +263,9 @@ class Pass:
     def prepare(self, store: Store, lease: Lease) -> None:
         """Find the duplicates, unless `plan` has done so. Raises UserError if a part to be divided is damaged."""
         if self.options.dedupe and not self.counts:
-            self.survey.run(store, lease)
+            self.survey.run(lease)
         if self.options.samples_per_shard is not None:  # the new shards read pieces of it
-            deque(self.survey.each(check_shard, "checked", lease), maxlen=0)
+            deque(self.survey.each(check_part, "checked", lease), maxlen=0)
 
     def plan(self, store: Store, lease: Lease) -> Sequence[NewShard]:
         """Return the new shards: those of the sources, or shards of equal numbers of samples."""
@@ -274,12 +274,12 @@ class Pass:
             manifests = map_concurrently(partial(read_manifest, store), indices(store, MANIFEST_FILE))
             check_overwrite(store, self.config, sum(not self.has_made(manifest) for manifest in manifests))
             with connected(self.config.ray):
-                kept = self.survey.run(store, lease)
+                kept = self.survey.run(lease)
         if self.options.samples_per_shard is not None:
             return plan_order(self.parts, kept, settings)
         return [PartShard(part.plan, part.provenance, self.origin(part), part) for part in self.parts]
 
-    def origin(self, part: OldShard) -> Origin:
+    def origin(self, part: SourcePart) -> Origin:
         """Return the origin of the shard that has the rows of a part."""
         offset = {} if part.offset is None else {"key_offset": part.offset}
         return {"command": "rewrite", "sources": [part.source], "settings": {**self.settings, **offset}}
@@ -296,13 +296,13 @@ class Pass:
 
 def plan_parts(
     sources: Sequence[Source], olds: Sequence[PipelineConfig], owns: Sequence[PipelineConfig], given: set[str]
-) -> list[OldShard]:
+) -> list[SourcePart]:
     """Return one part for each shard of the sources, one source after the other.
 
     Rows, keys and indices of a source are shifted by those of the sources before it. `olds` and `owns` are the settings of
     the sources and of their rows in the new output.
     """
-    parts, offset = list[OldShard](), 0
+    parts, offset = list[SourcePart](), 0
     for source, old, own in zip(sources, olds, owns, strict=True):
         lacks_boxes = not any(shard["boxes"] or shard["removed"]["boxes"] for shard in source.manifests.values())
         if lacks_boxes and (useless := sorted(given & BOX_FILTERS)):
@@ -323,7 +323,7 @@ def plan_parts(
                 plan = dataclasses.replace(plan, index=len(parts), first_row=first, appends=appends)
             thresholds = Thresholds(**known[text]["thresholds"]) if given & set(FILTERS) else None
             parts.append(
-                OldShard(
+                SourcePart(
                     source=source.shard(index),
                     number=len(parts),
                     plan=plan,
@@ -420,7 +420,7 @@ def new_provenance(
     return {**before, "config_hash": config_hash, "thresholds": after_values}
 
 
-def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts: Sequence[OldShard]) -> list[str]:
+def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts: Sequence[SourcePart]) -> list[str]:
     """Return what differs between the rows of the sources: `key: value, value`, one for each key.
 
     The settings of `write` are left out, since the shards are written anew.

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.commands.rewrite_rows import OldShard, OldShardReader, concat
+from pipeline.commands.rewrite_rows import PartReader, SourcePart, concat
 from pipeline.read.types import ShardPlan
 from pipeline.run.derived import NewShard
 from schemas.manifest import SourceShard
@@ -30,7 +30,7 @@ class Group:
     """Parts whose samples are mixed, with their numbers of kept rows; its own number decides the order."""
 
     number: int
-    parts: list[OldShard]
+    parts: list[SourcePart]
     kept: list[int]
 
     @cached_property
@@ -108,7 +108,7 @@ def in_shards(rows: Order, counts: Sequence[int]) -> dict[int, list[tuple[int, i
     return found
 
 
-def make_mixed(shard: MixedShard, reader: OldShardReader) -> pa.Table:
+def make_mixed(shard: MixedShard, reader: PartReader) -> pa.Table:
     """Return the rows of a new shard: the kept rows in their new order, then the dropped rows; one part is read at a time."""
     tables, places = list[pa.Table](), list[int]()
     first_kept, first_dropped = 0, sum(part.kept[1] - part.kept[0] for part in shard.ranges)
@@ -124,7 +124,7 @@ def make_mixed(shard: MixedShard, reader: OldShardReader) -> pa.Table:
 # The plan of the new shards.
 
 
-def plan_order(parts: Sequence[OldShard], kept: Sequence[int], settings: Mapping[str, Any]) -> list[MixedShard]:
+def plan_order(parts: Sequence[SourcePart], kept: Sequence[int], settings: Mapping[str, Any]) -> list[MixedShard]:
     """Return the new shards: each has the next `samples_per_shard` kept rows, and its share of the dropped rows.
 
     `kept` has the number of rows of each part that are kept, and `settings` those of the command. Rows with different
@@ -167,7 +167,7 @@ def key_end(plans: Iterable[ShardPlan]) -> int:
     return max(plan.first_row + plan.n_rows for plan in plans)
 
 
-def make_groups(parts: Sequence[OldShard], kept: Sequence[int], settings: Mapping[str, Any]) -> list[list[Group]]:
+def make_groups(parts: Sequence[SourcePart], kept: Sequence[int], settings: Mapping[str, Any]) -> list[list[Group]]:
     """Return the groups of parts with equal provenance, for each provenance; without shuffling, a part is a group.
 
     The order of the parts depends on the seed.

@@ -31,7 +31,7 @@ from schemas.table import Drop, conform, drop_rows, set_column
 
 
 @dataclass(frozen=True, kw_only=True)
-class OldShard:
+class SourcePart:
     """A finished shard of a source, and what becomes of its rows.
 
     `number` counts the shards of all sources. `plan` and `provenance` are those of its rows in the new output, and
@@ -60,7 +60,7 @@ class OldShard:
 
 
 @dataclass(frozen=True)
-class OldShardReader:
+class PartReader:
     """Reads parts for the output `output`, with all steps applied.
 
     `drops` is the token of the files of rows to drop that `output` holds, None without any. The images of the rows are compared
@@ -71,7 +71,7 @@ class OldShardReader:
     drops: str | None = None
     found: EvaluationSet | None = None
 
-    def batches(self, part: OldShard, columns: Sequence[str] = SCORED.names) -> Iterator[pa.Table]:
+    def batches(self, part: SourcePart, columns: Sequence[str] = SCORED.names) -> Iterator[pa.Table]:
         """Yield the rows in their order, images only where arrow/ has them. Raises UserError.
 
         `columns` are all that is read, unless the steps need more.
@@ -87,12 +87,12 @@ class OldShardReader:
                 table = shift_keys(table, part.offset, part.source["output"])
             yield drop_by_key(table, drops).select(columns)
 
-    def table(self, part: OldShard) -> pa.Table:
+    def table(self, part: SourcePart) -> pa.Table:
         """Return all rows with the images of the kept ones. Raises UserError."""
         table = with_source_images(concat(self.batches(part)), part)
         return table if self.found is None else drop_found(table, self.found)
 
-    def pick(self, part: OldShard, kept: Sequence[int], dropped: Sequence[int]) -> pa.Table:
+    def pick(self, part: SourcePart, kept: Sequence[int], dropped: Sequence[int]) -> pa.Table:
         """Return first the n-th kept rows for each n of `kept`, then likewise `dropped`, with their images.
 
         Raises UserError if the shard has changed since the command was started, lacks a row or an image, or is damaged.
@@ -108,7 +108,7 @@ class OldShardReader:
         rows = [row_of[kind, n] for kind, numbers in ((True, kept), (False, dropped)) for n in numbers]
         return with_source_images(table.take(pa.array(rows, pa.int64())), part)
 
-    def _drops(self, part: OldShard) -> dict[str, Drop]:
+    def _drops(self, part: SourcePart) -> dict[str, Drop]:
         """Return the rows to drop by key. Raises UserError without a decision on them."""
         if self.drops is None:
             return {}
@@ -137,7 +137,7 @@ def chosen_rows(tables: Iterable[pa.Table], wanted: dict[bool, list[int]]) -> It
             yield table.take(rows)
 
 
-def with_source_images(table: pa.Table, part: OldShard) -> pa.Table:
+def with_source_images(table: pa.Table, part: SourcePart) -> pa.Table:
     """Return rows of a part with the images of the kept ones, which its source has under their old keys.
 
     With `keep_all`, rows that new thresholds drop keep their images too.
@@ -199,7 +199,7 @@ def drop_by_key(table: pa.Table, drops: dict[str, Drop]) -> pa.Table:
     return drop_rows(drop_rows(table, "write", repeated), "download", seen, (*HEAVY, *LATER))
 
 
-def write_drops(output: str, token: str, part: OldShard, drops: pa.Table) -> None:
+def write_drops(output: str, token: str, part: SourcePart, drops: pa.Table) -> None:
     """Write the rows of a part that the pass with this token drops."""
     sink = pa.BufferOutputStream()
     schema = DROPS.with_metadata({MADE_FOR: token})
@@ -209,7 +209,7 @@ def write_drops(output: str, token: str, part: OldShard, drops: pa.Table) -> Non
     store.write_bytes(DROPS_FILE.path(part.number), sink.getvalue().to_pybytes())
 
 
-def read_drops(output: str, token: str, part: OldShard) -> pa.Table | None:
+def read_drops(output: str, token: str, part: SourcePart) -> pa.Table | None:
     """Return what `write_drops` wrote; None without it, if it has another token, or if it is damaged."""
     store = Store(output)
     content = store.read(DROPS_FILE.path(part.number))
@@ -224,7 +224,7 @@ def read_drops(output: str, token: str, part: OldShard) -> pa.Table | None:
 # Other thresholds.
 
 
-def filter_table(table: pa.Table, part: OldShard) -> pa.Table:
+def filter_table(table: pa.Table, part: SourcePart) -> pa.Table:
     """Return the SCORED table that the job would have made with the thresholds of a part, from that of its shard.
 
     Rows that a stage before `score` dropped are returned as they are. Raises UserError for a box or a row whose cosine

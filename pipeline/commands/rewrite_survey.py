@@ -21,7 +21,7 @@ from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from hypergrit_common.near_duplicates import N_BITS, make_masks, perceptual_hash
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted, one_line
-from pipeline.commands.rewrite_rows import DROPS, OldShard, OldShardReader, concat, format_key, key_number, write_drops
+from pipeline.commands.rewrite_rows import DROPS, PartReader, SourcePart, concat, format_key, key_number, write_drops
 from pipeline.config import PipelineConfig
 from pipeline.output.lock import Lease
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
@@ -58,15 +58,15 @@ class Survey:
     `radius` is that of pictures, in bits. The rows to drop are in files of the output until `clean`.
     """
 
-    parts: Sequence[OldShard]
-    reader: OldShardReader
+    parts: Sequence[SourcePart]
+    reader: PartReader
     config: PipelineConfig
     criteria: Sequence[Criterion]
     radius: int
     memory_gb: float
     counts: bool
 
-    def run(self, store: Store, lease: Lease) -> list[int]:
+    def run(self, lease: Lease) -> list[int]:
         """Write the rows to drop of each part to the output; return the number of kept rows of each, if it `counts`.
 
         Raises UserError for a part that cannot be read.
@@ -76,7 +76,7 @@ class Survey:
         if not self.counts:
             return []
         reader = self.reader if self.criteria else dataclasses.replace(self.reader, drops=None)
-        work = partial(count_rows, reader, self._identity)
+        work = partial(count_rows, reader, self._token)
         kept = {count.part: count.kept for count in self.each(work, "counted", lease)}
         return [kept[part.number] for part in self.parts]
 
@@ -85,7 +85,7 @@ class Survey:
         store.remove_many(DROPS_FILE.path(part.number) for part in self.parts)
 
     @property
-    def _identity(self) -> str:
+    def _token(self) -> str:
         assert self.reader.drops is not None
         return self.reader.drops
 
@@ -102,7 +102,7 @@ class Survey:
             n_rows = sum(map_concurrently(self._write, self._drops(duplicates.drops())))
         logger.info("%s found", counted(n_rows, "duplicate"))
 
-    def each(self, work: Callable[[OldShard], Any], text: str, lease: Lease) -> Iterator[Any]:
+    def each(self, work: Callable[[SourcePart], Any], text: str, lease: Lease) -> Iterator[Any]:
         """Call a function for each part in the workers; yield the results in any order.
 
         Raises UserError for the first part that fails.
@@ -113,7 +113,7 @@ class Survey:
                 raise UserError(f"shard {result['shard']} of the sources cannot be read: {result['error']}")
             yield result
 
-    def _drops(self, found: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[OldShard, pa.Table]]:
+    def _drops(self, found: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[SourcePart, pa.Table]]:
         """Yield every part with the rows to drop of `found`, where it may be left out."""
         number, drops = next(found, (-1, None))
         for part in self.parts:
@@ -123,17 +123,17 @@ class Survey:
             else:
                 yield part, DROPS.empty_table()
 
-    def _write(self, item: tuple[OldShard, pa.Table]) -> int:
+    def _write(self, item: tuple[SourcePart, pa.Table]) -> int:
         part, drops = item
-        write_drops(self.config.output, self._identity, part, drops)
+        write_drops(self.config.output, self._token, part, drops)
         return len(drops)
 
 
-def count_rows(reader: OldShardReader, identity: str, part: OldShard) -> Count:
+def count_rows(reader: PartReader, token: str, part: SourcePart) -> Count:
     """Apply all steps to a part; write the rows that the command drops, and return the number of kept ones."""
     table = concat(reader.batches(part)) if reader.found is None else reader.table(part)
     drops = table.filter(pc.is_in(table["reason"], pa.array(DECIDED))).select(DROPS.names)
-    write_drops(reader.output, identity, part, drops.cast(DROPS))
+    write_drops(reader.output, token, part, drops.cast(DROPS))
     return Count(part.number, pc.sum(pc.equal(table["status"], KEPT)).as_py() or 0)
 
 
@@ -145,9 +145,9 @@ FACTS: Final = pa.schema(
 """A kept row: the number that its key is, and what is compared; `phash` is null if pictures are not compared."""
 
 
-def make_facts(output: str, pictures: bool, part: OldShard) -> pa.Table:
+def make_facts(output: str, pictures: bool, part: SourcePart) -> pa.Table:
     """Return the facts of the kept rows of a part. Raises UserError if it cannot be read."""
-    reader = OldShardReader(output)
+    reader = PartReader(output)
     table = reader.table(part) if pictures else concat(reader.batches(part, COMPARED))
     table = table.filter(pc.equal(table["status"], KEPT))
     keys = table["key"].to_pylist()

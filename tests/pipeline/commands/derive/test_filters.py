@@ -8,7 +8,7 @@ import pytest
 from hypergrit_common.cli import NOTHING_KEPT
 from hypergrit_common.errors import UserError
 from pipeline import grit, load_config, make_provenance, plan_shards
-from pipeline.commands.rewrite_rows import OldShard, filter_table, late_stages
+from pipeline.commands.rewrite_rows import SourcePart, filter_table, late_stages
 from pipeline.read.types import ShardPlan
 from pipeline.run.steps import Notes, Steps, run_stages
 from pipeline.stages.score.filters import Thresholds
@@ -241,7 +241,7 @@ def filtered(tmp_path: Path, min_score: float, **columns: object) -> pa.Table:
     }  # fmt: skip
     thresholds = Thresholds(**{**provenance["thresholds"], "min_score": min_score})
     row = scored(0, 0.6) | {"key": f"{0:012d}", "source": "/pairs/0.parquet", "source_row": 0, **columns}
-    part = OldShard(
+    part = SourcePart(
         source={"output": "out", "shard": 0, "manifest": ""}, number=0, plan=ShardPlan(0, 0, 1, ()), n_kept=0,
         provenance=provenance, thresholds=thresholds, keep_all=True,
     )  # fmt: skip

@@ -19,7 +19,7 @@ from hypergrit_common.errors import UserError
 from pipeline.commands import rewrite
 from pipeline.commands.frame import derive_command, new_config
 from pipeline.commands.rewrite import RewriteOptions, make_table
-from pipeline.commands.rewrite_rows import OldShardReader
+from pipeline.commands.rewrite_rows import PartReader
 from pipeline.commands.takedown import remove_rows
 from pipeline.faults import ShardError
 from pipeline.output.lock import hold_lease
@@ -50,7 +50,7 @@ def plan(source: Path, new: Path, seed: int) -> Sequence[NewShard]:
     return plan_shards(Source(str(source)), new, RewriteOptions(samples_per_shard=4, seed=seed))
 
 
-MAKE = partial(make_table, OldShardReader("unused"))
+MAKE = partial(make_table, PartReader("unused"))
 
 
 def test_a_worker_of_an_earlier_command_cannot_write_to_the_output(tmp_path: Path) -> None:
