@@ -17,7 +17,6 @@ from random import Random
 from typing import Final
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
@@ -41,8 +40,6 @@ from pipeline.stages.order import steps_of
 from schemas.files import LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, Timings
 from schemas.rows import SCORED
-from schemas.status import DROPPED, KEPT
-from schemas.table import set_column
 
 logger = logging.getLogger("hypergrit")
 
@@ -66,7 +63,7 @@ def choose_rows(plans: Sequence[ShardPlan], n_rows: int, rows_per_shard: int) ->
     if n_rows >= total:
         return [(plan, [(plan, range(plan.n_rows))]) for plan in plans]
     random = Random("dry run 0")
-    bounds = [i * total // n_rows for i in range(n_rows)] + [total] if n_rows else []
+    bounds = [*(i * total // n_rows for i in range(n_rows)), total]
     chosen = [random.randrange(start, end) for start, end in pairwise(bounds)]
     found, n_shards = list[tuple[ShardPlan, Sources]](), -(-n_rows // rows_per_shard)
     for index in range(n_shards):
@@ -109,11 +106,8 @@ class SampleSteps(Steps):
         """Yield the chosen rows of a sample shard in parts of bounded size. Raises ShardError."""
         parts: list[Part] = []
         for source, positions in self.samples[plan.index]:
-            planned = planned_rows(source)
-            keys = planned["key"].take(pa.array(positions, pa.int64())).combine_chunks()
-            status = pc.if_else(pc.is_in(planned["key"], keys), pa.scalar(KEPT), pa.scalar(DROPPED))
-            for table, notes in super().read(source, set_column(planned, "status", status)):
-                parts.append((table.filter(pc.is_in(table["key"], keys)), notes))
+            for part in super().read(source, planned_rows(source).take(pa.array(positions, pa.int64()))):
+                parts.append(part)
                 if sum(table.nbytes for table, _ in parts) >= PART_BYTES:
                     yield join(parts)
                     parts.clear()
