@@ -242,14 +242,15 @@ class Content:
                 self.finding.add(self.file, f"it does not name the members of {kind}/; the first sample: {key}")
 
     def read_ledgers(self) -> dict[str, list[tuple[str, bool]]]:
-        """Return the keys of arrow/ and of the parquet, and whether each row is kept; decode the images of arrow/."""
+        """Return the keys of arrow/ and of the parquet by file, and whether each row is kept; decode the images of arrow/."""
         found: dict[str, list[tuple[str, bool]]] = {}
         arrow, parquet = FILES["arrow"][0], FILES["grit"][1]
         if arrow in self.intact:
-            self.file, found["arrow"] = self.names[arrow], []
+            self.file = self.names[arrow]
+            found[self.file] = []
             for batch in read_batches(self.store, self.manifest, ("key", "status", "image")):
                 keys, images = batch["key"].to_pylist(), batch["image"]
-                found["arrow"] += zip(keys, (status == KEPT for status in batch["status"].to_pylist()), strict=True)
+                found[self.file] += zip(keys, (status == KEPT for status in batch["status"].to_pylist()), strict=True)
                 for key, image in zip(keys, images, strict=True):
                     if image.is_valid:
                         self.decode(key, {"image": image.as_py()})
@@ -257,25 +258,30 @@ class Content:
             self.file = self.names[parquet]
             table = pq.read_table(os.path.abspath(self.store.path(self.file)), columns=["key", "status"])
             statuses = (status in (KEPT, "success") for status in table["status"].to_pylist())
-            found["grit"] = list(zip(table["key"].to_pylist(), statuses, strict=True))
+            found[self.file] = list(zip(table["key"].to_pylist(), statuses, strict=True))
         return found
 
     def check_keys(self, ledgers: dict[str, list[tuple[str, bool]]]) -> None:
-        """Compare the keys of all formats: each row has one of its own, and each kept one a sample at its place."""
-        samples = {kind: [place.key for place in places] for kind, places in self.places.items()}
-        rows = next(iter(ledgers.values()), [(key, True) for key in samples.get("train", ())])
+        """Compare the keys of all formats: each row has one of its own, and each kept one a sample at its place.
+
+        Without ledgers, the samples of the first tar are the kept rows.
+        """
+        samples = {self.names[TARS[kind]]: [place.key for place in places] for kind, places in self.places.items()}
+        of_samples = {name: [(key, True) for key in keys] for name, keys in samples.items()}
+        file, rows = next(iter((ledgers or of_samples).items()), ("", []))
         for key, n in Counter(key for key, _ in rows).items():
             self.finding.keys.add(key)
             if n > 1:
-                self.finding.add(self.file, f"row {key}: its key occurs twice")
-        if any(ledger != rows for ledger in ledgers.values()):
-            self.finding.add(self.file, "its rows are not those of arrow/")
+                self.finding.add(file, f"row {key}: its key occurs twice")
+        for name, ledger in ledgers.items():
+            if ledger != rows:
+                self.finding.add(name, "its rows are not those of arrow/")
         kept = [key for key, is_kept in rows if is_kept]
-        for kind, keys in samples.items():
+        for name, keys in samples.items():
             if keys != kept:
                 first = next(pair for pair in zip_longest(keys, kept, fillvalue="none") if pair[0] != pair[1])
                 text = f"its samples are not those of the kept rows; the first: {first[0]} in place of {first[1]}"
-                self.finding.add(self.names[TARS[kind]], text)
+                self.finding.add(name, text)
 
     def decode(self, key: str, images: Mapping[str, bytes]) -> None:
         """Decode the images of a row or sample."""

@@ -198,6 +198,20 @@ def test_samples_that_are_missing_moved_or_too_many_are_found(
     assert any(problem.startswith("_index/00001.arrow: it does not name") for problem in found)
 
 
+def test_a_key_that_occurs_twice_in_train_alone_is_no_problem_of_its_index(tmp_path: Path) -> None:
+    write_two(tmp_path, WriteConfig(formats=("train",)))
+    name = "train/00001.tar"
+    replace(tmp_path, name, rewritten(tmp_path / name, ["000000000010", "000000000012", "000000000010"]))
+    assert f"{name}: row 000000000010: its key occurs twice" in problems(tmp_path)
+    assert check(tmp_path).causes == ["_manifests/00001.json"]
+
+
+def test_the_tar_of_a_damaged_parquet_is_not_compared_with_it(tmp_path: Path) -> None:
+    write_two(tmp_path, WriteConfig(formats=("grit",)))
+    flip(tmp_path / FILES[1])
+    assert [problem.partition(":")[0] for problem in problems(tmp_path)] == [FILES[1]]
+
+
 def arrow_bytes(table: pa.Table) -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, table.schema) as writer:
