@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.remote import map_concurrently
-from pipeline.output.store import Store, shard_sizes
+from pipeline.output.store import Store, files_of_shards
 from schemas.files import FAILED_FILE, FAILED_FOLDER, FILES, INDEX_FOLDER, MANIFEST_FILE, MANIFEST_FOLDER, ShardFile
 
 FOLDERS: Final = (*FILES, INDEX_FOLDER, MANIFEST_FOLDER, FAILED_FOLDER)
@@ -72,11 +72,10 @@ def list_output(store: Store) -> Listing:
 def list_folder(store: Store, folder: str) -> dict[ShardFile, Sizes]:
     """List a folder of shards."""
     found: dict[ShardFile, tuple[array[int], array[int]]] = {}
-    for name, size in shard_sizes(store, folder).items():
-        if (place := ShardFile.parse(f"{folder}/{name}")) is not None:
-            indices, sizes = found.setdefault(place[0], (array("q"), array("q")))
-            indices.append(place[1])
-            sizes.append(size)
+    for kind, index, size in files_of_shards(store, folder):
+        indices, sizes = found.setdefault(kind, (array("q"), array("q")))
+        indices.append(index)
+        sizes.append(size)
     files: dict[ShardFile, Sizes] = {}
     for kind, columns in found.items():
         numbers, n_bytes = (np.frombuffer(column, np.int64) for column in columns)

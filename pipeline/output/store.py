@@ -437,7 +437,13 @@ def shard_sizes(store: Store, folder: str) -> dict[str, int]:
     return files
 
 
+def files_of_shards(store: Store, folder: str) -> Iterator[tuple[ShardFile, int, int]]:
+    """Yield the kind, the shard and the size in bytes of the files of shards in a folder. Raises like `shard_sizes`."""
+    for name, size in shard_sizes(store, folder).items():
+        if (found := ShardFile.parse(f"{folder}/{name}")) is not None:
+            yield *found, size
+
+
 def indices(store: Store, kind: ShardFile) -> list[int]:
     """Return the sorted indices of the shards that have a file of this kind."""
-    found = (ShardFile.parse(f"{kind.folder}/{name}") for name in shard_sizes(store, kind.folder))
-    return sorted(item[1] for item in found if item is not None and item[0] == kind)
+    return sorted(index for found, index, _ in files_of_shards(store, kind.folder) if found == kind)

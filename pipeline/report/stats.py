@@ -26,7 +26,7 @@ from pipeline.output.ledger import (
     write_summary,
 )
 from pipeline.output.manifest import fits, read_failed
-from pipeline.output.store import Store, shard_sizes
+from pipeline.output.store import Store, files_of_shards
 from pipeline.summary.histogram import Frequent
 from pipeline.summary.totals import Summary, SummaryFile, Totals, parse_summary
 from schemas.files import (
@@ -374,8 +374,7 @@ def finished_shards(store: Store, only: Collection[int] | None) -> dict[int, dic
     """Return the bytes of the manifests of the finished shards: number of the rollup -> index -> bytes."""
     chosen = None if only is None else set(only)
     groups: dict[int, dict[int, int]] = {}
-    for name, n_bytes in shard_sizes(store, MANIFEST_FOLDER).items():
-        kind, index = ShardFile.parse(f"{MANIFEST_FOLDER}/{name}") or (None, 0)
+    for kind, index, n_bytes in files_of_shards(store, MANIFEST_FOLDER):
         if kind == MANIFEST_FILE and (chosen is None or index in chosen):
             groups.setdefault(rollup_of(index), {})[index] = n_bytes
     return groups
