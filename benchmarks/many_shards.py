@@ -40,7 +40,7 @@ from schemas.files import FILES, MANIFEST_FILE, SUMMARY_FILE, TIMINGS_FILE
 from schemas.rows import SCORED
 
 KINDS = 4
-"""Different summaries."""
+"""Different summaries: each is encoded once, and put into files as SummaryFile writes them."""
 WORDS = [f"{a}{b}{c}" for a in "bdfgklmnprst" for b in "aeiou" for c in ("n", "rt", "sh", "lly", "mp", "ck", "st")]
 ARROW = FILES["arrow"][0]
 TIMINGS = json.dumps({key: {"seconds": 1.0, "rows": 100} for key in ("read", "download", "parse", "write")}).encode()

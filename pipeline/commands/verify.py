@@ -262,12 +262,9 @@ class Content:
         return found
 
     def check_keys(self, ledgers: dict[str, list[tuple[str, bool]]]) -> None:
-        """Compare the keys of all formats: each row has one of its own, and each kept one a sample at its place.
-
-        Without ledgers, the samples of the first tar are the kept rows.
-        """
+        """Compare the keys of all formats: each row has one of its own, and each kept one a sample at its place."""
         samples = {self.names[TARS[kind]]: [place.key for place in places] for kind, places in self.places.items()}
-        of_samples = {name: [(key, True) for key in keys] for name, keys in samples.items()}
+        of_samples = {name: [(key, True) for key in keys] for name, keys in samples.items()}  # without a ledger
         file, rows = next(iter((ledgers or of_samples).items()), ("", []))
         for key, n in Counter(key for key, _ in rows).items():
             self.finding.keys.add(key)

@@ -129,8 +129,7 @@ class Finding:
 class Contents:
     """The finished shards of an output, each with its plan if `_job.json` has it, and the problems of other files.
 
-    `command` made the output from others; "" for an output of the job. `left_out` are
-    unfinished shards of its sources.
+    `command` made the output from others; "" for an output of the job. `left_out` are unfinished shards of its sources.
     """
 
     plans: dict[int, PlanJson | None]

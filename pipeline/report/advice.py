@@ -34,9 +34,7 @@ HINTS: Final = {
 }
 """Drop reason -> what to do about it."""
 
-CHOSEN: Final = frozenset(
-    {"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture", "same_meaning"}
-)
+CHOSEN: Final = frozenset({"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture"})
 """Drop reasons that the user asked for, by a setting or a command."""
 FILTERS: Final = {
     "box_too_small": "score.min_side_px", "low_score": "score.min_score", "low_presence": "score.min_presence",

@@ -4,14 +4,14 @@ import json
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from pipeline.commands.dry_run import Measured, SampleSteps, choose_rows, prediction_lines
+from pipeline.commands.dry_run import Measured, SampleSteps, Sources, choose_rows, prediction_lines
 from pipeline.config import content_hash, load_config, runtime_settings
 from pipeline.faults import ShardError
 from pipeline.output.record import settings_of
@@ -28,8 +28,8 @@ def plans(n_shards: int, n_rows: int = 1000) -> list[ShardPlan]:
     return [ShardPlan(i, i * n_rows, n_rows, ()) for i in range(n_shards)]
 
 
-def rows_of(found: object) -> list[int]:
-    return sorted(plan.first_row + row for _, sources in found for plan, rows in sources for row in rows)  # type: ignore[attr-defined]
+def rows_of(found: Sequence[tuple[ShardPlan, Sources]]) -> list[int]:
+    return sorted(plan.first_row + row for _, sources in found for plan, rows in sources for row in rows)
 
 
 @pytest.mark.parametrize(("n_shards", "n_rows"), [(1, 1), (1, 3), (3, 200), (1000, 200), (7, 5000)])

@@ -297,7 +297,7 @@ def test_the_job_leaves_retried_shards_alone(retried: Path, web: TinyWeb, finish
     assert web.hits == hits
 
 
-def test_an_output_of_refilter_can_be_retried(output: Path, web: TinyWeb, tmp_path: Path) -> None:
+def test_an_output_of_rewrite_can_be_retried(output: Path, web: TinyWeb, tmp_path: Path) -> None:
     assert run_rewrite(output, tmp_path / "new") == 0
     web.hits = Counter(RECOVERED)
     assert retry(tmp_path / "new") == 0
