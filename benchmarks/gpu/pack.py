@@ -2,9 +2,9 @@
 
     python -m benchmarks.gpu.pack [--samples 256] [--out out/gpu_pack]
 
-The wheels are those of `PACKED`, pure Python, in the versions of requirements.lock; pip checks their hashes. The shards
-are drawn. Together with the files of the repository, the pack has at most 60 MiB. `install.sh` in it installs the
-wheels to a folder:
+The wheels are those of `PACKED` in the versions of requirements.lock, for Python 3.12 on Linux and x86-64; pip checks
+their hashes. The shards are drawn. Together with the files of the repository, the pack has at most 60 MiB. `install.sh`
+in it installs the wheels to a folder:
 
     source out/gpu_pack/install.sh
 """
@@ -23,7 +23,8 @@ from benchmarks.gpu.data import training_shards
 
 ROOT = Path(__file__).parents[2]
 OUT = ROOT / "out" / "gpu_pack"
-PACKED = ("ftfy", "open-clip-torch", "wcwidth")
+PYDANTIC = ("annotated-types", "pydantic", "pydantic-core", "typing-extensions", "typing-inspection")
+PACKED = ("ftfy", "open-clip-torch", "wcwidth", *PYDANTIC)
 """Packages that trainer, GLIP and the scripts import, and that an expected machine lacks (installed.txt)."""
 LIMIT = 60 << 20
 INSTALL = """# Source this file: it installs the packed wheels to a folder, and adds it to PYTHONPATH.
@@ -62,12 +63,12 @@ def locked(names: Sequence[str], lock: str) -> str:
 
 
 def download(requirements: str, folder: Path) -> None:
-    """Download wheels that run on every platform, in any Python 3."""
+    """Download wheels for the machine with the GPU."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write(requirements)
         file.flush()
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
-        command += ["--only-binary=:all:", "--implementation", "py", "--abi", "none", "--platform", "any"]
+        command += ["--only-binary=:all:", "--python-version", "3.12", "--platform", "manylinux2014_x86_64"]
         subprocess.run([*command, "--dest", str(folder), "-r", file.name], check=True)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.gpu.pack import PACKED
+from tests.docs.test_dependencies import declared
 from tests.trainer.small_run import overrides, write_data
 
 pytestmark = pytest.mark.rest
@@ -23,7 +24,7 @@ BLOCK = f"""
 import re, sys
 from importlib.metadata import distributions
 
-HERE = {[*INSTALLED, *PACKED]!r}
+HERE, DECLARED = {[*INSTALLED, *PACKED]!r}, {declared("models", "train")!r}
 
 def normal(name):
     return re.sub("[-_.]+", "-", name).lower()
@@ -33,12 +34,12 @@ def names_of(item):  # of the modules at the top of a distribution
 
 found = {{normal(item.metadata["Name"]): item for item in distributions()}}
 needed, left = set(), list(HERE)
-while left:  # with the packages that they need
+while left:  # with the packages that they need; what this project imports itself must be listed or packed
     name = left.pop()
     if name in found and name not in needed:
         needed.add(name)
         texts = [text for text in found[name].requires or [] if "extra ==" not in text]
-        left += [normal(re.match(r"[\\w.-]+", text)[0]) for text in texts]
+        left += {{normal(re.match(r"[\\w.-]+", text)[0]) for text in texts}} - DECLARED
 allowed = set().union(*(names_of(found[name]) for name in needed))
 blocked = set().union(*(names_of(item) for name, item in found.items() if name not in needed)) - allowed
 blocked -= sys.stdlib_module_names
