@@ -37,9 +37,8 @@ from schemas.status import KEPT
 
 SEEDS: Final = {"dev": TEST_SEEDS[40_000:50_000], "held-out": TEST_SEEDS[50_000:60_000]}
 BATCH: Final = 50
-GROUPS: Final[dict[str, tuple[Style, ...]]] = {"trained": TRAIN_STYLES, "held_out": (HELD_OUT_STYLE,)}
-AIMS: Final = {"trained": (0.95, 0.90), "held_out": (0.90, 0.80)}
-"""Aims of precision and recall by styles."""
+GROUPS: Final = {"trained": (TRAIN_STYLES, 0.95, 0.90), "held_out": ((HELD_OUT_STYLE,), 0.90, 0.80)}
+"""Styles by group, with the aims of their precision and recall."""
 LOST: Final = {
     "low_score": "score below the threshold",
     "low_presence": "presence below the threshold",
@@ -59,14 +58,12 @@ def main() -> None:
     torch.set_num_threads(1)
     stages = load_stages(options.weights)
     results: dict[str, dict[str, Any]] = {}
-    for group, (min_precision, min_recall) in AIMS.items():
+    for group, (styles, min_precision, min_recall) in GROUPS.items():
         seeds = SEEDS[options.split][: options.scenes]
-        scenes = [canvas_scene(seed, style) for style in GROUPS[group] for seed in seeds]
+        scenes = [canvas_scene(seed, style) for style in styles for seed in seeds]
         counts = [count(scene, row) for scene, row in zip(scenes, run(scenes, stages), strict=True)]
-        results[group] = print_result(f"{group} styles", counts)
-        results[group]["ratio"] = round(
-            min(precision(total(counts)) / min_precision, recall(total(counts)) / min_recall), 3
-        )
+        quotients = precision(total(counts)) / min_precision, recall(total(counts)) / min_recall
+        results[group] = print_result(f"{group} styles", counts) | {"ratio": round(min(quotients), 3)}
     ratio = min(result["ratio"] for result in results.values())
     print(json.dumps({"name": "boxes", "split": options.split, "scenes": options.scenes, **results, "ratio": ratio}))
 
