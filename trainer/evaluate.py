@@ -186,23 +186,23 @@ def run(model: str, config: EvaluateConfig, name: str = "") -> dict[str, float]:
     """
     if not config.shards and not config.image_folders:
         raise UserError("there is nothing to evaluate on; give shards=FOLDER, image_folders=[FOLDER], or both")
-    from trainer.checkpoints.model import load_model  # both import torch, which --help does not need
-    from trainer.evaluation.held_out.evaluate import Details, Evaluation
-    from trainer.evaluation.metrics.spaces import NAMES
+    from trainer.checkpoints.model import load_model  # these import torch, which --help does not need
+    from trainer.evaluation.held_out.evaluate import Evaluation
+    from trainer.evaluation.metrics.spaces import NAMES, quantity
     from trainer.evaluation.plots import draw_histograms
 
     try:
         loaded = load_model(model, config.model_name)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
-    details = Details() if config.pictures else None
-    results = Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device), details=details)
-    if details and details.distances:
-        groups = {NAMES[stream]: values.numpy() for stream, values in details.distances.items()}
+    distances: dict[str, Any] | None = {} if config.pictures else None
+    results = Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device), distances=distances)
+    if distances:
+        groups = {NAMES[stream]: values.numpy() for stream, values in distances.items()}
         path = Path(config.pictures) / f"{name.replace('/', '-')}.png"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            draw_histograms(groups, f"{name}: {details.quantity}", path)
+            draw_histograms(groups, f"{name}: {quantity(loaded.model)}", path)
         except OSError as error:
             raise UserError(f"pictures={config.pictures} cannot be written: {error}") from error
     return results

@@ -7,7 +7,6 @@ entailment/NAME/order, auc, ap, chance                         models with entai
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -28,19 +27,10 @@ from trainer.evaluation.metrics.ranking import (
     ranks_of_matches,
     recall_at,
 )
-from trainer.evaluation.metrics.spaces import quantity, root_distances
+from trainer.evaluation.metrics.spaces import root_distances
 from trainer.evaluation.sets.image_folders import ImageFolder, read_folders, read_images
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer
-
-
-@dataclass(kw_only=True)
-class Details:
-    """Findings of an evaluation for pictures. `Evaluation` adds them; without held-out shards there are none."""
-
-    distances: dict[str, Tensor] = field(default_factory=dict)  # [n] from the root, by stream
-    quantity: str = ""  # the label of an axis with the distances
-
 
 RECALL_AT: Final = (1, 5, 10)
 DIRECTIONS: Final[dict[str, Side]] = {"text_to_image": "text", "image_to_text": "image"}
@@ -70,13 +60,13 @@ class Evaluation:
         device: torch.device | str,
         precision: Callable[[], AbstractContextManager[Any]] = nullcontext,
         is_stopping: Callable[[], bool] = bool,
-        details: Details | None = None,
+        distances: dict[str, Tensor] | None = None,
     ) -> dict[str, float]:
         """Evaluate a model on `device`. Random numbers, from `config.seed`, are used for mismatched pairs only.
 
         Collective: each rank embeds a part of the data. The towers compute in the context `precision()`, lifts and
-        scores in float32. `details` are filled, if given; a rank may do so alone. Raises InterruptedEvaluationError once
-        `is_stopping` is true on a rank.
+        scores in float32. The distances [n] of held-out points from the root are added to `distances` by stream, if given.
+        Raises InterruptedEvaluationError once `is_stopping` is true on a rank.
         """
         was_training = model.training
         model.to(device).eval()
@@ -91,8 +81,8 @@ class Evaluation:
                 points = embed_held_out(model, tokenizer, self.shards, self.config.max_samples, sharing)
                 lifted = points.lifted(model)
                 results |= pair_results(model, tokenizer, points, lifted, self.config, sharing)
-                if details:
-                    details.distances, details.quantity = root_distances(model, lifted), quantity(model)
+                if distances is not None:
+                    distances |= root_distances(model, lifted)
         finally:
             model.train(was_training)
         return results
