@@ -8,6 +8,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -44,6 +45,8 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     try:
         check_file(path)
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+        if odd := [row for row in rows if not isinstance(row, dict) or not isinstance(row.get("step"), int)]:
+            raise ValueError(f"a row is {str(odd[0])[:80]}, not an object with a step")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}; give the output folder of a run") from error
     if not rows:
@@ -78,7 +81,7 @@ def draw(found: Mapping[str, Sequence[Line]], title: str, path: Path) -> Path:
         for place, (name, lines) in enumerate(found.items(), start=1):
             ax = figure.add_subplot(rows, columns, place, xlabel="step")
             ax.set_title(name, loc="left", fontsize=10)
-            for color, line in zip(COLORS * len(lines), lines, strict=False):
+            for color, line in zip(cycle(COLORS), lines, strict=False):
                 window = max(len(line.values) // SMOOTH, 1)
                 parts = [line.values[max(end - window, 0) : end] for end in range(1, len(line.values) + 1)]
                 style = "--" if "chance" in line.label else "o-" if len(parts) < SMOOTH else "-"

@@ -53,7 +53,10 @@ def test_curves_are_written_as_a_png(tmp_path: Path) -> None:
     assert write_curves(tmp_path).read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_run_without_metrics_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize("text", [None, "", "7\n", '{"loss/total": 1.0}\n', '{"step": 1'])
+def test_a_run_without_metrics_is_an_error_that_names_the_file(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "metrics.jsonl").write_text(text)
     with pytest.raises(UserError, match=r"metrics\.jsonl"):
         write_curves(tmp_path)
 
