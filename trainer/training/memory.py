@@ -53,17 +53,19 @@ def check_memory(
         free = free_memory()
     with context:
         need = ranks * needed(config, model, process)
+    text = f"the run needs about {need / GB:.1f} GB of memory"
+    if free < math.inf:
+        text += f", of {free / GB:.1f} GB free"
     if process.is_main:
-        logger.info("the run needs about %.1f GB of memory, of %.1f GB free", need / GB, free / GB)
+        logger.info("%s", text)
     problem = (
-        f"the run needs about {need / GB:.1f} GB of memory, of {free / GB:.1f} GB free: set micro_batch_size=8, which "
-        "gives the same gradient, and checkpoint_activations=true; lower batch_size or data.workers; or choose smaller "
-        f"towers (model.image, model.text). {SMALL_MACHINE} does this for a first try. check_memory=false starts it all "
-        "the same"
+        f"{text}: set micro_batch_size=8, which gives the same gradient, and checkpoint_activations=true; lower batch_size "
+        "or data.workers; or choose smaller towers (model.image, model.text). "
+        f"{SMALL_MACHINE} does this for a first try. check_memory=false starts it all the same"
     )
-    for text in all_ranks(problem if TOLERANCE * need > free else ""):
-        if text:
-            raise UserError(text)
+    for found in all_ranks(problem if TOLERANCE * need > free else ""):
+        if found:
+            raise UserError(found)
 
 
 def needed(config: TrainConfig, model: DualEncoder, process: Process) -> float:

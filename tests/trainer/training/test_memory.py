@@ -1,5 +1,7 @@
 """The estimate of a run's memory before its first step, and the refusal of a run that does not fit."""
 
+import re
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,6 +47,19 @@ def test_micro_batches_and_checkpoints_need_less_and_an_average_needs_more(tmp_p
         needed, ("data.workers=0", "micro_batch_size=4", "checkpoint_activations=true", "optim.ema=0.9")
     )
     assert micro < blocks < plain < average < 1.1 * plain
+
+
+def test_without_a_known_free_memory_the_log_has_the_estimate_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown() -> int:
+        raise FileNotFoundError("/proc/meminfo")
+
+    built = small_run(tmp_path / "run")
+    monkeypatch.setattr(memory, "free_memory", unknown)
+    with caplog.at_level("INFO"):
+        memory.check_memory(built.config, built.model, built.process, nullcontext())
+    assert re.fullmatch(r"the run needs about \d+\.\d GB of memory", caplog.messages[-1])
 
 
 def test_a_run_that_does_not_fit_is_refused_before_the_first_step_with_the_keys_to_change(
