@@ -207,7 +207,7 @@ def facts(rows: Rows) -> dict[str, str]:
 
 
 def pictures(folder: Path, rows: Rows) -> dict[str, Any]:
-    """The figures, each with its title, and the walks by task of the rows that have them, by the title of the row."""
+    """For each row that has pictures, by its title: the figures with their titles, and the walks by task."""
     found = {}
     for key, row in rows.items():
         made = {path.stem: read_object(path) for path in (folder / key).glob("*.json")}

@@ -1,4 +1,4 @@
-"""What a study consists of: the rows of its tables, rows.csv, and its sizes, sizes.yaml.
+"""The rows that a study trains (rows.csv), and the sizes that a study can have (sizes.yaml).
 
 A row is the training of a head with the loss of a model on cached features. One that bears the name of a paper has the
 defaults of its model, the loss and constants of the paper or of its released code (docs/paper.md has the differences), but

@@ -72,9 +72,12 @@ def read_rows(folder: Path, n_seeds: Mapping[Variant, int]) -> dict[str, Row]:
 
     Raises UserError, naming the file, for one that is damaged.
     """
-    paths = {row: {seed: folder / f"{row.key}-{seed}.parquet" for seed in range(n)} for row, n in n_seeds.items()}
-    found = {row: {n: read_result(path) for n, path in files.items() if path.is_file()} for row, files in paths.items()}
-    return {variant.key: row_of(variant, results) for variant, results in found.items() if results}
+    found = {}
+    for row, n in n_seeds.items():
+        paths = {seed: folder / f"{row.key}-{seed}.parquet" for seed in range(n)}
+        if results := {seed: read_result(path) for seed, path in paths.items() if path.is_file()}:
+            found[row.key] = row_of(row, results)
+    return found
 
 
 def row_of(variant: Variant, results: Mapping[int, tuple[pd.DataFrame, dict[str, Any]]]) -> Row:

@@ -101,5 +101,5 @@ def layout(row: Sequence[Items]) -> Array:
     values = np.stack([items.values for items in row])
     means = values.mean(1, keepdims=True)
     _, place = np.unique(units, return_inverse=True)
-    centered = np.stack([np.bincount(place, row) for row in values - means])
+    centered = np.stack([np.bincount(place, gaps) for gaps in values - means])
     return means + centered * (centered.shape[1] / len(units))

@@ -50,15 +50,9 @@ def all_tables(rows: Rows) -> Iterator[dict[str, Any]]:
         printed = {metric: dict(text.split("=") for text in words) for metric, words in texts.items()}
         keys = dict.fromkeys(chain(*printed.values()))
         groups = {CONDITIONS["crops"][1]: [rows[key] for key in keys if key in rows]} if keys else main
-        made = {about: lines(found, printed) for about, found in groups.items() if found}
-        values = {
-            "title": title,
-            "headings": list(design["heading"]),
-            "groups": made,
-            "papers": paper_lines(design, rows),
-        }
-        if made:
-            yield values
+        if made := {about: lines(found, printed) for about, found in groups.items() if found}:
+            papers = paper_lines(design, rows)
+            yield {"title": title, "headings": list(design["heading"]), "groups": made, "papers": papers}
 
 
 def lines(rows: Sequence[Row], printed: Mapping[str, Mapping[str, str]]) -> list[Line]:
