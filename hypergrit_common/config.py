@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache, reduce
 from pathlib import Path
-from typing import Any, Final, TypeVar, get_args, get_origin, get_type_hints
+from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import yaml
 from pydantic import TypeAdapter, ValidationError
@@ -140,13 +140,11 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
                 f"{item} has no value; give one, {key}='\"\"' for an empty text, or {key}=null if it may have none"
             )
         try:
-            layer: Any = parse_value(value)
+            layer = nested(key, parse_value(value))
         except (ValueError, yaml.YAMLError) as error:
             if keys.is_secret(key):
                 raise UserError(f"the value of {key}= cannot be read; see --help for its form") from None
             raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
-        for name in reversed(key.split(".")):
-            layer = {name: layer}
         layers.append(make_layer(layer, f"{key}=..." if keys.is_secret(key) else item, keys))
     return layers
 
@@ -158,9 +156,7 @@ def make_layer(values: Mapping[str, Any], source: str, keys: Keys) -> Layer:
     """
     layer = {name: value for name, value in values.items() if name not in keys.short}
     for name in keys.short.keys() & values.keys():
-        layer = merged(
-            layer, reduce(lambda value, group: {group: value}, reversed(keys.short[name].split(".")), values[name])
-        )
+        layer = merged(layer, nested(keys.short[name], values[name]))
     return without_removed(layer, keys.removed, source), source
 
 
@@ -218,6 +214,11 @@ def from_plain(cls: type, values: Mapping[str, Any], source: str) -> Any:
     """
     with prefixed(f"{source}: "):
         return _build(cls, _converted(cls, values, {}), {})
+
+
+def nested(key: str, value: Any) -> Any:
+    """Return a value within the groups of its full key."""
+    return reduce(lambda inner, name: {name: inner}, reversed(key.split(".")), value)
 
 
 def merged(values: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,51 +311,41 @@ def _did_you_mean(wrong: str, cls: type, groups: Mapping[str, type], prefix: str
 
 def _build(cls: type, values: Mapping[str, Any], kinds: Mapping[str, type], prefix: str = "") -> Any:
     """Build the dataclass of a group whose keys begin with `prefix`, which its messages begin with."""
-    groups = _groups(cls, kinds)
-    built = {name: _build(kind, values.get(name, {}), {}, f"{prefix}{name}.") for name, kind in groups.items()}
-    missing = (dataclasses.MISSING, dataclasses.MISSING)
+    groups = _groups(cls, kinds).items()
+    given = {**values, **{name: _build(kind, values.get(name, {}), {}, f"{prefix}{name}.") for name, kind in groups}}
     with prefixed(prefix):
         for item in dataclasses.fields(cls):
-            if item.name not in {**values, **built} and (item.default, item.default_factory) == missing:
+            if item.name not in given and item.default is item.default_factory is dataclasses.MISSING:
                 raise UserError(f"{item.name} is not set; give {prefix}{item.name}=...")
-        return cls(**{**values, **built})
+        return cls(**given)
 
 
-def secret_keys(cls: type, prefix: str = "") -> Iterator[str]:
-    """Yield the keys of `cls` that are marked with `secret`."""
-    hints = get_type_hints(cls)
+def marked_keys(cls: type, mark: str, kinds: Mapping[str, type] | None = None, prefix: str = "") -> Iterator[str]:
+    """Yield the keys and groups of `cls` that are marked with `runtime` or `secret`; `kinds` as in `merge`."""
+    groups = _groups(cls, kinds or {})
     for item in dataclasses.fields(cls):
-        if item.metadata.get("secret"):
+        if item.metadata.get(mark):
             yield prefix + item.name
-        elif is_dataclass(kind := hints[item.name]) and isinstance(kind, type):
-            yield from secret_keys(kind, f"{prefix}{item.name}.")
+        elif item.name in groups:
+            yield from marked_keys(groups[item.name], mark, prefix=f"{prefix}{item.name}.")
 
 
-def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None, prefix: str = "") -> set[str]:
+def runtime_keys(cls: type, kinds: Mapping[str, type] | None = None) -> set[str]:
     """Return the keys and groups of `cls` that are marked with `runtime`; `kinds` as in `merge`."""
-    found: set[str] = set()
-    hints = get_type_hints(cls)
-    for item in dataclasses.fields(cls):
-        kind = (kinds or {}).get(item.name, hints[item.name])
-        if item.metadata.get("runtime"):
-            found.add(prefix + item.name)
-        elif is_dataclass(kind) and isinstance(kind, type):
-            found |= runtime_keys(kind, prefix=f"{prefix}{item.name}.")
-    return found
+    return set(marked_keys(cls, "runtime", kinds))
 
 
-def default_settings(config: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the defaults of the settings of a configuration by full key, as JSON gives them back."""
+def default_settings(config: Any) -> dict[str, Any]:
+    """Return the nested defaults of the settings of a configuration."""
     found: dict[str, Any] = {}
     for item in dataclasses.fields(config):
-        key, value = f"{prefix}{item.name}", getattr(config, item.name)
-        if is_dataclass(value):
-            found |= default_settings(value, f"{key}.")
+        if is_dataclass(value := getattr(config, item.name)):
+            found[item.name] = default_settings(value)
         elif item.default_factory is not dataclasses.MISSING:
-            found[key] = item.default_factory()
+            found[item.name] = item.default_factory()
         elif item.default is not dataclasses.MISSING:
-            found[key] = item.default
-    return flatten(found)
+            found[item.name] = item.default
+    return found
 
 
 def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -362,8 +353,7 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in values.items():
         flat |= flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
-    plain: dict[str, Any] = json.loads(json.dumps(flat))
-    return plain
+    return cast(dict[str, Any], json.loads(json.dumps(flat)))
 
 
 def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -416,7 +406,7 @@ def to_yaml(config: Any) -> str:
     Keys of `secret` fields are left out.
     """
     values = dataclasses.asdict(config)
-    for key in secret_keys(type(config)):
+    for key in marked_keys(type(config), "secret"):
         *groups, name = key.split(".")
         reduce(lambda group, name: group[name], groups, values).pop(name)
     return dump_yaml(clean(values, strip_query=False))

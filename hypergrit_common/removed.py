@@ -11,6 +11,7 @@ from typing import Any, Final
 LAST_COMMIT: Final = "5af35950"
 """The last commit that had every setting below."""
 
+IN_FOLDERS: Final = f"has folders of 1,000 shards, which HyperGRIT does not read any more; commit {LAST_COMMIT} does"
 REMOVED: Final = f"removed after commit {LAST_COMMIT}"
 """What a message says of such a setting."""
 

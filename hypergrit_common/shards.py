@@ -12,7 +12,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.remote import one_line, open_store, store_errors
-from hypergrit_common.removed import LAST_COMMIT
+from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
 from schemas.files import FILES, FOLDERS_RECORD, MANIFEST_FILE, ShardPath
 
@@ -60,8 +60,7 @@ def _list_pattern(pattern: str, subfolder: str, suffix: str) -> list[str]:
         if not found and not fs.exists(re.split(rf"[^/]*[{re.escape(GLOB)}]", path)[0]):
             raise UserError(f"{pattern} does not exist; check the path, or the name of the bucket")
         if not committed and any(fs.exists(f"{root}/{FOLDERS_RECORD}") for root in (path, path.rpartition("/")[0])):
-            text = "folders of 1,000 shards, which HyperGRIT does not read any more"
-            raise UserError(f"{pattern} has {text}; commit {LAST_COMMIT} does")
+            raise UserError(f"{pattern} {IN_FOLDERS}")
     if not committed:
         raise UserError(f"{pattern} holds no *{suffix}; give a folder or a glob of *{suffix}, or one file")
     return [name if is_local(fs) else str(fs.unstrip_protocol(name)) for name in committed]

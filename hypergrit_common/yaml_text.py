@@ -1,6 +1,6 @@
 """YAML from the user: its limits, scalars that keep how they were written, and the writing of plain values.
 
-No tag of a text builds an object of Python, and no alias (*name) repeats a value.
+No tag of a text builds an object of Python, and what aliases (*name) repeat counts as if it were written out.
 """
 
 import re
@@ -11,6 +11,7 @@ import yaml
 
 MAX_CHARS: Final = 1_000_000
 MAX_DEPTH: Final = 50
+TOO_DEEP: Final = f"values are nested more than {MAX_DEPTH} deep; remove the inner ones"
 
 
 class Written(str):
@@ -45,75 +46,80 @@ TAG: Final = "tag:yaml.org,2002:"
 NUMBER: Final = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 """Numbers with an exponent, such as 1e3, which PyYAML reads as a text."""
 RESOLVERS: Final = {
-    first: [(tag, pattern) for tag, pattern in found if tag != f"{TAG}timestamp"]
-    for first, found in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    first: [*(rule for rule in rules if rule[0] != f"{TAG}timestamp"), (f"{TAG}float", NUMBER)]
+    for first, rules in yaml.SafeLoader.yaml_implicit_resolvers.items()
 }
-"""PyYAML's rules for what a scalar is, by its first character, without those for dates."""
+"""PyYAML's rules for what a scalar is, by its first character, with NUMBER and without those for dates."""
 
 
 class Loader(yaml.SafeLoader):
     """Builds null, truth values and numbers as `Written`, texts, lists, and mappings whose keys are texts."""
 
-    yaml_implicit_resolvers = {first: [*found] for first, found in RESOLVERS.items()}  # noqa: RUF012
+    yaml_implicit_resolvers = RESOLVERS
     yaml_constructors = {  # noqa: RUF012
         tag: yaml.SafeLoader.yaml_constructors[tag]
         for tag in (None, *(f"{TAG}{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")))
     }
+    depth = n_repeated = 0
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Build a value, and once more for every alias (*name) of it. Raises ValueError with the line at a limit."""
+        self.depth += isinstance(node, yaml.CollectionNode)
+        if self.depth > MAX_DEPTH:
+            raise ValueError(f"line {node.start_mark.line + 1}: {TOO_DEEP}")
+        if node in self.constructed_objects:
+            del self.constructed_objects[node]
+            self.n_repeated += node.end_mark.index - node.start_mark.index
+            if self.n_repeated > MAX_CHARS:
+                raise ValueError(f"line {node.start_mark.line + 1}: aliases repeat more than {MAX_CHARS} characters")
+        value = super().construct_object(node, deep=True)
+        self.depth -= isinstance(node, yaml.CollectionNode)
+        return value
 
     def construct_written(self, node: yaml.ScalarNode) -> Written:
-        """Build a number or a truth value."""
-        return Written(node.value, yaml.SafeLoader.yaml_constructors[node.tag](self, node))
+        """Build a number or a truth value. Raises ValueError for a whole number of thousands of digits."""
+        value = yaml.SafeLoader.yaml_constructors[node.tag](self, node)
+        repr(value)  # which raises it
+        return Written(node.value, value)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Build a mapping. Raises yaml.YAMLError for a key that is no scalar, or that occurs twice."""
         found: dict[Hashable, Any] = {}
-        for key, value in node.value:
+        for (key, _), (_, value) in zip(node.value, self.construct_pairs(node), strict=True):
             if not isinstance(key, yaml.ScalarNode) or key.value in found:
                 problem = f"found duplicate key {key.value}" if isinstance(key, yaml.ScalarNode) else "a key is no text"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            found[key.value] = self.construct_object(value, deep=True)
+            found[key.value] = value
         return found
 
 
 class Dumper(yaml.SafeDumper):
     """Writes what Loader reads."""
 
-    yaml_implicit_resolvers = {first: [*found] for first, found in RESOLVERS.items()}  # noqa: RUF012
+    yaml_implicit_resolvers = RESOLVERS
 
     def ignore_aliases(self, data: Any) -> bool:
         """Write equal values in full."""
         return True
 
 
-for kind in (Loader, Dumper):
-    kind.add_implicit_resolver(f"{TAG}float", NUMBER, list("-+.0123456789"))
 for name in ("bool", "int", "float"):
     Loader.add_constructor(f"{TAG}{name}", Loader.construct_written)
 
 
-def check_yaml(text: str) -> None:
-    """Check a YAML document without building its values.
+def parse_yaml(text: str) -> Any:
+    """Return the values of a YAML document, scalars without quotes as `Written`.
 
-    Raises ValueError with the line if it exceeds a limit or has an alias, yaml.YAMLError if it is not valid.
+    Raises ValueError if it exceeds a limit or a value cannot be converted, yaml.YAMLError if it is not valid.
     """
     if len(text) > MAX_CHARS:
         raise ValueError(f"it has {len(text)} characters; a configuration has at most {MAX_CHARS}")
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = event.start_mark.line + 1 if event.start_mark else 0
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH:
-            raise ValueError(f"line {line}: values are nested more than {MAX_DEPTH} deep; remove the inner ones")
-        if isinstance(event, yaml.AliasEvent):
-            raise ValueError(
-                f"line {line}: *{event.anchor} is an alias; write the value itself, a text with * in quotes"
-            )
-
-
-def parse_yaml(text: str) -> Any:
-    """Return the values of a YAML document, scalars without quotes as `Written`. Raises what `check_yaml` does."""
-    check_yaml(text)
-    return yaml.load(text, Loader)
+    try:
+        return yaml.load(text, Loader)
+    except RecursionError:
+        raise ValueError(TOO_DEEP) from None
+    except (LookupError, TypeError, ArithmeticError) as error:  # such as of !!bool x, and of "\Uffffffff"
+        raise ValueError(f"a value cannot be converted ({type(error).__name__})") from None
 
 
 def parse_value(text: str) -> Any:

@@ -19,6 +19,8 @@ from hypergrit_common.config import (
     from_plain,
     last_value,
     merge,
+    merged,
+    nested,
     read_layers,
     runtime,
     runtime_keys,
@@ -310,8 +312,7 @@ def content_hash(config: PipelineConfig) -> str:
     """
     content, _ = split_runtime(config)
     for key in KEYS.removed.keys() - NOT_IN_HASH:
-        *groups, name = key.split(".")
-        reduce(lambda inner, group: inner.setdefault(group, {}), groups, content)[name] = KEYS.removed[key]
+        content = merged(content, nested(key, KEYS.removed[key]))
     for key in ("input", "output", "limit", "rows_per_shard"):
         del content[key]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

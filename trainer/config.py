@@ -293,7 +293,7 @@ def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:
     but by the loader.
     """
     free = runtime_keys(TrainConfig, {"model": type(config.model)})
-    before, after = default_settings(config) | flatten(saved), flatten(as_dict(config))
+    before, after = flatten(default_settings(config)) | flatten(saved), flatten(as_dict(config))
     now = dict.fromkeys(KEYS.removed, REMOVED) | {key: repr(value) for key, value in after.items()}
     return [
         f"{key} was {before.get(key)!r}, is {now.get(key)}"

@@ -7,7 +7,7 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 
-from hypergrit_common.config import default_settings
+from hypergrit_common.config import default_settings, flatten
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.removed import REMOVED
@@ -184,7 +184,7 @@ def compare(
 ) -> tuple[ShardPlans, list[str]]:
     """Return the plans of the shards that hold the same as in the recorded job, and the differences to it."""
     now = settings_of(config)
-    defaults = {key: value for key, value in default_settings(config).items() if key in now}
+    defaults = {key: value for key, value in flatten(default_settings(config)).items() if key in now}
     settings = setting_differences(defaults | record["settings"], now)
     others = list(provenance_differences(record["provenance"], provenance))
     inputs = [f"input file {path}: {change}" for path, change in history.changes.items()]

@@ -24,7 +24,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file
 from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
-from hypergrit_common.removed import LAST_COMMIT
+from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import text_without_secrets
 from pipeline.faults import ShardError
@@ -431,9 +431,7 @@ def shard_sizes(store: Store, folder: str) -> dict[str, int]:
     """
     files, folders = store.contents(folder)
     if any(name.isascii() and name.isdecimal() for name in folders):
-        raise UserError(
-            f"{store.root} has folders of 1,000 shards, which HyperGRIT does not read any more; commit {LAST_COMMIT} does"
-        )
+        raise UserError(f"{store.root} {IN_FOLDERS}")
     return files
 
 

@@ -5,6 +5,7 @@ import re
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import pairwise
 from math import inf, nan
 from pathlib import Path
 from typing import Any, Literal
@@ -25,6 +26,7 @@ from hypergrit_common.config import (
 from hypergrit_common.config_help import describe, list_keys
 from hypergrit_common.errors import UserError
 from hypergrit_common.removed import LAST_COMMIT
+from hypergrit_common.yaml_text import parse_yaml, plain
 from tests.removed import INVENTED, YAML
 
 KEYS = Keys(short={"width": "tower.width"})
@@ -202,10 +204,26 @@ def test_a_text_in_a_file_is_the_one_that_was_written(tmp_path: Path) -> None:
     assert town(str(file)) == Town(name="2024_10", tower=Tower(width=7, device="no"))
 
 
+REPEATED = "aliases repeat more than 1000000 characters"
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("name: *x", "line 1: *x is an alias; write the value itself, a text with * in quotes"),
+        ("name: *x", "found undefined alias 'x' in line 1"),
+        ("name: &x [*x]", "found unconstructable recursive node in line 1"),
+        (
+            "".join(f"- &a{i} [{f'*a{i - 1}' if i else ''}]\n" for i in range(50)),
+            "line 1: values are nested more than 50",
+        ),
+        ("a: &a [x]\n" + "".join(f"{b}: &{b} [{f'*{a}, ' * 9}]\n" for a, b in pairwise("abcdefgh")), REPEATED),
+        (f"long: &x {'a' * 1000}\nothers: [{'{*x : 1}, ' * 1001}]", REPEATED),
+        ("[" * 700, "values are nested more than 50 deep"),
+        ("name: !!int ''", "a value cannot be converted (IndexError)"),
+        ("name: !!bool maybe", "a value cannot be converted (KeyError)"),
+        ("name: !!map [a]", "expected a mapping node, but found sequence in line 1"),
+        ('name: "\\Uffffffff"', "a value cannot be converted (OverflowError)"),
+        ("name: 0x" + "f" * 4000, "Exceeds the limit (4300 digits)"),
         ("name: a\nname: b", "found duplicate key name in line 2"),
         ("? [a]\n: b", "a key is no text"),
         ("name: !!python/object/apply:os.getcwd []", "could not determine a constructor"),
@@ -218,6 +236,20 @@ def test_what_a_file_must_not_have_is_named(tmp_path: Path, text: str, problem: 
     file.write_text(text)
     with pytest.raises(UserError, match=rf"town\.yaml' cannot be read: .*{re.escape(problem)}"):
         town(str(file))
+
+
+def test_an_alias_has_a_value_of_its_own_as_it_was_written() -> None:
+    values = parse_yaml("a: &x {size: 007, of: [&y no, *y]}\nb: *x\nc: [*x, *y]\n")
+    assert values["a"] == values["b"] == values["c"][0] == {"size": "007", "of": ["no", "no"]}
+    assert plain(values["c"]) == [{"size": 7, "of": [False, False]}, False]
+    values["b"]["of"].clear()
+    assert plain(values["a"]) == {"size": 7, "of": [False, False]}
+
+
+@pytest.mark.parametrize("value", ["[!!bool x]", "[!!map [a]]", '"\\Uffffffff"', "0x" + "f" * 4000, "[" * 700])
+def test_an_argument_that_yaml_cannot_convert_is_named(value: str) -> None:
+    with pytest.raises(UserError, match=r"^names=.* cannot be read: .*(conver|expected a mapping|values are nested)"):
+        read_layers([f"names={value}"], Keys())
 
 
 @dataclass(frozen=True)

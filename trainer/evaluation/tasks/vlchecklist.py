@@ -16,7 +16,7 @@ import yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
-from hypergrit_common.yaml_text import check_yaml
+from hypergrit_common.yaml_text import parse_yaml
 from trainer.evaluation.metrics.items import Items, balanced_items
 from trainer.evaluation.sets.annotations import checksums, field
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError, TaskOptions, TaskResult
@@ -46,9 +46,7 @@ def read_corpus(path: Path, folder: Path) -> tuple[Path, Path]:
     """
     try:
         check_file(path)
-        text = path.read_text(encoding="utf-8")
-        check_yaml(text)
-        values = yaml.load(text, Loader=yaml.BaseLoader)  # all values are texts
+        values = parse_yaml(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise UserError(f"{path} cannot be read as YAML: {one_line(error)}; download it again") from error
     annotations, images = (field(values, key, str, str(path)) for key in ("ANNO_PATH", "IMG_ROOT"))
