@@ -52,7 +52,7 @@ def check_memory(
     with suppress(OSError):  # not Linux
         free = free_memory()
     with context:
-        need = ranks * needed(config, model, process)
+        need = ranks * needed(config, model, process) + checkpoint_bytes(config, model)
     text = f"the run needs about {need / GB:.1f} GB of memory"
     if free < math.inf:
         text += f", of {free / GB:.1f} GB free"
@@ -69,7 +69,7 @@ def check_memory(
 
 
 def needed(config: TrainConfig, model: DualEncoder, process: Process) -> float:
-    """The bytes that this process needs beside its weights: activations, gradients, Adam's state and batches."""
+    """The bytes that a process needs beside its weights: activations, gradients, Adam's state and batches."""
     data, pairs, text = config.data, config.batch_size // process.world_size, config.model.text
     boxes = 0 if "boxes" not in model.needs else 1 if data.boxes == "random" else data.max_boxes or BOXES
     images, texts = pairs * (1 + boxes), pairs * (1 + PHRASE_SHARE * boxes)
@@ -90,6 +90,12 @@ def needed(config: TrainConfig, model: DualEncoder, process: Process) -> float:
     loaders = data.n_workers * (LOADER_BYTES + (1 + data.prefetch) * batch) + 3 * batch
     # Adam has two numbers per weight, the average one. The gradients replace activations during the backward pass.
     return max(activations, trained) + (3 if config.optim.ema else 2) * trained + loaders
+
+
+def checkpoint_bytes(config: TrainConfig, model: DualEncoder) -> float:
+    """The bytes of what one process copies for a checkpoint: the weights, their average, and Adam's two numbers each."""
+    weights = sum(p.nbytes for p in model.parameters())
+    return weights + (3 if config.optim.ema else 2) * sum(p.nbytes for p in model.parameters() if p.requires_grad)
 
 
 def saved_per_row(model: DualEncoder, forward: Callable[[int], Tensor]) -> Saved:
