@@ -31,7 +31,7 @@ LIMITS = {
     "trainer": Size(195, 27_822, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(28, 4_188),
-    "tests": Size(579, 57_000),
+    "tests": Size(580, 57_000),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
