@@ -5,11 +5,13 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from html.entities import html5
 from typing import Any, ClassVar, Final
 
 import ftfy
 import pyarrow as pa
 import regex
+from ftfy.fixes import uncurl_quotes
 
 from hypergrit_common.config import check_range
 from hypergrit_common.errors import UserError
@@ -75,15 +77,16 @@ def redacted(text: str, names: Sequence[str]) -> str:
 
 BRACKETED: Final = re.compile(r"\([^()]*\)|\[[^\[\]]*\]")
 HANDLE: Final = re.compile(r"(?<!\S)@\S+")
-LONG_REFERENCE: Final = re.compile(r"&#[0-9]{8,};?")
-"""A numeric HTML entity with more digits than characters need; Python converts at most 4,300 digits to a number."""
 MAX_NESTING: Final = 32  # levels of brackets that `clean_as_redcaps` removes; each takes a pass over the caption
-FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, explain=False)
-
-
+FTFY: Final = ftfy.TextFixerConfig(unescape_html=False, uncurl_quotes=False, explain=False)
 TOKEN: Final = regex.compile(r"'(?:s|t|re|ve|m|ll|d)|\p{L}+|\p{N}|[^\s\p{L}\p{N}]+", regex.IGNORECASE)
 """Pieces into which CLIP divides a text before it encodes their byte pairs."""
 NESTED_ENTITY: Final = re.compile(r"&(?:(?:amp|#0*38|#x0*26);)++", re.IGNORECASE)
+ENTITY: Final = re.compile(
+    r"&(?:#(?:(?P<decimal>[0-9]++)|[xX](?P<hex>[0-9a-fA-F]++));?|[A-Za-z][A-Za-z0-9]{1,31}+(?:;|(?![A-Za-z0-9=])))"
+)
+"""Entities by HTML's rule for attributes, because captions contain URLs: a name without a semicolon is none in front of
+a letter, a digit or "=" (`&copy=1`)."""
 TAG_NAMES: Final = (
     "a|abbr|acronym|area|article|aside|audio|b|bdi|bdo|big|blockquote|body|br|button|canvas|caption|center|cite|code|col"
     "|colgroup|dd|del|details|div|dl|dt|em|embed|fieldset|figcaption|figure|font|footer|form|h[1-6]|head|header|hr|html"
@@ -122,18 +125,34 @@ INVISIBLE: Final = re.compile(
     r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
 )
 """Zero-width and bidirectional characters; joiners only where they join nothing (emoji and Persian need them)."""
+LOST: Final = r"(?:[\ufffd?]|(?![\w\x80-\U0010ffff]))"
+LOST_BYTE: Final = re.compile(rf"(?P<twice>Ã¢â‚¬)(?:ï¿½|Â?{LOST})|(?<!Ã¢)â€(?:(?=â€)|{LOST})")
+"""Mojibake of a closing quotation mark, made once or twice, without its last byte, which Windows-1252 lacks."""
+MARKS: Final = {
+    char.encode().decode(encoding): char
+    for char in "–—‘’“”•…™℠℗№℃℉←↑→↓★☆●✓✔♥" + "".join(map(chr, range(0x20A0, 0x20C0)))
+    for encoding in ("macroman", "sloppy-windows-1250", "sloppy-windows-1251", "sloppy-windows-1252")
+} | {"Â’": "’", "Â…": "…"}
+"""Mojibake -> marks and signs of currency, which ftfy does not always repair where one stands alone."""
+MARK: Final = re.compile("|".join(map(re.escape, MARKS)))
+CURLED: Final = re.compile(
+    r"(?<![ÃÎÐ])(?<![à-ï][¡-¿€‚„†‡‰‹›™])(?:[\u02bc\u2018\u2019\u201b-\u201d\u201f]|(?<![Â-ôВГРСв])[\u201a\u201e])"
+)
+"""Curly quotation marks, except where they may be the last byte of a letter that is mojibake, which stays ("Ã’", "Ä„")."""
 MAX_ROUNDS: Final = 50
-"""Upper limit on repetitions of the cleaning; two are enough for nearly all captions."""
+"""Upper limit on repetitions of the cleaning; three are enough for nearly all captions."""
 
 
 def clean(text: str) -> str:
     """Decode HTML entities (however often they are encoded), remove HTML tags, doubled quotes and invisible characters,
-    repair mojibake with ftfy, remove user names and passwords from URLs, and collapse white space.
+    repair mojibake with ftfy, remove user names and passwords from URLs, collapse white space, and straighten quotes.
 
     The steps are repeated until they change nothing, so that cleaning a clean caption does not change it.
     """
     for _ in range(MAX_ROUNDS):
         cleaned = _clean_once(text)
+        if cleaned == text and not text.isascii():  # last, because mojibake needs its quotation marks to be repaired
+            cleaned = CURLED.sub(lambda found: uncurl_quotes(found[0]), text)
         if cleaned == text:
             break
         text = cleaned
@@ -142,20 +161,24 @@ def clean(text: str) -> str:
 
 def _clean_once(text: str) -> str:
     if "&" in text:
-        text = html.unescape(LONG_REFERENCE.sub(_shorten, NESTED_ENTITY.sub("&", text)))
+        text = ENTITY.sub(_unescape, NESTED_ENTITY.sub("&", text))
     if "<" in text:
         text = IMAGE_TAG.sub(" ", TAG.sub(" ", COMMENT.sub(" ", CODE.sub(" ", text))))
     if not (text.isascii() and text.isprintable()):
-        text = INVISIBLE.sub("", ftfy.fix_text(text, FTFY))
+        text = LOST_BYTE.sub(lambda found: "Ã¢â‚¬Â\x9d" if found["twice"] else "â€\x9d", text)
+        text = INVISIBLE.sub("", MARK.sub(lambda found: MARKS[found[0]], ftfy.fix_text(text, FTFY)))
     if "@" in text or "%40" in text:
         text = USER_INFO_IN_PROSE.sub(lambda found: found["start"] or found["escaped"], text)
     return " ".join(DOUBLED_QUOTES.sub('"', text).split())
 
 
-def _shorten(reference: re.Match[str]) -> str:
-    """Remove the leading zeros of a numeric entity; one beyond Unicode becomes U+FFFD, as in HTML."""
-    digits = reference[0].strip("&#;").lstrip("0") or "0"
-    return f"&#{digits};" if len(digits) < 8 else "\ufffd"
+def _unescape(entity: re.Match[str]) -> str:
+    """Decode an entity. One beyond Unicode becomes U+FFFD, as in HTML; ftfy joins the surrogates of a pair."""
+    if entity[0][1] != "#":
+        return html5.get(entity[0][1:], entity[0])
+    digits = (entity["hex"] or entity["decimal"]).lstrip("0")[:8] or "0"
+    number = int(digits, 16 if entity["hex"] else 10)
+    return chr(number) if 0xD800 <= number < 0xE000 else html.unescape(f"&#{number};")
 
 
 def clean_as_redcaps(text: str) -> str:

@@ -103,6 +103,24 @@ def test_redaction_takes_linear_time_and_can_empty_a_caption() -> None:
         ("a &#x" + "0" * 5000 + "41; dog", "a A dog"),
         ("a &#" + "0" * 5000 + "; dog", "a \ufffd dog"),
         ("&#65;&#x42;&#00000067", "ABC"),
+        # a name without a semicolon is no entity in front of a letter, a digit or "="
+        (
+            "R&ampD, x.example/?p=2&reg=4&para7&timesx &unkn; &copy;9",
+            "R&ampD, x.example/?p=2&reg=4&para7&timesx &unkn; ©9",
+        ),
+        ("H&amp M &pound&nbsp5 &reg, 3 &gt 2 &#8364 7&deg", "H& M £&nbsp5 ®, 3 > 2 € 7°"),
+        # surrogates
+        ("a cat &#55357;&#56369; &#xD83E;&#xDD8A &amp;#55356;&amp;#57113;", "a cat 🐱 🦊 🌙"),
+        ("&#xD83D; cat &#56369;&#55357;", "\ufffd cat \ufffd\ufffd"),
+        # mojibake with quotation marks
+        ("Bricksâ„¢ for â‚¡900, â„–5", "Bricks™ for ₡900, №5"),
+        ("Ã¢â‚¬Å“OpenÃ¢â‚¬Â doorÃ¢â‚¬â„¢s Ã¢â‚¬â€œ TeslaÃ¢â€žÂ¢", '"Open" door\'s – Tesla™'),
+        ("a â€œNo parkingâ€ sign, a 32â€ TV, â€œgoâ€\ufffd, â€œcafÃ©â€", 'a "No parking" sign, a 32" TV, "go", "café"'),
+        ("10°â€“20°, sheÂ’s backÂ…", "10°–20°, she's back…"),
+        ("Bricks‚Ñ¢ ‚Äústop‚Äù, Bricksв„ў вЂњstopвЂќ", 'Bricks™ "stop", Bricks™ "stop"'),
+        ("“ÉTÉ” d’été, ‚rot‘ „Spaß“, 5′ ‟a”", '"ÉTÉ" d\'été, \'rot\' "Spaß", 5′ "a"'),
+        # too little to be sure of
+        ("Ã…re, Ã’, a Ä„ sign, SÃ¥", "Ã…re, Ã’, a Ä„ sign, SÃ¥"),
         # user names and passwords leave URLs, and nothing else
         ("a dog http://ann:pw@h/x on grass", "a dog http://h/x on grass"),
         ("a dog http:&#47;&#47;ann:pw@h", "a dog http://h"),
@@ -121,7 +139,8 @@ def test_entities_mojibake_tags_invisible_characters_and_passwords_are_cleaned(o
     pieces=st.lists(
         st.sampled_from(
             ["&", "amp;", "lt;", "gt;", "quot;", "#60;", "<", ">", "b", "/", "br", '"', "\u200b", "\u200d", "\u202e",
-             " ",              "\t", "a", "é", "Ã©", "â€™", "ﬁ", "\x00", "\x1b[0m", "'", "🐶", "\ufeff", "\u0301", "&nbsp;", "x=", "ＡＢ"]
+             " ",              "\t", "a", "é", "Ã©", "â€™", "ﬁ", "\x00", "\x1b[0m", "'", "🐶", "\ufeff", "\u0301", "&nbsp;", "x=", "ＡＢ",
+             "&amp", "#55357;", "#56374;", "â€", "œ", "â„¢", "Ã¢â‚¬", "Â", "“", "„", "Ã", "™"]
         ),
         max_size=25,
     )
@@ -178,6 +197,8 @@ def test_deep_brackets_take_linear_time() -> None:
         '<a x="" ',
         "<a \t",
         "<a disabled ",
+        "â€",
+        "&ampx#",
     ],
 )
 def test_unfinished_tags_take_linear_time(piece: str) -> None:
