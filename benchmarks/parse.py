@@ -94,7 +94,7 @@ def cpu_seconds(work: Callable[[], object]) -> float:
 
 def agreement(nlp: spacy.Language, captions: Sequence[str]) -> float:
     """Return the share of captions with the same tokens, tree, labels, lemmas and noun chunks in GRIT's form."""
-    parser = CaptionParser(ParseConfig(), without(*RULES))
+    parser = CaptionParser(ParseConfig(model="en_core_web_sm"), without(*RULES))
     ours = [(parse.tokens, [chunk[:3] for chunk in parse.chunks]) for parse in parser.parse(captions)]
     return sum(a == b for a, b in zip(ours, nlp_pipe(nlp, captions), strict=True)) / len(captions)
 

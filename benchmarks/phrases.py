@@ -3,9 +3,9 @@
     python -m benchmarks.phrases [--split dev|held-out|all] [--captions FILE] [--ablation] [--errors]
 
 The captions (tests/pipeline/stages/parse/captions.jsonl) were written for this project and labelled before the program
-saw them. Intervals are 95 % bootstrap intervals over captions. `--ablation` repeats the measurement without each rule,
-and in GRIT's form. The last line is one JSON object; its `ratio` is the smallest quotient of figure and aim over the
-aims. A share of nothing is null.
+saw them. Intervals are 95 % bootstrap intervals over captions. Web texts (tests/data/web_texts.json) are compared by kind
+(benchmarks/web_texts.py). `--ablation` repeats both without each rule, and in GRIT's form. The last line is one JSON
+object; its `ratio` is the smallest quotient of figure and aim over the aims. A share of nothing is null.
 """
 
 import argparse
@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 
 import regex
 
+from benchmarks.web_texts import judge, lines, read_web_texts, table
 from hypergrit_common.cli import command
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
@@ -299,8 +300,18 @@ def main() -> int:
     is_photo: Callable[[Mapping[str, Any]], bool] = lambda row: row["kind"] == "photo"  # noqa: E731
     photo, web = [row for row in rows if is_photo(row)], [row for row in rows if not is_photo(row)]
     results = {"photo": print_table("photo captions", measure(photo))}
-    results["web"] = print_table("web texts", measure(web))
-    table: dict[str, Any] = {}
+    results["web"] = print_table("captions of other kinds", measure(web))
+    texts = read_web_texts(arguments.split)
+    parses = list(CaptionParser(ParseConfig()).parse([row["text"] for row in texts]))
+    kinds = table(texts, parses)
+    print(f"\n{len(texts)} web texts", *lines(kinds), sep="\n")
+    if arguments.errors:
+        for row, parse in zip(texts, parses, strict=True):
+            for fault in judge(row, parse)[1]:
+                print(
+                    f"[{row['kind']}] {fault.kind}: {fault.found!r} {fault.marked and f'not {fault.marked!r} '}in {row['text']}"
+                )
+    without_rule: dict[str, Any] = {}
     if arguments.ablation:
         forms = {"all rules": Rules(), **{f"without {rule}": without(rule) for rule in RULES}}
         forms["GRIT's form"] = without(*RULES)
@@ -309,8 +320,11 @@ def main() -> int:
         for title, form in forms.items():
             for kind, part in (("photo", photo), ("web", web)):
                 values = shares(measure(part, form))
-                table.setdefault(title, {})[kind] = rounded({name: values[name] for name in names})
+                without_rule.setdefault(title, {})[kind] = rounded({name: values[name] for name in names})
                 print(f"{title:26}{kind:6}" + "".join(f"{cell(values[name]):>15}" for name in names), flush=True)
+            found = CaptionParser(ParseConfig(), form).parse([row["text"] for row in texts])
+            without_rule[title]["web_texts"] = table(texts, list(found))["all"]
+            print(f"{title:26}texts {without_rule[title]['web_texts']}", flush=True)
     quotients = aims(results["photo"], PHOTO_AIMS) + aims(results["web"], WEB_AIMS)
     if not quotients:
         raise UserError(f"{arguments.captions} has neither a marked phrase nor one that is kept; label other captions")
@@ -321,7 +335,8 @@ def main() -> int:
                 "name": "phrases",
                 "split": arguments.split,
                 **figures,
-                "ablation": table,
+                "web_texts": kinds,
+                "ablation": without_rule,
                 "ratio": round(min(quotients), 3),
             }
         )

@@ -107,9 +107,18 @@ PHRASE_REMOVALS: Final = MappingProxyType(
     {
         "no_letter": "the chunk contains no letter (a number, an emoji, a punctuation mark)",
         "pronoun": "the chunk is a pronoun or contains no noun",
-        "abstract": "the head noun denotes nothing visible (time, love, freedom)",
-        "relational": "the head noun denotes a region of the image or the image itself (left, front, photo)",
-        "credit": "the chunk names the author, owner or agency of the image (Photo by Jane Roe)",
+        "abstract": "the head noun is one of parse.extra_abstract, or with style=grit one of GRIT's 14 nouns (time, love)",
+        "absent": "the chunk names what is not in the picture (no cars, without a hat)",
+        "invisible": "the chunk probably names nothing visible (parse.min_visible)",
+        "address": "a URL, file name, handle or address, which the parser does not see",
+        "tag": "hashtags that are no part of a sentence",
+        "credit": "the author, owner or agency of the picture (Photo by Jane Roe)",
+        "date": "a date or time",
+        "price": "a price or discount",
+        "measure": "a size, weight, number of pieces or other measure",
+        "stock": "words about the picture, an offer or the page (stock photo, isolated on white, free shipping, step 3)",
+        "social": "words of social networks without content (lol, OOTD, thanks)",
+        "position": "where somebody stands in a group picture (left, L-R)",
         "bad_span": "the span of the phrase is not inside the caption",
         "no_word_piece": "the grounder's tokenizer yields no token for the phrase (whitespace, control characters)",
         "unknown_words": "all word pieces of the phrase are unknown to the grounder (emoji, foreign scripts)",
@@ -118,7 +127,7 @@ PHRASE_REMOVALS: Final = MappingProxyType(
         "refused_request": "the endpoint refuses the request, such as for its length or its image",
     }
 )
-"""Reasons to remove a noun chunk before grounding: the first five are set by `parse`, the others by `ground`."""
+"""Reasons to remove a noun chunk before grounding: those up to `position` are set by `parse`, the others by `ground`."""
 
 BOX_REMOVALS: Final = MappingProxyType(
     {

@@ -76,7 +76,7 @@ def count_lines(name: str, found: int, removed: Mapping[str, int], result: str, 
     return [
         "",
         f"{name + ' found':34}{found:>12,}",
-        *(f"  {'removed: ' + reason:32}{count:>12,}" for reason, count in removed.items()),
+        *(f"  {'removed: ' + reason:32}{count:>12,}{share(count, found)}" for reason, count in removed.items()),
         f"{name + ' ' + result:34}{n:>12,}{share(n, found)}",
     ]
 

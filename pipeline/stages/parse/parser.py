@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import spacy
@@ -24,21 +24,11 @@ from thinc.api import Model, NumpyOps
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.text import one_line
-from pipeline.stages.parse.chunks import (
-    ANIMATE,
-    LETTER,
-    NounPhrase,
-    merge_collectives,
-    plain_phrases,
-    repair,
-    segments,
-    split_glued_separators,
-    trim,
-    without_last_marks,
-)
+from pipeline.stages.parse.chunks import NounPhrase, Scene, plain_phrase
 from pipeline.stages.parse.config import ParseConfig, Rules, check_parser, parser_path, spacy_package
-from pipeline.stages.parse.phrases import PhraseRules, referring_expressions
-from pipeline.stages.parse.types import CaptionParse, Chunk, Token
+from pipeline.stages.parse.normalise import Hidden, Segment, normalise, set_up_tokenizer
+from pipeline.stages.parse.phrases import PhraseRules
+from pipeline.stages.parse.types import CaptionParse, Token
 
 # The result of parsing a caption. Character offsets are half open, [start, end).
 
@@ -202,25 +192,25 @@ class LanguageFilter:
         return f"{language} {probability:.2f}"
 
 
-FEW_WORDS: Final = 4
-"""Words below which the language of a caption is not judged."""
+FEW_BYTES: Final = 20
+"""Bytes of UTF-8 below which the language of a caption is not judged."""
 
 
 def share_of_others(captions: Iterable[str], language: str) -> tuple[float, int]:
-    """Return the share of captions that are very probably (0.99) in another language.
+    """Return the share of captions that `parse.languages` with this language alone drops.
 
     Args:
-        captions: cleaned captions; those of fewer than FEW_WORDS words are not judged.
+        captions: cleaned captions; those of fewer than FEW_BYTES bytes are not judged.
         language: ISO 639-1 code.
 
     Returns:
         The share in [0, 1], and the number of captions that were judged; (0, 0) without py3langid.
     """
-    judged = [text for text in captions if text.count(" ") >= FEW_WORDS - 1]
+    judged = [text for text in captions if len(text.encode()) >= FEW_BYTES]
     if not judged:
         return 0.0, 0
     try:
-        found = LanguageFilter([language], 0.99)
+        found = LanguageFilter([language], ParseConfig.min_language_probability)
     except UserError:
         return 0.0, 0
     return sum(found.wrong_language(text) is not None for text in judged) / len(judged), len(judged)
@@ -261,6 +251,28 @@ def _use_gpu_for_transformer(package: str) -> None:
         spacy.prefer_gpu()
 
 
+def unparsed(token: Any) -> Token:
+    """Return a token that the parser did not see: its own head, without labels of spaCy's."""
+    return Token(token.idx, token.idx + len(token), token.i, "dep", "X", "XX", token.lower_)
+
+
+class Prepared(NamedTuple):
+    """A caption, the segments that the parser sees, and what it does not see."""
+
+    text: str
+    doc: Doc
+    segments: Sequence[Segment]
+    hidden: Sequence[Hidden]
+
+
+class Analysis(NamedTuple):
+    """The parse of a caption, the scene that the rules saw, and the tokens of each of its noun chunks."""
+
+    parse: CaptionParse
+    scene: Scene
+    phrases: Sequence[NounPhrase]
+
+
 class CaptionParser:
     """A spaCy pipeline and the rules that turn its noun chunks into phrases.
 
@@ -281,8 +293,8 @@ class CaptionParser:
             for name in COMPONENTS:
                 self.nlp.disable_pipe(name)
         use_blas(self.nlp)
-        if self.style.split_at_separators:
-            split_glued_separators(self.nlp)
+        if self.style.normalise:
+            set_up_tokenizer(self.nlp)
         self.is_english = self.nlp.lang == "en"
         self.rules = PhraseRules.from_config(config, self.style, self.is_english)
 
@@ -296,61 +308,56 @@ class CaptionParser:
             The parse of each caption, in order: tokens, noun chunks with the reason of those that are removed, and the
                 referring expressions of the others.
         """
+        return (analysis.parse for analysis in self.analyse(captions))
+
+    def analyse(self, captions: Sequence[str]) -> Iterator[Analysis]:
+        """Parse captions like `parse`.
+
+        Args:
+            captions: cleaned captions, not empty.
+
+        Yields:
+            The parse of each caption, in order, with what its rules saw.
+        """
         # spaCy keeps every new word in its vocabulary. The memory zone discards the words of these captions at its
         # end; otherwise memory would grow over millions of captions.
         with self.nlp.memory_zone():
-            originals: deque[tuple[Doc, int]] = deque()
-            docs = self.nlp.pipe(self._prepare(captions, originals), batch_size=self.config.batch_size)
+            prepared: deque[Prepared] = deque()
+            docs = self.nlp.pipe(self._prepare(captions, prepared), batch_size=self.config.batch_size)
             for doc in docs:
-                original, n_segments = originals.popleft()
-                yield self._convert(original, [doc, *islice(docs, n_segments - 1)])
+                caption = prepared.popleft()
+                yield self._convert(caption, [doc, *islice(docs, len(caption.segments) - 1)])
 
-    def _prepare(self, captions: Sequence[str], originals: deque[tuple[Doc, int]]) -> Iterator[Doc]:
-        """Yield the segments of each caption; append the caption and the number of its segments to `originals`."""
+    def _prepare(self, captions: Sequence[str], prepared: deque[Prepared]) -> Iterator[Doc]:
+        """Yield what the parser sees of each caption; append the caption, its segments and what is hidden to `prepared`."""
         for caption in captions:
-            original = self.nlp.make_doc(caption)
-            parts = segments(original, self.style.split_at_separators, self.style.lower_titles and self.is_english)
-            originals.append((original, len(parts)))
-            yield from parts
+            doc = self.nlp.make_doc(caption)
+            is_divided = self.style.normalise
+            segments, hidden = (
+                normalise(doc, caption, self.is_english) if is_divided else ([Segment(range(len(doc)), doc, None)], [])
+            )
+            prepared.append(Prepared(caption, doc, segments, hidden))
+            yield from (segment.doc for segment in segments)
 
-    def _convert(self, original: Doc, parts: Sequence[Doc]) -> CaptionParse:
-        strings, text = self.nlp.vocab.strings, original.text
-        positions = original.to_array([IDX, LENGTH]).astype(np.int64)
-        starts, lengths = positions[:, 0].tolist(), positions[:, 1].tolist()
-        tokens: list[Token] = []
-        phrases: list[NounPhrase] = []
-        for doc in parts:
-            annotations = self.token_table.annotate(doc) if self.token_table else read_annotations(doc)
-            offset = len(tokens)
-            heads = (doc.to_array([HEAD]).astype(np.int64).ravel() + np.arange(offset, offset + len(doc))).tolist()
-            for head, a in zip(heads, annotations, strict=True):
-                start = starts[len(tokens)]
-                end = start + lengths[len(tokens)]
-                tokens.append(Token(start, end, head, strings[a.dep], strings[a.pos], strings[a.tag], a.lemma))
-            phrases += plain_phrases(doc.noun_chunks, offset)
+    def _convert(self, prepared: Prepared, docs: Sequence[Doc]) -> Analysis:
+        """Return the parse of a caption from those of its segments."""
+        text, doc, segments, hidden = prepared
+        strings = self.nlp.vocab.strings
+        positions = doc.to_array([IDX, LENGTH]).astype(np.int64).tolist()
+        found, segment_of, phrases = dict[int, Token](), [-1] * len(doc), list[NounPhrase]()
+        for number, (segment, part) in enumerate(zip(segments, docs, strict=True)):
+            places = segment.tokens
+            annotations = self.token_table.annotate(part) if self.token_table else read_annotations(part)
+            heads = part.to_array([HEAD]).astype(np.int64).ravel() + np.arange(len(part))
+            for place, head, a in zip(places, heads.tolist(), annotations, strict=True):
+                start, length = positions[place]
+                labels = (strings[a.dep], strings[a.pos], strings[a.tag], a.lemma)
+                found[place] = Token(start, start + length, places[head], *labels)
+                segment_of[place] = number
+            phrases += (plain_phrase(chunk, places) for chunk in part.noun_chunks)
+        tokens = [found.get(i) or unparsed(doc[i]) for i in range(len(doc))]
         words = [text[token.start : token.end].lower() for token in tokens]
-        phrases = self._repaired(words, tokens, phrases)
-        chunks: list[Chunk] = []
-        for phrase in phrases:
-            start, end = self._span(text, tokens, phrase)
-            has_letter = LETTER.search(text, start, end)
-            removed = self.rules.removal(words, tokens, phrase) if has_letter else "no_letter"
-            chunks.append(Chunk(start, end, phrase.root, removed))
-        animate = ANIMATE if self.is_english else frozenset()
-        ref_exps = referring_expressions(words, tokens, chunks, phrases, self.style.inner_conjuncts, animate)
-        return CaptionParse(tokens=tokens, chunks=chunks, ref_exps=ref_exps)
-
-    def _span(self, text: str, tokens: list[Token], phrase: NounPhrase) -> tuple[int, int]:
-        if self.style.split_at_separators:
-            return trim(text, tokens, phrase)
-        return tokens[phrase.first].start, tokens[phrase.end - 1].end
-
-    def _repaired(self, words: list[str], tokens: list[Token], phrases: list[NounPhrase]) -> list[NounPhrase]:
-        """Apply the rules that are switched on; those for English only to a model for English."""
-        if self.style.split_at_separators:
-            phrases = [without_last_marks(words, phrase) for phrase in phrases]
-        if self.is_english and self.style.repair_heads:
-            phrases = repair(words, tokens, phrases)
-        if self.is_english and self.style.merge_collectives:
-            phrases = merge_collectives(words, tokens, phrases)
-        return phrases
+        scene = Scene(text, words, tokens, segment_of, segments)
+        chunks, phrases = self.rules.chunks(scene, sorted(phrases), hidden)
+        ref_exps = self.rules.expressions(scene, chunks, phrases)
+        return Analysis(CaptionParse(tokens=tokens, chunks=chunks, ref_exps=ref_exps), scene, phrases)

@@ -1,261 +1,420 @@
 """Decide which noun phrases are grounded, and expand them to referring expressions.
 
-Follows GRIT (Kosmos-2, arXiv 2306.14824, section 2.1) and HyCoCLIP (appendix A): abstract nouns are removed, and each
-remaining noun phrase is expanded along the dependency tree. docs/phrases.md explains where the rules differ.
+Follows GRIT (Kosmos-2, arXiv 2306.14824, section 2.1) and HyCoCLIP (appendix A): nouns that name nothing visible are
+removed, and each remaining noun phrase is expanded along the dependency tree. docs/phrases.md explains the differences.
 """
 
+import math
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from pipeline.stages.captions import GivenBox, Span, move_span
+from pipeline.stages.parse import visible
 from pipeline.stages.parse.chunks import (
-    ABSTRACT,
-    AGENCIES,
-    ALPHANUMERIC,
-    ANIMATE,
-    ATTACHED,
-    BODY,
-    CALENDAR,
-    COMPOUND_OBJECTS,
-    CONCRETE,
-    CREDITS,
-    GARMENTS,
+    DEPICTIONS,
+    LETTER,
     NOUNS,
-    OBJECTS_BEFORE_OF,
-    PARTS,
-    PICTURES,
-    PLACES,
     POSITIONS,
-    RELATIONAL,
-    SIGNS,
-    STANDING,
-    SUFFIXES,
-    SURFACES,
     NounPhrase,
+    Scene,
+    merge_collectives,
+    repair,
     singular,
+    trim,
 )
 from pipeline.stages.parse.config import ParseConfig, Rules
+from pipeline.stages.parse.lexicon import is_abstract, is_animate, listed, shares
+from pipeline.stages.parse.normalise import Hidden
 from pipeline.stages.parse.types import Chunk, RefExp, Token
 
 CONJUNCTS: Final = frozenset({"conj", "cc"})
-"""Dependency labels that an expression does not extend across."""
+"""Dependency labels that an expression of GRIT does not extend across."""
 SUBJECTS: Final = frozenset({"nsubj", "nsubjpass", "nsubj:pass", "expl"})
 """Labels of a subject. A conjunct with a subject of its own begins another clause."""
-EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ"})
-"""Parts of speech that are removed from the ends of an expression, except for CLOSING marks."""
-BEFORE_PICTURES: Final = frozenset({"with", "of", "on", "at", "by", "beside", "near", "to"})
-"""Prepositions before a picture that is an object: "next to a picture"."""
-CLOSING: Final = frozenset("\"')]}”’»")
+EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ", "ADP"})
+"""Parts of speech that are removed from the ends of an expression."""
+GRIT_NOUNS: Final = listed("grit_nouns")
+"""The nouns that GRIT removes, as its author lists them (github.com/microsoft/unilm, issue 1421)."""
+ABSENT: Final = re.compile(
+    r"\b(?:without|no|neither|nor|not|minus|lacking|(?:free|instead|devoid|lack|absence) of|rather than)"
+    r"(?: (?:an?|any|the|his|her|its|their))?$"
+)
+"""Text before a thing that is absent."""
+HANGING: Final = listed("hanging")
+SURFACES: Final = listed("surfaces")
+"""Words for pictures that are things, and where these are."""
+DIRECTIONS: Final = frozenset({"left", "right", "background", "foreground", "distance"})
+SIDES: Final = frozenset({"upper", "lower", "left", "right", "far", "top", "bottom"})
+"""Words for places in the picture, and in front of them."""
+CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
+"""Labels of a description after a comma."""
+RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
+LISTING: Final = frozenset({"with", "w/", "featuring", "including", "incl", "incl."})
+"""Words before a list of what a thing has."""
+ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 
 
 @dataclass(frozen=True, kw_only=True)
 class PhraseRules:
-    """Rules that decide which noun phrases are removed.
+    """Rules that decide which noun phrases are kept, and how far their expressions go.
 
-    `keep` overrides all other word lists; a phrase without a noun is removed in any case. `uses_context`
-    enables the rules that look at other words than the head noun. Without `is_english`, the English lists do not apply,
-    only those of the fields.
+    Phrases whose head is one of `abstract` are removed, those of `keep` are kept. Without `is_english`, the rules with English
+    words do not apply.
     """
 
+    rules: Rules
     abstract: frozenset[str]
     keep: frozenset[str]
-    uses_context: bool = True
+    least: float
+    """Log odds of being visible below which a phrase is removed."""
     is_english: bool = True
 
     @classmethod
     def from_config(cls, config: ParseConfig, rules: Rules, is_english: bool = True) -> "PhraseRules":
-        """Combine the word lists of this project, which are English, with the additions and exceptions of `config`."""
+        """Combine the rules with the words of `config`."""
+        p = config.min_visible
         return cls(
-            abstract=(ABSTRACT if is_english else frozenset()) | {word.lower() for word in config.extra_abstract},
+            rules=rules,
+            abstract=frozenset(word.lower() for word in config.extra_abstract)
+            | (frozenset() if rules.remove_invisible else GRIT_NOUNS),
             keep=frozenset(word.lower() for word in config.keep),
-            uses_context=rules.filter_by_context,
+            least=math.log(p / (1 - p)) if 0 < p < 1 else math.copysign(math.inf, p - 0.5),
             is_english=is_english,
         )
 
-    def removal(self, words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> str | None:
-        """Return why a noun phrase is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded.
+    def chunks(
+        self, scene: Scene, phrases: Sequence[NounPhrase], hidden: Collection[Hidden]
+    ) -> tuple[list[Chunk], list[NounPhrase]]:
+        """Return the noun chunks with the reasons of those that are removed, and their phrases, in order."""
+        found = self.repaired(scene, phrases)
+        removed = {phrase: self.removal(scene, phrase) for phrase in found}
+        for first, end, reason in hidden:
+            root = next((i for i in reversed(range(first, end)) if ALPHANUMERIC.search(scene.words[i])), end - 1)
+            removed[NounPhrase(first, end, root, root)] = reason
+        chunks = list[Chunk]()
+        for phrase in sorted(removed):
+            start, end = self.span(scene, phrase)
+            has_letter = LETTER.search(scene.text, start, end)
+            chunks.append(Chunk(start, end, phrase.root, removed[phrase] if has_letter else "no_letter"))
+        return chunks, sorted(removed)
 
-        `words` are the lower-case texts of `tokens`.
-        """
-        first, end, root, _ = phrase
+    def repaired(self, scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
+        """Apply the rules for the ends of phrases."""
+        if self.is_english and self.rules.repair:
+            phrases = repair(scene, phrases)
+        if self.is_english and self.rules.merge_collectives:
+            phrases = merge_collectives(scene.words, scene.tokens, phrases)
+        return list(phrases)
+
+    def span(self, scene: Scene, phrase: NounPhrase) -> tuple[int, int]:
+        """Return the characters of a phrase."""
+        if self.rules.normalise:
+            return trim(scene.text, scene.tokens, phrase)
+        return scene.tokens[phrase.first].start, scene.tokens[phrase.end - 1].end
+
+    def removal(self, scene: Scene, phrase: NounPhrase) -> str | None:
+        """Return why a noun phrase is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded."""
+        words, tokens = scene.words, scene.tokens
+        first, end, root, top = phrase
         if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
             return "pronoun"
-        if not self.is_english:
-            lemma = tokens[root].lemma.lower()
-            return "abstract" if lemma in self.abstract and lemma not in self.keep else None
         names = {tokens[root].lemma.lower(), singular(tokens[root])}
-        following = tokens[end].lemma.lower() if end < len(tokens) else ""
         if names & self.keep:
             return None
-        if self.uses_context and _is_credit(words, tokens, phrase):
-            return "credit"
-        if names & RELATIONAL and not (self.uses_context and _is_object(words, tokens, phrase, names)):
-            return "relational"
-        is_name = tokens[root].pos == "PROPN"
-        if names & CALENDAR or (is_name and names & {"march", "may"}) or (names & SIGNS and following == "of"):
+        if names & self.abstract:
             return "abstract"
-        if names & self.abstract and not (self.uses_context and _is_compound_object(tokens, phrase, names, following)):
-            return "abstract"
-        if not (is_name and self.uses_context) and not names & CONCRETE:
-            return "abstract" if any(name.endswith(SUFFIXES) for name in names) else None
-        return None
+        if not (self.is_english and self.rules.remove_invisible):
+            return None
+        if words[first] in ("no", "zero") or is_absent(scene, phrase):
+            return "absent"
+        if is_hung(scene, phrase):
+            return None
+        if (
+            is_the_picture(scene, phrase)
+            or is_position(scene, phrase)
+            or (is_abstract(singular(tokens[root])) and root == top)
+        ):
+            return "invisible"
+        return "invisible" if visible.score(scene, phrase) < self.least else None
+
+    def expressions(self, scene: Scene, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase]) -> list[RefExp]:
+        """Return the referring expression of each noun phrase that is not removed.
+
+        The expression is the phrase together with the adjacent tokens after it that descend from its top in the dependency
+        tree, without punctuation at its end. Conjuncts (`conj`, `cc`) are not followed in GRIT's form. Otherwise those
+        of its descendants are followed if they describe the head (`_describes`), and it ends where `_stop` says.
+        """
+        expander = Expander(scene, self.rules.describe, self.is_english)
+        found: list[tuple[int, int, int]] = []
+        for number, (chunk, phrase) in enumerate(zip(chunks, phrases, strict=True)):
+            if chunk.removed is None:
+                end = expander.end(phrase, chunks, phrases)
+                found.append((number, chunk.start, chunk.end if end <= phrase.end else scene.tokens[end - 1].end))
+        return mark_maximal(found)
 
 
-def _is_object(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, names: set[str]) -> bool:
-    """True if a relational noun names an object or a part of one, rather than a position or the picture itself."""
-    first, end, root, top = phrase
-    if top != root:  # "a stack of pictures"
-        return first > 0
-    modifiers = range(first, root)
-    following = words[end] if end < len(words) else ""
-    if names & BODY and any(tokens[i].tag == "PRP$" for i in modifiers):
-        return True
-    if names & PARTS and first < root and following == "of":
-        return True
-    if names & GARMENTS:
-        return following != "of" and any(
-            tokens[i].pos in ("ADJ", "NOUN", "PROPN") and words[i] not in POSITIONS for i in modifiers
-        )
-    if names & PICTURES and _has_place(words, tokens, phrase):
-        return True
-    if names & PICTURES and first > 0:
-        before = words[tokens[root].head] if tokens[root].dep == "pobj" else ""
-        return tokens[root].dep in ("dobj", "conj") or before in BEFORE_PICTURES
-    return False
+def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
+    """True if a phrase names what is not in the picture: "without a hat or coat", "instead of a bed"."""
+    words, tokens = scene.words, scene.tokens
+    i = phrase.first
+    while True:
+        before = " ".join(words[max(i - 3, 0) : i])
+        if ABSENT.search(before):
+            return True
+        head = tokens[phrase.root].head
+        if words[i - 1] not in ("or", "nor") or tokens[phrase.root].dep != "conj" or head >= i:
+            return False
+        i = head
+        while i > 0 and tokens[i - 1].head == head and tokens[i - 1].dep in ("det", "amod", "compound", "nummod"):
+            i -= 1
+        phrase = NounPhrase(i, head + 1, head, head)
 
 
-def _has_place(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> bool:
-    """True if a picture hangs, is attached or stands somewhere: "a painting hangs", "a photo on the wall".
-
-    The picture itself, "a photo of a horse", has no place: what follows "of" may stand somewhere.
-    """
-    _, end, root, _ = phrase
-    if end == len(tokens):
+def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
+    """True if a picture is a thing within the picture: "a framed photo", "two drawings on a fridge", "a portrait hangs"."""
+    words, end = scene.words, phrase.end
+    if singular(scene.tokens[phrase.root]) not in DEPICTIONS:
         return False
-    following, head = words[end], tokens[root].head
-    if tokens[end].head == root and tokens[end].lemma.lower() in ATTACHED:
-        return True
-    if tokens[root].dep in SUBJECTS:
-        verb = tokens[head].lemma.lower()
-        is_located = any(words[i] in PLACES for i in range(head + 1, len(tokens)) if tokens[i].head == head)
-        return verb in ATTACHED or (following != "of" and verb in STANDING and is_located)
-    return following in PLACES and any(
-        tokens[i].head == end and tokens[i].dep == "pobj" and singular(tokens[i]) in SURFACES
-        for i in range(end + 1, len(tokens))
+    is_on = any(
+        words[i] == "on" and SURFACES.intersection(words[i + 1 : i + 4]) for i in range(end, min(end + 3, len(words)))
     )
+    return is_on or "framed" in words[phrase.first : end] or bool(HANGING.intersection(words[end : end + 10]))
 
 
-def _is_compound_object(tokens: Sequence[Token], phrase: NounPhrase, names: set[str], following: str) -> bool:
-    """True if an abstract noun names an object with the noun before or after it: "a parking lot", "a game of chess"."""
-    if following == "of":
-        return bool(names & OBJECTS_BEFORE_OF)
-    if "number" in names and tokens[phrase.root].tag == "NNS":
-        return True  # "a bib with numbers"
-    return bool(names & COMPOUND_OBJECTS and phrase.root > phrase.first and tokens[phrase.root - 1].pos in NOUNS)
-
-
-def _is_credit(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> bool:
-    """True if a phrase names the author, owner or agency of the picture."""
-    first, end, root, _ = phrase
-    if words[root] in AGENCIES or any(words[i] in AGENCIES for i in range(first, end) if tokens[i].pos == "PROPN"):
-        return True
-    if tokens[root].pos != "PROPN" or first < 2:
-        return "©" in words[max(0, first - 2) : end]
-    before = words[first - 1]
-    if before in ("by", ":", "of", "via"):
-        return words[first - 2] in (CREDITS if before != "of" else ("courtesy",)) or "©" in words[first - 2 : first]
-    return "©" in words[first - 2 : end]
-
-
-class Sentence(NamedTuple):
-    """A parsed caption: lower-case words, tokens, the children of each token, and the lemmas of people and animals."""
-
-    words: Sequence[str]
-    tokens: Sequence[Token]
-    children: Sequence[Sequence[int]]
-    animate: frozenset[str]
-
-
-def referring_expressions(
-    words: Sequence[str],
-    tokens: Sequence[Token],
-    chunks: Sequence[Chunk],
-    phrases: Sequence[NounPhrase],
-    inner_conjuncts: bool = True,
-    animate: frozenset[str] = ANIMATE,
-) -> list[RefExp]:
-    """Return the referring expression of each noun phrase that is not removed.
-
-    The expression is the phrase together with the adjacent tokens after it that descend from its top in the dependency
-    tree, without punctuation at its end. Conjuncts (`conj`, `cc`) of the head are not followed, as in GRIT; those of
-    its descendants are followed if `inner_conjuncts` is set and they describe the head (`_describes`). `words` are the
-    lower-case texts of `tokens`; `animate` are lemmas of people and animals, none for another language.
-    """
-    children: list[list[int]] = [[] for _ in tokens]
-    for index, token in enumerate(tokens):
-        if token.head != index:
-            children[token.head].append(index)
-    sentence = Sentence(words, tokens, children, animate)
-    found: list[tuple[int, int, int]] = []
-    for number, (chunk, phrase) in enumerate(zip(chunks, phrases, strict=True)):
-        if chunk.removed is None:
-            end = _expand(sentence, phrase, inner_conjuncts)
-            found.append((number, chunk.start, chunk.end if end == phrase.end else tokens[end - 1].end))
-    return mark_maximal(found)
-
-
-def _expand(sentence: Sentence, phrase: NounPhrase, inner_conjuncts: bool) -> int:
-    """Return the end of the tokens of a phrase and the adjacent descendants of its top."""
-    words, tokens, children, _ = sentence
-    first, end, root, top = phrase
-    inside, pending = {*range(first, end), top}, [top]
-    while pending:
-        node = pending.pop()
-        followed = [child for child in children[node] if tokens[child].dep not in CONJUNCTS]
-        if inner_conjuncts:
-            describes = _describes_head if node in (root, top) else _describes
-            conjuncts = [c for c in children[node] if tokens[c].dep == "conj" and describes(sentence, c)]
-            # A conjunction is a child of the word before it, or of the conjunct (Universal Dependencies).
-            last = max(conjuncts, default=node if tokens[node].dep == "conj" else -1)
-            followed += conjuncts
-            followed += [child for child in children[node] if tokens[child].dep == "cc" and child < last]
-        inside.update(followed)
-        pending += followed
-    high = end
-    while high in inside:
-        high += 1
-    while high > end and _is_edge_mark(words, tokens, high - 1):
-        high -= 1
-    return high
-
-
-def _describes(sentence: Sentence, conjunct: int) -> bool:
-    """True if a conjunct inside an expression describes its head noun.
-
-    Someone after "and" rarely describes it after a thing: "a dog with a ball and a cat". A conjunct with a subject of
-    its own begins another clause.
-    """
-    _, tokens, children, animate = sentence
-    token = tokens[conjunct]
-    if any(tokens[child].dep in SUBJECTS for child in children[conjunct]):
+def is_the_picture(scene: Scene, phrase: NounPhrase) -> bool:
+    """True if a phrase names the picture itself: "a photo of a cat", "the image shows", but not "takes a photo of a cat"."""
+    tokens, end = scene.tokens, phrase.end
+    if (
+        singular(tokens[phrase.root]) not in DEPICTIONS
+        or tokens[phrase.root].dep in ("dobj", "pobj", "conj")
+        or end == len(tokens)
+    ):
         return False
-    is_someone = token.pos in NOUNS and token.lemma.lower() in animate
-    return not is_someone or tokens[token.head].lemma.lower() in animate
+    return scene.words[end] == "of" or tokens[end].lemma in ("show", "depict", "feature", "portray", "capture")
 
 
-def _describes_head(sentence: Sentence, conjunct: int) -> bool:
-    """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
+def is_position(scene: Scene, phrase: NounPhrase) -> bool:
+    """True if a phrase names a place in the picture: "the left", "the upper left corner", but not "the left side of a boat"."""
+    words, head = scene.words, singular(scene.tokens[phrase.root])
+    has_side = any(word in SIDES for word in words[phrase.first : phrase.root])
+    is_part = words[phrase.end : phrase.end + 1] == ["of"]
+    return head in DIRECTIONS or (head in POSITIONS and has_side and not is_part)
 
-    Such a thing follows a preposition that names what someone wears or has.
-    """
-    words, tokens, children, animate = sentence
-    head = tokens[conjunct].head
-    has = any(words[i] in ("with", "in", "wearing", "holding") for i in children[head] if head < i < conjunct)
-    is_thing = tokens[conjunct].pos == "NOUN" and tokens[conjunct].lemma.lower() not in animate
-    return has and is_thing and tokens[head].lemma.lower() in animate
+
+class Expander:
+    """Finds the ends of the expressions of a caption. `describes`: with the rules beyond GRIT's."""
+
+    def __init__(self, scene: Scene, describes: bool, is_english: bool) -> None:
+        self.scene, self.describes, self.is_english = scene, describes, is_english
+        self.children: list[list[int]] = [[] for _ in scene.tokens]
+        for index, token in enumerate(scene.tokens):
+            if token.head != index:
+                self.children[token.head].append(index)
+
+    def end(self, phrase: NounPhrase, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase]) -> int:
+        """Return the end of the tokens of the expression of a phrase."""
+        tokens, segment_of = self.scene.tokens, self.scene.segment_of
+        inside = self._descendants(phrase)
+        high = end = phrase.end
+        while end < len(tokens):
+            if end in inside:
+                high = end + 1
+            elif self.describes and tokens[end].dep == "cc" and end + 1 in inside and self._is_worn(phrase, end + 1):
+                pass  # "in a hat and a coat", if the coat hangs from the person
+            elif segment_of[end] == segment_of[phrase.root]:
+                break  # the rest is a gap, such as a part in brackets
+            end += 1
+        if self.describes:
+            high = self._stop(phrase, high, chunks, phrases)
+        while high > phrase.end and self._is_edge_mark(high - 1):
+            high -= 1
+        return high
+
+    def _descendants(self, phrase: NounPhrase) -> set[int]:
+        tokens, words, children = self.scene.tokens, self.scene.words, self.children
+        first, end, root, top = phrase
+        inside, pending = {*range(first, end), top}, [top]
+        if self.describes:
+            pending += [i for i in range(first, end) if i != top]  # of a word that the parser did not take for the head
+            of = tokens[root].head
+            if words[of] == "of" and of == first - 1 and singular(tokens[tokens[of].head]) in DEPICTIONS:
+                pending += (more := [i for i in children[tokens[of].head] if i >= end and tokens[i].dep in CLAUSES])
+                inside.update(more)
+            if self._is_participle(verb := tokens[top].head) and tokens[top].dep in SUBJECTS and top < verb:
+                pending.append(verb)  # "boat docked at a pier", of which the parser made a sentence
+                inside.add(verb)
+        while pending:
+            node = pending.pop()
+            followed = [child for child in children[node] if tokens[child].dep not in CONJUNCTS]
+            if self.describes:
+                describes = self._describes_head if first <= node < end or node == top else self._describes
+                conjuncts = [c for c in children[node] if tokens[c].dep == "conj" and describes(c)]
+                # A conjunction is a child of the word before it, or of the conjunct (Universal Dependencies).
+                last = max(conjuncts, default=node if tokens[node].dep == "conj" else -1)
+                followed += conjuncts
+                followed += [child for child in children[node] if tokens[child].dep == "cc" and child < last]
+                followed = (
+                    [child for child in followed if not self._is_wearers(node, child)] if node == top else followed
+                )
+            followed = [child for child in followed if child not in inside]
+            inside.update(followed)
+            pending += followed
+        return inside
+
+    def _is_participle(self, verb: int) -> bool:
+        """True for a participle without an auxiliary at the root."""
+        tokens = self.scene.tokens
+        labels = {tokens[child].dep for child in self.children[verb]}
+        is_past = tokens[verb].tag == "VBD" and not labels & {"dobj", "ccomp", "xcomp"}
+        return (
+            tokens[verb].head == verb
+            and not labels & {"aux", "auxpass"}
+            and (tokens[verb].tag in ("VBG", "VBN") or is_past)
+        )
+
+    def _is_wearers(self, noun: int, child: int) -> bool:
+        """True for a participle that belongs to the one who has the thing: "toddler in tutu jumping in a puddle"."""
+        tokens = self.scene.tokens
+        owner = tokens[tokens[noun].head].head
+        is_worn = tokens[noun].dep == "pobj" and self.scene.words[tokens[noun].head] in ("with", "in", "wearing")
+        return (
+            tokens[child].tag == "VBG"
+            and is_worn
+            and self._is_animate(tokens[owner])
+            and not self._is_animate(tokens[noun])
+        )
+
+    def _is_worn(self, phrase: NounPhrase, start: int) -> bool:
+        """True if the next word that hangs from the phrase, behind a conjunction, is no person or animal."""
+        tokens = self.scene.tokens
+        hung = (i for i in range(start, len(tokens)) if tokens[i].head in (phrase.root, phrase.top))
+        return not self._is_animate(tokens[next(hung, start)])
+
+    def _describes(self, conjunct: int) -> bool:
+        """True if a conjunct inside an expression describes its head noun.
+
+        Someone after "and" rarely describes it after a thing: "a dog with a ball and a cat". A conjunct with a subject of
+        its own begins another clause.
+        """
+        tokens = self.scene.tokens
+        token = tokens[conjunct]
+        if any(tokens[child].dep in SUBJECTS for child in self.children[conjunct]):
+            return False
+        is_someone = token.pos in NOUNS and self._is_animate(token)
+        return not is_someone or self._is_animate(tokens[token.head])
+
+    def _describes_head(self, conjunct: int) -> bool:
+        """True if the parser took a thing on someone for a conjunct of that person: "a woman with glasses and a scarf".
+
+        Such a thing follows a preposition that names what someone wears or has.
+        """
+        tokens, words = self.scene.tokens, self.scene.words
+        head = tokens[conjunct].head
+        has = any(words[i] in ("with", "in", "wearing", "holding") for i in self.children[head] if head < i < conjunct)
+        is_thing = tokens[conjunct].pos == "NOUN" and not self._is_animate(tokens[conjunct])
+        return has and is_thing and self._is_animate(tokens[head])
+
+    def _is_animate(self, token: Token) -> bool:
+        return self.is_english and is_animate(singular(token))
+
+    def _stop(self, phrase: NounPhrase, end: int, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase]) -> int:
+        """Return the end after a whole list, and before what is no description.
+
+        That is a finite verb without a relative word, a comma that neither a list nor a clause follows, a time or an event at
+        the end, and a mark without its partner.
+        """
+        scene = self.scene
+        words, tokens = scene.words, scene.tokens
+        starting = {other.first: (other, chunk) for other, chunk in zip(phrases, chunks, strict=True)}
+        for i in range(phrase.end, end):
+            if words[i] in RELATIVES:
+                break
+            if tokens[i].tag in ("VBZ", "VBP", "MD"):
+                end = i
+        for i in range(phrase.end, end - 1):
+            if words[i] == "," and not self._goes_on(phrase, i + 1, end, starting.get(i + 1)):
+                end = i
+                break
+        end = max(end, self._list_end(phrase, end, starting))
+        last = next((i for i in range(end - 1, phrase.end, -1) if i in starting), None)
+        if (
+            last is not None
+            and starting[last][0].end == end
+            and tokens[last - 1].pos == "ADP"
+            and starting[last][1].removed
+        ):
+            classes = shares(singular(tokens[starting[last][0].root]))
+            if classes.get("time", 0) + classes.get("event", 0) + classes.get("act", 0) > 0.5:
+                end = last - 1
+        text, start = scene.text, tokens[phrase.first].start
+        for opening, closing in (("(", ")"), ("[", "]")):
+            span = text[start : tokens[end - 1].end]
+            if span.count(opening) > span.count(closing):
+                is_next = end < len(tokens) and words[end] == closing
+                end = end + 1 if is_next else max(phrase.end, _first(words, opening, phrase.end, end))
+            elif span.count(opening) < span.count(closing):
+                end = max(phrase.end, _first(words, closing, phrase.end, end))
+        if text.count('"', start, tokens[end - 1].end) % 2:
+            end = max(phrase.end, _first(words, '"', phrase.end, end))
+        return end
+
+    def _list_end(self, phrase: NounPhrase, end: int, starting: Mapping[int, tuple[NounPhrase, Chunk]]) -> int:
+        """Return the end of a list after "with", whose first items end at `end`; `end` if there is none."""
+        words, tokens, segment_of = self.scene.words, self.scene.tokens, self.scene.segment_of
+        if not any(words[i] in LISTING for i in range(phrase.end, end)):
+            return end
+        found, i, n_marks = end, end, 0
+        while i + 1 < len(words) and words[i] in (",", "and", "&") and segment_of[i] == segment_of[phrase.root]:
+            is_last = words[i] != ","
+            i += 1 + (words[i] == "," and words[i + 1] in ("and", "&"))
+            is_last |= words[i - 1] in ("and", "&")
+            item = starting.get(i)
+            if (
+                item is None
+                or item[1].removed
+                or tokens[item[0].root].dep in SUBJECTS
+                or self._is_animate(tokens[item[0].root])
+            ):
+                break
+            i, n_marks = item[0].end, n_marks + 1
+            if is_last:
+                has_comma = n_marks > 1 or any(words[j] == "," for j in range(phrase.end, end))
+                return i if has_comma else found
+        return found
+
+    def _goes_on(self, phrase: NounPhrase, i: int, end: int, after: tuple[NounPhrase, Chunk] | None) -> bool:
+        """True if a list or a clause that belongs to a phrase begins at token `i`, after a comma."""
+        words, tokens = self.scene.words, self.scene.tokens
+        if after and after[1].removed and after[1].removed != "pronoun":
+            return False
+        head = after[0].root if after else i
+        while after is None and i <= tokens[head].head < end and tokens[head].head != head:
+            head = tokens[head].head
+        dep, parent = tokens[head].dep, tokens[head].head
+        if parent in (phrase.root, phrase.top):
+            return dep in CLAUSES and tokens[head].pos != "PROPN"
+        has_conjunction = any(words[j] in ("and", "&", "or") for j in range(i, end))
+        return (
+            dep == "conj"
+            or dep in CLAUSES
+            or (dep in ("appos", "npadvmod") and has_conjunction and tokens[head].pos == "NOUN")
+        )
+
+    def _is_edge_mark(self, index: int) -> bool:
+        """True for white space, marks, conjunctions and prepositions to remove from the end of an expression."""
+        word, pos = self.scene.words[index], self.scene.tokens[index].pos
+        if word in (")", "]", '"', "'", "”", "’"):
+            return False  # its partner is inside, see _stop
+        return (pos in EDGE_MARKS and (self.describes or pos != "ADP")) or not ALPHANUMERIC.search(word)
+
+
+def _first(words: Sequence[str], word: str, start: int, end: int) -> int:
+    """Return the index of the first occurrence of a word in [start, end), else `start`."""
+    return next((i for i in range(start, end) if words[i] == word), start)
 
 
 def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
@@ -272,11 +431,6 @@ def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
         is_maximal[i] = end > furthest
         furthest = max(furthest, end)
     return [RefExp(chunk, start, end, is_maximal[i]) for i, (chunk, start, end) in enumerate(expressions)]
-
-
-def _is_edge_mark(words: Sequence[str], tokens: Sequence[Token], index: int) -> bool:
-    """True for white space, marks and conjunctions to remove from the ends of an expression."""
-    return words[index] not in CLOSING and (tokens[index].pos in EDGE_MARKS or not ALPHANUMERIC.search(words[index]))
 
 
 # Phrases of GRIT rows, whose noun chunks, referring expressions and boxes are given in the input.

@@ -6,7 +6,7 @@ pytest.importorskip("py3langid")
 
 from hypergrit_common.errors import UserError
 from pipeline.stages.parse.config import ParseConfig
-from pipeline.stages.parse.parser import LanguageFilter
+from pipeline.stages.parse.parser import LanguageFilter, share_of_others
 from pipeline.stages.parse.stage import Parse
 from tests.pipeline.rows import table_after
 from tests.pipeline.stages.parse.test_captions import ROWS
@@ -41,6 +41,14 @@ def test_no_english_caption_of_the_labelled_ones_is_dropped() -> None:
     config = ParseConfig(languages=("en",))
     found = LanguageFilter(config.languages, config.min_language_probability)
     assert [row["caption"] for row in ROWS if found.wrong_language(row["caption"])] == []
+
+
+def test_share_of_the_warning_is_what_the_filter_drops() -> None:
+    texts = [text for _, text in OTHERS]
+    assert share_of_others([*texts, "a dog on wet sand runs", "un chien", "a dog"], "en") == (5 / 6, 6)
+    share, n = share_of_others([row["caption"] for row in ROWS], "en")
+    assert share == 0
+    assert n > 300
 
 
 def test_unknown_language_and_missing_package_are_errors_that_name_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
