@@ -2,7 +2,7 @@
 
 On a local disk, the temporary name is in the same folder, so that renaming is atomic; no two writers share one. For an
 object store, files are written to a local temporary folder and then uploaded, because an object becomes visible only
-when its upload is complete. `temporary.remove_abandoned` removes what a killed process leaves.
+when its upload is complete. `remove_abandoned` (store.py) removes what a killed process leaves.
 """
 
 import errno
