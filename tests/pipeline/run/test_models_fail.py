@@ -88,5 +88,5 @@ def test_captions_of_another_language_than_the_parser_are_named(
     with caplog.at_level(logging.WARNING, logger="hypergrit"):
         found.warn_about_languages(table_after("parse", rows))
         found.warn_about_languages(table_after("parse", rows))
-    expected = ["20 % of 40 captions are not in the language of parse.model=en_core_web_sm"] * is_warned
+    expected = ["20 % of 40 captions are not in the language of parse.model=en_hypergrit_web"] * is_warned
     assert [text.partition(",")[0] for text in caplog.messages] == expected

@@ -107,7 +107,7 @@ def test_a_terminal_shows_a_line_for_each_stage_and_log_lines_above_them(
             shown = progress(results(), 3 * ROWS, config)
             next(shown)
             tell(Follower.loading, ("prepare", "infer", "write"))
-            wait_until(lambda: "loading en_core_web_sm" in printed(chunks))
+            wait_until(lambda: "loading en_hypergrit_web" in printed(chunks))
             logging.getLogger("hypergrit").warning("a line of the log")
             tell(Follower.loading, ())
             assert len(list(shown)) == 2
@@ -123,7 +123,7 @@ def test_a_terminal_shows_a_line_for_each_stage_and_log_lines_above_them(
     assert last[1][:4] == ["download", "12", "6", "2"]
     assert "12 of 12 rows, 100% of the work, 6 kept, 2 dropped, 4 unfinished" in " ".join(table.split())
     assert "loading OWNER/CLIP" in drawn
-    assert "loading en_core_web_sm" in drawn
+    assert "loading en_hypergrit_web" in drawn
     assert [line for line in drawn.splitlines() if line.strip() == "a line of the log"]
 
 
