@@ -249,6 +249,8 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
         start += 1
     while end > max(root.start, start) + 1 and not LAST.match(text, end - 1) and not _closes(text, start, end):
         end -= 1
+    if text.count('"', start, end) % 2 and text[start - 1 : start] == '"':
+        start -= 1  # of a quotation within the phrase: '"Home" sign'
     return whole_graphemes(text, start, end)
 
 

@@ -23,6 +23,7 @@ class Mask(NamedTuple):
     reason: str
     pattern: re.Pattern[str]
     has_digit: bool
+    has_name: bool
 
 
 def read_masks(path: Path) -> Iterator[Mask]:
@@ -41,8 +42,8 @@ def read_masks(path: Path) -> Iterator[Mask]:
                 found.append((name, []))
             found[-1][1].append(pattern)
     for name, patterns in found:
-        compiled = re.compile("|".join(patterns), 0 if name.endswith("!") else re.IGNORECASE)
-        yield Mask(name.rstrip("!#"), compiled, name.endswith("#"))
+        compiled = re.compile("|".join(patterns), 0 if name.endswith(("!", "?")) else re.IGNORECASE)
+        yield Mask(name.rstrip("!?#"), compiled, name.endswith("#"), name.endswith("?"))
 
 
 MASKS: Final = tuple(read_masks(Path(__file__).with_name("masks.txt")))
@@ -52,7 +53,10 @@ SEPARATOR: Final = re.compile(
     r"\|+|[•·»«►▶★→;…>]|::|\.{3,}|(?<=\s)[-~/\\+]+(?=\s)|(?<=\s)vs\.?(?=\s)|–|—|--+|:(?=\s|$)|(?<=[^\W\d]),(?=[^\W\d])|(?<=\w)_(?=\w)"
 )
 """Marks that end a segment."""
-GLUED: Final = r"(?:\||–|—|--+|→|>|…|(?<=[^\W\d]),(?=[^\W\d])|[\U0001f000-\U0001faff\u2600-\u27bf])"
+GLUED: Final = (
+    r"(?:\||–|—|--+|→|>|…|(?<=[^\W\d]),(?=[^\W\d])|(?<=\w)[;~](?=\w)|(?<=[^\W_])_(?=[^\W_])"
+    r"|[\U0001f000-\U0001faff\u2600-\u27bf])"
+)
 """Separators that spaCy's tokenizer leaves inside a word."""
 TAG_SIGN: Final = re.compile(r"(?<!\w)#(?=[^\W\d])")
 """The sign of a hashtag that stands for a word of a sentence."""
@@ -60,6 +64,7 @@ ARTICLE_BEFORE: Final = re.compile(r"\b(?:an?|the|my|our|his|her|their|this|that
 """Before an emoji within a phrase: "my \U0001f408 cat"."""
 NO_REASON: Final = 255
 """Number of the mask of signs and emoji."""
+WORD: Final = re.compile(r"[^\W\d_]+")
 DIGIT: Final = re.compile(r"\d")
 BRACKET: Final = re.compile(r"[()\[\]{}]")
 LETTER: Final = re.compile(r"[^\W\d_]")
@@ -160,7 +165,10 @@ def _marks(text: str) -> tuple[bytearray, bytearray]:
     for number, mask in enumerate(MASKS, 1):
         for match in mask.pattern.finditer(text) if has_digit or not mask.has_digit else ():
             start, end = match.span()
-            if start < end:
+            is_masked = not mask.has_name or any(
+                word not in SMALL_WORDS and not is_known(word) for word in WORD.findall(match[0].lower())
+            )
+            if start < end and is_masked:
                 masked[start:end] = bytes([number]) * (end - start)
                 ends[start] = ends[end - 1] = mask.reason != "position"
     if not text.isascii():

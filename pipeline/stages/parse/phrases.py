@@ -37,8 +37,12 @@ SUBJECTS: Final = frozenset({"nsubj", "nsubjpass", "nsubj:pass", "expl"})
 """Labels of a subject. A conjunct with a subject of its own begins another clause."""
 EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ", "ADP"})
 """Parts of speech that are removed from the ends of an expression."""
+STRANDED: Final = frozenset({"DET", "ADJ", "VERB", "AUX", "PRON", "NUM"})
+"""Parts of speech that end no expression if the words behind it are hidden: "a woman with a" (@handle)."""
 GRIT_NOUNS: Final = listed("grit_nouns")
 """The nouns that GRIT removes, as its author lists them (github.com/microsoft/unilm, issue 1421)."""
+NEGATIONS: Final = frozenset({"no", "zero", "not", "neither", "nor", "never", "hardly"})
+"""First words of a phrase that names what is absent."""
 ABSENT: Final = re.compile(
     r"\b(?:without|no|neither|nor|not|minus|lacking|(?:free|instead|devoid|lack|absence) of|rather than)"
     r"(?: (?:an?|any|the|his|her|its|their))?$"
@@ -129,7 +133,8 @@ class PhraseRules:
             return "abstract"
         if not (self.is_english and self.rules.remove_invisible):
             return None
-        if words[first] in ("no", "zero") or is_absent(scene, phrase):
+        is_sign = singular(tokens[root]) in ("sign", "symbol", "icon")
+        if (words[first] in NEGATIONS and not is_sign) or is_absent(scene, phrase):
             return "absent"
         if is_hung(scene, phrase):
             return None
@@ -171,6 +176,8 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
         i = head
         while i > 0 and tokens[i - 1].head == head and tokens[i - 1].dep in ("det", "amod", "compound", "nummod"):
             i -= 1
+        if words[i] in NEGATIONS:
+            return True
         phrase = NounPhrase(i, head + 1, head, head)
 
 
@@ -230,7 +237,8 @@ class Expander:
             end += 1
         if self.describes:
             high = self._stop(phrase, high, chunks, phrases)
-        while high > phrase.end and self._is_edge_mark(high - 1):
+        is_cut = high < len(tokens) and segment_of[high] == -1 and ALPHANUMERIC.search(self.scene.words[high])
+        while high > phrase.end and (self._is_edge_mark(high - 1) or (is_cut and tokens[high - 1].pos in STRANDED)):
             high -= 1
         return high
 
@@ -350,7 +358,7 @@ class Expander:
             classes = shares(singular(tokens[starting[last][0].root]))
             if classes.get("time", 0) + classes.get("event", 0) + classes.get("act", 0) > 0.5:
                 end = last - 1
-        text, start = scene.text, tokens[phrase.first].start
+        text, start = scene.text, starting[phrase.first][1].start
         for opening, closing in (("(", ")"), ("[", "]")):
             span = text[start : tokens[end - 1].end]
             if span.count(opening) > span.count(closing):

@@ -194,6 +194,8 @@ def test_groundable_phrase_is_not_removed(caption: str, phrase: str) -> None:
         ("a mattress instead of a sofa", "a sofa", "absent"),
         ("a beach free of tourists", "tourists", "absent"),
         ("neither snow nor ice on a road", "ice", "absent"),
+        ("no snow or ice on a road", "ice", "absent"),
+        ("a road, not a river", "a river", "absent"),
         ("a dog at www.example.org/dogs", "www.example.org/dogs", "address"),
         ("a dog, 14 kg", "14 kg", "measure"),
         ("a red lamp for $12.50", "for $12.50", "price"),

@@ -4,6 +4,7 @@ import pytest
 import spacy
 
 from pipeline.stages.parse.normalise import normalise, set_up_tokenizer
+from tests.patience import linear_time
 
 
 @pytest.fixture(scope="module")
@@ -105,3 +106,12 @@ def test_segments_and_what_is_hidden_have_distinct_tokens_in_order(nlp: spacy.La
     ]
     assert len(places) == len(set(places)) <= len(doc)
     assert [len(segment.tokens) for segment in segments] == [len(segment.doc) for segment in segments]
+
+
+@pytest.mark.parametrize(
+    "part", ["1 x ", "10 by 10 x ", ".@", "10 x 10 cm x", "((", "1,1,", "Photo: Ab ", "free vector ", "#a,", "a-b "]
+)
+def test_masks_take_little_time_on_texts_that_nearly_match(nlp: spacy.Language, part: str) -> None:
+    caption = (part * 500)[:1000]
+    with linear_time():
+        normalise(nlp.make_doc(caption), caption)
