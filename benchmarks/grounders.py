@@ -130,7 +130,7 @@ def read_pictures(output: str, truths: Mapping[str, Truth], most: int) -> pa.Tab
 
 
 @dataclass(frozen=True)
-class Run:
+class Measured:
     """The answers of a grounder, its speed, and the size of its weights (None: not on this machine)."""
 
     answers: list[Answer]
@@ -138,7 +138,7 @@ class Run:
     weights_mb: float | None
 
 
-def run(name: str, table: pa.Table, truths: Mapping[str, Truth], device: str) -> Run:
+def run(name: str, table: pa.Table, truths: Mapping[str, Truth], device: str) -> Measured:
     """Ground all pictures; the time to load the model does not count."""
     stage = Ground(GroundConfig(grounder=name, device=device, floor=FLOOR))
     model: Any = getattr(stage.grounder, "model", None)
@@ -148,13 +148,13 @@ def run(name: str, table: pa.Table, truths: Mapping[str, Truth], device: str) ->
     duration_s = time.perf_counter() - start_s
     found = [found_row(row | {"box_scores": [UNMEASURED] * len(row["boxes"] or ())}) for row in rows]
     answers = [truths[row.key].answer(row) for row in found]
-    return Run(answers, len(rows) / duration_s, weights / 1e6 or None)
+    return Measured(answers, len(rows) / duration_s, weights / 1e6 or None)
 
 
 UNMEASURED: Final = {"clip_cosine": None, "removed": None}
 
 
-def report(runs: Mapping[str, Run], least_precision: float) -> dict[str, Any]:
+def report(runs: Mapping[str, Measured], least_precision: float) -> dict[str, Any]:
     """Print a line for each grounder and its differences to the first; return the figures."""
     thresholds = {name: choose_threshold(found.answers, least_precision) for name, found in runs.items()}
     first = next(iter(runs))

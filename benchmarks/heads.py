@@ -21,7 +21,7 @@ import torch
 
 from trainer.config import TrainConfig, load_config
 from trainer.distributed.process import Process
-from trainer.training.build import Run, build
+from trainer.training.build import Training, build
 from trainer.training.step import update
 
 JOB = "jobs/train/heads.yaml"
@@ -34,7 +34,7 @@ def config_of(model: str, features: str, output: Path, steps: int) -> TrainConfi
     return load_config([JOB, f"model_name={model}", f"data.features={features}", *others, *FACTORS.get(model, [])])
 
 
-def train(run: Run, steps: int) -> tuple[float, float]:
+def train(run: Training, steps: int) -> tuple[float, float]:
     """The seconds of all steps, and those of them that wait for batches."""
     batches = iter(run.loader)
     start, waited = time.perf_counter(), 0.0
@@ -46,7 +46,7 @@ def train(run: Run, steps: int) -> tuple[float, float]:
     return time.perf_counter() - start, waited
 
 
-def products(run: Run, steps: int) -> float:
+def products(run: Training, steps: int) -> float:
     """The seconds of the matrix products of the heads: two for each layer and backward pass, one forward."""
     rows = run.config.batch_size * (2 if "boxes" in run.model.needs else 1)
     shapes = [

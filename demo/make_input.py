@@ -47,7 +47,7 @@ class ExpectedDrop(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class InputRow:
     """An input row with either the ground truth of its scene or the drop that it must cause."""
 
     id: str
@@ -57,7 +57,7 @@ class Row:
     expected_drop: ExpectedDrop | None = None
 
 
-def scene_row(index: int, base: str, prefix: str = "", variant: str | None = None) -> Row:
+def scene_row(index: int, base: str, prefix: str = "", variant: str | None = None) -> InputRow:
     """Return the row of the index-th scene.
 
     `base` is the server's URL and `prefix` a path before the scene's, such as "/flaky". `variant` is the encoding of the
@@ -71,7 +71,7 @@ def scene_row(index: int, base: str, prefix: str = "", variant: str | None = Non
     seed = DEMO_SEEDS[index]
     truth = truth_of(make_scene(seed, style, WorldConfig(width=width, height=height)))
     url = f"{base}{prefix}/scene/{style}/{seed}/{width}x{height}/{variant}"
-    return Row(id=f"scene-{index:04d}", url=url, caption=truth.caption, truth=truth)
+    return InputRow(id=f"scene-{index:04d}", url=url, caption=truth.caption, truth=truth)
 
 
 class Affix(NamedTuple):
@@ -84,7 +84,7 @@ class Affix(NamedTuple):
 NO_AFFIX = Affix()
 
 
-def with_affixes(row: Row, id_: str, before: Affix = NO_AFFIX, after: Affix = NO_AFFIX) -> Row:
+def with_affixes(row: InputRow, id_: str, before: Affix = NO_AFFIX, after: Affix = NO_AFFIX) -> InputRow:
     """Return `row` with text around its caption; the spans of the ground truth refer to the cleaned caption."""
     assert row.truth is not None
     shift = len(before.cleaned)
@@ -98,7 +98,7 @@ def with_affixes(row: Row, id_: str, before: Affix = NO_AFFIX, after: Affix = NO
     return replace(row, id=id_, caption=before.raw + row.caption + after.raw, truth=truth)
 
 
-def with_other_caption(row: Row, id_: str) -> Row:
+def with_other_caption(row: InputRow, id_: str) -> InputRow:
     """Return a row with the same image and a caption that mentions only the first grounded phrase."""
     assert row.truth is not None
     phrase = next(p for p in row.truth.phrases if p.boxes)
@@ -116,7 +116,7 @@ def with_other_caption(row: Row, id_: str) -> Row:
     return replace(row, id=id_, caption=caption, truth=replace(row.truth, caption=caption, phrases=(kept,)))
 
 
-def repeated_rows(first: Row) -> Iterator[Row]:
+def repeated_rows(first: InputRow) -> Iterator[InputRow]:
     """Yield rows with the image of `first`. They must follow it in the same shard, since duplicates are found per shard."""
     duplicate = ExpectedDrop("download", "duplicate")
     yield replace(first, id="repeat-exact-1", truth=None, expected_drop=duplicate)
@@ -124,7 +124,7 @@ def repeated_rows(first: Row) -> Iterator[Row]:
     yield with_other_caption(first, "repeat-other-caption")
 
 
-def unusual_rows(scenes: Iterator[int], base: str) -> Iterator[Row]:
+def unusual_rows(scenes: Iterator[int], base: str) -> Iterator[InputRow]:
     """Yield unusual rows that must be kept. `scenes` yields unused scene indices."""
     for variant in UNUSUAL_VARIANTS:
         yield replace(scene_row(next(scenes), base, variant=variant), id=f"odd-{variant}")
@@ -143,7 +143,7 @@ def unusual_rows(scenes: Iterator[int], base: str) -> Iterator[Row]:
     yield with_affixes(scene_row(next(scenes), base), "odd-spaces", before=Affix(raw=" \t "), after=Affix(raw="\n\n"))
 
 
-def dropped_rows(scenes: Iterator[int], base: str) -> Iterator[Row]:
+def dropped_rows(scenes: Iterator[int], base: str) -> Iterator[InputRow]:
     """Yield rows that must be dropped, each with the expected stage and reason."""
     yield from rows_without_image(base)
     for directive in ("noai", "noimageai"):
@@ -160,7 +160,7 @@ def dropped_rows(scenes: Iterator[int], base: str) -> Iterator[Row]:
         yield replace(scene_row(next(scenes), base), id=f"bad-{name}", caption=text, truth=None, expected_drop=drop)
 
 
-def rows_without_image(base: str) -> Iterator[Row]:
+def rows_without_image(base: str) -> Iterator[InputRow]:
     """Yield rows whose URL does not give a usable image."""
     cases: list[tuple[str, str | None, str]] = [
         ("not-a-url", "htp:/broken link", "invalid_url"),
@@ -189,12 +189,12 @@ def rows_without_image(base: str) -> Iterator[Row]:
         ("strip", f"{base}/file/strip.png", "extreme_aspect_ratio"),
     ]
     caption = "a red balloon near a cat"
-    yield Row(id="bad-no-url", url=None, caption=caption, expected_drop=ExpectedDrop("read", "missing_url"))
+    yield InputRow(id="bad-no-url", url=None, caption=caption, expected_drop=ExpectedDrop("read", "missing_url"))
     for name, url, reason in cases:
-        yield Row(id=f"bad-{name}", url=url, caption=caption, expected_drop=ExpectedDrop("download", reason))
+        yield InputRow(id=f"bad-{name}", url=url, caption=caption, expected_drop=ExpectedDrop("download", reason))
 
 
-def make_rows(n_rows: int, port: int, only_good: bool = False) -> list[Row]:
+def make_rows(n_rows: int, port: int, only_good: bool = False) -> list[InputRow]:
     """Return all input rows.
 
     Special rows are spread evenly; all of them are included even if `n_rows` is smaller. With `only_good`, the rows are
@@ -211,7 +211,7 @@ def make_rows(n_rows: int, port: int, only_good: bool = False) -> list[Row]:
     return head + interleave(special, plain)
 
 
-def interleave(first: list[Row], second: list[Row]) -> list[Row]:
+def interleave(first: list[InputRow], second: list[InputRow]) -> list[InputRow]:
     """Merge two lists, each in its order and evenly spaced."""
     keyed = [
         ((index + 0.5) / max(len(rows), 1), index, row) for rows in (first, second) for index, row in enumerate(rows)
@@ -219,7 +219,7 @@ def interleave(first: list[Row], second: list[Row]) -> list[Row]:
     return [row for _, _, row in sorted(keyed, key=lambda item: item[:2])]
 
 
-def expected_drops(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
+def expected_drops(rows: Iterable[InputRow]) -> dict[str, dict[str, int]]:
     """Count the expected drops as {stage: {reason: n}}."""
     counts: dict[str, dict[str, int]] = {stage: {} for stage in EARLY_STAGES}
     for (stage, reason), n in sorted(Counter(row.expected_drop for row in rows if row.expected_drop).items()):
@@ -227,7 +227,7 @@ def expected_drops(rows: Iterable[Row]) -> dict[str, dict[str, int]]:
     return counts
 
 
-def write_input(out: Path, n_rows: int, port: int, only_good: bool = False) -> list[Row]:
+def write_input(out: Path, n_rows: int, port: int, only_good: bool = False) -> list[InputRow]:
     """Write the files to `out`. Returns the rows."""
     rows = make_rows(n_rows, port, only_good)
     out.mkdir(parents=True, exist_ok=True)

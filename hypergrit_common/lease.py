@@ -126,7 +126,7 @@ class LeaseFile(ABC):
     def renew(self) -> None:
         """Write the present time into the lease; find out if it is lost."""
         with self._lock:
-            values: schemas.Lease = json.loads(self.content)
+            values: schemas.LeaseRecord = json.loads(self.content)
             renewed = encode({**values, "heartbeat": time.time()})
             if self.swap(self.content, renewed):
                 self.content = renewed
@@ -155,7 +155,7 @@ class LeaseFile(ABC):
     def _check_abandoned(self, content: bytes) -> None:
         """Raise UserError unless the holder of a lease is dead; wait to find out about a holder on another machine."""
         try:
-            lease: schemas.Lease = json.loads(content)
+            lease: schemas.LeaseRecord = json.loads(content)
             process, heartbeat = ProcessId.parse(lease["process"]), float(lease["heartbeat"])
         except (ValueError, KeyError, TypeError, RecursionError):
             return  # not a lease: leases are written atomically
@@ -189,7 +189,7 @@ class LeaseFile(ABC):
 def new_lease() -> bytes:
     """Return the content of a new lease of this process."""
     process = this_process()
-    values: schemas.Lease = {
+    values: schemas.LeaseRecord = {
         "host": socket.gethostname(),
         "process": str(process),
         "pid": process.pid,
@@ -200,7 +200,7 @@ def new_lease() -> bytes:
     return encode(values)
 
 
-def encode(lease: schemas.Lease) -> bytes:
+def encode(lease: schemas.LeaseRecord) -> bytes:
     """Return the content of the file of a lease."""
     return json.dumps(lease, indent=1).encode()
 
@@ -218,7 +218,7 @@ def describe(content: bytes | None) -> str:
     if content is None:
         return "a job that has ended"
     try:
-        lease: schemas.Lease = json.loads(content)
+        lease: schemas.LeaseRecord = json.loads(content)
         return f"a job on host {lease['host']} (process {lease['pid']}, started {lease['started']})"
     except (ValueError, LookupError, TypeError, RecursionError):
         return "an unknown job"

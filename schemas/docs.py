@@ -34,7 +34,7 @@ from schemas.files import (
     TrainAnnotations,
     grit_schema,
 )
-from schemas.job import CommandRecord, JobRecord, Lease, Takedowns
+from schemas.job import CommandRecord, JobRecord, LeaseRecord, Takedowns
 from schemas.manifest import FailedShard, Journal, Manifest, StageTiming
 from schemas.rows import BOX, BOX_SCORE, CAPTION, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
@@ -57,7 +57,7 @@ JSON_FILES: Final[tuple[type, ...]] = (
     Journal,
     JobRecord,
     CommandRecord,
-    Lease,
+    LeaseRecord,
     Statistics,
 )
 """Types of JSON files with a table of their own; the types that they refer to follow at the end of the document."""
@@ -285,7 +285,7 @@ def files() -> list[str]:
         json_table(Takedowns),
         f"### lease: `{LEASE_FILE}`\n",
         "Exists while a job writes to the output.\n",
-        json_table(Lease),
+        json_table(LeaseRecord),
         f"### statistics: `{STATS_FILE}`\n",
         json_table(Statistics),
     ]

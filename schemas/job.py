@@ -94,7 +94,7 @@ class Takedowns(TypedDict):
     images: Annotated[list[str], "hex SHA-256 of the hash of each image; the hash is a text of 64 hex digits"]
 
 
-class Lease(TypedDict):
+class LeaseRecord(TypedDict):
     """`_lease.json`: the job that writes to the output at present."""
 
     host: Annotated[str, "host name"]

@@ -43,7 +43,7 @@ from trainer.data.loader import Loader
 from trainer.distributed.process import Process
 from trainer.metrics.writers import Meter
 from trainer.training.accumulate import tower_blocks
-from trainer.training.build import Run, build, build_tokenizer
+from trainer.training.build import Training, build, build_tokenizer
 from trainer.training.step import BatchCopies, PendingStep, autocast, start_step, update
 
 Speed = Callable[[float, Timing], dict[str, Any]]
@@ -140,7 +140,7 @@ def config_of(session: Session, model: str, batch: int, shards: str, output: Pat
     return load_config([*jobs, *overrides])
 
 
-def features(run: Run, batch: Batch) -> Pairs:
+def features(run: Training, batch: Batch) -> Pairs:
     """Run the towers' forward pass."""
     with autocast(run):
         return run.model.features(batch)
@@ -152,7 +152,7 @@ def backward(pairs: Pairs) -> None:
     torch.autograd.backward(outputs, [torch.ones_like(value) for value in outputs])
 
 
-def with_loader(run: Run, steps: int, warm_up: int) -> dict[str, float]:
+def with_loader(run: Training, steps: int, warm_up: int) -> dict[str, float]:
     """Measure the throughput of steps with the loader, and the share of time spent waiting for data."""
     meter = Meter()
     step = steps_with_loader(run, meter)
@@ -221,7 +221,7 @@ def loader_of(config: TrainConfig, workers: int, needs: frozenset[str]) -> Loade
     )
 
 
-def steps_with_loader(trained: Run, meter: Meter) -> Callable[[], None]:
+def steps_with_loader(trained: Training, meter: Meter) -> Callable[[], None]:
     """Return a function that does one step of the training loop: each step is read after the next one is queued."""
     copies, waiting = BatchCopies(trained.loader, trained.process.device), list[PendingStep]()
 
@@ -239,7 +239,7 @@ def steps_with_loader(trained: Run, meter: Meter) -> Callable[[], None]:
     return step
 
 
-def loss_call(trained: Run, batch: Batch) -> Callable[[], None]:
+def loss_call(trained: Training, batch: Batch) -> Callable[[], None]:
     """Return a function that computes the losses and their gradients, from fixed features."""
     with torch.no_grad():
         fixed = features(trained, batch)

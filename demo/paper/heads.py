@@ -26,8 +26,7 @@ from trainer.features.config import FeaturesConfig
 from trainer.features.write import Embedder
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer
-from trainer.training.build import Run as Training
-from trainer.training.build import build
+from trainer.training.build import Training, build
 from trainer.training.step import update
 
 BATCH: Final = 256

@@ -15,9 +15,9 @@ import pandas as pd
 
 from demo.paper import results
 from demo.paper.plan import MAIN, Size
-from demo.paper.results import CONDITIONS, Claim, Judgement, Row, Rows, estimate, judge
+from demo.paper.results import CONDITIONS, Claim, Judgement, RowResults, Rows, estimate, judge
 from demo.paper.run import PICTURES, WALKS
-from demo.paper.statistics import Estimate
+from demo.paper.statistics import MeanWithError
 from demo.paper.tables import HEADINGS, all_tables
 from demo.train_demo_data import ROOT
 from hypergrit_common.config import flatten, runtime_keys
@@ -106,7 +106,7 @@ def is_at_bound(run: Mapping[str, Any]) -> bool:
     return is_learned and max(found) <= 1.001 * model["curv_init"] / model["curv_max_ratio"]
 
 
-def n_weak_seeds(row: Row) -> int:
+def n_weak_seeds(row: RowResults) -> int:
     """The number of seeds at chance or below in a metric of the main table whose mean is clearly above chance."""
     levels = row.chance[row.chance.index.isin(HEADINGS)]
     values = row.metrics[levels.index]
@@ -146,7 +146,7 @@ def plots(rows: Rows) -> Iterator[dict[str, Any]]:
     """Yield dot plots of the main metrics: the estimates of each row by condition, and the ends of the axis."""
     titles = {row.variant.row: row.variant.title for row in rows.values() if row.variant.table == MAIN}
     for metric, title in HEADINGS.items():
-        lines: dict[str, dict[str, Estimate]] = {name: {} for name in titles.values()}
+        lines: dict[str, dict[str, MeanWithError]] = {name: {} for name in titles.values()}
         for (name, shown), (label, (suffix, _)) in product(titles.items(), CONDITIONS.items()):
             if (row := rows.get(name + suffix)) and (found := estimate(metric, row)):
                 lines[shown][label] = found
@@ -224,7 +224,7 @@ def pictures(folder: Path, rows: Rows) -> dict[str, Any]:
 def numbers(rows: Rows, judgements: Sequence[Judgement]) -> dict[str, Any]:
     """All estimates and verdicts."""
 
-    def as_json(found: Estimate | None) -> dict[str, Any]:
+    def as_json(found: MeanWithError | None) -> dict[str, Any]:
         bounds = {"low": found.low, "high": found.high} if found and math.isfinite(found.error) else {}
         return {"value": found.value, "n_seeds": found.n_seeds, "has_items": found.has_items} | bounds if found else {}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from demo.paper.plan import VARIANTS, Variant
-from demo.paper.statistics import Estimate, Items, crossed, layout, seeds_only
+from demo.paper.statistics import Items, MeanWithError, crossed, layout, seeds_only
 from demo.paper.store import read_result
 from trainer.evaluation.report.tables import is_share, show
 
@@ -50,7 +50,7 @@ def claims() -> tuple[Claim, ...]:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Row:
+class RowResults:
     """The results of a variant, by seed and by metric TASK:METRIC."""
 
     variant: Variant
@@ -64,10 +64,10 @@ class Row:
         return all((seed, metric) in self.items for seed in self.metrics[metric].dropna().index)
 
 
-Rows = Mapping[str, Row]
+Rows = Mapping[str, RowResults]
 
 
-def read_rows(folder: Path, n_seeds: Mapping[Variant, int]) -> dict[str, Row]:
+def read_rows(folder: Path, n_seeds: Mapping[Variant, int]) -> dict[str, RowResults]:
     """Read the results of variants with their numbers of seeds. Rows and seeds without a file are left out.
 
     Raises UserError, naming the file, for one that is damaged.
@@ -80,22 +80,24 @@ def read_rows(folder: Path, n_seeds: Mapping[Variant, int]) -> dict[str, Row]:
     return found
 
 
-def row_of(variant: Variant, results: Mapping[int, tuple[pd.DataFrame, dict[str, Any]]]) -> Row:
+def row_of(variant: Variant, results: Mapping[int, tuple[pd.DataFrame, dict[str, Any]]]) -> RowResults:
     """The row of the metrics and the facts of each run, by seed."""
     table = pd.concat({seed: metrics for seed, (metrics, _) in results.items()}, names=["seed", "name"])
     kept = table.loc[table["reduction"].notna(), ["values", "units"]].itertuples()
     items = {key: Items(values, np.arange(len(values)) if units is None else units) for key, values, units in kept}
     facts = {seed: facts for seed, (_, facts) in results.items()}
     chance = table["chance"].groupby("name").first().dropna()
-    return Row(variant=variant, metrics=table["value"].unstack(), chance=chance, items=items, facts=facts)
+    return RowResults(variant=variant, metrics=table["value"].unstack(), chance=chance, items=items, facts=facts)
 
 
-def chance_of(rows: Iterable[Row], metric: str) -> float | None:
+def chance_of(rows: Iterable[RowResults], metric: str) -> float | None:
     """The chance level of a metric in the first row that has one; None without one."""
     return next((row.chance[metric] for row in rows if metric in row.chance), None)
 
 
-def estimate(metric: str, first: Row, second: Row | None = None, *, level: float = 0.0) -> Estimate | None:
+def estimate(
+    metric: str, first: RowResults, second: RowResults | None = None, *, level: float = 0.0
+) -> MeanWithError | None:
     """The metric of a row minus that of a second one, on their common seeds, or minus a level. None without the metric.
 
     It covers seeds and items if both rows have the items of the metric, and else seeds alone.
@@ -118,7 +120,7 @@ def shown(metric: str, value: float | None) -> str:
     return show(PRINTED_AS.get(task, task), name, value)
 
 
-def interval(metric: str, found: Estimate) -> str:
+def interval(metric: str, found: MeanWithError) -> str:
     """A difference of a metric TASK:METRIC with its interval, in percentage points or in the unit of the metric."""
     value, low, high = (shown(metric, number) for number in (found.value, found.low, found.high))
     unit = " points" if is_share(metric) and len(value.partition(".")[2]) == 1 else ""
@@ -130,7 +132,7 @@ class Finding(NamedTuple):
     """The verdict on a claim under one condition, with the difference, if it was measured, and its text."""
 
     verdict: Verdict
-    estimate: Estimate | None = None
+    estimate: MeanWithError | None = None
     text: str = ""
 
 
@@ -191,7 +193,7 @@ def finding(claim: Claim, rows: Rows, condition: str) -> Finding:
     return Finding(name, found, interval(claim.metric, found))
 
 
-def verdict(direction: Direction, margin: float, found: Estimate) -> Verdict:
+def verdict(direction: Direction, margin: float, found: MeanWithError) -> Verdict:
     """The verdict on a difference. Directions above and below need an interval of 95 % on their side of 0.
 
     The others need one-sided tests of level 5 % against the margin; they are reversed if the interval of 95 % lies on
@@ -207,7 +209,7 @@ def verdict(direction: Direction, margin: float, found: Estimate) -> Verdict:
     return "reversed" if signed.side > 0 or (direction == "equal" and signed.side) else "undecided"
 
 
-def is_at_chance(row: Row, metric: str) -> bool:
+def is_at_chance(row: RowResults, metric: str) -> bool:
     """True if the interval of a metric contains its chance level, or that of the accuracy on its set if it has none."""
     if metric not in row.chance:
         metric = f"classification:{metric.partition(':')[2].split('/')[0]}/accuracy"

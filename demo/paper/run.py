@@ -28,7 +28,7 @@ from trainer.config import TrainConfig, as_dict, load_config
 from trainer.evaluation.run.runner import as_json, draw_figures
 from trainer.evaluation.task import TaskResult, UnsuitableModelError
 from trainer.models.hyperbolic import Hyperbolic
-from trainer.training.build import Run as Training
+from trainer.training.build import Training
 
 JOB: Final = str(ROOT / "jobs/train/heads.yaml")
 TOKENIZER: Final = str(ROOT / "demo/weights/clip/merges.txt")  # of text towers that are trained
@@ -54,17 +54,17 @@ class Study:
         """The file of the rate and the step of a row: one file each, so that folders of machines can be merged."""
         return self.out / "results" / "tuning" / f"{variant.choice}.json"
 
-    def runs(self, variant: Variant) -> list["Run"]:
+    def runs(self, variant: Variant) -> list["Trial"]:
         """The runs of a row at the rate and the step that were chosen; empty without a choice."""
         if not (path := self.choice(variant)).is_file():
             return []
         found, seeds = read_object(path), range(self.size.seeds_of[variant])
         at = (found["step"] * variant.longer,)
-        return [Run(study=self, variant=variant, seed=seed, lr=found["lr"], at=at) for seed in seeds]
+        return [Trial(study=self, variant=variant, seed=seed, lr=found["lr"], at=at) for seed in seeds]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
+class Trial:
     """The training of a row with a seed at a rate, and its evaluation after each of the steps `at`."""
 
     study: Study
@@ -153,7 +153,7 @@ def tune(study: Study, rows: Sequence[Variant], n_jobs: int) -> None:
     tuned = {row.choice: row for row in VARIANTS.values() if not row.tuned_as}
     missing = [tuned[name] for name in dict.fromkeys(row.choice for row in rows if not study.choice(row).is_file())]
     runs = [
-        Run(study=study, variant=row, seed=seed, lr=lr, at=study.size.steps)
+        Trial(study=study, variant=row, seed=seed, lr=lr, at=study.size.steps)
         for row in missing
         for lr in study.size.rates
         for seed in range(study.size.tuning_seeds)
@@ -169,7 +169,7 @@ def tune(study: Study, rows: Sequence[Variant], n_jobs: int) -> None:
         write_object({"lr": rate, "step": int(step), "scores": scores}, study.choice(row))
 
 
-def validate(run: Run) -> str:
+def validate(run: Trial) -> str:
     """Write the scores of a row on the validation split after each step."""
     scores = {}
     for step, head in run.train():
@@ -180,7 +180,7 @@ def validate(run: Run) -> str:
     return f"{run.variant.key} at {run.lr}: {scores}"
 
 
-def measure(run: Run) -> str:
+def measure(run: Trial) -> str:
     """Train a row and write its result. Return what was done."""
     row = run.variant
     if run.is_done:  # by another machine
@@ -196,7 +196,7 @@ def measure(run: Run) -> str:
     return f"{run.result.stem}, {seconds['train']:.0f} + {seconds['evaluate']:.0f} s"
 
 
-def facts(run: Run, head: Training) -> dict[str, Any]:
+def facts(run: Trial, head: Training) -> dict[str, Any]:
     """The facts about a run that its result stores, with the resolved settings of the training that papers print too."""
     plain, model = as_dict(head.config), head.model
     settings = {"model_name": run.variant.model, "batch_size": plain["batch_size"], "step": run.at[-1]} | {
@@ -216,7 +216,7 @@ def facts(run: Run, head: Training) -> dict[str, Any]:
     }
 
 
-def draw(run: Run, head: Training) -> None:
+def draw(run: Trial, head: Training) -> None:
     """Write pictures/KEY/TASK.json in the results with the figures beside it, for the page."""
     pictures = run.study.out / "results" / "pictures"
     folder = pictures / run.variant.key

@@ -28,7 +28,7 @@ class Items(NamedTuple):
     units: NDArray[np.int64]
 
 
-class Estimate(NamedTuple):
+class MeanWithError(NamedTuple):
     """A mean or a difference with its standard error and degrees of freedom; infinite and 1 if one seed leaves them open."""
 
     value: float
@@ -66,28 +66,28 @@ class Estimate(NamedTuple):
         return self._replace(value=abs(self.value)).is_below(margin)
 
 
-def seeds_only(values: ArrayLike) -> Estimate:
+def seeds_only(values: ArrayLike) -> MeanWithError:
     """The mean of the values of seeds [s], with Student's t."""
     found = np.asarray(values, float)
     n = len(found)
     error = float(found.std(ddof=1)) / math.sqrt(n) if n > 1 else math.inf
-    return Estimate(float(found.mean()), error, max(1, n - 1), n, has_items=False)
+    return MeanWithError(float(found.mean()), error, max(1, n - 1), n, has_items=False)
 
 
-def crossed(cells: Array) -> Estimate:
+def crossed(cells: Array) -> MeanWithError:
     """The mean of a layout [s u]. One seed leaves the variance of seeds open: the interval covers the items alone."""
     s, u = cells.shape
     mean, by_seed, by_item = float(cells.mean()), cells.mean(1), cells.mean(0)
     item = s * float(by_item.var(ddof=1))
     if s == 1:
-        return Estimate(mean, math.sqrt(item / u), u - 1, s, has_items=True)
+        return MeanWithError(mean, math.sqrt(item / u), u - 1, s, has_items=True)
     seed = u * float(by_seed.var(ddof=1))
     residual = float(np.square(cells - by_seed[:, None] - by_item + mean).sum()) / ((s - 1) * (u - 1))
     variance = max(seed + item - residual, seed)  # below MS_seed only by chance: items have a variance
     parts = seed**2 / (s - 1) + item**2 / (u - 1) + residual**2 / ((s - 1) * (u - 1))
     freedom = variance**2 / parts if parts else 1.0
     shrunk = max(min(freedom, s - 1), freedom * (s - 1) / s, 1.0)
-    return Estimate(mean, math.sqrt(variance / (s * u)), shrunk, s, has_items=True)
+    return MeanWithError(mean, math.sqrt(variance / (s * u)), shrunk, s, has_items=True)
 
 
 def layout(row: Sequence[Items]) -> Array:

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 import pandas as pd
 
 from demo.paper.plan import MAIN
-from demo.paper.results import CONDITIONS, PRINTED_AS, Row, Rows, chance_of, estimate, shown
+from demo.paper.results import CONDITIONS, PRINTED_AS, RowResults, Rows, chance_of, estimate, shown
 from trainer.evaluation.report.tables import is_share, published, source_of
 from trainer.models.registry import MODELS
 
@@ -36,7 +36,7 @@ class Cell(NamedTuple):
         return f"{mark}{self.text}{f' ({self.printed})' * bool(self.printed)}{mark}"
 
 
-Line = tuple[str, str, list[Cell]]  # a row of a table: its name, its source, its cells
+PrintedLine = tuple[str, str, list[Cell]]  # a row of a table: its name, its source, its cells
 
 
 def all_tables(rows: Rows) -> Iterator[dict[str, Any]]:
@@ -55,10 +55,10 @@ def all_tables(rows: Rows) -> Iterator[dict[str, Any]]:
             yield {"title": title, "headings": list(design["heading"]), "groups": made, "papers": papers}
 
 
-def lines(rows: Sequence[Row], printed: Mapping[str, Mapping[str, str]]) -> list[Line]:
+def lines(rows: Sequence[RowResults], printed: Mapping[str, Mapping[str, str]]) -> list[PrintedLine]:
     """The lines of rows, with the best of each column marked, and a line with the chance levels."""
     best = {name: best_of(rows, name) for name in printed}
-    made = list[Line]()
+    made = list[PrintedLine]()
     for row in rows:
         cells = [our_cell(name, row, best[name], printed[name].get(row.variant.key, "")) for name in printed]
         made.append((row.variant.title, f"{len(row.facts)} seeds", cells))
@@ -68,14 +68,14 @@ def lines(rows: Sequence[Row], printed: Mapping[str, Mapping[str, str]]) -> list
     return made
 
 
-def best_of(rows: Sequence[Row], metric: str) -> Row | None:
+def best_of(rows: Sequence[RowResults], metric: str) -> RowResults | None:
     """The row with the best mean of a metric: the smallest of TIE and LCA, else the largest; None for a single row."""
     sign = 1 if is_share(metric) or metric.endswith("tau") else -1
     found = [row for row in rows if metric in row.metrics]
     return max(found, key=lambda row: float(sign * row.metrics[metric].mean())) if len(found) > 1 else None
 
 
-def our_cell(metric: str, row: Row, best: Row | None, printed: str) -> Cell:
+def our_cell(metric: str, row: RowResults, best: RowResults | None, printed: str) -> Cell:
     """The cell of a metric TASK:METRIC."""
     if (found := estimate(metric, row)) is None:
         return Cell("–", printed=printed)
@@ -85,7 +85,7 @@ def our_cell(metric: str, row: Row, best: Row | None, printed: str) -> Cell:
     return Cell(f"{shown(metric, found.value)}{half}{'' if found.has_items else 'ˢ'}", found.n_seeds, is_best, printed)
 
 
-def paper_lines(design: pd.DataFrame, rows: Rows) -> list[Line]:
+def paper_lines(design: pd.DataFrame, rows: Rows) -> list[PrintedLine]:
     """The papers' rows of the models of the study that have a value in one of the columns."""
     models = {MODELS[row.variant.model].title for row in rows.values()}
     task = design["metric"].iloc[0].partition(":")[0]

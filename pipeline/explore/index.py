@@ -84,14 +84,14 @@ def open_output(output: str) -> tuple[Store, list[Manifest]]:
     return store, manifests
 
 
-class Index(NamedTuple):
+class RowIndex(NamedTuple):
     """An index in use: its folder, and an open file with a shared lock, by which other processes know that it is."""
 
     folder: Path
     lock: IO[bytes]
 
 
-def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None) -> Index:
+def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None) -> RowIndex:
     """Return the index of an output, which is built unless its shards are those of an earlier call.
 
     Of several processes, one builds it and the others wait. Indexes of other shards of the same output that no process
@@ -113,7 +113,7 @@ def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None)
                     os.rename(draft, folder)
                 finally:
                     shutil.rmtree(draft, ignore_errors=True)
-                index = Index(folder, lock_meta(folder))
+                index = RowIndex(folder, lock_meta(folder))
             return index
     except OSError as error:
         raise UserError(f"{place} cannot be written: {one_line(error)}; give another folder with cache=") from error
@@ -139,13 +139,13 @@ def remove_cached(store: Store) -> None:
         ) from error
 
 
-def use_index(folder: Path) -> Index | None:
+def use_index(folder: Path) -> RowIndex | None:
     """Return the index if it is finished, else None. Waits while another process removes it."""
     with suppress(FileNotFoundError):
         lock = lock_meta(folder)
         try:
             if os.path.samestat(os.fstat(lock.fileno()), os.stat(folder / META)):
-                return Index(folder, lock)
+                return RowIndex(folder, lock)
         except FileNotFoundError:
             lock.close()
     return None

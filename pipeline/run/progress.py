@@ -107,7 +107,7 @@ class Pool:
 
 
 @dataclass
-class Estimate:
+class TimeLeft:
     """The steps of all shards of a job with `n_rows` rows. Times are seconds of any clock that does not go back."""
 
     n_rows: int
@@ -202,7 +202,7 @@ class Progress(Follower):
 
     def __init__(self, n_rows: int, config: PipelineConfig) -> None:
         self.n_rows, self.interval_s = n_rows, config.log.interval_s
-        self.estimate = Estimate(n_rows, LOCAL if config.ray.runner == "local" else ON_RAY)
+        self.estimate = TimeLeft(n_rows, LOCAL if config.ray.runner == "local" else ON_RAY)
         self.kept = self.dropped = self.unfinished = 0
         self.drops = Counter[str]()  # by stage
         self.steps = {stage: step for step, stages in steps_of(config).items() for stage in stages}

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from demo.make_input import Row, write_input
+from demo.make_input import InputRow, write_input
 from pipeline.config import PipelineConfig, load_config
 from pipeline.read.plan import plan_shards
 from pipeline.read.source import read_shard
@@ -24,7 +24,7 @@ DEMO = Path(__file__).resolve().parents[2] / "jobs" / "demo.yaml"
 
 
 @pytest.fixture(scope="module")
-def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row], pa.Table, PipelineConfig]]:
+def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[InputRow], pa.Table, PipelineConfig]]:
     """Return the special rows of the input, their table after `parse`, and the demo's configuration."""
     folder = tmp_path_factory.mktemp("input")
     with serving() as images:
@@ -36,7 +36,7 @@ def parsed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[list[Row]
         yield rows, Parse(config.parse)(clean_captions(table, config.captions)), config
 
 
-def download(table: pa.Table, rows: list[Row], config: DownloadConfig) -> pa.Table:
+def download(table: pa.Table, rows: list[InputRow], config: DownloadConfig) -> pa.Table:
     """Download rows that must time out with a short limit, and the others with one that a busy server keeps."""
     is_late = pa.array([row.expected_drop == ("download", "timeout") for row in rows])
     parts = [(is_late, 0.4), (pc.invert(is_late), PATIENCE_S)]
@@ -47,21 +47,21 @@ def download(table: pa.Table, rows: list[Row], config: DownloadConfig) -> pa.Tab
     return pa.concat_tables(limited).sort_by("key")
 
 
-def test_each_row_is_kept_or_dropped_as_expected(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+def test_each_row_is_kept_or_dropped_as_expected(parsed: tuple[list[InputRow], pa.Table, PipelineConfig]) -> None:
     rows, table, _ = parsed
     ends = zip(table["stage"].to_pylist(), table["reason"].to_pylist(), strict=True)
     found = {row.id: None if end == (None, None) else end for row, end in zip(rows, ends, strict=True)}
     assert found == {row.id: row.expected_drop for row in rows}
 
 
-def test_ground_truth_refers_to_the_cleaned_caption(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+def test_ground_truth_refers_to_the_cleaned_caption(parsed: tuple[list[InputRow], pa.Table, PipelineConfig]) -> None:
     rows, table, _ = parsed
     for row, caption in zip(rows, table["caption"].to_pylist(), strict=True):
         if row.truth:
             assert caption == row.truth.caption
 
 
-def test_nearly_all_true_phrases_are_noun_chunks(parsed: tuple[list[Row], pa.Table, PipelineConfig]) -> None:
+def test_nearly_all_true_phrases_are_noun_chunks(parsed: tuple[list[InputRow], pa.Table, PipelineConfig]) -> None:
     rows, table, _ = parsed
     hits: Counter[bool] = Counter()
     for row, chunks in zip(rows, table["noun_chunks"].to_pylist(), strict=True):

@@ -17,7 +17,7 @@ from schemas.files import (
     TRAIN_ANNOTATIONS,
     TrainAnnotations,
 )
-from schemas.job import JobRecord, Lease
+from schemas.job import JobRecord, LeaseRecord
 from schemas.manifest import Manifest, RunTimings, Timings
 from schemas.stats import Statistics
 from tests.pipeline.jobs import jsons
@@ -69,7 +69,7 @@ def test_a_json_file_has_the_declared_type(finished: Path, file: str, kind: Any)
 
 
 def test_a_lease_has_the_declared_type() -> None:
-    assert mismatch(json.loads(new_lease()), Lease, "lease") == ""
+    assert mismatch(json.loads(new_lease()), LeaseRecord, "lease") == ""
 
 
 def test_the_annotations_of_a_training_sample_have_the_declared_type(finished: Path) -> None:

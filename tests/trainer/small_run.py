@@ -18,7 +18,7 @@ from trainer import train
 from trainer.config import TrainConfig, load_config
 from trainer.distributed.process import Process
 from trainer.training import loop
-from trainer.training.build import Run, build
+from trainer.training.build import Training, build
 from trainer.training.step import PendingStep
 
 SMALL = (
@@ -71,7 +71,7 @@ def write_data(output: Path) -> None:
         write_shards(folder, SAMPLES_PER_SHARD, small_sample)
 
 
-def small_run(output: Path, *others: str, process: Process | None = None) -> Run:
+def small_run(output: Path, *others: str, process: Process | None = None) -> Training:
     """The parts of a small run, before its first step; on the CPU, unless `process` has another device."""
     write_data(output)
     return build(small_config(output, *others), process or Process(device=torch.device("cpu")))

@@ -74,7 +74,7 @@ def level_metrics(
     return metrics | {name: values.metric() for name, values in items.items()}, chance, items
 
 
-class Part(NamedTuple):
+class LevelPart(NamedTuple):
     """Features of the images [n d] of a folder, their chains, and the numbers of samples that are not used."""
 
     images: Tensor
@@ -82,7 +82,7 @@ class Part(NamedTuple):
     skipped: Counter[str]
 
 
-def embed_part(embedder: Embedder, root: Path, folder: str, limit: int) -> Part:
+def embed_part(embedder: Embedder, root: Path, folder: str, limit: int) -> LevelPart:
     """Embed the images of the samples with levels. Raises MissingFilesError without one that can be read."""
     content = read_shards(root, embedder.model.config.image.size_px, limit, folder)
     rows = [i for i, levels in enumerate(content.levels) if any(levels)]
@@ -91,12 +91,14 @@ def embed_part(embedder: Embedder, root: Path, folder: str, limit: int) -> Part:
     if found is None or not usable:
         raise MissingFilesError(f"{root / folder} has no samples with levels; see read.levels")
     unused = Counter({"without levels": len(content.levels) - len(rows), "unreadable image": len(found.errors)})
-    return Part(found.features[usable], [content.levels[rows[place]] for place in usable], content.skipped + unused)
+    return LevelPart(
+        found.features[usable], [content.levels[rows[place]] for place in usable], content.skipped + unused
+    )
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
     """Evaluate both folders. Raises MissingFilesError without shards with levels in `held_out/`."""
-    parts: dict[str, Part] = {}
+    parts: dict[str, LevelPart] = {}
     for name, folder in PARTS.items():
         if name == "seen" or (root / folder).is_dir():
             parts[name] = embed_part(embedder, root, folder, options.max_examples)

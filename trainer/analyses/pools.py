@@ -103,11 +103,11 @@ def held_out_pool(embedder: Embedder, root: Path, limit: int) -> Pool:
     return join_parts(parts, (root / HELD_OUT,), points.skipped)
 
 
-Part = tuple[Tensor, bool, Sequence[str], str]
+PoolPart = tuple[Tensor, bool, Sequence[str], str]
 """Features, True for texts, labels, and the format of a label."""
 
 
-def join_parts(parts: Sequence[Part], files: tuple[Path, ...], skipped: Mapping[str, int]) -> Pool:
+def join_parts(parts: Sequence[PoolPart], files: tuple[Path, ...], skipped: Mapping[str, int]) -> Pool:
     """A pool of several parts. Equal texts occur once."""
     keep, labels, is_text, seen = [], [], [], set[str]()
     for features, text, names, template in parts:
@@ -186,7 +186,7 @@ def flickr_pool(embedder: Embedder, root: Path, limit: int) -> Pool:
     kept = [number for number in range(len(images)) if number not in found.errors]
     kept_boxes = [number for number in range(len(boxes)) if number not in found_boxes.errors]
     texts = embedder.texts([*captions, *phrases])
-    parts: list[Part] = [
+    parts: list[PoolPart] = [
         (texts[: len(captions)], True, captions, "{}"),
         (texts[len(captions) :], True, phrases, "{}"),
         (found.features[kept], False, [names[number] for number in kept], "[image: {}]"),

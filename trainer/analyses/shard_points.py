@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageRejected
 from trainer.data.config import Layout
-from trainer.data.index import Index
+from trainer.data.index import SampleIndex
 from trainer.data.samples import BadSample, Sample
 from trainer.data.shards import ByteRangeReader
 from trainer.evaluation.embed import PairFeatures
@@ -67,7 +67,7 @@ class ShardImages:
     Raises OSError for an image that cannot be decoded, as for a file that cannot be read.
     """
 
-    def __init__(self, index: Index, layout: Layout, size_px: int) -> None:
+    def __init__(self, index: SampleIndex, layout: Layout, size_px: int) -> None:
         self.index, self.layout, self.size_px = index, layout, size_px
         self.places: list[tuple[int, int | None]] = []  # number of the sample and of the box; None: the whole image
         self.sample = lru_cache(CACHED_SAMPLES)(self._read)

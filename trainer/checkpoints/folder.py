@@ -65,7 +65,7 @@ class RunFolder:
     url: str
     path: Path
     uploaded: str = ""  # name of the newest complete checkpoint at the URL, as far as this process knows
-    lease: "Lease | None" = None  # of the URL, on rank 0
+    lease: "UrlLease | None" = None  # of the URL, on rank 0
 
     @property
     def is_remote(self) -> bool:
@@ -208,7 +208,7 @@ def signature() -> str:
     return f"{this_process()} process {os.getpid()} on host {socket.gethostname()}"
 
 
-class Lease(LeaseFile):
+class UrlLease(LeaseFile):
     """An object at a URL that names the process of the run which writes there."""
 
     def __init__(self, url: str) -> None:
@@ -280,7 +280,7 @@ def open_run_folder(url: str, process: Process) -> Iterator[RunFolder]:
         return
     url = url.rstrip("/")
     with ExitStack() as stack:
-        lease = on_rank_0(lambda: stack.enter_context(Lease(url).held()))
+        lease = on_rank_0(lambda: stack.enter_context(UrlLease(url).held()))
         remove_abandoned_copies(Path(tempfile.gettempdir()))
         mine = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{this_process()}."))
         stack.callback(shutil.rmtree, mine, ignore_errors=True)

@@ -23,7 +23,7 @@ from hypergrit_common.images import Image, ImageRejected
 from trainer.batch import Stream
 from trainer.data.config import AugmentConfig, DataConfig, Layout
 from trainer.data.crops import augment, draw_crop
-from trainer.data.index import Index
+from trainer.data.index import SampleIndex
 from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
 from trainer.data.queries import find_queries, query_rows
@@ -76,7 +76,7 @@ class BatchBuilder:
 
     config: DataConfig
     layout: Layout
-    index: Index
+    index: SampleIndex
     order: Order
     tokenizer: TextTokenizer
     size_px: int

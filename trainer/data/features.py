@@ -95,7 +95,7 @@ def numbered(counts: Numbers) -> tuple[Numbers, Numbers]:
 
 
 class FeatureStore:
-    """The samples of feature shards, numbered in their order, as `trainer.data.index.Index` numbers those of tars."""
+    """The samples of feature shards, numbered in their order, as `trainer.data.index.SampleIndex` numbers those of tars."""
 
     damaged: Sequence[Any] = ()
 

@@ -119,7 +119,7 @@ class ShardIndex:
         return ByteRange(self.url, int(self.starts[row]) * BLOCK, end)
 
 
-class Index:
+class SampleIndex:
     """The samples of all shards, numbered in the order of the shards. Their places are in a file."""
 
     def __init__(self, shards: Iterable[ShardIndex]) -> None:
@@ -132,7 +132,7 @@ class Index:
         self._set(IndexFacts.of(facts, n_bytes), places)
 
     @classmethod
-    def from_parts(cls, facts: "IndexFacts", places: Places) -> "Index":
+    def from_parts(cls, facts: "IndexFacts", places: Places) -> "SampleIndex":
         """Create the index with these places."""
         index = cls.__new__(cls)
         index._set(facts, places)

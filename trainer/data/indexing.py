@@ -26,7 +26,7 @@ from hypergrit_common.remote import map_concurrently, open_file, store_errors
 from hypergrit_common.tar import BLOCK
 from hypergrit_common.text import counted
 from schemas.files import INDEX_SUBREDDITS
-from trainer.data.index import MAX_SHARD_BYTES, Index, ShardIndex, index_shard
+from trainer.data.index import MAX_SHARD_BYTES, SampleIndex, ShardIndex, index_shard
 from trainer.data.layouts import is_needed
 from trainer.data.listing import ShardFacts, ShardVersion, list_facts, version_of
 
@@ -103,7 +103,7 @@ MAX_LOGGED: Final = 5  # damaged shards that are logged by name
 
 def build_index(
     urls: Sequence[str], folder: str = "", parallel: bool = False, needs: frozenset[str] | None = None
-) -> Index:
+) -> SampleIndex:
     """Build the index of the shards `urls`. Raises UserError if no shard has a sample.
 
     Shards with an index of the pipeline are not opened, and their ranges end with the last member that `needs` asks for
@@ -115,7 +115,7 @@ def build_index(
 
 def index_with_versions(
     urls: Sequence[str], folder: str, parallel: bool, needs: frozenset[str] | None
-) -> tuple[Index, list[ShardVersion]]:
+) -> tuple[SampleIndex, list[ShardVersion]]:
     """Build the index like `build_index`, and return the versions of the shards too: manifests are read once for both.
 
     Raises UserError if no shard has a sample.
@@ -128,7 +128,7 @@ def index_with_versions(
             versions.append(version_of(shard))
             yield shard
 
-    index = Index(index_shards(facts(), folder, parallel, needs))
+    index = SampleIndex(index_shards(facts(), folder, parallel, needs))
     if not index.n_samples:
         first = list(enumerate(index.urls[:MAX_LOGGED]))
         reasons = "; ".join(f"{url}: {index.problems.get(number, 'no samples')}" for number, url in first)
@@ -140,7 +140,7 @@ def index_with_versions(
     return index, versions
 
 
-def log_damaged_shards(index: Index) -> None:
+def log_damaged_shards(index: SampleIndex) -> None:
     """Log the damaged shards: the first few by name, then the number of the others."""
     for shard in index.damaged[:MAX_LOGGED]:
         logger.warning(

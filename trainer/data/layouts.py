@@ -30,7 +30,7 @@ from schemas.files import (
 from schemas.training import Need, training_line
 from trainer.data.config import Layout
 from trainer.data.crops import EncodedImage, Region
-from trainer.data.index import Index
+from trainer.data.index import SampleIndex
 from trainer.data.samples import BadSample, Box, Caption, Sample, SampleFiles, open_image, sample_key
 from trainer.data.shards import ByteRangeReader
 from trainer.text.syntax import Word, read_words
@@ -274,7 +274,7 @@ def fields_of(data: bytes, layout: Layout) -> set[str]:
     return found
 
 
-def probe(index: Index, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
+def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
     """Return the layout of the shards: `expected`, or the detected one if it is "auto".
 
     Checks samples spread over all shards until one can be read with all fields in `needs`. Raises UserError if none of

@@ -16,7 +16,7 @@ from trainer.batch import Batch
 from trainer.data.batch_builder import BatchBuilder, BatchReport
 from trainer.data.config import DataConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
-from trainer.data.index import Index
+from trainer.data.index import SampleIndex
 from trainer.data.indexing import default_folder
 from trainer.data.layouts import FIXES, probe
 from trainer.data.listing import ShardVersion
@@ -113,7 +113,7 @@ class Loader:
                 batch * world_size,
             )
 
-    def _index_shards(self, needs: frozenset[str]) -> tuple[Index, list[int]]:
+    def _index_shards(self, needs: frozenset[str]) -> tuple[SampleIndex, list[int]]:
         """The index of the shards, and the number of shards of each set, if they have weights. Collective."""
         config, n_shards = self.config, list[int]()
 
@@ -248,7 +248,7 @@ class Loader:
             self.iterators.pop().close()  # type: ignore[attr-defined]
 
 
-def order_of(index: Index | FeatureStore, n_shards: Sequence[int], config: DataConfig, width: int) -> Order:
+def order_of(index: SampleIndex | FeatureStore, n_shards: Sequence[int], config: DataConfig, width: int) -> Order:
     """The order of all samples, or of sets of shards with weights. Raises UserError for a set without samples."""
     if not config.weights:
         return BlockOrder(index.n_samples, config.seed, width)
@@ -259,7 +259,7 @@ def order_of(index: Index | FeatureStore, n_shards: Sequence[int], config: DataC
     return MixtureOrder(counts, config.weights, config.seed, width)
 
 
-def check_damaged_shards(index: Index, limit: float, key: str = "") -> None:
+def check_damaged_shards(index: SampleIndex, limit: float, key: str = "") -> None:
     """Raise UserError if a larger share than `limit`, the value of the setting `key` if it has one, of the shards is damaged."""
     damaged = index.damaged
     if len(damaged) > limit * len(index.urls):

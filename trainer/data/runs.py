@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from hypergrit_common.tar import BLOCK
-from trainer.data.index import Index, ShardIndex
+from trainer.data.index import SampleIndex, ShardIndex
 from trainer.data.order import BlockOrder, Order
 from trainer.data.shards import ByteRange, ByteRangeReader
 
@@ -26,7 +26,7 @@ MIN_USED: Final = 0.5
 class RunReader:
     """Reads samples by number, up to `length` of them with one request. Can be pickled."""
 
-    index: Index
+    index: SampleIndex
     length: int = 1
     files: ByteRangeReader = field(init=False)
     kept: OrderedDict[int, bytes] = field(default_factory=OrderedDict)  # sample -> bytes, the oldest first

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import machine
 from hypergrit_common.shards import list_shards
-from trainer.data.index import Index, IndexFacts, Places
+from trainer.data.index import IndexFacts, Places, SampleIndex
 from trainer.data.indexing import index_with_versions
 from trainer.data.listing import ShardVersion
 from trainer.distributed.gather import all_ranks, on_rank_0, rank, world_size
@@ -24,7 +24,7 @@ def build_shared_index(
     folder: str,
     needs: frozenset[str] | None,
     list_urls: Callable[[str], list[str]] = list_shards,
-) -> tuple[Index, list[ShardVersion]]:
+) -> tuple[SampleIndex, list[ShardVersion]]:
     """List and index `shards` on rank 0 alone, as `list_urls` and `build_index` do, and share the index.
 
     The versions of the shards stay on rank 0: the list is empty on the others. Raises UserError on all ranks if rank 0
@@ -35,7 +35,7 @@ def build_shared_index(
     return share(index), versions
 
 
-def share(index: Index | None) -> Index:
+def share(index: SampleIndex | None) -> SampleIndex:
     """Return the index of rank 0; the others pass None. Collective, on the host.
 
     The places of the samples are sent to one rank of each other machine. Raises UserError on all ranks if one of them
@@ -64,7 +64,7 @@ def share(index: Index | None) -> Index:
     if places is None:
         places = Places.of_process(paths[leader])
     all_ranks(rank())  # a file stays open until all have opened it
-    return index or Index.from_parts(facts, places)
+    return index or SampleIndex.from_parts(facts, places)
 
 
 def send_places(places: Places | None, n: int, group: dist.ProcessGroup) -> tuple[Places | None, str]:

@@ -27,7 +27,7 @@ from trainer.data.preprocess import fit
 from trainer.encoders.cached import CachedImage
 from trainer.evaluation.metrics.spaces import space_of
 from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
-from trainer.inference.search import Index, Neighbours, entailment_margins, inner_rows, search
+from trainer.inference.search import Neighbours, PointIndex, entailment_margins, inner_rows, search
 from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import model_name as registered_name
@@ -399,7 +399,7 @@ class Model:
         return self.entailment(general, specific, aperture_scale) >= 0
 
     @torch.inference_mode()
-    def index(self, candidates: Tensor) -> Index:
+    def index(self, candidates: Tensor) -> PointIndex:
         """Prepare candidates for repeated searches with `nearest`, by inner products.
 
         Args:
@@ -411,10 +411,10 @@ class Model:
         Raises:
             UserError: the model is PHyCLIP: no inner product orders candidates as its distance does.
         """
-        return Index(rows=inner_rows(self.module, self._split(candidates), 1), model=self.module)
+        return PointIndex(rows=inner_rows(self.module, self._split(candidates), 1), model=self.module)
 
     @torch.inference_mode()
-    def nearest(self, queries: Tensor, candidates: Tensor | Index, k: int = 10) -> Neighbours:
+    def nearest(self, queries: Tensor, candidates: Tensor | PointIndex, k: int = 10) -> Neighbours:
         """Find the nearest candidates of queries, by `distance`. All candidates are compared, in blocks.
 
         Args:
@@ -435,7 +435,7 @@ class Model:
         [[1]]
         """
         points = self._split(queries)
-        if isinstance(candidates, Index):
+        if isinstance(candidates, PointIndex):
             return candidates.search(points, k)
         return search(self.module, points, self._split(candidates), k)
 

@@ -32,7 +32,7 @@ class Neighbours(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class PointIndex:
     """Candidates as rows whose inner product with the row of a query decides which is nearest.
 
     For CLIP, the rows are the unit vectors. For a hyperbolic space, they are the coordinates of the hyperboloid, and the
@@ -75,7 +75,7 @@ class Index:
 
 @torch.no_grad()
 def inner_rows(model: DualEncoder, points: Tensor, sign: int) -> Tensor:
-    """Rows [n w] of points [*k n d] as in `Index`; `sign` is that of the time components, -1 for queries.
+    """Rows [n w] of points [*k n d] as in `PointIndex`; `sign` is that of the time components, -1 for queries.
 
     Raises UserError for a product of several factors, where no inner product orders candidates as the distance does.
     """

@@ -32,7 +32,7 @@ PANELS: Final = {
 SMOOTH: Final = 20  # a curve is a running mean over a 20th of its points
 
 
-class Line(NamedTuple):
+class Curve(NamedTuple):
     """A metric by step."""
 
     label: str
@@ -54,16 +54,16 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     return rows
 
 
-def find_line(rows: Sequence[dict[str, float]], name: str, label: str) -> Line:
+def find_line(rows: Sequence[dict[str, float]], name: str, label: str) -> Curve:
     """The line of the metric `name`, which is empty if no row has it."""
     found = [row for row in rows if name in row]
-    return Line(label, [row["step"] for row in found], [row[name] for row in found])
+    return Curve(label, [row["step"] for row in found], [row[name] for row in found])
 
 
-def panels(rows: Sequence[dict[str, float]]) -> dict[str, list[Line]]:
+def panels(rows: Sequence[dict[str, float]]) -> dict[str, list[Curve]]:
     """The lines of each panel for which the rows have a metric, by its title."""
     names = dict.fromkeys(name for row in rows for name in row)
-    found: dict[str, list[Line]] = {}
+    found: dict[str, list[Curve]] = {}
     for title, pattern in PANELS.items():
         for name in names:
             if fit := re.fullmatch(pattern, name):
@@ -71,7 +71,7 @@ def panels(rows: Sequence[dict[str, float]]) -> dict[str, list[Line]]:
     return found
 
 
-def draw(found: Mapping[str, Sequence[Line]], title: str, path: Path) -> Path:
+def draw(found: Mapping[str, Sequence[Curve]], title: str, path: Path) -> Path:
     """Draw all panels into one PNG file; return its path. Raises UserError if matplotlib is not installed."""
     columns, rows = min(len(found), 3), -(-len(found) // 3)
     with axes(path, 4.6 * columns, 3.1 * rows + 0.5) as first:

@@ -54,7 +54,7 @@ MAX_PARTS: Final = 12
 
 
 @dataclass(kw_only=True)
-class Run(TrainingState):
+class Training(TrainingState):
     """A training run in this process: the state that a checkpoint saves, and the parts that training uses.
 
     `wrapped` is the module that computes the losses: `model` in a single process, else `model` under DDP or FSDP.
@@ -75,7 +75,7 @@ class Run(TrainingState):
     skipped: int = 0  # steps that fp16 has skipped in a row, up to the last step whose values were read
 
 
-def build(config: TrainConfig, process: Process) -> Run:
+def build(config: TrainConfig, process: Process) -> Training:
     """Build everything that the first step needs: model, optimizer, data loader and evaluation.
 
     Raises UserError for data that do not exist, and for settings that contradict each other, the data or the device.
@@ -121,7 +121,7 @@ def build(config: TrainConfig, process: Process) -> Run:
         checkpoint_blocks(model)
     wrapped = wrap(model, tower_blocks(model), config.parallel, process, dtype)
     seed_generators(config.seed + 1 + process.rank)  # random numbers drawn while training differ between ranks
-    return Run(
+    return Training(
         config=config,
         process=process,
         model=model,
@@ -363,7 +363,7 @@ def batch_size_of_rank(config: TrainConfig, process: Process) -> int:
     return config.batch_size // process.world_size
 
 
-def full_model(run: Run) -> DualEncoder:
+def full_model(run: Training) -> DualEncoder:
     """The model with all its parameters on this rank, for evaluation and saving. Collective.
 
     Without FSDP this is `run.model` itself.

@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 
 from trainer.config import TrainConfig
 from trainer.models.config import CONTRAST_TERMS, ModelConfig
-from trainer.training.build import Run
+from trainer.training.build import Training
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ class Problem(NamedTuple):
 class Health:
     """Watches the metrics of a run in its main process."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Training) -> None:
         self.run = run
         self.rows: Counter[str] = Counter()
         self.logged: set[str] = set()
@@ -90,7 +90,7 @@ def weight_of_contrast(model: ModelConfig) -> float:
     return fmean(weights.get(term, 1.0) for term in terms)
 
 
-def pinned(values: dict[str, float], run: Run) -> Iterator[Problem]:
+def pinned(values: dict[str, float], run: Training) -> Iterator[Problem]:
     """Report a temperature or a curvature at the limit to which it is clamped."""
     model = run.config.model
     ratio, center = getattr(model, "curv_max_ratio", 0.0), getattr(model, "curv_init", 0.0)

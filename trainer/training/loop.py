@@ -27,7 +27,7 @@ from trainer.distributed.gather import all_ranks, on_rank_0
 from trainer.distributed.process import Process, StopRequest, process_group, report_lost_processes, stop_signals
 from trainer.inference.hub import write_card
 from trainer.metrics.writers import Meter, Metrics, Progress
-from trainer.training.build import Run, build
+from trainer.training.build import Training, build
 from trainer.training.health import Health
 from trainer.training.memory import SMALL_MACHINE
 from trainer.training.profile import Profile
@@ -84,7 +84,7 @@ def train(config: TrainConfig) -> None:
             run.loader.close()
 
 
-def resume(run: Run) -> None:
+def resume(run: Training) -> None:
     """Restore the newest checkpoint, if one exists, and write the resolved configuration to OUTPUT/config.yaml.
 
     Raises UserError if the configuration or changed shards do not allow resuming from this checkpoint.
@@ -111,7 +111,7 @@ def resume(run: Run) -> None:
         log_summary(run, shown)
 
 
-def newest_on_all_ranks(run: Run) -> Path | None:
+def newest_on_all_ranks(run: Training) -> Path | None:
     """The newest checkpoint. Raises UserError if the ranks do not see the same one. Collective."""
     last = newest_checkpoint(run.folder.path / CHECKPOINTS)
     names = all_ranks(last.name if last else "none")
@@ -123,7 +123,7 @@ def newest_on_all_ranks(run: Run) -> Path | None:
     return last
 
 
-def log_summary(run: Run, last: str | None) -> None:
+def log_summary(run: Training, last: str | None) -> None:
     """Log the sizes of the run and the checkpoint that it resumes from."""
     n_parameters = sum(parameter.numel() for parameter in run.model.parameters() if parameter.requires_grad)
     world_size = run.process.world_size
@@ -149,7 +149,7 @@ def log_summary(run: Run, last: str | None) -> None:
 class Session:
     """The parts of a running loop. Metrics and health exist in the main process only."""
 
-    run: Run
+    run: Training
     writer: CheckpointWriter
     copies: BatchCopies
     metrics: Metrics | None
@@ -161,7 +161,7 @@ class Session:
     meter: Meter = field(default_factory=Meter)
 
 
-def run_loop(run: Run) -> None:
+def run_loop(run: Training) -> None:
     """Run the remaining steps, then save and evaluate the trained model. Collective.
 
     Raises StoppedError if a signal arrives, after saving a checkpoint.
@@ -265,7 +265,7 @@ def first_step(session: Session) -> Iterator[None]:
     logger.info("the first step is compiled: %.0f s", time.monotonic() - start)
 
 
-def is_due(run: Run) -> bool:
+def is_due(run: Training) -> bool:
     """True after the last step, and after steps with a row of metrics, an evaluation or a checkpoint."""
     config, step = run.config, run.step
     periods = (config.log.every, config.save.every, config.evaluation.every)

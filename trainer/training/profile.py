@@ -17,7 +17,7 @@ from hypergrit_common.json_file import write_object
 from trainer.batch import Batch
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import build_model
-from trainer.training.build import Run
+from trainer.training.build import Training
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ def peak_flop_s(device: torch.device) -> float | None:
 class Profile:
     """Measures the steps of this process. Call `before` for each step, and `finish` after the last."""
 
-    def __init__(self, run: Run, n_steps: int) -> None:
+    def __init__(self, run: Training, n_steps: int) -> None:
         self.run, self.n_steps, self.folder = run, n_steps, run.folder.path / "profile"
         self.first = run.step + SETTLED
         self.tokens = self.padding = self.flops = self.pairs = 0

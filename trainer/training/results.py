@@ -20,7 +20,7 @@ from trainer.evaluation.held_out.share import InterruptedEvaluationError
 from trainer.inference.hub import write_card
 from trainer.metrics.writers import Metrics
 from trainer.models.dual_encoder import DualEncoder
-from trainer.training.build import Run, full_model
+from trainer.training.build import Training, full_model
 from trainer.training.step import autocast
 
 logger = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def write_errors_explained(path: Path) -> Iterator[None]:
         ) from None
 
 
-def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[str, float] | None:
+def evaluate(run: Training, metrics: Metrics | None, request: StopRequest) -> dict[str, float] | None:
     """Evaluate the model, write the results to the metrics and return them; None if a signal ended the evaluation.
 
     Collective: every rank embeds a part of the images and texts, and all have the results. The weights are those of
@@ -99,7 +99,7 @@ def evaluate(run: Run, metrics: Metrics | None, request: StopRequest) -> dict[st
     return results
 
 
-def save_trained_model(run: Run) -> None:
+def save_trained_model(run: Training) -> None:
     """Save the trained model, or its average, in OUTPUT/model. Collective. Raises UserError if it cannot be written."""
     with run.average.applied():
         model = full_model(run)
@@ -107,7 +107,7 @@ def save_trained_model(run: Run) -> None:
             write_model(run, model)
 
 
-def write_model(run: Run, model: DualEncoder) -> None:
+def write_model(run: Training, model: DualEncoder) -> None:
     """Write the files of `save_trained_model`."""
     output = run.folder.path
     draft, final = output / ".model", output / "model"

@@ -27,7 +27,7 @@ from trainer.metrics.writers import named_values
 from trainer.models.dual_encoder import DualEncoder
 from trainer.optim.config import ADAMW
 from trainer.optim.optimizer import learning_rate
-from trainer.training.build import Run, bf16_weights
+from trainer.training.build import Training, bf16_weights
 
 # Copies of batches to the device, on a CUDA stream of their own.
 
@@ -159,7 +159,7 @@ MAX_SKIPPED: Final = 32
 class PendingStep:
     """A step that has been queued, and its values on their way to the host."""
 
-    run: Run
+    run: Training
     batch: Batch
     number: int  # of the step, from 1
     rate: float
@@ -197,12 +197,12 @@ class PendingStep:
         return [tuple(map(round, row)) for row in self.values[len(self.names) :].view(-1, world_size()).tolist()]
 
 
-def update(run: Run, batch: Batch) -> dict[str, float]:
+def update(run: Training, batch: Batch) -> dict[str, float]:
     """Do one step and wait for its values. Collective; arguments, result and errors as in `start_step` and `read`."""
     return start_step(run, batch).read()
 
 
-def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool = False) -> PendingStep:
+def start_step(run: Training, batch: Batch, *, stopping: bool = False, failed: bool = False) -> PendingStep:
     """Queue one step of the optimizer. Collective. `stopping` and `failed` of any rank reach all ranks in its values.
 
     Weights and optimizer stay unchanged if the loss or the gradient is not finite.
@@ -240,7 +240,7 @@ def start_step(run: Run, batch: Batch, *, stopping: bool = False, failed: bool =
     )
 
 
-def compute_gradients(run: Run, batch: Batch) -> Losses:
+def compute_gradients(run: Training, batch: Batch) -> Losses:
     """Compute the losses of a batch and their gradients, averaged over the ranks. Collective."""
     run.freezing.set_modes(run.step)
     with tf32(run.precision == "fp32"), bf16_weights(run.model) if run.config.bf16_parameters else nullcontext():
@@ -252,14 +252,14 @@ def compute_gradients(run: Run, batch: Batch) -> Losses:
     return losses
 
 
-def autocast(run: Run) -> torch.autocast:
+def autocast(run: Training) -> torch.autocast:
     """A context in which the towers compute in the precision of the run. Models leave it to compute their losses."""
     dtype = torch_dtype(run.precision)
     return torch.autocast(run.process.device.type, dtype=dtype, enabled=dtype != torch.float32)
 
 
 def mean_values(
-    run: Run, losses: Losses, stopping: bool, failed: bool, announced: Tensor | None
+    run: Training, losses: Losses, stopping: bool, failed: bool, announced: Tensor | None
 ) -> tuple[tuple[str, ...], Tensor, Tensor]:
     """Names and averages over the ranks of the loss, the terms, the gradient norm, `stopping` and `failed`: [v].
 

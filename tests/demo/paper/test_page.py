@@ -13,8 +13,8 @@ import torch
 
 from demo.paper.page import half_margins, write_page
 from demo.paper.plan import MAIN, SIZES, VARIANTS
-from demo.paper.results import Claim, Direction, Row, claims, estimate, judge, row_of, verdict
-from demo.paper.statistics import Estimate
+from demo.paper.results import Claim, Direction, RowResults, claims, estimate, judge, row_of, verdict
+from demo.paper.statistics import MeanWithError
 from demo.paper.store import write_result
 from demo.paper.tables import DESIGNS, all_tables
 from hypergrit_common.errors import UserError
@@ -41,7 +41,7 @@ def correct(share: float, seed: int) -> Items:
     return mean_items(torch.from_numpy(np.random.default_rng(seed).random(N) < share))
 
 
-def row(key: str, share: float, n_seeds: int = 4) -> Row:
+def row(key: str, share: float, n_seeds: int = 4) -> RowResults:
     results = {}
     for seed in range(n_seeds):
         values = correct(share, 17 * seed + len(key)).values
@@ -73,7 +73,7 @@ def row(key: str, share: float, n_seeds: int = 4) -> Row:
     ],
 )
 def test_verdict_follows_the_interval_and_the_margin(value: float, direction: Direction, expected: str) -> None:
-    assert verdict(direction, 2.0, Estimate(value, 1.0, 500.0, 10, has_items=True)) == expected
+    assert verdict(direction, 2.0, MeanWithError(value, 1.0, 500.0, 10, has_items=True)) == expected
 
 
 def test_claims_name_rows_of_the_study_and_printed_values_too() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from demo.paper.plan import MAIN, SIZES, VARIANTS, Variant
-from demo.paper.run import Run, Study
+from demo.paper.run import Study, Trial
 from trainer.config import TrainConfig
 from trainer.models.registry import MODELS
 
@@ -27,7 +27,7 @@ def study(monkeypatch: pytest.MonkeyPatch) -> Study:
 
 
 def config_of(study: Study, variant: Variant) -> TrainConfig:
-    return Run(study=study, variant=variant, seed=0, lr=1e-3, at=(1000,)).config
+    return Trial(study=study, variant=variant, seed=0, lr=1e-3, at=(1000,)).config
 
 
 def test_rows_with_the_name_of_a_model_have_the_papers_loss_and_constants(study: Study) -> None:

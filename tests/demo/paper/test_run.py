@@ -13,7 +13,7 @@ import pytest
 from demo.paper import processes, run
 from demo.paper.plan import SIZES, VARIANTS
 from demo.paper.processes import each
-from demo.paper.run import Run, Study, check_claims, run_study, tune
+from demo.paper.run import Study, Trial, check_claims, run_study, tune
 from demo.paper.store import write_result
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
@@ -56,7 +56,7 @@ def test_an_interruption_ends_the_trainings_under_way(monkeypatch: pytest.Monkey
 def test_the_best_mean_on_the_validation_split_is_chosen_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trained: list[str] = []
 
-    def each(work: Callable[[Run], str], runs: Sequence[Run], n_jobs: int) -> None:
+    def each(work: Callable[[Trial], str], runs: Sequence[Trial], n_jobs: int) -> None:
         for found in runs:
             trained.append(f"{found.variant.key} {found.lr} {found.seed}")
             best = {1e-3: (0.1, 0.2), 2e-3: (0.4, 0.3)}[found.lr]

@@ -7,7 +7,7 @@ import pytest
 
 from demo.paper.page import write_page
 from demo.paper.plan import SIZES, VARIANTS
-from demo.paper.results import Row, read_rows
+from demo.paper.results import RowResults, read_rows
 from demo.paper.run import Study, run_study
 from hypergrit_common.json_file import read_object
 
@@ -42,7 +42,7 @@ def test_a_study_runs_from_scenes_to_the_page_and_resumes(tmp_path: Path, capsys
     assert re.findall(r"\d of \d: ([\w@-]+), ", capsys.readouterr().out) == ["clip-1"]
 
 
-def check_main(row: Row) -> None:
+def check_main(row: RowResults) -> None:
     """A main row has all tasks, with items whose means are the metrics."""
     tasks = {"classification", "hierarchical", "retrieval", "sugarcrepe", "vlchecklist", "order", "chains"}
     assert {name.partition(":")[0] for name in row.metrics} == tasks

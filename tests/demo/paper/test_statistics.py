@@ -5,7 +5,7 @@ import pytest
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import t
 
-from demo.paper.statistics import Estimate, Items, crossed, layout, seeds_only
+from demo.paper.statistics import Items, MeanWithError, crossed, layout, seeds_only
 from hypergrit_common.errors import UserError
 
 N = 1500
@@ -83,7 +83,7 @@ def test_results_of_other_items_are_refused() -> None:
     ("value", "is_below", "is_within"), [(0.0, True, True), (-5.0, True, False), (1.9, False, False)]
 )
 def test_margins_need_one_sided_tests(value: float, is_below: bool, is_within: bool) -> None:
-    found = Estimate(value, 0.5, 1000.0, 10, has_items=True)
+    found = MeanWithError(value, 0.5, 1000.0, 10, has_items=True)
     assert (found.is_below(2.0), found.is_within(2.0)) == (is_below, is_within)
 
 

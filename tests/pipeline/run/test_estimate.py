@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from pipeline.run.progress import LOCAL, ON_RAY, STEPS, Estimate
+from pipeline.run.progress import LOCAL, ON_RAY, STEPS, TimeLeft
 
 ROWS = 1000
 
@@ -29,7 +29,7 @@ def simulate(
     """
     rng = random.Random(seed)
     pools = ON_RAY if len(sizes) == 2 else LOCAL
-    estimate = Estimate(n_shards * ROWS, pools)
+    estimate = TimeLeft(n_shards * ROWS, pools)
     waiting = {step: deque[int]() for step in STEPS}
     waiting["prepare"].extend(range(n_shards))
     free, fresh, events = list(sizes), list(sizes), list[tuple[float, int, str, float]]()
@@ -78,7 +78,7 @@ def test_progress_shows_before_the_first_shard_is_finished_and_ends_at_one() -> 
     assert 0 < fractions[0][1] < 0.05
     assert fractions[0][0] < 0.5 * reports[0].now
     assert fractions[-1][1] == pytest.approx(1)
-    estimate = Estimate(2 * ROWS)
+    estimate = TimeLeft(2 * ROWS)
     estimate.begun(0, 0, "prepare", ROWS)
     estimate.ended(5, 0, "prepare")
     assert estimate.fraction() == pytest.approx(1 / 6)
@@ -86,7 +86,7 @@ def test_progress_shows_before_the_first_shard_is_finished_and_ends_at_one() -> 
 
 
 def test_a_shard_that_begins_again_is_not_counted_twice() -> None:
-    estimate = Estimate(2 * ROWS, ON_RAY)
+    estimate = TimeLeft(2 * ROWS, ON_RAY)
     for step in ("prepare", "infer"):
         estimate.begun(0, 0, step, ROWS)
         estimate.ended(1, 0, step)
@@ -102,7 +102,7 @@ def test_a_shard_that_begins_again_is_not_counted_twice() -> None:
 
 
 def test_a_pool_that_shrinks_makes_the_estimate_longer() -> None:
-    estimate = Estimate(100 * ROWS, ON_RAY)
+    estimate = TimeLeft(100 * ROWS, ON_RAY)
     now = 0.0
     for workers in (4, 1, 1):
         for round_ in range(10):

@@ -81,7 +81,7 @@ def test_a_second_run_on_a_url_is_refused_and_a_lease_of_a_killed_run_is_taken_o
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     url = f"file://{tmp_path}/store"
-    with held(lambda: folder.Lease(url).held()) as pid:
+    with held(lambda: folder.UrlLease(url).held()) as pid:
         assert run(tmp_path / "run", f"output={url}") == 2
         message = capsys.readouterr().err
         assert f"the output {url} is in use by a job on host {socket.gethostname()} (process {pid}, " in message
@@ -106,8 +106,8 @@ def test_the_lease_of_another_machine_is_respected_while_it_is_renewed(
     with monkeypatch.context() as patched:
         patched.setattr(time, "sleep", renew)
         with pytest.raises(UserError, match=r"host far \(process 1"):
-            folder.Lease(f"file://{tmp_path}").acquire()
-    with folder.Lease(f"file://{tmp_path}").held() as ours:  # nobody renews it any more
+            folder.UrlLease(f"file://{tmp_path}").acquire()
+    with folder.UrlLease(f"file://{tmp_path}").held() as ours:  # nobody renews it any more
         assert lease.token_of(ours.read()) == ours.token
         path.write_text(json.dumps({**far, "heartbeat": 140}))  # as after this machine was cut off
         (tmp_path / "copy").mkdir()

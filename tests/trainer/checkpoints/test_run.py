@@ -17,7 +17,7 @@ from trainer.checkpoints.run import restore_checkpoint
 from trainer.checkpoints.writer import CheckpointWriter
 from trainer.config import as_dict, differences
 from trainer.distributed.process import Process
-from trainer.training.build import Run
+from trainer.training.build import Training
 from trainer.training.step import update
 
 CPU = Process(device=torch.device("cpu"))
@@ -26,7 +26,7 @@ CPU = Process(device=torch.device("cpu"))
 class Saved(NamedTuple):
     """A run after one step, and its checkpoint."""
 
-    run: Run
+    run: Training
     path: Path
 
     def restore(
@@ -35,7 +35,7 @@ class Saved(NamedTuple):
         return restore_checkpoint(self.path, self.run, CPU, differences)
 
 
-def save(tmp_path: Path, run: Run, step: int, keep: int = 3) -> Path:
+def save(tmp_path: Path, run: Training, step: int, keep: int = 3) -> Path:
     writer = CheckpointWriter(RunFolder(str(tmp_path), tmp_path), keep, CPU)
     writer.save(step, run, run.loader.state_dict(), as_dict(run.config))
     writer.wait()

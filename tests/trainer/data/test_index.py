@@ -11,12 +11,12 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from tests.trainer.data.samples import train_files, write_shards, write_tar
 from trainer.data import indexing
-from trainer.data.index import Index, index_shard, sample_members
+from trainer.data.index import SampleIndex, index_shard, sample_members
 from trainer.data.indexing import build_index
 from trainer.data.shards import ByteRangeReader, ShardFile
 
 
-def keys(index: Index) -> list[str]:
+def keys(index: SampleIndex) -> list[str]:
     """Keys of the samples, read from their byte ranges."""
     contents = ByteRangeReader().read([index.byte_range(sample) for sample in range(index.n_samples)])
     return [next(sample_members(data)).key for data in contents]
@@ -26,7 +26,7 @@ def test_samples_equal_those_of_webdataset(tmp_path: Path) -> None:
     samples = [(f"x/{n}.5" if n % 3 else f"{n}", train_files(n)) for n in range(9)]
     path = str(write_tar(tmp_path / "a.tar", samples))
     theirs = list(webdataset.WebDataset(path, shardshuffle=False))
-    index = Index([index_shard(path)])
+    index = SampleIndex([index_shard(path)])
     assert keys(index) == [sample["__key__"] for sample in theirs]
     contents = ByteRangeReader().read([index.byte_range(sample) for sample in range(9)])
     for data, sample in zip(contents, theirs, strict=True):

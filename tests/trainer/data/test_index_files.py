@@ -17,7 +17,7 @@ from schemas.training import training_line
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, table
 from tests.pipeline.output.write.test_index import remove_index
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
-from trainer.data.index import Index, index_shard, sample_members
+from trainer.data.index import SampleIndex, index_shard, sample_members
 from trainer.data.indexing import build_index
 from trainer.data.layouts import probe, read_sample
 from trainer.data.shards import ByteRangeReader, ShardFile
@@ -50,7 +50,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return found
 
 
-def ranges(index: Index) -> list[tuple[Any, ...]]:
+def ranges(index: SampleIndex) -> list[tuple[Any, ...]]:
     return [index.byte_range(sample) for sample in range(index.n_samples)]
 
 
@@ -60,7 +60,7 @@ def test_places_of_the_index_are_those_of_the_headers(output: Path, opened: list
     index = build_index(urls)
     assert index.counts == COUNTS
     assert not opened
-    headers = Index([index_shard(url) for url in urls])
+    headers = SampleIndex([index_shard(url) for url in urls])
     assert ranges(index) == ranges(headers)
     assert index.fingerprint == headers.fingerprint  # checkpoints of earlier versions fit
 

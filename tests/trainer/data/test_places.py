@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from hypergrit_common.errors import UserError
-from trainer.data.index import Index, Places, ShardIndex
+from trainer.data.index import Places, SampleIndex, ShardIndex
 
 PER_SHARD = 10_000
 
@@ -24,7 +24,7 @@ def shards(n: int) -> Iterator[ShardIndex]:
 
 def test_an_index_takes_memory_per_shard_only() -> None:
     tracemalloc.start()
-    index = Index(shards(400))
+    index = SampleIndex(shards(400))
     assert index.n_samples == 4_000_000
     for sample in (0, 1_234_567, 3_999_999):
         shard, row = index.locate(sample)
@@ -41,7 +41,7 @@ def test_an_index_takes_memory_per_shard_only() -> None:
 def test_the_file_has_no_name_and_is_closed_with_the_index(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = len(os.listdir("/proc/self/fd"))
-    index = Index(shards(1))
+    index = SampleIndex(shards(1))
     assert not list(tmp_path.iterdir())
     assert len(os.listdir("/proc/self/fd")) == before + 1
     del index
@@ -49,7 +49,7 @@ def test_the_file_has_no_name_and_is_closed_with_the_index(monkeypatch: pytest.M
 
 
 def test_a_pickled_index_has_its_own_places() -> None:
-    index = Index(shards(2))
+    index = SampleIndex(shards(2))
     copy = pickle.loads(pickle.dumps(index))
     assert copy.byte_range(12_345) == index.byte_range(12_345)
     assert copy.places.path != index.places.path

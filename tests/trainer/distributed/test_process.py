@@ -28,14 +28,14 @@ from trainer.distributed.process import (
     report_lost_processes,
     wrap,
 )
-from trainer.training.build import Run, build
+from trainer.training.build import Training, build
 from trainer.training.step import update
 
 STEPS = 3
 UNEQUAL_BOXES = ("parallel.strategy=fsdp", "micro_batch_size=3", "data.boxes=all")
 
 
-def train_steps(run: Run) -> list[tuple[dict[str, float], int]]:
+def train_steps(run: Training) -> list[tuple[dict[str, float], int]]:
     """The losses of each step, and the number of images, boxes included, in its batch on this rank."""
     steps, batches = [], iter(run.loader)
     for _ in range(STEPS):

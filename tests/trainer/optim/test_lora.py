@@ -12,7 +12,7 @@ from tests.trainer.training.test_loop import read_metrics, read_weights
 from trainer.checkpoints.model import load_model
 from trainer.optim.config import LoRAConfig
 from trainer.optim.freeze import LowRank, add_lora, is_update
-from trainer.training.build import Run
+from trainer.training.build import Training
 from trainer.training.results import save_trained_model
 from trainer.training.step import update
 
@@ -20,7 +20,7 @@ LORA = "lora={ranks: {visual.blocks.*.attn: 2, textual.resblocks: 3, 'textual.re
 FROZEN = "optim.frozen_until={visual: null, textual: null}"
 
 
-def trained(run: Run, n_steps: int = 3) -> dict[str, Tensor]:
+def trained(run: Training, n_steps: int = 3) -> dict[str, Tensor]:
     """The parameters that `n_steps` change, by name, with their values before."""
     before = {name: value.detach().clone() for name, value in run.model.named_parameters()}
     batches = iter(run.loader)

@@ -14,7 +14,7 @@ from tests.trainer.training.test_loop import read_metrics, read_weights
 from trainer.checkpoints.model import load_model
 from trainer.distributed.process import StopRequest
 from trainer.models.dual_encoder import DualEncoder
-from trainer.training.build import Run
+from trainer.training.build import Training
 from trainer.training.results import evaluate, save_trained_model
 from trainer.training.step import update
 
@@ -31,7 +31,7 @@ RANDOM = ("model.image.patch_dropout=0.5", "data.augment={flip: 0.5, jitter: 0.5
 """Options that draw random numbers, which differ between the processes of a run."""
 
 
-def first_moments(run: Run) -> dict[str, Tensor]:
+def first_moments(run: Training) -> dict[str, Tensor]:
     """AdamW's mean gradients, by the names of the parameters that have one."""
     found = ((name, run.optimizer.state.get(value, {})) for name, value in run.model.named_parameters())
     return {name: state["exp_avg"] for name, state in found if state}

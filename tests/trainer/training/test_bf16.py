@@ -11,7 +11,7 @@ from tests.trainer.distributed.test_precision import join_group, start
 from tests.trainer.small_run import run, small_config, small_run, terminate
 from trainer.config import TrainConfig
 from trainer.training.accumulate import tower_blocks
-from trainer.training.build import Run, build
+from trainer.training.build import Training, build
 from trainer.training.step import compute_gradients
 
 BF16 = ("precision=bf16", "bf16_parameters=true", "data.text_multiple=8", "optim.warmup_steps=0")
@@ -65,7 +65,7 @@ def test_bf16_weights_need_the_precision_bf16(tmp_path: Path) -> None:
         small_run(tmp_path / "other", "bf16_parameters=true")
 
 
-def flat_gradients(run: Run) -> torch.Tensor:
+def flat_gradients(run: Training) -> torch.Tensor:
     compute_gradients(run, next(iter(run.loader)))
     return torch.cat([p.grad.flatten() for p in run.model.parameters() if p.grad is not None])
 

@@ -17,11 +17,11 @@ from trainer.batch import Batch, Losses
 from trainer.distributed.process import Process
 from trainer.optim.optimizer import build_optimizer
 from trainer.training import loop, step
-from trainer.training.build import Run, build_tokenizer, new_model
+from trainer.training.build import Training, build_tokenizer, new_model
 from trainer.training.step import start_step, update
 
 
-def run_on_meta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Run:
+def run_on_meta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Training:
     """A run whose tensors have shapes but no values: every operation that needs a value on the host is an error."""
     found = small_run(tmp_path / "run")
     device = torch.device("meta")
@@ -117,7 +117,7 @@ def test_a_nan_that_is_read_late_changes_no_weight_and_ends_the_run_with_one_lin
     weights: dict[int, torch.Tensor] = {}
     real_start = loop.start_step
 
-    def start(found: Run, *arguments: Any, **named: Any) -> step.PendingStep:
+    def start(found: Training, *arguments: Any, **named: Any) -> step.PendingStep:
         pending = real_start(found, *arguments, **named)
         weights[pending.number] = found.model.visual_proj.weight.detach().clone()
         return pending
@@ -152,7 +152,7 @@ def give_gradients(monkeypatch: pytest.MonkeyPatch, is_finite: Callable[[int], b
     """Replace the gradients of each step by zeros, with a NaN where `is_finite(step)` is false."""
     real = step.compute_gradients
 
-    def compute(found: Run, batch: Batch) -> Losses:
+    def compute(found: Training, batch: Batch) -> Losses:
         losses = real(found, batch)
         for parameter in found.model.parameters():
             if parameter.grad is not None:

@@ -39,7 +39,7 @@ class Cell:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Line:
+class TableLine:
     """A row of a table: a model of ours, or a published one with its paper and table."""
 
     name: str
@@ -53,7 +53,7 @@ class Table:
     """The columns, each with the parts of its heading, and the rows."""
 
     columns: tuple[str, ...]
-    lines: tuple[Line, ...]
+    lines: tuple[TableLine, ...]
 
     @property
     def headings(self) -> list[list[str]]:
@@ -120,9 +120,9 @@ def build_table(task: str, results: Results) -> Table:
     for label, metrics in ours.items():
         best = [len(ours) > 1 and is_share(name) and is_best(name, metrics, ours.values()) for name in columns]
         cells = tuple(cell(task, name, metrics.get(name), mark) for name, mark in zip(columns, best, strict=True))
-        lines.append(Line(name=label, source="this evaluation", is_ours=True, cells=cells))
+        lines.append(TableLine(name=label, source="this evaluation", is_ours=True, cells=cells))
     lines += [
-        Line(
+        TableLine(
             name=row["model"],
             source=source_of(row),
             is_ours=False,

@@ -26,7 +26,7 @@ from hypergrit_common.near_duplicates import find_near, normal_url, perceptual_h
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
 from trainer.data.crops import LIMITS
-from trainer.data.index import Index
+from trainer.data.index import SampleIndex
 from trainer.data.indexing import build_index
 from trainer.data.samples import BadSample, SampleFiles
 from trainer.data.shards import ByteRangeReader
@@ -94,7 +94,7 @@ def training_fingerprints(shards: str, folder: Path, workers: int = 4, state: st
     return found
 
 
-def shard_fingerprints(index: Index, number: int) -> NDArray[np.void]:
+def shard_fingerprints(index: SampleIndex, number: int) -> NDArray[np.void]:
     """Fingerprints of the images of one shard."""
     shard, reader, rows, n_bad = index.shard(number), ByteRangeReader(), [], 0
     first = int(index.ends[number]) - len(shard)

@@ -33,7 +33,7 @@ from trainer.evaluation.tasks.hierarcaps_expanded import JOINER, read_chain, rea
 FOLDER: Final = "chains"
 COLUMNS: Final = ("captions", "image")
 
-Row = tuple[tuple[str, ...], str]
+Chain = tuple[tuple[str, ...], str]
 """The captions of a chain, and the file name of its image."""
 
 
@@ -50,11 +50,11 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     return merge(parts, problems)
 
 
-def read_chains(path: Path, problems: Problems) -> list[Row]:
+def read_chains(path: Path, problems: Problems) -> list[Chain]:
     """Read a file. Raises UserError if it is malformed; the first chain sets the number of captions."""
     levels = 0
 
-    def read(row: Mapping[str, str | None], where: str) -> Row:
+    def read(row: Mapping[str, str | None], where: str) -> Chain:
         nonlocal levels
         levels = levels or max(2, (row["captions"] or "").count(JOINER.strip()) + 1)
         return read_chain(row["captions"], where, levels), (row["image"] or "").strip()
@@ -96,7 +96,9 @@ def evaluate_file(embedder: Embedder, root: Path, path: Path, options: TaskOptio
     )
 
 
-def evaluate_texts(embedder: Embedder, root: Path, path: Path, rows: Sequence[Row], options: TaskOptions) -> TaskResult:
+def evaluate_texts(
+    embedder: Embedder, root: Path, path: Path, rows: Sequence[Chain], options: TaskOptions
+) -> TaskResult:
     """Order of the distances to the root along chains without images."""
     texts, index = distinct([text for captions, _ in rows for text in captions])
     chains, features, model = index.view(len(rows), -1), embedder.texts(texts), embedder.model

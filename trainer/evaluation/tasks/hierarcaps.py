@@ -27,7 +27,7 @@ FILE: Final = "hierarcaps/hierarcaps_test.csv"
 IMAGES: Final = "hierarcaps/test_imgs"
 
 
-class Row(NamedTuple):
+class HierarCapsRow(NamedTuple):
     """File name and address of an image, and its captions from general to specific."""
 
     image: str
@@ -35,14 +35,14 @@ class Row(NamedTuple):
     captions: tuple[str, ...]
 
 
-def read_rows(path: Path, problems: Problems) -> list[Row]:
+def read_rows(path: Path, problems: Problems) -> list[HierarCapsRow]:
     """Read the test file with the columns captions and image_url. Raises UserError if it is malformed."""
 
-    def read(row: Mapping[str, str | None], where: str) -> Row:
+    def read(row: Mapping[str, str | None], where: str) -> HierarCapsRow:
         url, captions = row["image_url"], tuple(text.strip() for text in (row["captions"] or "").split(JOINER))
         if len(captions) != LEVELS or not all(captions) or not url:
             raise UserError(f"{where} has no image_url and {LEVELS} captions; correct it")
-        return Row(url.rsplit("/", 1)[-1], url, captions)
+        return HierarCapsRow(url.rsplit("/", 1)[-1], url, captions)
 
     return read_table(path, ("captions", "image_url"), problems, read)
 
@@ -108,7 +108,7 @@ def chain_rules(model: DualEncoder, options: TaskOptions) -> dict[str, str]:
     } | ({"pep": f"{NEGATIVES} finest captions of other images, {negatives}"} if isinstance(model, Cones) else {})
 
 
-def examples(rows: list[Row], folder: Path, texts: list[str], predicted: Tensor) -> list[dict[str, object]]:
+def examples(rows: list[HierarCapsRow], folder: Path, texts: list[str], predicted: Tensor) -> list[dict[str, object]]:
     """List the first images with their captions, and the captions on the path from the root, in order."""
     return [
         {

@@ -22,17 +22,17 @@ FILE: Final = "himo/himo_docci_data.json"
 IMAGES: Final = "docci/images"
 
 
-class Row(NamedTuple):
+class HimoRow(NamedTuple):
     """File name of an image, and its captions, each with one sentence more than the one before."""
 
     image: str
     captions: tuple[str, ...]
 
 
-def read_rows(path: Path, problems: Problems) -> list[Row]:
+def read_rows(path: Path, problems: Problems) -> list[HimoRow]:
     """Read the file, one JSON object in each line. Raises UserError if it is malformed."""
 
-    def read(numbered: tuple[int, str]) -> Row:
+    def read(numbered: tuple[int, str]) -> HimoRow:
         where = f"{path}, line {numbered[0]}"
         try:
             entry = json.loads(numbered[1])
@@ -42,7 +42,7 @@ def read_rows(path: Path, problems: Problems) -> list[Row]:
         captions = tuple(item(listed, i, str, f"{where}: caption") for i in range(len(listed)))
         if len(captions) < 2:
             raise UserError(f"{where} has {len(captions)} captions, but growth needs two; download it again")
-        return Row(field(entry, "img_path", str, where), captions)
+        return HimoRow(field(entry, "img_path", str, where), captions)
 
     return problems.entries(path, enumerate(read_lines(path), 1), read)
 
