@@ -98,13 +98,7 @@ def init_ray(address: str | None, **options: Any) -> None:
 
 
 class ClusterError(Exception):
-    """A cluster cannot be joined.
-
-    Args:
-        reason: what is wrong.
-        fix: what to do.
-        where: how the address was found, if `auto` stands for it.
-    """
+    """A cluster cannot be joined: what is wrong, what to do, and how the address was found if `auto` stands for it."""
 
     def __init__(self, reason: str, fix: str = START, where: str = "") -> None:
         super().__init__(reason)
@@ -137,7 +131,11 @@ def check_cluster(named: str) -> str:
         )
     address, where = named, ""
     if named == "auto":
-        address, where = find_local_cluster()
+        file, in_file = get_ray_address_file(None), services.find_bootstrap_address(None)
+        if not services.find_gcs_addresses() and not in_file:
+            raise ClusterError(f"no Ray runs on this machine, and there is no {file}")
+        address = services.get_ray_address_from_environment("auto", None)
+        where = f" ({address}, from {file if address == in_file else 'a process of this machine'})"
     host, port = parse_address(address) or ("", "")
     if not (host and port.isdigit() and int(port) < 1 << 16):
         raise ClusterError("it has no port, or is no address", f"write it as HOST:PORT, such as HOST:{PORT}", where)
@@ -159,16 +157,6 @@ def check_cluster(named: str) -> str:
         reason, fix = explain(failures[0])
         raise ClusterError(reason, fix, where)
     return address
-
-
-def find_local_cluster() -> tuple[str, str]:
-    """Return the address of the cluster of this machine, as Ray finds it for `auto`, and how it was found."""
-    file = get_ray_address_file(None)
-    if not services.find_gcs_addresses() and not services.find_bootstrap_address(None):
-        raise ClusterError("no Ray runs on this machine, and there is no " + file)
-    address = services.get_ray_address_from_environment("auto", None)
-    is_of_file = address == services.find_bootstrap_address(None)
-    return address, f" ({address}, from {file if is_of_file else 'a process of this machine'})"
 
 
 def call_head(channel: grpc.Channel) -> Any:
@@ -199,10 +187,10 @@ def ask_head(host: str, port: int, is_auto: bool) -> None:
     if failure is not None and (is_token_auth_enabled() or "RAY_USE_TLS" in os.environ):
         failure = call_head(init_grpc_channel(address))
     if failure is not None:
-        code, text = failure.code(), one_line(Exception(failure.details()))
-        if code is grpc.StatusCode.UNAUTHENTICATED:
+        if failure.code() is grpc.StatusCode.UNAUTHENTICATED:
             raise ClusterError(NO_TOKEN, TOKEN)
-        raise ClusterError(f"what listens there does not answer as the head of a cluster ({code.name}: {text})")
+        what = f"{failure.code().name}: {failure.details()}"
+        raise ClusterError(f"what listens there does not answer as the head of a cluster ({what})")
     try:
         client = ray._raylet.GcsClient(address=address)  # type: ignore[attr-defined]
         services.get_node_to_connect_for_driver(client, timeout_seconds=max(1, int(end_s - time.monotonic())))

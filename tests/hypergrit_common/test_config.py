@@ -245,7 +245,8 @@ def test_an_ipv6_address_in_a_list_says_to_quote_it(tmp_path: Path, value: str) 
     for item in (f"names={value}", str(file)):
         with pytest.raises(UserError, match=r'put IPv6 addresses in quotes, such as \["::1"\]'):
             read_layers([item], Keys())
-    assert "IPv6" not in str(pytest.raises(UserError, read_layers, ["names=[a"], Keys()).value)
+    with pytest.raises(UserError, match=r"^(?!.*IPv6)"):
+        read_layers(["names=[a"], Keys())
 
 
 def test_an_alias_has_a_value_of_its_own_as_it_was_written() -> None:

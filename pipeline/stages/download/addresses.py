@@ -284,10 +284,8 @@ def parse_url(text: str, base: URL | None = None) -> URL:
         behind = BEHIND_HOST.match(text)
         if behind is not None and (str(url) != text or "#" in text):
             path, mark, query = map(escape, behind.groups())
-            path = (path or "/") + mark * (
-                not query
-            )  # an empty query belongs to the path, since yarl would leave it out
-            # Parsed anew, and only then checked.
+            # Parsed anew, and only then checked. yarl would leave out an empty query that is not part of the path.
+            path = (path or "/") + mark * (not query)
             url = URL.build(scheme=url.scheme, authority=url.raw_authority, path=path, query_string=query, encoded=True)
         if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
             raise ValueError(f"{url.scheme or 'no scheme'}: only http and https are fetched")

@@ -139,9 +139,8 @@ def tidy_head(head: bytes) -> tuple[bytes, int | None]:
     if any(name.lower() == b"transfer-encoding" and value.lower().endswith(b"chunked") for name, value in fields):
         kept, lengths = [*kept, (b"Transfer-Encoding", b"chunked")], list[int]()
     else:
-        parts = (
-            part.strip() for name, value in fields if name.lower() == b"content-length" for part in value.split(b",")
-        )
+        values = [value for name, value in fields if name.lower() == b"content-length"]
+        parts = (part.strip() for value in values for part in value.split(b","))
         lengths = sorted({int(length[1]) for part in parts if (length := LENGTH.fullmatch(part))})
         kept += [(b"Content-Length", b"%d" % length) for length in lengths]  # different ones are refused
     return b"\r\n".join([status.strip(), *map(b": ".join, kept), b"", b""]), lengths[0] if lengths else None
@@ -462,8 +461,7 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int, lease: Lea
         # Servers name encodings that they do not use, and use others that they do not name: the first bytes tell.
         if begins_as_image(body) or not (body.startswith(GZIP) or "gzip" in codings or "deflate" in codings):
             break
-        inflated = inflate(body, max_bytes)
-        if inflated is None:
+        if (inflated := inflate(body, max_bytes)) is None:
             break
         lease.grow_to(total + len(inflated), 2 * max_bytes)
         body = inflated
