@@ -12,6 +12,7 @@ import dataclasses
 import difflib
 import json
 import math
+import re
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -144,7 +145,7 @@ def read_layers(arguments: Sequence[str], keys: Keys) -> list[Layer]:
         except (ValueError, yaml.YAMLError) as error:
             if keys.is_secret(key):
                 raise UserError(f"the value of {key}= cannot be read; see --help for its form") from None
-            raise UserError(f"{item:.200} cannot be read: {one_line(error)}") from None
+            raise UserError(f"{item:.200} cannot be read: {one_line(error)}{ipv6_hint(value)}") from None
         layers.append(make_layer(layer, f"{key}=..." if keys.is_secret(key) else item, keys))
     return layers
 
@@ -413,21 +414,29 @@ def to_yaml(config: Any) -> str:
 
 
 def _load_yaml(path: str) -> dict[str, Any]:
+    text = ""
     try:
         check_file(path)
-        loaded = parse_yaml(Path(path).read_text(encoding="utf-8"))
+        loaded = parse_yaml(text := Path(path).read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise UserError(f"config file {path!r} does not exist; jobs/ holds examples") from None
     except Exception as error:  # PyYAML raises many types for values that it cannot convert
-        raise UserError(f"config file {path!r} cannot be read: {_problem(error)}") from None
+        raise UserError(f"config file {path!r} cannot be read: {_problem(error, text)}") from None
     if not isinstance(loaded, dict):
         raise UserError(f"config file {path!r} must hold `key: value` lines")
     return loaded
 
 
-def _problem(error: Exception) -> str:
+def ipv6_hint(text: str) -> str:
+    """Return what to do about an IPv6 address in a list, whose colons YAML reads; "" without one."""
+    return '; put IPv6 addresses in quotes, such as ["::1"]' if re.search(r"[\[,\s][\da-fA-F:]*::", f" {text}") else ""
+
+
+def _problem(error: Exception, text: str) -> str:
     """Describe an error; for YAML without the line of the file that its message quotes, which may hold a secret."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem:
-        line = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        return f"{error.problem}{line}"
+        if error.problem_mark is None:
+            return error.problem
+        line = error.problem_mark.line
+        return f"{error.problem} in line {line + 1}{ipv6_hint(''.join(text.splitlines()[line : line + 1]))}"
     return one_line(error)

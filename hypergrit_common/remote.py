@@ -1,6 +1,8 @@
 """Access to files by path or fsspec URL: opening, the exceptions of stores, and concurrent requests."""
 
 import io
+import os
+import re
 import sys
 from collections.abc import Callable, Generator, Iterable
 from typing import IO, Any, Final, cast
@@ -65,6 +67,12 @@ THREADS: Final = 16
 WAITING: Final = 16 * THREADS
 CLIENT_ERRORS: Final = {"botocore.exceptions": ("BotoCoreError", "ClientError"), "aiohttp": ("ClientError",)}
 """Module -> exceptions of HTTP clients that fsspec does not convert to OSError."""
+CHECKSUM_VARIABLE: Final = "AWS_REQUEST_CHECKSUM_CALCULATION"
+CHECKSUMS: Final = re.compile(
+    r"notimplemented|\b501\b|checksum|content-?md5|sha-?256|digest|trailer|aws-chunked|missingcontentlength",
+    re.IGNORECASE,
+)
+"""What S3 stores answer to the checksums that clients send since 2025, and where one is missing."""
 EXAMPLES: Final = "s3://, gs://, abfs://, hf://, https:// or another protocol of fsspec"
 
 
@@ -117,6 +125,22 @@ def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:
     modules = {name: sys.modules[name] for name in CLIENT_ERRORS if name in sys.modules}
     errors = [getattr(module, name) for module_name, module in modules.items() for name in CLIENT_ERRORS[module_name]]
     return OSError, *errors, *others
+
+
+def error_code(error: BaseException) -> str:
+    """Return the code that S3 gave for an error, "" for other errors."""
+    response = getattr(error.__cause__, "response", None) or getattr(error, "response", None)
+    return str(response.get("Error", {}).get("Code", "")) if isinstance(response, dict) else ""
+
+
+def refusal(error: BaseException, fix: str) -> str:
+    """Return what a store answered, with the code of S3, and the fix: `fix`, or a variable if checksums are refused."""
+    code, text = error_code(error), one_line(error)
+    if code and CHECKSUMS.search(f"{code} {text}"):
+        is_set = os.environ.get(CHECKSUM_VARIABLE, "").lower() == "when_required"
+        change = f"unset {CHECKSUM_VARIABLE}" if is_set else f"export {CHECKSUM_VARIABLE}=when_required"
+        fix = f"the store may have other rules for checksums than AWS: {change}"
+    return f"{text if code in text else f'{code}: {text}'}; {fix}"
 
 
 def map_concurrently(

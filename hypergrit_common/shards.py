@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
-from hypergrit_common.remote import one_line, open_store, store_errors
+from hypergrit_common.remote import open_store, refusal, store_errors
 from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
 from schemas.files import FILES, FOLDERS_RECORD, MANIFEST_FILE, ShardPath
@@ -107,6 +107,5 @@ def read_errors_explained(url: str) -> Iterator[None]:
         with reported(f"waiting for {url}") if "://" in url else nullcontext():
             yield
     except store_errors(ValueError) as error:
-        raise UserError(
-            f"{url} cannot be read: {one_line(error)}; check the path, the credentials and their permissions"
-        ) from error
+        reason = refusal(error, "check the path, the credentials and their permissions")
+        raise UserError(f"{url} cannot be read: {reason}") from error

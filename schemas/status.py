@@ -30,7 +30,7 @@ _OWN: Final = {
         "connection_error": "the connection was refused, reset or closed",
         "tls_error": "the certificate or the TLS handshake failed",
         "timeout": "the server did not deliver the image within the time limit",
-        "http_error": "the response has a status other than 200",
+        "http_error": "the response has an error status, or no whole image and a status other than 200",
         "too_many_redirects": "the number of redirects exceeds the limit",
         "opted_out": "the server opts out of machine learning (X-Robots-Tag)",
         "tdm_reserved": "the server reserves text and data mining (tdm-reservation)",

@@ -98,20 +98,12 @@ def scaling_config(config: TrainConfig, cpus: float, gpus: float) -> ScalingConf
 def connect(config: TrainConfig) -> None:
     """Join the cluster, or start Ray on this machine. Workers import this checkout, whatever folder Ray was started in.
 
-    Raises UserError if the cluster does not respond.
+    Raises UserError if the cluster cannot be joined.
     """
-    address = config.ray.address or (None if "RAY_ADDRESS" in os.environ else "local")
     root = str(Path(__file__).resolve().parent.parent)
     variables = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     variables["PYTHONPATH"] = python_path(root)
-    try:
-        init_ray(address, runtime_env={"env_vars": variables}, logging_level=logging.WARNING)
-    except ConnectionError as error:
-        source = "ray.address" if config.ray.address else "the environment variable RAY_ADDRESS"
-        raise UserError(
-            f"no Ray cluster responds at {address or os.environ.get('RAY_ADDRESS')!r}: {error}; start one, or remove "
-            f"{source} to start Ray on this machine"
-        ) from None
+    init_ray(config.ray.address, runtime_env={"env_vars": variables}, logging_level=logging.WARNING)
 
 
 def with_absolute_output(config: TrainConfig) -> TrainConfig:

@@ -12,7 +12,7 @@ from typing import Any, Final
 from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.lease import SETTLE_S, LeaseFile, describe, token_of
-from hypergrit_common.remote import is_s3
+from hypergrit_common.remote import error_code, is_s3
 from pipeline.faults import ShardError
 from pipeline.output.store import Store, write_atomically
 from schemas.files import LEASE_FILE
@@ -136,12 +136,6 @@ def _put(store: Store, relative: str, old: bytes | None, new: bytes) -> bool:
                     raise
         store.fs.pipe_file(path, new)
         return True
-
-
-def error_code(error: BaseException) -> str:
-    """Return the code that S3 gave for an error, "" for other errors."""
-    response = getattr(error.__cause__, "response", None) or {}
-    return str(response.get("Error", {}).get("Code", ""))
 
 
 class Lease(LeaseFile):

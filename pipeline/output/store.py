@@ -23,7 +23,7 @@ from hypergrit_common.disk import sync
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file
 from hypergrit_common.processes import ProcessId, this_process
-from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, refusal, store_errors
 from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import text_without_secrets
@@ -372,7 +372,7 @@ class Store:
         except store_errors(ValueError) as error:
             if action != "write" and isinstance(error, FileNotFoundError | NotADirectoryError):
                 raise
-            text = f"cannot {action} {self.url(relative)}: {one_line(error)}; {REMOTE_FIX}"
+            text = f"cannot {action} {self.url(relative)}: {refusal(error, REMOTE_FIX)}"
             raise UserError(text_without_secrets(text, strip_query=True)) from error
 
 

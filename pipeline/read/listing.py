@@ -16,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import is_broken_link
 from hypergrit_common.lazy import load_plugin
-from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
+from hypergrit_common.remote import map_concurrently, one_line, open_store, refusal, store_errors
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
 from pipeline.read.parquet import Parquet
@@ -136,8 +136,10 @@ def _list_files(input: str) -> tuple[Files, Counter[str]]:
         images = Counter({_url(fs, f"{folder}/"): n for folder, n in counts.items()})
         return [(url := _url(fs, path), _size(fs, path, url)) for path in files], images
     except store_errors(ValueError) as error:
-        text = text_without_secrets(f"input {input!r} cannot be listed: {one_line(error)}", strip_query=True)
-        raise UserError(f"{text}; check the URL, the credentials and their permissions") from error
+        reason = refusal(error, "check the URL, the credentials and their permissions")
+        raise UserError(
+            text_without_secrets(f"input {input!r} cannot be listed: {reason}", strip_query=True)
+        ) from error
 
 
 def _url(fs: AbstractFileSystem, path: str) -> str:

@@ -13,7 +13,6 @@ import ray
 import ray.util
 from ray.util.metrics import Counter, Gauge
 
-from hypergrit_common.errors import UserError
 from hypergrit_common.local_ray import divert_worker_lines, init_ray, python_path
 from hypergrit_common.paths import chdir_hook, repository_root
 from hypergrit_common.progress import has_bar
@@ -126,19 +125,15 @@ def joined(config: RayConfig) -> Iterator[None]:
 def connect(config: RayConfig) -> None:
     """Join the cluster, or start Ray on this machine. Workers import this checkout and use the current folder.
 
-    Raises UserError if there is no cluster at `ray.address`.
+    Raises UserError if the cluster cannot be joined.
     """
-    address = config.address or (None if "RAY_ADDRESS" in os.environ else "local")
-    try:
-        init_ray(
-            address,
-            runtime_env={"env_vars": worker_variables(), "worker_process_setup_hook": chdir_hook(os.getcwd())},
-            configure_logging=True,
-            logging_level=logging.WARNING,
-            log_to_driver=True,
-        )
-    except ConnectionError as error:
-        raise UserError(f"no Ray cluster at {address!r}: {error}; start one, or do not set ray.address") from None
+    init_ray(
+        config.address,
+        runtime_env={"env_vars": worker_variables(), "worker_process_setup_hook": chdir_hook(os.getcwd())},
+        configure_logging=True,
+        logging_level=logging.WARNING,
+        log_to_driver=True,
+    )
     if has_bar():
         logger.info("lines of Ray's workers are in %s", divert_worker_lines())
 

@@ -238,6 +238,17 @@ def test_what_a_file_must_not_have_is_named(tmp_path: Path, text: str, problem: 
         town(str(file))
 
 
+@pytest.mark.parametrize("value", ["[::1]", "[127.0.0.1,::1]", "[a, ::ffff:10.0.0.1]", "[[::1]]"])
+def test_an_ipv6_address_in_a_list_says_to_quote_it(tmp_path: Path, value: str) -> None:
+    file = tmp_path / "town.yaml"
+    file.write_text(f"names: {value}\n")
+    for item in (f"names={value}", str(file)):
+        with pytest.raises(UserError, match=r'put IPv6 addresses in quotes, such as \["::1"\]'):
+            read_layers([item], Keys())
+    with pytest.raises(UserError, match=r"^(?!.*IPv6)"):
+        read_layers(["names=[a"], Keys())
+
+
 def test_an_alias_has_a_value_of_its_own_as_it_was_written() -> None:
     values = parse_yaml("a: &x {size: 007, of: [&y no, *y]}\nb: *x\nc: [*x, *y]\n")
     assert values["a"] == values["b"] == values["c"][0] == {"size": "007", "of": ["no", "no"]}

@@ -9,12 +9,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import requests
+from botocore.exceptions import ClientError
 from fsspec.registry import _registry
 from s3fs import S3FileSystem
+from s3fs.errors import translate_boto_error
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from pipeline import grit
+from pipeline.output.store import Store
 from tests.patience import PATIENCE_S
 from tests.trainer.small_run import overrides
 from trainer import train
@@ -84,3 +87,34 @@ def test_a_missing_bucket_is_not_created(bucket: S3FileSystem, tmp_path: Path) -
     assert not bucket.exists("theirs")
     with pytest.raises(UserError, match=r"s3://theirs.* does not exist"):
         list_shards("s3://theirs/*.tar")
+
+
+@pytest.mark.parametrize(
+    ("code", "message"),
+    [
+        ("NotImplemented", "A header you provided implies functionality that is not implemented"),
+        ("501", "Not Implemented"),
+        ("InvalidRequest", "Missing required header for this request: Content-MD5"),
+        ("InvalidArgument", "x-amz-checksum-crc32 is not supported"),
+        ("XAmzContentSHA256Mismatch", "The provided header does not match what was computed"),
+        ("AccessDenied", "not for you"),
+    ],
+)
+def test_a_store_with_other_rules_for_checksums_names_the_variable(
+    code: str, message: str, bucket: S3FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer = ClientError({"Error": {"Code": code, "Message": message}, "ResponseMetadata": {}}, "PutObject")
+    variable = "AWS_REQUEST_CHECKSUM_CALCULATION"
+
+    def text() -> str:
+        with pytest.raises(UserError) as caught, Store("s3://mine/out").convert_errors("write", "a.tar"):
+            raise translate_boto_error(answer)
+        return str(caught.value)
+
+    monkeypatch.delenv(variable, raising=False)
+    assert code in text()
+    assert message in text()
+    assert text().endswith(f"export {variable}=when_required") == (code != "AccessDenied")
+    assert ("permissions" in text()) == (code == "AccessDenied")
+    monkeypatch.setenv(variable, "when_required")
+    assert text().endswith(f"unset {variable}") == (code != "AccessDenied")

@@ -11,7 +11,6 @@ from typing import Final
 from yarl import URL
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.urls import with_query_spaces
 from schemas.table import Drop
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -258,20 +257,36 @@ BAD_PORTS: Final = frozenset(
 """The ports that browsers refuse (WHATWG Fetch, "bad port"): a service there may take a request for its own commands."""
 
 
+REMOVED: Final = str.maketrans("", "", "\t\r\n")
+"""Characters that are left out of URLs (WHATWG URL)."""
+NOT_SENT: Final = re.compile(rb"[^\x21-\x7e]")
+"""The bytes that the request line of HTTP cannot carry."""
+SCHEME: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:")
+BEHIND_HOST: Final = re.compile(r"[^/?#]*//[^/?#]*([^?#]*)(\??)([^#]*)")
+"""Path, mark and query of an absolute URL."""
+
+
 def parse_url(text: str, base: URL | None = None) -> URL:
     """Parse an http(s) URL, which may be relative to `base`. Raises FetchError for anything else.
 
-    URLs with a user name or a password are refused, so that neither is ever sent or written, and BAD_PORTS.
+    Path and query are sent as they are written, since servers sign or compare the spelling; only bytes that HTTP cannot
+    carry are escaped. URLs with a user name or a password are refused, so that neither is ever sent or written, and
+    BAD_PORTS.
     """
-    text = text.strip()
+    text = text.strip().translate(REMOVED)
     if len(text) > MAX_CHARACTERS:
         raise FetchError("invalid_url", f"{len(text)} characters, more than {MAX_CHARACTERS}")
     try:
-        url = URL(with_query_spaces(text))
-        url = base.join(url) if base is not None else url
+        text = text if base is None else resolve(text, base)
+        url = URL(text)
         if "@" in url.raw_authority:
             raise FetchError("invalid_url", "user name or password in the URL")
-        url = url.with_fragment(None)  # parsed anew, and only then checked
+        behind = BEHIND_HOST.match(text)
+        if behind is not None and (str(url) != text or "#" in text):
+            path, mark, query = map(escape, behind.groups())
+            # Parsed anew, and only then checked. yarl would leave out an empty query that is not part of the path.
+            path = (path or "/") + mark * (not query)
+            url = URL.build(scheme=url.scheme, authority=url.raw_authority, path=path, query_string=query, encoded=True)
         if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
             raise ValueError(f"{url.scheme or 'no scheme'}: only http and https are fetched")
         if url.port in BAD_PORTS:
@@ -283,6 +298,22 @@ def parse_url(text: str, base: URL | None = None) -> URL:
         # A message with an @ may quote a password.
         detail = str(error) if "@" not in str(error) else f"{type(error).__name__} in the URL's host"
         raise FetchError("invalid_url", detail.encode(errors="replace").decode()) from None
+
+
+def resolve(reference: str, base: URL) -> str:
+    """Return a reference as an absolute URL (RFC 3986, section 5.2.2), its spelling unchanged."""
+    reference = reference.partition("#")[0]
+    if SCHEME.match(reference):
+        return reference
+    if reference.startswith("/"):
+        return f"{base.scheme}:{reference}" if reference.startswith("//") else f"{base.origin()}{reference}"
+    path, mark, query = reference.partition("?")
+    return f"{URL(str(base).partition('?')[0], encoded=True).join(URL(path, encoded=True))}{mark}{query}"
+
+
+def escape(text: str) -> str:
+    """Percent-encode what HTTP cannot carry; bytes of a header that are no UTF-8 stay the same bytes."""
+    return NOT_SENT.sub(lambda byte: b"%%%02X" % ord(byte[0]), text.encode(errors="surrogateescape")).decode()
 
 
 def check_url(url: URL, allowed: frozenset[str]) -> None:

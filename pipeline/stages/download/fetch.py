@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import ssl
 import time
 import zlib
@@ -20,6 +21,7 @@ from aiohttp.client_proto import ResponseHandler
 from yarl import URL
 
 from hypergrit_common.errors import MACHINE_ERRORS
+from hypergrit_common.images import begins_as_image
 from hypergrit_common.version import hypergrit_version
 from pipeline.stages.download.addresses import FetchError, PrivateAddressError, Verdict, check_url, parse_url
 from pipeline.stages.download.config import DownloadConfig
@@ -96,40 +98,114 @@ MAX_INTERIM: Final = 16
 """Number of interim responses (100 Continue, 103 Early Hints) before the final one."""
 
 
-class InterimFloodError(Exception):
-    """A server sends interim responses without end."""
+MAX_HEAD: Final = 300_000
+"""Bytes of the status line and all headers of a response, as in curl."""
+MAX_LINE: Final = 65_536
+"""Bytes of a header, as in urllib."""
+HEAD_END: Final = re.compile(rb"\n\r?\n")
+PLAIN_HEAD: Final = re.compile(
+    rb"HTTP/(?:1\.[01]|2\.0) \d{3}(?![^ \r\n])[^\r\n\0]*\r?\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\r\n\0]*\r?\n)*+\r?\n"
+)
+"""A head whose lines aiohttp's parser accepts."""
+STATUS_LINE: Final = re.compile(rb"HTTP/(\d(?:\.\d+)?)\s+(\d{3})(?!\S)")
+FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*:[ \t]*(.*)", re.DOTALL)
+LENGTH: Final = re.compile(rb"\+?(\d+)")
+FRAMING: Final = re.compile(rb"\n(?i:(content-length)|transfer-encoding):[ \t]*([^\r\n]*?)[ \t]*(?=\r?\n)")
 
 
-class BoundedHandler(ResponseHandler):
-    """A connection that ends after MAX_INTERIM interim responses, which aiohttp would collect without limit.
+class HeadError(Exception):
+    """The head of a response is too long, or there are too many; the message says so."""
 
-    The headers of each response are limited by aiohttp, to 128 of 8 KB.
+
+def tidy_head(head: bytes) -> tuple[bytes, int | None]:
+    """Write the head of a response as RFC 9112 wants it; urllib and curl accept odd forms, and aiohttp's parser does not.
+
+    Folded lines are joined, blanks before a colon removed, and lines without a name left out. Of equal lengths one is
+    kept, and none that is no number or stands beside a chunked body.
+
+    Returns:
+        The head, which stays as it is if it is not odd, and the bytes of its body, None if it does not tell.
+    """
+    framing = FRAMING.findall(head)
+    if PLAIN_HEAD.fullmatch(head) and len(framing) < 2:
+        name, value = framing[0] if framing else (b"", b"chunked")
+        if value.isdigit() if name else value.lower() == b"chunked":
+            return head, int(value) if name else None
+    status, *lines = re.sub(rb"\r?\n[ \t]+", b" ", head).translate(None, b"\0").strip().split(b"\n")
+    if found := STATUS_LINE.match(status):
+        status = b"HTTP/1.%d %s" % (found[1] not in (b"1", b"1.0"), found[2])
+    fields = [field.groups() for line in lines if (field := FIELD.fullmatch(line.strip().replace(b"\r", b" ")))]
+    kept = [field for field in fields if field[0].lower() not in (b"content-length", b"transfer-encoding")]
+    if any(name.lower() == b"transfer-encoding" and value.lower().endswith(b"chunked") for name, value in fields):
+        kept, lengths = [*kept, (b"Transfer-Encoding", b"chunked")], list[int]()
+    else:
+        values = [value for name, value in fields if name.lower() == b"content-length"]
+        parts = (part.strip() for value in values for part in value.split(b","))
+        lengths = sorted({int(length[1]) for part in parts if (length := LENGTH.fullmatch(part))})
+        kept += [(b"Content-Length", b"%d" % length) for length in lengths]  # different ones are refused
+    return b"\r\n".join([status.strip(), *map(b": ".join, kept), b"", b""]), lengths[0] if lengths else None
+
+
+class TolerantHandler(ResponseHandler):
+    """A connection that accepts what urllib and curl do: odd heads, and bytes behind a body, which are left out.
+
+    It ends after MAX_INTERIM interim responses, which aiohttp would collect without limit, and at a head above MAX_HEAD.
     """
 
     _n_interim = 0
+    _head: bytes | None = None  # what has come of a head; None: a body comes
+    _left: int | None = None  # bytes of the body that are to come, None if its head did not tell
 
     def set_response_params(self, **params: Any) -> None:
-        self._n_interim = 0
+        self._n_interim, self._head, self._left = 0, b"", None
         super().set_response_params(**params)
+
+    def data_received(self, data: bytes) -> None:
+        while self._head is not None and data:
+            start, self._head = max(len(self._head) - 3, 0), self._head + data
+            end = HEAD_END.search(self._head, start)
+            size = end.end() if end else len(self._head)
+            if size > MAX_HEAD:
+                self._fail(f"more than {MAX_HEAD} bytes of headers")
+                return
+            if end is None:
+                return
+            (head, self._left), data = tidy_head(self._head[:size]), self._head[size:]
+            self._head = b"" if head[9:10] == b"1" else None
+            if head[9:12] in (b"204", b"304"):
+                self._left = 0
+            super().data_received(head)
+            if self._head is None and not data:
+                return
+        is_more = self._left is not None and len(data) > self._left
+        if self._left is not None:
+            data = data[: self._left]
+            self._left -= len(data)
+        super().data_received(data)
+        if is_more and self.transport is not None:
+            self.transport.close()
 
     def feed_data(self, data: Any, size: int = 0) -> None:
         if 100 <= data[0].code < 200:
             self._n_interim += 1
             if self._n_interim > MAX_INTERIM:
                 if self._n_interim == MAX_INTERIM + 1:
-                    self.set_exception(InterimFloodError())
-                    self.transport and self.transport.abort()  # type: ignore[func-returns-value]
+                    self._fail("endless interim responses")
                 return
         super().feed_data(data, size)
 
+    def _fail(self, message: str) -> None:
+        self.set_exception(HeadError(message))
+        self.transport and self.transport.abort()  # type: ignore[func-returns-value]
+
 
 class Connector(aiohttp.TCPConnector):
-    """A TCPConnector whose connections are BoundedHandlers, and that keeps at most `max_idle` idle ones."""
+    """A TCPConnector whose connections are TolerantHandlers, and that keeps at most `max_idle` idle ones."""
 
     def __init__(self, max_idle: int, **options: Any) -> None:
         super().__init__(**options)
         self._max_idle = max_idle
-        self._factory = lambda: BoundedHandler(loop=self._loop)  # type: ignore[assignment]
+        self._factory = lambda: TolerantHandler(loop=self._loop)  # type: ignore[assignment]
 
     def _release(self, key: Any, protocol: ResponseHandler, *, should_close: bool = False) -> None:
         is_full = sum(map(len, self._conns.values())) >= self._max_idle
@@ -168,6 +244,9 @@ def new_session(config: DownloadConfig, resolver: Resolver, max_idle: int) -> ai
             "Accept-Encoding": "identity",
         },
         cookie_jar=aiohttp.DummyCookieJar(),
+        max_line_size=MAX_LINE,
+        max_field_size=MAX_LINE,
+        max_headers=MAX_HEAD,
         auto_decompress=False,
         proxy=config.proxy or None,
         trace_configs=[tracing],
@@ -187,7 +266,10 @@ async def _on_reused(
 
 
 REDIRECTS: Final = (301, 302, 303, 307, 308)
-INFLATE_WBITS: Final = {"gzip": 31, "x-gzip": 31, "deflate": 15}
+GZIP: Final = b"\x1f\x8b"
+AUTOMATIC, RAW = 47, -15  # wbits of zlib: a header of gzip or zlib, and none
+MAX_CODINGS: Final = 3
+"""Compressions of a body, one within the other."""
 
 
 class Deadline:
@@ -286,13 +368,11 @@ async def attempt_fetch(
         detail = f"no connection in {min(limit_s, config.connect_timeout_s):g} s"
         verdict = Verdict.SILENT if limit_s >= min(full_s, config.connect_timeout_s) else Verdict.NOTHING
         raise FetchError("timeout", detail, verdict=verdict) from error
-    except InterimFloodError as error:
-        raise FetchError("connection_error", "no valid HTTP: endless interim responses") from error
-    except aiohttp.ClientResponseError as error:
-        raise FetchError("connection_error", f"no valid HTTP: {type(error).__name__}") from error
+    except (HeadError, aiohttp.ClientResponseError) as error:
+        raise FetchError("connection_error", f"no valid HTTP: {message_of(error)}") from error
     except (aiohttp.ClientError, OSError) as error:
         number = error_number(error)
-        name = errno.errorcode.get(number, "") or type(error).__name__
+        name = errno.errorcode.get(number, "") or message_of(error)
         # A machine without IPv6 reports EADDRNOTAVAIL for each IPv6 address: no lack of ports.
         is_lack = number in MACHINE_ERRORS and number != errno.EADDRNOTAVAIL
         lack = OSError(number, os.strerror(number)) if is_lack else None
@@ -318,17 +398,28 @@ async def follow(
         async with session.get(url, headers=headers, allow_redirects=False, trace_request_ctx=contact) as response:
             is_redirect = response.status in REDIRECTS and "Location" in response.headers
             refused = refusal(response, config) if request.is_image else None
-            if refused is not None and (is_redirect or response.status == 200):
+            is_success = 200 <= response.status < 300
+            if refused is not None and (is_redirect or is_success):
                 raise refused
             if is_redirect:
                 url = parse_url(response.headers["Location"], url)
                 continue
-            if response.status != 200:
+            body = await read_body(response, config.max_bytes, lease) if is_success and is_whole(response) else None
+            # A proxy that transforms answers 203, for instance; but a status other than 200 may also stand for no picture.
+            is_expected = response.status == 200 or not request.is_image
+            if body is None or not (is_expected or begins_as_image(body)):
                 is_transient = response.status == 429 or response.status >= 500
                 wait_s = retry_after_s(response.headers.get("Retry-After", ""), datetime.now(UTC))
                 raise FetchError("http_error", str(response.status), is_transient=is_transient, retry_after_s=wait_s)
-            return await read_body(response, config.max_bytes, lease)
+            return body
     raise FetchError("too_many_redirects", f"more than {config.max_redirects}")
+
+
+def message_of(error: Exception) -> str:
+    """Return what an exception of aiohttp, or the one behind it, says, without the bytes that it quotes."""
+    texts = (getattr(source, "message", None) for source in (error.__cause__, error))
+    text = next((text for text in texts if isinstance(text, str) and text), "") or str(error) or type(error).__name__
+    return " ".join(text.partition("\n\n")[0].split()).rstrip(":")
 
 
 def proxy_error(reason: str) -> FetchError:
@@ -341,6 +432,12 @@ def too_many_bytes(limit: int) -> FetchError:
     return FetchError("too_many_bytes", f"more than {limit}")
 
 
+def is_whole(response: aiohttp.ClientResponse) -> bool:
+    """Return False for a body that is a part of another, as Content-Range tells."""
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", "").strip())
+    return response.status != 206 or found is None or (int(found[1]) == 0 and found[3] in ("*", str(int(found[2]) + 1)))
+
+
 async def read_body(response: aiohttp.ClientResponse, max_bytes: int, lease: Lease) -> bytes:
     """Read a body, and decompress it if the server compressed it although that was not requested.
 
@@ -350,8 +447,8 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int, lease: Lea
     declared = response.content_length or 0
     if declared > max_bytes:
         raise too_many_bytes(max_bytes)
-    wbits = INFLATE_WBITS.get(response.headers.get("Content-Encoding", "").strip().lower())
-    need = 2 * max_bytes if wbits is not None else declared or max_bytes
+    codings = ",".join(response.headers.getall("Content-Encoding", ())).lower()
+    need = 2 * max_bytes if codings else declared or max_bytes
     blocks, total = [], 0
     async for block in response.content.iter_any():
         total += len(block)
@@ -360,14 +457,33 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int, lease: Lea
         lease.grow_to(total, need)
         blocks.append(block)
     body = b"".join(blocks)
-    if wbits is None:
-        return body
-    decompressor = zlib.decompressobj(wbits)
-    try:
-        inflated = decompressor.decompress(body, max_bytes)
-    except zlib.error as error:
-        raise FetchError("undecodable", f"content encoding: {error}") from error
-    if decompressor.unconsumed_tail:
-        raise too_many_bytes(max_bytes)
-    lease.grow_to(total + len(inflated), need)
-    return inflated
+    for _ in range(MAX_CODINGS):
+        # Servers name encodings that they do not use, and use others that they do not name: the first bytes tell.
+        if begins_as_image(body) or not (body.startswith(GZIP) or "gzip" in codings or "deflate" in codings):
+            break
+        if (inflated := inflate(body, max_bytes)) is None:
+            break
+        lease.grow_to(total + len(inflated), 2 * max_bytes)
+        body = inflated
+    return body
+
+
+def inflate(body: bytes, max_bytes: int) -> bytes | None:
+    """Decompress gzip of one or more members, zlib or raw deflate; return None if a body without a mark is none of them.
+
+    Raises FetchError for damaged gzip and for more than `max_bytes`.
+    """
+    for wbits in (AUTOMATIC, RAW):
+        inflated, rest = b"", body
+        try:
+            while rest and (not inflated or rest.startswith(GZIP)):
+                decompressor = zlib.decompressobj(wbits)
+                inflated += decompressor.decompress(rest, max_bytes + 1 - len(inflated))
+                if len(inflated) > max_bytes:
+                    raise too_many_bytes(max_bytes)
+                rest = decompressor.unused_data
+            return inflated
+        except zlib.error as error:
+            if body.startswith(GZIP):
+                raise FetchError("undecodable", f"content encoding: {error}") from error
+    return None

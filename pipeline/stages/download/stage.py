@@ -5,10 +5,11 @@ import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
+from yarl import URL
 
 from hypergrit_common.errors import is_machine_error
 from hypergrit_common.images import Decoded, ImageRejected, decode_reduced
@@ -136,7 +137,8 @@ class Download(Stage):
         n_asked, n_unanswered = count_answers(table)
         if 2 * n_unanswered > n_asked:
             self.close()  # so that an outage of this machine's network is not remembered as dead hosts and names
-        return table, [outcome.fault for outcome in found if outcome.fault is not None]
+        faults = ((key, outcome.fault) for (key, *_), outcome in zip(rows, found, strict=True))
+        return table, [replace(fault, key=key) for key, fault in faults if fault is not None]
 
     def close(self) -> None:
         """Close all connections; the next table opens new ones."""
@@ -146,17 +148,19 @@ class Download(Stage):
         """The outcomes of `rows` (key, URL, image bytes or None), in their order."""
         client.hosts.forget()
         requests = [parse_request(url or "", self.config) if image is None else image for _, url, image in rows]
+        places = [request.url if isinstance(request, Request) else i for i, request in enumerate(requests)]
         workers = ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode")
         with workers as pool:
             try:
                 async with asyncio.TaskGroup() as group:
-                    tasks = {
-                        i: group.create_task(self._row(rows[i][0], requests[i], client, pool))
-                        for i in by_host(requests)
-                    }
+                    tasks: dict[URL | int, asyncio.Task[Outcome]] = {}
+                    for i in by_host(requests):
+                        if places[i] not in tasks:  # rows with the same URL share a request
+                            row = self._row(rows[i][0], requests[i], client, pool)
+                            tasks[places[i]] = group.create_task(row)
             except ExceptionGroup as errors:  # PermitsError or a lack on this machine, which the rows share
                 raise errors.exceptions[0] from None
-        return [tasks[i].result() for i in range(len(rows))]
+        return [tasks[place].result() for place in places]
 
     async def _row(
         self, key: str, request: Request | bytes | FetchError, client: Client, pool: ThreadPoolExecutor

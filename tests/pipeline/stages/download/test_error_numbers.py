@@ -73,4 +73,4 @@ def liar() -> Iterator[int]:
 def test_a_server_that_claims_a_lack_costs_only_its_row(liar: int) -> None:
     found = Download(config(retries=0))(table(f"http://127.0.0.1:{liar}/a.jpg"))
     assert reasons(found) == ["connection_error"]
-    assert found["detail"].to_pylist() == ["ServerDisconnectedError"]
+    assert found["detail"].to_pylist() == ["Server disconnected"]

@@ -132,3 +132,11 @@ def test_robots_txt_without_protego_names_the_package(monkeypatch: pytest.Monkey
     monkeypatch.setattr("pipeline.stages.download.config.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install protego"):
         load_config(["input=a.csv", "output=b", "download.robots_txt=true"])
+
+
+@needs_protego
+def test_robots_txt_is_asked_for_the_path_that_is_sent(web: TinyWeb) -> None:
+    web.robots = (200, "User-agent: *\nDisallow: /status/\nDisallow: /a%2Cb")
+    rows = fetch(web.url("/status/../image/2"), web.url("/a%2Cb?x"), web.url("/image/3"), robots_txt=True)
+    assert rows == [("robots_txt", "/status/../image/2"), ("robots_txt", "/a%2Cb"), (None, None)]
+    assert set(web.paths) == {"/robots.txt", "/image/3"}

@@ -1,6 +1,7 @@
 """URLs from untrusted input: every one is fetched or refused, none raises another exception."""
 
 import random
+import re
 
 import pytest
 from yarl import URL
@@ -65,6 +66,9 @@ def test_no_url_raises_another_exception() -> None:
             assert url.raw_host
             assert not url.raw_user
             assert not url.raw_password
+            assert re.fullmatch(r"/[!-~]*", url.raw_path_qs)
+            if i % 3:
+                assert (url.raw_host, url.port) == (URL(text.strip()).raw_host, URL(text.strip()).port)
             n_accepted += 1
         except FetchError as error:
             error.drop.detail.encode()
