@@ -32,6 +32,11 @@ FIRST: Final = frozenset({"a", "an", "the", "this", "that", "these", "those", "h
 """Words that begin a phrase."""
 WORD: Final = re.compile(r"\w+(?:['’-]\w+)*$")
 REST: Final = re.compile(r"\w*")
+INSIDE: Final = re.compile(
+    r"(?!(?:in|on|at|by|with|for|from|to|of|and|or|but|as|is|are|was|were|has|have|near|next|under|over|behind|beside|between"
+    r"|into|onto|through|across|around|above|below|against|inside|outside|while|that|which|who|\w*ing)$)[\w'’-]+"
+)
+"""A word within a phrase, behind its first word."""
 MOST_WORDS: Final = 4
 MOST: Final = 200
 """Characters in front of a box in which its phrase is looked for."""
@@ -117,6 +122,6 @@ def _phrase(caption: str, place: int) -> tuple[int, int]:
     for word in reversed(words):
         if word[0].lower() in FIRST:
             return skipped + word.start(), stop
-        if not re.fullmatch(r"[\w'’-]+", word[0]) or word[0].endswith("ing"):
+        if not INSIDE.fullmatch(word[0].lower()):
             break
     return skipped + noun.start(), stop

@@ -202,6 +202,8 @@ def test_blip3_takes_the_first_caption_with_boxes_and_without_the_alt_text(tmp_p
         ("(a man holding umbrella <bbox>0,0,1,1</bbox>)", "(a man holding umbrella)", ["umbrella"]),
         ("A cap (Starts at (-0.0, 0) and extends up to (1, 1)), red", "A cap, red", ["A cap"]),
         ("the man's T-shirt <bbox>0 0 1 1</bbox>", "the man's T-shirt", ["the man's T-shirt"]),
+        ("a hat on dogs <bbox>0 0 1 1</bbox>", "a hat on dogs", ["dogs"]),
+        ("a bowl of ripe fruit <bbox>0 0 1 1</bbox>", "a bowl of ripe fruit", ["fruit"]),
         ("in front, chairs <bbox>0 0 1 1</bbox> stand", "in front, chairs stand", ["chairs"]),
     ],
 )

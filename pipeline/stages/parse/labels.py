@@ -41,7 +41,14 @@ MOST: Final = 60
 
 
 def singular(token: Token) -> str:
-    """Return the singular of a noun in lower case; models leave names, unknown words and capitals in the plural."""
+    """Return the singular of a noun in lower case; models leave names, unknown words and capitals in the plural.
+
+    Args:
+        token: token of a caption.
+
+    Returns:
+        The singular; the lemma in lower case of a token that is no noun.
+    """
     lemma = token.lemma.lower()
     lemma = LEMMAS.get(lemma, lemma) if token.tag in PLURAL_NOUNS else lemma
     return singular_word(lemma, token.tag in PLURAL_NOUNS) if token.pos in NOUNS else lemma
@@ -50,6 +57,13 @@ def singular(token: Token) -> str:
 @lru_cache(CACHED)
 def singular_word(word: str, is_plural: bool = False) -> str:
     """Return the singular of a word in lower case, if WordNet has it as a noun; that of an unknown plural by its ending.
+
+    Args:
+        word: word in lower case.
+        is_plural: whether the parser says that it is one.
+
+    Returns:
+        The singular, or the word.
 
     >>> [singular_word(word) for word in ("dogs", "knives", "children", "glass", "lens", "cafés", "adidas")]
     ['dog', 'knife', 'child', 'glass', 'lens', 'café', 'adidas']
@@ -81,6 +95,13 @@ def label_of(caption: str, token: Token) -> str:
 
     What has two parts has its plural (jeans, glasses), unless WordNet has it as a compound (beer glasses).
 
+    Args:
+        caption: text of the caption.
+        token: the noun.
+
+    Returns:
+        The label in lower case.
+
     >>> label_of("two RED T-Shirts", Token(10, 16, 2, "ROOT", "NOUN", "NNS", "shirt"))
     't-shirt'
     """
@@ -88,14 +109,15 @@ def label_of(caption: str, token: Token) -> str:
     def plain(text: str) -> str:
         return unicodedata.normalize("NFC", text.lower()).translate(HYPHENS)
 
-    text = plain(caption[token.start : token.end])
+    start, end = token.start, token.end
+    text = plain(caption[start:end])
     name = plain(singular(token)) if token.pos in NOUNS else singular_word(text)
-    before, behind = plain(caption[max(0, token.start - MOST) : token.start]), plain(caption[token.end :][:MOST])
+    before, behind = (plain(caption[max(0, a) : b]) for a, b in ((start - MOST, start), (end, end + MOST)))
     if f"{name}s" in listed("pairs"):
         name = f"{name}s"
     elif text in listed("plurals") and not _is_noun(f"{''.join(before.split()[-1:])}_{name}"):
         name = text
-    start, end = BEFORE.search(before), BEHIND.match(behind)
-    if start and (start[0][-1] == "-" or f"{start[0][0]}-{name}" in words()):
-        name = singular_word(start[0].replace(" ", "-") + name)
-    return "-".join([name, *map(singular_word, end[0].split("-")[1:])]) if end else name
+    if (first := BEFORE.search(before)) and (first[0][-1] == "-" or f"{first[0][0]}-{name}" in words()):
+        name = singular_word(first[0].replace(" ", "-") + name)
+    rest = BEHIND.match(behind)
+    return "-".join([name, *map(singular_word, rest[0].split("-")[1:])]) if rest else name
