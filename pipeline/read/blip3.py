@@ -19,7 +19,6 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.parquet import Parquet
 from pipeline.read.types import BadRecord, Load, Piece, Record
 
-COLUMN: Final = "captions"
 PLACE: Final = r"[\[(]([^()\[\]<>]*)[\])]"
 BOX: Final = re.compile(
     rf"(\()?(?:<bbox>([^<>]*)</bbox>|\bstarts at {PLACE} and extends up ?to {PLACE})(?(1)\))", re.IGNORECASE
@@ -31,13 +30,11 @@ NUMBERS: Final = ("two", "three", "four", "five", "six", "several", "some", "man
 FIRST: Final = frozenset({"a", "an", "the", "this", "that", "these", "those", "his", "her", "its", "their", *NUMBERS})
 """Words that begin a phrase."""
 WORD: Final = re.compile(r"\w+(?:['’-]\w+)*$")
-REST: Final = re.compile(r"\w*")
 INSIDE: Final = re.compile(
     r"(?!(?:in|on|at|by|with|for|from|to|of|and|or|but|as|is|are|was|were|has|have|near|next|under|over|behind|beside|between"
     r"|into|onto|through|across|around|above|below|against|inside|outside|while|that|which|who|\w*ing)$)[\w'’-]+"
 )
 """A word within a phrase, behind its first word."""
-MOST_WORDS: Final = 4
 MOST: Final = 200
 """Characters in front of a box in which its phrase is looked for."""
 
@@ -59,7 +56,7 @@ def _grounded(load: Load, most: int) -> Record | BadRecord:
     record = load()
     if isinstance(record, BadRecord):
         return record
-    published = record.get(COLUMN)
+    published = record.get("captions")
     try:
         entries = ast.literal_eval(published) if isinstance(published, str) else published or []
         if not all(isinstance(entry, list | tuple) and isinstance(entry[0], str) for entry in entries):
@@ -77,8 +74,8 @@ def _grounded(load: Load, most: int) -> Record | BadRecord:
         TypeError,
         ValueError,
     ) as error:
-        return BadRecord(f"{COLUMN} does not hold captions of BLIP3-GROUNDING: {type(error).__name__}: {error}"[:300])
-    return {**record, COLUMN: caption, "captions_published": published, "noun_chunks": json.dumps(chunks)}
+        return BadRecord(f"no captions of BLIP3-GROUNDING: {type(error).__name__}: {error}"[:300])
+    return {**record, "captions": caption, "captions_published": published, "noun_chunks": json.dumps(chunks)}
 
 
 def take_boxes(text: str, most: int) -> tuple[str, list[list[float]]]:
@@ -116,9 +113,8 @@ def _phrase(caption: str, place: int) -> tuple[int, int]:
     before = caption[max(0, place - MOST) : place]
     if (noun := WORD.search(before)) is None:
         raise ValueError(f"no word is in front of the box behind {before[-40:]!r}")
-    skipped, words = place - len(before), list(re.finditer(r"\S+", before[: noun.start()]))[-MOST_WORDS:]
-    rest = REST.match(caption, place)
-    stop = rest.end() if rest else place
+    skipped, words = place - len(before), list(re.finditer(r"\S+", before[: noun.start()]))[-4:]
+    stop = next((i for i in range(place, len(caption)) if not caption[i].isalnum()), len(caption))
     for word in reversed(words):
         if word[0].lower() in FIRST:
             return skipped + word.start(), stop

@@ -119,12 +119,9 @@ def read_hard_negatives(fields: dict[str, Any], needs: frozenset[str]) -> dict[i
     """Return the hard negatives by the number of their phrase, if needed. Raises BadSample for another form."""
     try:
         entries = fields.get("hard_negatives", []) if "hard_negatives" in needs else []
-        found = {int(entry["parent"]): tuple(entry["texts"]) for entry in entries}
-        if not all(isinstance(text, str) for texts in found.values() for text in texts):
-            raise TypeError("a text is none")
+        return {int(entry["parent"]): tuple(map(str.strip, entry["texts"])) for entry in entries}
     except (KeyError, TypeError, ValueError) as error:
         raise BadSample("bad_json", f"hard_negatives: {error}; each must have parent and texts") from error
-    return found
 
 
 def train_boxes(files: SampleFiles, negatives: Mapping[int, tuple[str, ...]]) -> Iterator[Box]:

@@ -139,7 +139,7 @@ def read_hard_negatives(extra: str | None, phrases: Sequence[str]) -> list[HardN
         name, found = str(region.get("short_expr")).strip().casefold(), region.get("short_expr_negs")
         values = [text.strip() for text in found.values() if isinstance(text, str)] if isinstance(found, dict) else []
         texts.setdefault(name, {}).update(dict.fromkeys(t for t in values if t and t.casefold() != name))
-    own = [list(texts.get(phrase.casefold(), ())) for phrase in phrases]
+    own = (list(texts.get(phrase.casefold(), ())) for phrase in phrases)
     return [{"parent": number, "texts": found} for number, found in enumerate(own) if found]
 
 

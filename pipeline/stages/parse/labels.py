@@ -75,19 +75,13 @@ def singular_word(word: str, is_plural: bool = False) -> str:
             return found
     if not is_plural or not word.endswith("s") or word.endswith(("ss", "us", "is")):
         return word
-    if word.endswith("ies") and len(word) > 4:
-        return word[:-3] + "y"
-    return word[:-2] if word.endswith(("ches", "shes", "xes", "sses")) else word[:-1]
+    base = word[:-3] + "y" if word.endswith("ies") and len(word) > 4 else word[:-1]
+    return word[:-2] if word.endswith(("ches", "shes", "xes", "sses")) else base
 
 
 def _is_noun(word: str) -> bool:
     """True if WordNet, which has no accents, has a noun."""
-    plain = (
-        word
-        if word.isascii()
-        else "".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))
-    )
-    return bool(shares(plain))
+    return bool(shares("".join(c for c in unicodedata.normalize("NFD", word) if not unicodedata.combining(c))))
 
 
 def label_of(caption: str, token: Token) -> str:

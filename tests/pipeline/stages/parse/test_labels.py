@@ -2,12 +2,16 @@
 
 from functools import cache
 
+import numpy as np
+import pyarrow as pa
 import pytest
 
 from pipeline.stages.parse.config import ParseConfig
 from pipeline.stages.parse.labels import label_of, singular_word
 from pipeline.stages.parse.parser import CaptionParser
 from pipeline.stages.parse.types import Token
+from pipeline.summary.totals import labels as column
+from schemas.rows import TOKEN
 
 
 @cache
@@ -44,6 +48,14 @@ def labels(caption: str) -> list[str]:
 )
 def test_a_thing_has_one_label(label: str, captions: list[str]) -> None:
     assert {caption: label in labels(caption) for caption in captions} == dict.fromkeys(captions, True)
+
+
+def test_statistics_and_the_explorer_count_a_thing_once() -> None:
+    captions = [None, "RED T-SHIRTS", "", "a T-shirt"]
+    tokens = [None, *([token._asdict() for token in parse.tokens] for parse in parser().parse(captions[1:]))]
+    roots = np.array([-1, len(tokens[1]) - 1, 0, len(tokens[3]) - 1, 99])
+    found = column(captions, pa.array(tokens, pa.list_(TOKEN)), np.array([0, 1, 2, 3, 3]), roots)
+    assert found == [None, "t-shirt", None, "t-shirt", None]
 
 
 def test_names_and_words_in_the_plural_stay_as_they_are() -> None:
