@@ -162,6 +162,13 @@ class Parent(TypedDict):
     box: Annotated[int, "index in `boxes`"]
 
 
+class HardNegatives(TypedDict):
+    """Texts that are like the phrase of a training sample, but are not true of its box."""
+
+    parent: Annotated[int, "index of the phrase in `parents`"]
+    texts: Annotated[list[str], "the texts"]
+
+
 class SampleProvenance(TypedDict):
     """Origin of a training sample."""
 
@@ -196,6 +203,9 @@ class TrainAnnotations(TypedDict):
         ]
     ]
     extra: NotRequired[Annotated[dict[str, Any], "the columns of the input that `write.train_columns` names"]]
+    hard_negatives: NotRequired[
+        Annotated[list[HardNegatives], "hard negatives of phrases, if the input has some (FineHARD); no loss uses them"]
+    ]
     levels: NotRequired[
         Annotated[
             list[str | None],

@@ -38,8 +38,8 @@ class MostFrequent(TypedDict):
     """The most frequent texts, each with its count."""
 
     phrases: Annotated[list[tuple[str, int]], "grounded phrases, lower case"]
-    heads: Annotated[list[tuple[str, int]], "lemmas of their head nouns"]
-    kept_heads: NotRequired[Annotated[list[tuple[str, int]], "lemmas of the head nouns of all chunks that were kept"]]
+    heads: Annotated[list[tuple[str, int]], "their head nouns in the singular"]
+    kept_heads: NotRequired[Annotated[list[tuple[str, int]], "head nouns in the singular of all chunks that were kept"]]
     removed: NotRequired[
         Annotated[
             dict[str, list[tuple[str, int]]], "reason of PHRASE_REMOVALS -> most frequent removed chunks, lower case"

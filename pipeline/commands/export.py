@@ -22,6 +22,8 @@ from pipeline.output.source import READ, check_hashes
 from pipeline.output.store import Store, check_outside_outputs
 from pipeline.output.takedowns import check_unchanged, find_rows, leftovers, strangers
 from pipeline.output.write.samples import kept_boxes, shorten_floats, shortest_float
+from pipeline.stages.parse.labels import label_of
+from pipeline.stages.parse.types import Token
 from schemas.files import FILES, INDEX_FILE, ShardFile
 from schemas.manifest import Manifest
 from schemas.status import KEPT
@@ -157,11 +159,12 @@ def split_of(identity: str, seed: int, validation: float) -> str:
 
 def record_of(row: Record, split: str, has_file: bool) -> Record:
     """Return a kept row with its kept boxes; `has_file`: the image is a file of the folder."""
-    license = json.loads(row["extra"] or "{}").get("license")
+    extra = json.loads(row["extra"] or "{}")
+    licenses = [value for name, value in sorted(extra.items()) if name.lower() in ("licence", "license")]
     own: Record = {
         "split": split,
         "file": f"images/{split}/{row['key']}.jpg" if has_file else None,
-        "license": license if isinstance(license, str) else None,
+        "license": next((text for text in licenses if isinstance(text, str) and any(map(str.isalnum, text))), None),
         "clip_similarity": shortest_float(row["clip_similarity"]),
         "boxes": [region_of(row, i) for i in kept_boxes(row)],
     }
@@ -169,10 +172,11 @@ def record_of(row: Record, split: str, has_file: bool) -> Record:
 
 
 def region_of(row: Record, i: int) -> Record:
-    """Return a box with its phrase, and the lemma of its head noun as label; without a parse, the phrase is the label."""
+    """Return a box with its phrase, and the label of its head noun; without a parse, the phrase is the label."""
     box, chunk = shorten_floats(row["boxes"][i]), row["noun_chunks"][row["boxes"][i]["phrase"]]
     phrase = row["caption"][chunk["start"] : chunk["end"]]
-    label = row["tokens"][chunk["root"]]["lemma"] if row["tokens"] and chunk["root"] >= 0 else phrase
+    has_head = row["tokens"] and chunk["root"] >= 0
+    label = label_of(row["caption"], Token(**row["tokens"][chunk["root"]])) if has_head else phrase
     return {
         "phrase": phrase,
         "start": chunk["start"],

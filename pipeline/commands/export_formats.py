@@ -8,6 +8,7 @@ from typing import IO, Any, Final
 import pyarrow as pa
 
 from hypergrit_common.errors import UserError
+from pipeline.read.roots import is_web
 
 Record = dict[str, Any]
 """A kept row, as a line of pictures.jsonl; its boxes have phrase, span, head noun (label), corners, scores."""
@@ -21,6 +22,7 @@ SCHEMA: Final = pa.schema(
      "clip_similarity": pa.float32(), "boxes": pa.list_(REGION)}.items()
 )  # fmt: skip
 LANCE_ROWS: Final = 256
+INFO: Final = {"description": "Image-text pairs whose noun phrases have boxes, made with HyperGRIT", "version": "1.0"}
 
 
 def pixels(region: Record, record: Record) -> list[float]:
@@ -59,7 +61,7 @@ class Coco(Format):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.categories, self.n_images, self.n_boxes = dict[str, int](), 0, 0
+        self.categories, self.licenses, self.n_images, self.n_boxes = dict[str, int](), dict[str, int](), 0, 0
         self.splits: dict[str, tuple[list[Record], list[Record]]] = {}
 
     def add(self, record: Record, image: bytes) -> None:
@@ -67,6 +69,8 @@ class Coco(Format):
         images, annotations = self.splits.setdefault(record["split"], ([], []))
         self.n_images += 1
         facts = {name: record[name] for name in ("width", "height", "caption", "key")}
+        if record["license"]:
+            facts["license"] = self.licenses.setdefault(record["license"], len(self.licenses) + 1)
         images.append({"id": self.n_images, "file_name": record["file"], **facts})
         for region in record["boxes"]:
             x0, y0, x1, y1 = pixels(region, record)
@@ -79,25 +83,42 @@ class Coco(Format):
             )  # fmt: skip
 
     def close(self) -> None:
-        categories = [{"id": number, "name": name} for name, number in self.categories.items()]
+        names = [{"id": number, "name": name, "supercategory": "thing"} for name, number in self.categories.items()]
+        licenses = [
+            {"id": number, "name": name, "url": name if is_web(name) else ""} for name, number in self.licenses.items()
+        ]
         for split, (images, annotations) in self.splits.items():
-            content = {"images": images, "annotations": annotations, "categories": categories}
-            write_json(self.folder / f"{split}.json", content)
+            lists = {"images": images, "annotations": annotations, "categories": names}
+            write_json(self.folder / f"{split}.json", {"info": INFO, "licenses": licenses, **lists})
+
+
+def stable(text: str) -> str:
+    """Return a text that keeps its length in lower case: characters that do not, such as "İ", are in lower case already."""
+    return text if len(text.lower()) == len(text) else "".join(c if len(c.lower()) == 1 else c.lower() for c in text)
 
 
 class Odvg(Format):
-    """SPLIT.jsonl with the phrase grounding of ODVG, the format of MM-Grounding-DINO in mmdetection."""
+    """SPLIT.jsonl with the phrase grounding of ODVG, the format of MM-Grounding-DINO in mmdetection.
+
+    Its reader takes `caption.lower().strip()`; the spans are written for this text.
+    """
 
     def add(self, record: Record, image: bytes) -> None:
         super().add(record, image)
+        caption = record["caption"].lstrip()
+        removed = len(record["caption"]) - len(caption)
+
+        def place(offset: int) -> int:
+            return len(stable(caption[: max(0, offset - removed)]))
+
         regions = [
-            {"bbox": pixels(region, record), "phrase": region["phrase"], "score": region["score"],
-             "tokens_positive": [[region["start"], region["end"]]]}
+            {"bbox": pixels(region, record), "phrase": stable(region["phrase"]), "score": region["score"],
+             "tokens_positive": [[place(region["start"]), place(region["end"])]]}
             for region in record["boxes"]
         ]  # fmt: skip
         line = {"filename": record["file"], "height": record["height"], "width": record["width"]}
         with (self.folder / f"{record['split']}.jsonl").open("a", encoding="utf-8") as file:
-            write_line(file, {**line, "grounding": {"caption": record["caption"], "regions": regions}})
+            write_line(file, {**line, "grounding": {"caption": stable(caption), "regions": regions}})
 
 
 class Lance(Format):

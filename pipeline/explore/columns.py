@@ -9,7 +9,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.summary.totals import first_items, host_of
+from pipeline.summary.totals import first_items, host_of, labels
 from schemas.manifest import ThresholdValues
 from schemas.status import BOX_REMOVALS
 
@@ -102,13 +102,14 @@ def box_columns(
     chunk = {name: values.take(pa.array(chunks)) for name, values in fields(batch["noun_chunks"].flatten()).items()}
     spans = zip(row.tolist(), chunk["start"].to_pylist(), chunk["end"].to_pylist(), strict=True)
     phrases = pa.array([captions[i][start:end] for i, start, end in spans], pa.string())
+    nouns = labels([captions[i] for i in numbers.tolist()], batch["tokens"], place, chunk["root"].to_numpy())
     width, height = (pc.fill_null(batch[name], 0).to_numpy()[place] for name in ("width", "height"))
     corners = {name: box[name] for name in ("x_min", "y_min", "x_max", "y_max")}
     edges = {name: values.to_numpy().astype(np.float64) for name, values in corners.items()}
     columns = {
         "row": (row + first_row).astype(np.int32),
         "phrase": words.encode("phrase", phrases),
-        "label": words.encode("label", labels(batch["tokens"], place, chunk["root"].to_numpy())),
+        "label": words.encode("label", pa.array(nouns, pa.string())),
         **corners,
         "score": box["score"],
         "cosine": measured["clip_cosine"],
@@ -145,13 +146,6 @@ def floor_root(values: Floats) -> Floats:
     root -= root * root > values
     root += (root + 1) * (root + 1) <= values
     return np.where(values < 0, -1.0, root)
-
-
-def labels(tokens: pa.ListArray, row: npt.NDArray[np.int64], root: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the lemma of token `root` of each row of `tokens` in lower case; null for -1 and without a parse."""
-    has_none = (root < 0) | (pc.fill_null(pc.list_value_length(tokens), 0).to_numpy()[row] <= root)
-    places = pa.array(first_items(tokens)[row] + root, mask=has_none)
-    return pc.utf8_lower(fields(tokens.flatten())["lemma"].take(places))
 
 
 def removals(reasons: pa.Array) -> npt.NDArray[np.uint8]:

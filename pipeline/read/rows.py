@@ -391,7 +391,7 @@ def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
 
     A region is {"bbox": [x_min, y_min, x_max, y_max, score], "short_expr": ..., ...}; its phrase is the first place of the
     expression in the caption as whole words, in any letter case. A region whose expression is not in the caption has no
-    phrase: it is left out here, and stays in `extra` with the long expressions and the hard negatives.
+    phrase: it is left out here, and stays in `extra` with the long expressions and the hard negatives, which train/ has too.
 
     >>> finehard_boxes([{"bbox": [0.1, 0.2, 0.3, 0.4, 0.9], "short_expr": "a red hat"}], "A man in A red hat", 10)
     [[9, 18, 0.1, 0.2, 0.3, 0.4, 0.9]]

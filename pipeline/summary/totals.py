@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeVar
 from urllib.parse import urlsplit
@@ -14,6 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from pipeline.stages.parse.labels import label_of
+from pipeline.stages.parse.types import Token
 from pipeline.summary.histogram import Distinct, Frequent, Histogram, make_histograms
 from schemas.manifest import Counts, Manifest
 from schemas.stats import DuplicateCounts, Places
@@ -163,13 +165,12 @@ class Totals:
         rows = pc.list_parent_indices(batch["noun_chunks"]).to_numpy()
         is_kept = chunks.field("removed").is_null().to_numpy(zero_copy_only=False)
         roots = chunks.field("root").to_numpy()
-        has_head = is_kept & (roots >= 0)
-        heads = pa.array((first_items(batch["tokens"])[rows] + roots)[has_head])
-        self.kept_heads.update(pc.list_flatten(batch["tokens"]).field("lemma").take(heads).to_pylist())
-        removed, captions = chunks.filter(pa.array(~is_kept)), batch["caption"]
+        captions = batch["caption"].to_pylist()
+        self.kept_heads.update(filter(None, labels(captions, batch["tokens"], rows[is_kept], roots[is_kept])))
+        removed = chunks.filter(pa.array(~is_kept))
         spans = zip(*(removed.field(name).to_pylist() for name in ("removed", "start", "end")), strict=True)
         for row, (reason, start, end) in zip(rows[~is_kept].tolist(), spans, strict=True):
-            self.removed.setdefault(reason, Frequent()).update([captions[row].as_py()[start:end].lower()])
+            self.removed.setdefault(reason, Frequent()).update([captions[row][start:end].lower()])
 
     def _count_boxes(self, batch: pa.RecordBatch) -> None:
         boxes, scores = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])
@@ -201,16 +202,15 @@ class Totals:
         """
         pairs = np.unique(np.stack([rows, phrases], axis=1), axis=0) if len(rows) else np.zeros((0, 2), np.int64)
         self.n_grounded += len(pairs)
-        chunks, tokens = pc.list_flatten(batch["noun_chunks"]), pc.list_flatten(batch["tokens"])
+        chunks = pc.list_flatten(batch["noun_chunks"])
         grounded = chunks.take(pa.array(first_items(batch["noun_chunks"])[pairs[:, 0]] + pairs[:, 1]))
         captions = batch["caption"].to_pylist()
         spans = zip(
             pairs[:, 0].tolist(), grounded.field("start").to_pylist(), grounded.field("end").to_pylist(), strict=True
         )
         self.phrases.update(captions[row][start:end].lower() for row, start, end in spans)
-        roots = grounded.field("root").to_numpy()
-        heads = (first_items(batch["tokens"])[pairs[:, 0]] + roots)[roots >= 0]
-        self.heads.update(tokens.field("lemma").take(pa.array(heads)).to_pylist())
+        found = labels(captions, batch["tokens"], pairs[:, 0], grounded.field("root").to_numpy())
+        self.heads.update(filter(None, found))
 
     def duplicates(self) -> DuplicateCounts:
         """Count all, distinct and repeated images by the first 8 bytes of their SHA-256."""
@@ -235,6 +235,14 @@ def first_items(lists: pa.ListArray) -> Array:
     """Return, for each row, the index of its first item in the flattened lists."""
     lengths = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()
     return np.concatenate([[0], np.cumsum(lengths)])[:-1].astype(np.int64)
+
+
+def labels(captions: Sequence[str | None], tokens: pa.ListArray, rows: Array, roots: Array) -> list[str | None]:
+    """Return the label of token `root` of each row of `tokens` and `captions`; None for -1 and without a parse."""
+    has_none = (roots < 0) | (pc.fill_null(pc.list_value_length(tokens), 0).to_numpy()[rows] <= roots)
+    places = pa.array(first_items(tokens)[rows] + roots, pa.int64(), mask=has_none)
+    found = zip(rows.tolist(), pc.list_flatten(tokens).take(places).to_pylist(), strict=True)
+    return [label_of(captions[row] or "", Token(**token)) if token else None for row, token in found]
 
 
 def host_of(url: str | None) -> str:
@@ -340,7 +348,7 @@ class RowCounts:
 
 # The statistics of one or more finished shards, and their file.
 
-VERSION: Final = 2
+VERSION: Final = 3
 """Version of the content: summaries of another version are computed again."""
 MAX_BYTES: Final = 1 << 26
 """Largest content of a file: sketches of bounded size."""

@@ -49,9 +49,9 @@ FLOORS: dict[str, list[set[str]]] = {
         {"train", "torchrun"},
     ],
     "pipeline": [
-        {"faults", "images", "models", "summary"},
+        {"faults", "images", "models"},
         {"read", "stages"},
-        {"config"},
+        {"config", "summary"},
         {"output"},
         {"report"},
         {"run"},

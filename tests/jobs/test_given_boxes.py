@@ -8,10 +8,14 @@ from typing import Any
 
 import cv2
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import load_config
 from pipeline.images import encode_jpeg
+from pipeline.output.write.train import read_hard_negatives
+from pipeline.read.blip3 import take_boxes
 from pipeline.read.plan import plan_shards
 from pipeline.read.rows import finehard_boxes
 from pipeline.read.source import read_shard
@@ -66,6 +70,20 @@ def test_finehard_keeps_its_boxes_at_the_places_of_their_expressions(tmp_path: P
     assert corners([box]) == [[0.1, 0.2, 0.5, 0.6, 0.8]]
     assert rows[1]["given_noun_chunks"] == []
     assert json.loads(rows[0]["extra"])["bbox_info"] == [hat, other]
+    assert read_hard_negatives(rows[0]["extra"], ["a man", "A RED hat"]) == [
+        {"parent": 1, "texts": ["a blue hat", "a green hat"]}
+    ]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"flag_short_neg": 0}, {"short_expr_negs": None}, {"short_expr_negs": {"0": 5, "1": " ", "2": "a RED hat"}}, None],
+)
+def test_regions_without_hard_negatives_add_nothing(change: dict[str, Any] | None) -> None:
+    regions = 5 if change is None else ["a hat", {**region("a red hat", 0, 0, 1, 1), **change}]
+    extra = json.dumps({"bbox_info": regions, "short_expr_negs": 1})
+    assert read_hard_negatives(extra, ["a red hat"]) == []
+    assert read_hard_negatives(None, ["a red hat"]) == []
 
 
 @pytest.mark.parametrize(
@@ -147,3 +165,85 @@ def test_given_boxes_pass_the_stages_without_a_grounder(tmp_path: Path) -> None:
     chunks = [row["noun_chunks"][box["phrase"]] for box in row["boxes"]]
     assert [row["caption"][chunk["start"] : chunk["end"]] for chunk in chunks] == ["a red hat", "man in a red hat"]
     assert len(row["tokens"]) > 10
+
+
+RED_HAT = "A man in a red hat (starts at [0.1, 0.2] and extends upto [0.5, 0.6]) walks."
+COGVLM = "A man walks."
+
+
+def blip3(folder: Path, *captions: Any) -> list[str]:
+    """A parquet of BLIP3-GROUNDING with a row for each list of captions, or its text; returns the arguments of the job."""
+    texts = [entries if isinstance(entries, str) else repr(entries) for entries in captions]
+    urls = [f"http://x/{i}.jpg" for i in range(len(texts))]
+    table = pa.table({"url": urls, "cogvlm_caption": [COGVLM] * len(texts), "captions": texts})
+    pq.write_table(table, folder / "combined_part_01.parquet")
+    return [f"input={folder}", "output=out"]
+
+
+def test_blip3_takes_the_first_caption_with_boxes_and_without_the_alt_text(tmp_path: Path) -> None:
+    words = ["A man in a red hat (top left of the image) walks.", 0, False]
+    alt, spans = ["Shop! A hat <bbox>0, 0, 1, 1</bbox>", 2, True], [RED_HAT, 1, False]
+    rows = read("blip3.yaml", *blip3(tmp_path, [words, alt, spans], [words, alt], [words], []))
+    assert [row["status"] for row in rows] == ["kept"] * 4
+    assert [row["caption_original"] for row in rows] == ["A man in a red hat walks.", "Shop! A hat", COGVLM, COGVLM]
+    assert [len(row["given_noun_chunks"]) for row in rows] == [1, 1, 0, 0]
+    (box,) = rows[0]["given_noun_chunks"]
+    assert rows[0]["caption_original"][box["start"] : box["end"]] == "a red hat"
+    assert corners([box]) == [[0.1, 0.2, 0.5, 0.6, 1.0]]
+    extra = json.loads(rows[0]["extra"])
+    assert extra == {"captions_published": repr([words, alt, spans]), "cogvlm_caption": COGVLM}
+
+
+@pytest.mark.parametrize(
+    ("text", "caption", "phrases"),
+    [
+        ("dog <bbox>0, 0, 1, 1</bbox>s on grass", "dogs on grass", ["dogs"]),
+        ("Two cats <bbox>[0, 0][1, 1]</bbox> (<bbox>0, 0, .5, .5</bbox>).", "Two cats.", ["Two cats", "Two cats"]),
+        ("(a man holding umbrella <bbox>0,0,1,1</bbox>)", "(a man holding umbrella)", ["umbrella"]),
+        ("A cap (Starts at (-0.0, 0) and extends up to (1, 1)), red", "A cap, red", ["A cap"]),
+        ("the man's T-shirt <bbox>0 0 1 1</bbox>", "the man's T-shirt", ["the man's T-shirt"]),
+        ("a hat on dogs <bbox>0 0 1 1</bbox>", "a hat on dogs", ["dogs"]),
+        ("a bowl of ripe fruit <bbox>0 0 1 1</bbox>", "a bowl of ripe fruit", ["fruit"]),
+        ("in front, chairs <bbox>0 0 1 1</bbox> stand", "in front, chairs stand", ["chairs"]),
+    ],
+)
+def test_the_phrase_of_a_box_of_blip3_is_in_front_of_it(text: str, caption: str, phrases: list[str]) -> None:
+    found, chunks = take_boxes(text, 10)
+    assert found == caption
+    assert [found[int(start) : int(end)] for start, end, *_ in chunks] == phrases
+
+
+@pytest.mark.parametrize(
+    ("entries", "message"),
+    [
+        ("[['a dog", "no captions of BLIP3-GROUNDING: SyntaxError"),
+        ("-" * 100_000 + "1", "no captions of BLIP3-GROUNDING"),
+        ("[" * 5000, "no captions of BLIP3-GROUNDING"),
+        ("__import__('os').getcwd()", "ValueError"),
+        ({"a dog": 1}, "it needs a list of lists"),
+        (["a dog"], "it needs a list of lists"),
+        ("5", "TypeError"),
+        ([[5, 1, False]], "TypeError"),
+        ([["a dog <bbox>0, 0, 1</bbox>", 2, False]], "it needs 4 fractions"),
+        ([["a dog <bbox>0, 0, 640, 480</bbox>", 2, False]], "it needs 4 fractions"),
+        ([["a dog <bbox>0, 0, nan, 1</bbox>", 2, False]], "it needs 4 fractions"),
+        ([["a dog <bbox>0, x, 1, 1</bbox>", 2, False]], "ValueError"),
+        ([["a dog <bbox>0.9, 0, 0.1, 1</bbox>", 2, False]], "the smaller one first"),
+        ([["a dog <bbox>0, 0, 1, 1", 2, False]], "is damaged"),
+        ([["a dog <bbox><bbox>0, 0, 1, 1</bbox></bbox>", 2, False]], "is damaged"),
+        ([["a dog (starts at [0, 0] and extends", 2, False]], "is damaged"),
+        ([["<bbox>0, 0, 1, 1</bbox> a dog", 2, False]], "no word is in front"),
+    ],
+)
+def test_damaged_boxes_of_blip3_cost_their_row_alone(entries: Any, message: str, tmp_path: Path) -> None:
+    rows = read("blip3.yaml", *blip3(tmp_path, entries, [[RED_HAT, 1, False]]))
+    assert [row["reason"] for row in rows] == ["bad_row", None]
+    assert message in rows[0]["detail"]
+
+
+@pytest.mark.parametrize(
+    "text", ["(" * 300_000 + "<bbox>", "a " * 300_000 + "<bbox>", "<bbox>" * 60_000, "a <bbox>0 0 1 1</bbox>" * 30_000]
+)
+def test_a_hostile_caption_of_blip3_takes_linear_time(text: str, tmp_path: Path) -> None:
+    rows = read("blip3.yaml", *blip3(tmp_path, [[text, 1, False]]))
+    assert rows[0]["reason"] == "bad_row"

@@ -168,6 +168,7 @@ def test_every_job_for_a_data_set_is_tried() -> None:
             "inaturalist",
             "finehard",
             "gligen",
+            "blip3",
         )  # an overlay; test_taxonomies.py, test_given_boxes.py
     }
 

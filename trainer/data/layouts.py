@@ -9,7 +9,7 @@ pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (R
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, Final, Literal, get_args
 
@@ -87,18 +87,19 @@ def is_needed(kind: str, member: str, needs: frozenset[str]) -> bool:
     """
     if kind != "train" or member in (TRAIN_IMAGE, TRAIN_CAPTION):
         return True
-    return bool(needs & ({"parse", "subreddit", "captions", "levels"} if member == TRAIN_ANNOTATIONS else {"boxes"}))
+    of_json = {"parse", "subreddit", "captions", "levels", "hard_negatives"}
+    return bool(needs & (of_json if member == TRAIN_ANNOTATIONS else {"boxes"}))
 
 
 def read_train(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layouts train and hycoclip."""
     caption = check_caption(files.text(TRAIN_CAPTION))
-    fields = read_annotations(files, is_needed=bool(needs & {"parse", "captions"}))
+    fields = read_annotations(files, is_needed=bool(needs & {"parse", "captions", "hard_negatives"}))
     return Sample(
         key=files.key,
         image=open_image(files[TRAIN_IMAGE]),
         caption=caption,
-        boxes=tuple(train_boxes(files)) if "boxes" in needs else (),
+        boxes=tuple(train_boxes(files, read_hard_negatives(fields, needs))) if "boxes" in needs else (),
         words=read_parse(fields, caption) if "parse" in needs else None,
         captions=read_captions(fields, needs),
         levels=read_levels(fields),
@@ -114,8 +115,17 @@ def read_annotations(files: SampleFiles, is_needed: bool) -> dict[str, Any]:
     return files.json(TRAIN_ANNOTATIONS) if is_used else {}
 
 
-def train_boxes(files: SampleFiles) -> Iterator[Box]:
-    """Yield the boxes with their phrases (HyCoCLIP's "parents"), except those with an empty phrase.
+def read_hard_negatives(fields: dict[str, Any], needs: frozenset[str]) -> dict[int, tuple[str, ...]]:
+    """Return the hard negatives by the number of their phrase, if needed. Raises BadSample for another form."""
+    try:
+        entries = fields.get("hard_negatives", []) if "hard_negatives" in needs else []
+        return {int(entry["parent"]): tuple(map(str.strip, entry["texts"])) for entry in entries}
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadSample("bad_json", f"hard_negatives: {error}; each must have parent and texts") from error
+
+
+def train_boxes(files: SampleFiles, negatives: Mapping[int, tuple[str, ...]]) -> Iterator[Box]:
+    """Yield the boxes with their phrases (HyCoCLIP's "parents") and hard negatives, except those with an empty phrase.
 
     Raises BadSample if a file is missing, or if numparents.txt does not contain a number below 10000.
     """
@@ -125,7 +135,8 @@ def train_boxes(files: SampleFiles) -> Iterator[Box]:
     for index in range(int(count)):
         phrase = files.text(TRAIN_BOX_PHRASE.format(index))
         if phrase.strip():
-            yield Box(phrase=phrase, image=files[TRAIN_BOX_IMAGE.format(index)])
+            image = files[TRAIN_BOX_IMAGE.format(index)]
+            yield Box(phrase=phrase, image=image, hard_negatives=negatives.get(index, ()))
 
 
 def read_parse(fields: dict[str, Any], caption: str) -> tuple[Word, ...] | None:

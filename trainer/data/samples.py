@@ -44,6 +44,7 @@ class Box:
     phrase: str
     image: bytes | None = None  # encoded; None: the box is `region` of the sample's image
     region: Region | None = None  # in pixels of the full-resolution image
+    hard_negatives: tuple[str, ...] = ()  # texts like the phrase that are not true of the box; read only if needed
 
 
 @dataclass(frozen=True, kw_only=True)

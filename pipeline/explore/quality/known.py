@@ -14,6 +14,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
 from pipeline.explore.quality.boxes import Corners, FoundRow
+from pipeline.stages.parse.labels import singular_word
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,21 +63,25 @@ def refers(row: FoundRow, span: tuple[int, int], known: KnownObject) -> bool:
 
 
 def contains(phrase: str, name: str) -> bool:
-    """True if a name, or its plural in "s" or "es", occurs in a phrase as whole words."""
-    words = words_of(phrase)
-    return any(form in words for form in forms_of(name))
+    """True if a name, or its plural, occurs in a phrase as whole words."""
+    as_written, in_singular = words_of(phrase)
+    return any(form in as_written for form in forms_of(name)) or words_of(name)[1] in in_singular
 
 
 @cache
-def words_of(phrase: str) -> str:
-    """Return the words of a phrase in lower case, each between spaces. Each of 26 thresholds asks for each phrase."""
-    return f" {' '.join(''.join(c if c.isalnum() else ' ' for c in phrase.lower()).split())} "
+def words_of(text: str) -> tuple[str, str]:
+    """Return the words of a text in lower case between spaces, as they are and with each noun in the singular.
+
+    Each of 26 thresholds asks for each phrase.
+    """
+    words = "".join(c if c.isalnum() else " " for c in text.lower()).split()
+    return f" {' '.join(words)} ", f" {' '.join(map(singular_word, words))} "
 
 
 @cache
 def forms_of(name: str) -> tuple[str, ...]:
-    """Return the singular and the plurals of a name between spaces."""
-    name = name.lower().strip()
+    """Return a name and its plurals between spaces, also of words that WordNet has in the plural, such as glasses."""
+    name = words_of(name)[0].strip()
     plural = f"{name[:-1]}ies" if name.endswith("y") else name
     return tuple(f" {form} " for form in (name, f"{name}s", f"{name}es", plural))
 

@@ -27,6 +27,7 @@ from schemas.files import (
     TRAIN_CAPTION,
     TRAIN_IMAGE,
     TRAIN_N_PARENTS,
+    HardNegatives,
     TrainAnnotations,
 )
 
@@ -100,6 +101,8 @@ def annotations(row: Row, phrases: Sequence[GroundedPhrase], config_hash: str) -
         fields["subreddit"] = subreddit
     if levels := read_levels(row["extra"]):
         fields["levels"] = levels
+    if negatives := read_hard_negatives(row["extra"], [row["caption"][p.start : p.end] for p in phrases]):
+        fields["hard_negatives"] = negatives
     return fields
 
 
@@ -121,6 +124,23 @@ def read_levels(extra: str | None) -> list[str | None] | None:
     if not isinstance(value, list) or not any(value):
         return None
     return value if all(label is None or isinstance(label, str) for label in value) else None
+
+
+def read_hard_negatives(extra: str | None, phrases: Sequence[str]) -> list[HardNegatives]:
+    """Return the hard negatives of phrases: those that FineHARD's regions have for the expression with the same letters.
+
+    Without `flag_short_neg` a region has none; what is not a text, or is the phrase itself, is left out.
+    """
+    regions = json.loads(extra).get("bbox_info") if extra and '"short_expr_negs"' in extra else None
+    texts: dict[str, dict[str, None]] = {}
+    for region in regions if isinstance(regions, list) else ():
+        if not isinstance(region, dict) or not region.get("flag_short_neg"):
+            continue
+        name, found = str(region.get("short_expr")).strip().casefold(), region.get("short_expr_negs")
+        values = [text.strip() for text in found.values() if isinstance(text, str)] if isinstance(found, dict) else []
+        texts.setdefault(name, {}).update(dict.fromkeys(t for t in values if t and t.casefold() != name))
+    own = (list(texts.get(phrase.casefold(), ())) for phrase in phrases)
+    return [{"parent": number, "texts": found} for number, found in enumerate(own) if found]
 
 
 def read_subreddit(extra: str | None) -> str | None:

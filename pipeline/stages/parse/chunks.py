@@ -7,16 +7,14 @@ from typing import Final, NamedTuple
 import regex
 from spacy.tokens import Span
 
+from pipeline.stages.parse.labels import NOUNS, PLURAL_NOUNS, singular
 from pipeline.stages.parse.lexicon import is_animate, is_known, is_person, is_verb, listed, visible
 from pipeline.stages.parse.lexicon import words as known_words
 from pipeline.stages.parse.normalise import SMALL_WORDS, Segment
 from pipeline.stages.parse.types import Token
 
-NOUNS: Final = frozenset({"NOUN", "PROPN"})
-"""Parts of speech of nouns."""
 MODIFIERS: Final = frozenset({"det", "amod", "poss", "compound", "nummod", "nmod"})
 """Labels of words that belong to the phrase of the noun after them."""
-PLURAL_NOUNS: Final = frozenset({"NNS", "NNPS"})
 DEPICTIONS: Final = listed("depictions")
 """Nouns that name the picture itself: before "of" or after the noun that it shows."""
 POSITIONS: Final = listed("positions")
@@ -273,15 +271,3 @@ def whole_graphemes(text: str, start: int, end: int) -> tuple[int, int]:
         if cluster.end() >= end:
             break
     return start, end
-
-
-def singular(token: Token) -> str:
-    """Return the lemma of a noun in lower case; small models leave that of capitalised plurals (Pictures) as it is."""
-    lemma = token.lemma.lower()
-    if token.tag not in PLURAL_NOUNS and token.pos != "PROPN":
-        return lemma
-    if lemma.endswith("ies") and len(lemma) > 4:
-        return lemma[:-3] + "y"
-    if lemma.endswith(("ches", "shes", "xes", "sses")):
-        return lemma[:-2]
-    return lemma[:-1] if lemma.endswith("s") and not lemma.endswith(("ss", "us", "is")) else lemma

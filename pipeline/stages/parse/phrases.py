@@ -17,16 +17,15 @@ from pipeline.stages.parse import visible
 from pipeline.stages.parse.chunks import (
     DEPICTIONS,
     LETTER,
-    NOUNS,
     POSITIONS,
     NounPhrase,
     Scene,
     merge_collectives,
     repair,
-    singular,
     trim,
 )
 from pipeline.stages.parse.config import ParseConfig, Rules
+from pipeline.stages.parse.labels import NOUNS, singular
 from pipeline.stages.parse.lexicon import is_abstract, is_animate, listed, shares
 from pipeline.stages.parse.normalise import Hidden
 from pipeline.stages.parse.types import Chunk, RefExp, Token

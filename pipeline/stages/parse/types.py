@@ -7,13 +7,13 @@ from typing import Final, NamedTuple
 class Token(NamedTuple):
     """A token of a caption (schemas.rows.TOKEN)."""
 
-    start: int
-    end: int
-    head: int
-    dep: str
-    pos: str
-    tag: str
-    lemma: str
+    start: int  # first character
+    end: int  # one past the last character
+    head: int  # index of the head token
+    dep: str  # dependency label
+    pos: str  # universal part of speech
+    tag: str  # fine-grained tag
+    lemma: str  # base form
 
 
 class Chunk(NamedTuple):

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from pipeline.stages.parse import lexicon
-from pipeline.stages.parse.chunks import DEPICTIONS, NOUNS, POSITIONS, NounPhrase, Scene, singular
+from pipeline.stages.parse.chunks import DEPICTIONS, POSITIONS, NounPhrase, Scene
+from pipeline.stages.parse.labels import NOUNS, singular
 from pipeline.stages.parse.normalise import SMALL_WORDS
 
 WEIGHTS: Final = Path(__file__).with_name("web") / "visible.json"

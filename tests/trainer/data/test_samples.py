@@ -55,6 +55,19 @@ def test_train_sample_has_boxes_and_parse() -> None:
     ]
 
 
+def test_hard_negatives_are_those_of_their_box_if_they_are_needed() -> None:
+    def read_boxes(negatives: Any, needs: frozenset[str]) -> list[tuple[str, ...]]:
+        content = json.dumps({"hard_negatives": negatives}).encode()
+        return [box.hard_negatives for box in read({**train_files(7), "json": content}, needs).boxes]
+
+    needs = BOXES | {"hard_negatives"}
+    assert read_boxes([{"parent": 1, "texts": ["a cat", "no box"]}], needs) == [(), ("a cat", "no box")]
+    assert read_boxes([{"parent": 1, "texts": ["a cat"]}], BOXES) == [(), ()]
+    for wrong in (5, [5], [{"parent": 0}], [{"parent": 0, "texts": [5]}]):
+        with pytest.raises(BadSample, match="each must have parent and texts"):
+            read_boxes(wrong, needs)
+
+
 def test_boxes_and_parse_are_not_read_unless_needed() -> None:
     sample = read({**train_files(1), "numparents.txt": b"?", "json": b"{"})
     assert (sample.boxes, sample.words) == ((), None)

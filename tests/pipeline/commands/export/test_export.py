@@ -20,7 +20,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from hypergrit import __main__ as hypergrit
 from pipeline.commands import export
 from pipeline.commands.export_card import Card, public_name, text
-from pipeline.commands.export_formats import FORMATS
+from pipeline.commands.export_formats import FORMATS, stable
 from pipeline.output.store import Store
 from pipeline.output.write.samples import kept_boxes
 from pipeline.read.takedown import parse_takedown
@@ -124,6 +124,83 @@ def test_odvg_lines_have_the_phrase_grounding_of_mm_grounding_dino(made: Any, ro
             assert_same([(r["phrase"], r["score"], tuple(r["bbox"])) for r in grounding["regions"]], rows[key])
             n += 1
     assert n == len(rows)
+
+
+def test_pycocotools_reads_the_files_and_finds_their_own_boxes(made: Any, rows: dict[str, Row]) -> None:
+    coco, evaluation = pytest.importorskip("pycocotools.coco"), pytest.importorskip("pycocotools.cocoeval")
+    for split in ("train", "val"):
+        known = coco.COCO(str(made("coco") / f"{split}.json"))
+        known.info()
+        assert known.getCatIds(supNms=["thing"]) == known.getCatIds()
+        fields = ("image_id", "category_id", "bbox", "score")
+        found = known.loadRes([{name: item[name] for name in fields} for item in known.dataset["annotations"]])
+        assert found.dataset["info"] == known.dataset["info"]
+        result = evaluation.COCOeval(known, found, "bbox")
+        for step in (result.evaluate, result.accumulate, result.summarize):
+            step()
+        assert result.stats[0] == pytest.approx(1.0)
+
+
+def one_row(caption: str, phrase: str, **extra: Any) -> Row:
+    """A kept row with a box of one phrase, without a parse."""
+    start = caption.index(phrase)
+    box = {"phrase": 0, "x_min": 0.0, "y_min": 0.0, "x_max": 0.5, "y_max": 0.5, "score": 0.75}
+    return {
+        "key": "0", "url": None, "sha256": "0", "width": 10, "height": 10, "clip_similarity": 0.25, "tokens": [],
+        "caption": caption, "noun_chunks": [{"start": start, "end": start + len(phrase), "root": -1, "removed": None}],
+        "boxes": [box], "box_scores": [{"area_px": 25.0, "clip_cosine": 0.25, "removed": None}],
+        "extra": json.dumps(extra),
+    }  # fmt: skip
+
+
+def write(name: str, folder: Path, *rows: Row) -> Path:
+    writer = FORMATS[name](folder)
+    for row in rows:
+        writer.add(export.record_of(row, "train", has_file=True), b"")
+    writer.close()
+    return folder / f"train.{'jsonl' if name == 'odvg' else 'json'}"
+
+
+def test_licences_of_the_input_are_those_of_their_images(tmp_path: Path) -> None:
+    by = "https://creativecommons.org/licenses/by/4.0/"
+    names: list[dict[str, Any]] = [
+        {"license": by},
+        {"LICENSE": "?"},
+        {"Licence": "cc0"},
+        {"license": by},
+        {"license": 4},
+    ]
+    content = json.loads(write("coco", tmp_path, *(one_row("a dog", "a dog", **extra) for extra in names)).read_text())
+    assert content["licenses"] == [{"id": 1, "name": by, "url": by}, {"id": 2, "name": "cc0", "url": ""}]
+    assert [image.get("license") for image in content["images"]] == [1, None, 2, 1, None]
+    assert content["info"]["description"]
+
+
+def read_as_mmdetection(line: str) -> list[str]:
+    """The texts of the spans, by the rule of mmdetection: they refer to the stripped caption in lower case."""
+    grounding = json.loads(line)["grounding"]
+    text = grounding["caption"].lower().strip()
+    return [text[start:end] for region in grounding["regions"] for start, end in region["tokens_positive"]]
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrase"),
+    [
+        ("İİ Diyarbakır: a RED Dog", "a RED Dog"),
+        ("a DOG in İstanbul", "İstanbul"),
+        ("\u3000 a dog, ΟΔΟΣ and ẞ", "ΟΔΟΣ"),
+        ("İ", "İ"),
+    ],
+)
+def test_spans_of_odvg_hold_in_the_text_of_its_reader(caption: str, phrase: str, tmp_path: Path) -> None:
+    (line,) = write("odvg", tmp_path, one_row(caption, phrase)).read_text().splitlines()
+    assert read_as_mmdetection(line) == [phrase.lower()]
+
+
+def test_no_character_changes_its_length_in_lower_case() -> None:
+    characters = [chr(i) for i in range(sys.maxunicode + 1)]
+    assert [c for c in characters if len(c.lower()) != 1] == ["İ"]
+    assert all(len(stable(c).lower()) == len(stable(c)) for c in characters)
 
 
 WRITE_AND_READ_LANCE = """

@@ -10,6 +10,7 @@ import pytest
 import webdataset
 
 from pipeline.config import WriteConfig
+from pipeline.output.write.samples import to_json
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.train import train_sample
 from tests.pipeline.output.write.shards import CAPTION, PROVENANCE, kept_row, plan, table
@@ -77,6 +78,16 @@ def test_crop_shows_the_box_centred_on_white() -> None:
     assert np.abs(pixels[112, 112] - (255, 0, 0)).max() < 12
     assert np.abs(pixels[112, 6] - (255, 0, 0)).max() < 12  # wide box: full width
     assert np.abs(pixels[20, 112] - 255).max() < 12  # and white above
+
+
+def test_hard_negatives_of_the_input_belong_to_their_phrase() -> None:
+    region = {"short_expr": "A small dog", "flag_short_neg": 1, "short_expr_negs": {"0": "a small cat"}}
+    row = kept_row(1) | {"extra": json.dumps({"bbox_info": [region, region | {"short_expr": "a tree"}]})}
+    fields = json.loads(dict(train_sample(row, WriteConfig(), "hash"))["json"])
+    assert fields["hard_negatives"] == [{"parent": 0, "texts": ["a small cat"]}]
+    plain = dict(train_sample(kept_row(1), WriteConfig(), "hash"))
+    del fields["hard_negatives"]
+    assert to_json(fields) == plain["json"]  # shards of other inputs keep their bytes
 
 
 @pytest.mark.parametrize(
