@@ -15,6 +15,7 @@ from pipeline.images import encode_jpeg
 from pipeline.read.plan import plan_shards
 from pipeline.read.rows import finehard_boxes
 from pipeline.read.source import read_shard
+from pipeline.read.types import BadRowError
 from pipeline.stages.captions import clean_captions
 from pipeline.stages.download.stage import Download
 from pipeline.stages.ground.stage import keep_given
@@ -61,10 +62,11 @@ def test_finehard_keeps_its_boxes_at_the_places_of_their_expressions(tmp_path: P
     rows = read("finehard.yaml", *finehard(tmp_path, [hat, other], [other]))
     assert [row["status"] for row in rows] == ["kept", "kept"]
     assert rows[0]["image"] == IMAGE
-    (box,) = rows[0]["given_noun_chunks"]
+    box, lost = rows[0]["given_noun_chunks"]
     assert CAPTION[box["start"] : box["end"]] == "a red hat"
     assert corners([box]) == [[0.1, 0.2, 0.5, 0.6, 0.8]]
-    assert rows[1]["given_noun_chunks"] == []
+    assert rows[1]["given_noun_chunks"] == [lost]
+    assert (lost["start"], lost["end"]) == (-1, -1)
     assert json.loads(rows[0]["extra"])["bbox_info"] == [hat, other]
 
 
@@ -79,8 +81,14 @@ def test_finehard_keeps_its_boxes_at_the_places_of_their_expressions(tmp_path: P
 )
 def test_expressions_of_finehard_are_found_as_whole_words(caption: str, expression: str, phrases: list[str]) -> None:
     found = finehard_boxes([region(expression, 0.1, 0.2, 0.5, 0.6, 0.8)], caption, 10)
+    found = [box for box in found if box[0] >= 0]
     assert [caption[start:end] for start, end, *_ in found] == phrases
     assert [caption[start - 1 : start].strip() for start, *_ in found] == [""] * len(phrases)
+
+
+def test_a_box_of_finehard_with_too_few_numbers_names_itself() -> None:
+    with pytest.raises(BadRowError, match="the bbox of region 1 is a list of 3 numbers, not 4 or 5"):
+        finehard_boxes([region("hat", 0, 0, 1, 1, 1), region("hat", 0, 0, 1)], "a hat", 10)
 
 
 @pytest.mark.parametrize("regions", [5, ["a hat"], [{"bbox": [0.1, 0.2], "short_expr": "a"}], [{"bbox": [0, 0, 1, 1]}]])
