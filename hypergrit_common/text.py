@@ -104,6 +104,22 @@ def shortened(items: Sequence[str], most: int, between: str = "; ") -> str:
     return between.join([*items[:most], *more])
 
 
+def is_whole(text: str, start: int, end: int) -> bool:
+    """Return False for a span that begins or ends inside a word, inside a grapheme cluster, or at a space.
+
+    Only letters with capitals, and digits, are known to be inside a word: other scripts need no spaces between words.
+    """
+    places = [i for i in (start, end) if 0 < i < len(text)]
+    pairs = [text[i - 1 : i + 1] for i in places]
+    cuts = any(pair.isdigit() or all(letter.lower() != letter.upper() for letter in pair) for pair in pairs)
+    found = not (cuts or text[start].isspace() or text[end - 1].isspace())
+    if not found or text.isascii():
+        return found
+    import regex
+
+    return {*places} <= {cluster.end() for cluster in regex.finditer(r"\X", text)}
+
+
 def one_line(error: BaseException) -> str:
     """Return the message of an exception as part of a sentence: without line breaks and full stop at the end.
 

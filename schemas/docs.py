@@ -38,7 +38,7 @@ from schemas.job import CommandRecord, JobRecord, LeaseRecord, Takedowns
 from schemas.manifest import FailedShard, Journal, Manifest, StageTiming
 from schemas.rows import BOX, BOX_SCORE, CAPTION, CHUNK, GIVEN_BOX, REF_EXP, TOKEN, VERSION
 from schemas.stats import Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, REASONS
+from schemas.status import BOX_REMOVALS, GIVEN_REMOVALS, PHRASE_REMOVALS, REASONS, given_code
 
 TARGET: Final = Path(__file__).resolve().parent.parent / "docs" / "schemas.md"
 STRUCTS: Final = {
@@ -230,6 +230,8 @@ def render() -> str:
         )
     )
     parts += ["## Reasons to remove a phrase\n", mapping_table(("`removed`", "meaning"), PHRASE_REMOVALS)]
+    given = ((f"`{reason}`", str(given_code(reason)), meaning) for reason, meaning in GIVEN_REMOVALS.items())
+    parts += ["## Reasons why a box of the input is lost\n", table(("reason", "`given_chunks`", "meaning"), given)]
     parts += ["## Reasons to remove a box\n", mapping_table(("`removed`", "meaning"), BOX_REMOVALS)]
     parts += ["## Files\n", FILES_NOTE, *files()]
     parts.append("## Types of JSON fields\n")

@@ -50,7 +50,7 @@ class Removed(TypedDict):
     """Phrases and boxes that were removed, including those of dropped rows."""
 
     phrases: Annotated[dict[str, int], "noun chunks removed: {reason of PHRASE_REMOVALS: n}"]
-    boxes: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS: n}"]
+    boxes: Annotated[dict[str, int], "boxes removed: {reason of GIVEN_REMOVALS or BOX_REMOVALS: n}"]
 
 
 class ModelIdentity(TypedDict):
@@ -95,6 +95,9 @@ class ThresholdValues(TypedDict):
     min_presence: NotRequired[Annotated[float, "lowest presence of a phrase; absent without one"]]
     min_image_similarity: NotRequired[Annotated[float, "lowest cosine of image and caption; absent without one"]]
     min_head_score: NotRequired[Annotated[float, "lowest score of the head; absent without one"]]
+    min_grounded_share: NotRequired[
+        Annotated[float, "smallest share of the phrases of a row that have a kept box; absent without one"]
+    ]
 
 
 class Plugin(TypedDict):

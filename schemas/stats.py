@@ -18,11 +18,18 @@ class PhraseCounts(TypedDict):
 
 
 class BoxCounts(TypedDict):
-    """Boxes of all rows."""
+    """Boxes of all rows; found = kept + the sum of removed."""
 
-    found: Annotated[int, "boxes found"]
-    removed: Annotated[dict[str, int], "boxes removed: {reason of BOX_REMOVALS, or row_dropped: n}"]
+    found: Annotated[int, "boxes found by the grounder or in the input"]
+    removed: Annotated[dict[str, int], "boxes removed: {reason of GIVEN_REMOVALS or BOX_REMOVALS, or row_dropped: n}"]
     kept: Annotated[int, "boxes kept, in kept rows"]
+    given: NotRequired[
+        Annotated[
+            dict[str, int],
+            "in the input, absent without any: boxes; rows with boxes; split: those in which a span begins or ends inside a "
+            "word, inside a grapheme or at a space",
+        ]
+    ]
 
 
 class DuplicateCounts(TypedDict):

@@ -65,6 +65,7 @@ _OWN: Final = {
         "low_score": "the last remaining boxes had a grounding score below the threshold",
         "low_presence": "the last remaining boxes had phrases that are probably not in the image",
         "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
+        "low_grounded_share": "the share of the phrases with a kept box is below `score.min_grounded_share`",
         "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
         "low_head_score": "the score of `score.head` is below `score.min_head_score`",
     },
@@ -140,6 +141,32 @@ BOX_REMOVALS: Final = MappingProxyType(
 """Reasons to remove a box, in the order in which the filters are applied."""
 ROW_DROPPED: Final = "row_dropped"
 """In statistics, the reason for boxes that no filter of boxes removed, but whose row was dropped."""
+
+ROW_DROPPED_EARLY: Final = "row_dropped_early"
+GIVEN_REMOVALS: Final = MappingProxyType(
+    {
+        "not_in_caption": "cleaning or captions.redact changed the phrase, or its text is not in the caption",
+        "outside_caption": "the span of the phrase is not inside the caption",
+        "empty_span": "the span of the phrase is empty, or holds only spaces",
+        "other_units": "the spans of the row fit words only if they count bytes or UTF-16 units, not characters",
+        "absent": "the phrase names what is not in the picture (no cars, without a hat)",
+        ROW_DROPPED_EARLY: "the row was dropped before its boxes were filtered",
+    }
+)
+"""Reasons why a box of the input is lost before the filters. In `given_chunks`, -1 stands for the first, -2 for the second,
+and so on; the last one is there in statistics alone."""
+
+
+def given_code(reason: str) -> int:
+    """Return the number of a reason of GIVEN_REMOVALS in `given_chunks`."""
+    return -1 - tuple(GIVEN_REMOVALS).index(reason)
+
+
+def lost_boxes(row: Mapping[str, Any]) -> list[str]:
+    """Return the reason of GIVEN_REMOVALS of each given box of a SCORED row that the filters have not seen."""
+    chunks, names = row.get("given_chunks") or [0] * len(row.get("given_noun_chunks") or ()), tuple(GIVEN_REMOVALS)
+    is_early = row.get("box_scores") is None
+    return [names[-1 - chunk] if chunk < 0 else ROW_DROPPED_EARLY for chunk in chunks if chunk < 0 or is_early]
 
 
 def check_reason(stage: str, reason: str, further: Mapping[str, Collection[str]] = MappingProxyType({})) -> None:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, cast
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -35,7 +35,7 @@ from pipeline.run.loop import connected
 from pipeline.run.provenance import place_of
 from pipeline.stages.score.filters import Thresholds, resolve_thresholds
 from schemas.files import MANIFEST_FILE
-from schemas.manifest import Manifest, Origin, Provenance, ThresholdValues
+from schemas.manifest import Manifest, Origin, Provenance
 
 logger = logging.getLogger("hypergrit")
 
@@ -59,8 +59,9 @@ the shuffle.
   score.min_score, score.min_clip_score, score.min_side_px, score.size_rule, score.keep_all
                        thresholds can be raised; they can be lowered if the job ran with score.keep_all=true
   score.min_presence   lowest presence of a phrase in the image, of a grounder that predicts it
-  score.min_image_similarity, score.min_head_score
-                       lowest cosine of image and caption, lowest score of the job's head
+  score.min_image_similarity, score.min_head_score, score.min_grounded_share
+                       lowest cosine of image and caption, lowest score of the job's head, smallest share of the phrases
+                       of a row that have a kept box
   ground.keep_pairs=false
                        drop the rows without a box, which HyCoCLIP's own loader cannot read
   against              evaluation images to drop: a folder (with its subfolders), or a text file with a URL, a SHA-256
@@ -415,9 +416,7 @@ def new_provenance(
         raise UserError(
             "ground.keep_pairs=true: the source has no images of rows without a box; run the job with this setting"
         )
-    values_after = {name: value for name, value in dataclasses.asdict(after).items() if value is not None}
-    after_values = cast(ThresholdValues, values_after)
-    return {**before, "config_hash": config_hash, "thresholds": after_values}
+    return {**before, "config_hash": config_hash, "thresholds": after.recorded}
 
 
 def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts: Sequence[SourcePart]) -> list[str]:

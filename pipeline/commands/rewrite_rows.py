@@ -243,11 +243,11 @@ def filter_table(table: pa.Table, part: SourcePart) -> pa.Table:
         table = set_column(table, name, pc.if_else(was_scored, pa.scalar(value, pa.string()), table[name]))
     if not part.keeps_pairs:
         table = drop_pairs(table)
-    has_scorer = part.provenance["models"]["scorer"]["name"] != NO_MODEL
+    has_scorer, has_grounder = (part.provenance["models"][m]["name"] != NO_MODEL for m in ("scorer", "grounder"))
     cosines = StoredCosines(before) if has_scorer else None
     assert part.thresholds is not None
     grounded = conform(table.select(GROUNDED.names), GROUNDED)
-    scored = score_table(grounded, part.thresholds, cosines, part.keep_all, part.keeps_pairs)
+    scored = score_table(grounded, part.thresholds, cosines, part.keep_all, part.keeps_pairs, has_grounder)
     unseen = pc.and_(pc.equal(pc.fill_null(before["stage"], ""), "score"), pc.equal(scored["status"], KEPT))
     if len(late) > 1 and pc.any(unseen).as_py():
         raise UserError(
@@ -340,7 +340,7 @@ def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
     if kept_all:
         return
     # A threshold that is not set any more is the lowest one.
-    least = {"min_image_similarity": -1.0, "min_head_score": -math.inf, "min_presence": 0.0}
+    least = {"min_image_similarity": -1.0, "min_head_score": -math.inf, "min_presence": 0.0, "min_grounded_share": 0.0}
     unset: dict[str, Any] = {
         name: value for name, value in least.items() if getattr(new, name) is None and getattr(old, name) is not None
     }

@@ -9,14 +9,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.summary.totals import first_items, host_of, labels
-from schemas.manifest import ThresholdValues
+from pipeline.models import NO_MODEL
+from pipeline.summary.totals import asked_phrases, first_items, host_of, labels
+from schemas.manifest import Provenance, ThresholdValues
 from schemas.status import BOX_REMOVALS
 
 SOURCE_COLUMNS: Final = (
     *("key", "source", "url", "caption", "caption_original", "status", "stage", "reason"),
     *("width", "height", "original_width", "original_height", "tokens", "noun_chunks"),
-    *("boxes", "box_scores", "clip_similarity", "head_score"),
+    *("boxes", "box_scores", "clip_similarity", "head_score", "given_chunks"),
 )
 """Columns of arrow/ that the index is made of, besides `image`."""
 WORDS: Final = ("reason", "host", "source", "phrase", "label")
@@ -56,9 +57,10 @@ class IndexRows:
 
 
 def index_rows(
-    batch: pa.RecordBatch, first_row: int, words: Words, thresholds: ThresholdValues, has_image: pa.Array
+    batch: pa.RecordBatch, first_row: int, words: Words, provenance: Provenance, has_image: pa.Array
 ) -> IndexRows:
     """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output."""
+    has_grounder = provenance["models"]["grounder"]["name"] != NO_MODEL
     captions = pc.fill_null(pc.coalesce(batch["caption"], batch["caption_original"]), "")
     reasons = pc.binary_join_element_wise(batch["stage"], batch["reason"], ":")
     rows = {
@@ -69,10 +71,11 @@ def index_rows(
         **{name: pc.fill_null(batch[name], 0) for name in ("width", "height", "original_width", "original_height")},
         "similarity": batch["clip_similarity"],
         "head": batch["head_score"],
+        "asked": asked_phrases(batch, has_grounder).astype(np.int32),
         "has_image": pc.cast(has_image, pa.uint8()),
     }
     texts = captions.to_pylist()
-    boxes = box_columns(batch, first_row, words, thresholds, texts)
+    boxes = box_columns(batch, first_row, words, provenance["thresholds"], texts)
     return IndexRows(
         {name: as_array(values) for name, values in rows.items()}, boxes, [one_line(text) for text in texts]
     )
@@ -110,6 +113,7 @@ def box_columns(
         "row": (row + first_row).astype(np.int32),
         "phrase": words.encode("phrase", phrases),
         "label": words.encode("label", pa.array(nouns, pa.string())),
+        "chunk": box["phrase"],
         **corners,
         "score": box["score"],
         "cosine": measured["clip_cosine"],

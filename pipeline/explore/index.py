@@ -38,7 +38,7 @@ from pipeline.summary.totals import encode_json
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
-VERSION: Final = 3
+VERSION: Final = 4
 """Increased by every change of the files, so that old indexes are built again."""
 DRAFT: Final = "draft-"
 PART_ROWS: Final = 1 << 16
@@ -183,10 +183,10 @@ def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> No
     pending = list[IndexRows]()
     with tqdm(total=sum(m["counts"]["read"] for m in manifests), desc="index", unit=" rows", disable=None) as bar:
         for manifest in manifests:
-            thresholds = manifest["provenance"]["thresholds"]
-            shards.append({"shard": manifest["shard"], "first": n_rows, "thresholds": thresholds})
+            provenance = manifest["provenance"]
+            shards.append({"shard": manifest["shard"], "first": n_rows, "thresholds": provenance["thresholds"]})
             for batch, has_image in batches_with_images(store, manifest, config):
-                pending.append(index_rows(batch, n_rows, words, thresholds, has_image))
+                pending.append(index_rows(batch, n_rows, words, provenance, has_image))
                 n_rows += batch.num_rows
                 bar.update(batch.num_rows)
             if sum(len(part.captions) for part in pending) >= PART_ROWS:

@@ -52,7 +52,7 @@ Row = Mapping[str, Any]
 """The columns FACTS of a row."""
 
 LEDGER = ("key", "url", "sha256", "status", "stage", "reason")
-FACTS = (*LEDGER, "noun_chunks", "boxes", "box_scores")
+FACTS = (*LEDGER, "noun_chunks", "boxes", "box_scores", "given_noun_chunks", "given_chunks")
 
 
 FoundRows = Mapping[str, tuple[Kind, Row]]

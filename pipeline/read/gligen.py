@@ -12,6 +12,7 @@ from typing import IO, Any, ClassVar, Final
 
 from hypergrit_common.image_header import CostlyImageError, jpeg_header
 from pipeline.read.config import ReadConfig
+from pipeline.read.rows import UNPLACED
 from pipeline.read.text import JsonLines, parse_json
 from pipeline.read.types import IMAGE, BadRecord, RawRow, Record
 
@@ -58,5 +59,5 @@ class Gligen(JsonLines):
 def noun_chunk(anno: dict[str, Any], width: int, height: int) -> list[float]:
     """Return a box as GRIT's list of 7 numbers; its phrase is from the first to the last of its tokens."""
     x, y, w, h = anno["bbox"]
-    starts, ends = zip(*anno["tokens_positive"], strict=True)
+    starts, ends = zip(*(anno["tokens_positive"] or [UNPLACED]), strict=True)
     return [min(starts), max(ends), x / width, y / height, (x + w) / width, (y + h) / height, 1.0]

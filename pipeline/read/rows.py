@@ -6,19 +6,22 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
+from numbers import Real
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
 from pipeline.read.roots import SCHEME, Location, RefusedError, Roots, is_web
 from pipeline.read.types import IMAGE, BadRecord, BadRowError, Format, Record
 from pipeline.read.where import WhereError
 from schemas.rows import GIVEN_BOX
-from schemas.status import DROPPED
+from schemas.status import DROPPED, given_code
 
 # One caption of a row that has several.
 
@@ -213,6 +216,8 @@ def is_text(kind: Any) -> bool:
 BOX_FIELDS: Final = tuple(item.name for item in GIVEN_BOX)
 GRIT_COLUMNS: Final = ("noun_chunks", "ref_exps")
 FINEHARD_COLUMN: Final = "bbox_info"
+UNPLACED: Final = (given_code("not_in_caption"),) * 2
+"""The span of a box whose phrase has no place in the caption."""
 LOCATION: Final = "location"
 """Key of a row for the Location of its image, until the image is read."""
 
@@ -245,13 +250,14 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     caption = _caption(record, columns, url, config)
     if record.get(FINEHARD_COLUMN) is not None and record.get("noun_chunks") is None:
         record["noun_chunks"] = finehard_boxes(record[FINEHARD_COLUMN], caption or "", config.max_boxes)
+    boxes = {column: _given_boxes(record, column, config.max_boxes) for column in GRIT_COLUMNS}
     row: dict[str, Any] = {
         "url": url,
         "caption_original": caption,
         "captions": _all_captions(record, columns, config) if config.captions == "all" else None,
         "id": _text(_id(_value(record, columns.id)), "the id", config.max_row_bytes),
-        "given_noun_chunks": _given_boxes(record, "noun_chunks", config.max_boxes),
-        "given_ref_exps": _given_boxes(record, "ref_exps", config.max_boxes),
+        "given_noun_chunks": boxes["noun_chunks"] or boxes["ref_exps"] or boxes["noun_chunks"],
+        "given_ref_exps": boxes["ref_exps"],
         "extra": _extra(record, columns, config),
     }
     if not is_selected:
@@ -390,19 +396,20 @@ def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
     """Convert the regions of FineHARD, at least the first `most`, to GRIT's noun_chunks. Raises BadRowError if they are none.
 
     A region is {"bbox": [x_min, y_min, x_max, y_max, score], "short_expr": ..., ...}; its phrase is the first place of the
-    expression in the caption as whole words, in any letter case. A region whose expression is not in the caption has no
-    phrase: it is left out here, and stays in `extra` with the long expressions and the hard negatives, which train/ has too.
+    expression in the caption as whole words, in any letter case, [-1, -1) if it has none. `extra` has the regions with
+    the long expressions and the hard negatives, which train/ has too.
 
     >>> finehard_boxes([{"bbox": [0.1, 0.2, 0.3, 0.4, 0.9], "short_expr": "a red hat"}], "A man in A red hat", 10)
     [[9, 18, 0.1, 0.2, 0.3, 0.4, 0.9]]
     """
     found = list[list[float]]()
     try:
-        for entry in entries[: most + 1]:
-            x_min, y_min, x_max, y_max, *score = entry["bbox"]
-            text = entry["short_expr"].strip()
-            if text and (place := re.search(rf"(?<!\w){re.escape(text)}(?!\w)", caption, re.IGNORECASE)):
-                found.append([*place.span(), x_min, y_min, x_max, y_max, *(score or [1.0])])
+        for number, entry in enumerate(entries[: most + 1]):
+            box, text = entry["bbox"], entry["short_expr"].strip()
+            if len(box) not in (4, 5):
+                raise ValueError(f"the bbox of region {number} is a list of {len(box)} numbers, not 4 or 5")
+            place = re.search(rf"(?<!\w){re.escape(text)}(?!\w)", caption, re.IGNORECASE) if text else None
+            found.append([*(place.span() if place else UNPLACED), *box, *([1.0] if len(box) == 4 else [])])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise BadRowError(f"{FINEHARD_COLUMN} does not hold FineHARD's regions: {error!r}") from None
     return found
@@ -410,33 +417,53 @@ def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
 
 def _given_boxes(record: Record, column: str, most: int) -> list[dict[str, Any]] | None:
     """The boxes of a GRIT column: lists [start, end, x_min, y_min, x_max, y_max, score], or their JSON text."""
-    value = record.get(column)
+    value, place, boxes = record.get(column), "", list[dict[str, Any]]()
     try:
         entries = json.loads(value or "null") if isinstance(value, str) else value
-        if entries is not None and len(entries) > most:
+        if entries is None:
+            return None
+        if not isinstance(entries, list | tuple):
+            raise ValueError(f"it is {entries!r:.40}, not a list of boxes")
+        if len(entries) > most:
             raise BadRowError(f"{column} has {len(entries)} boxes, more than the limit of {most}")
-        return None if entries is None else [_given_box(entry) for entry in entries]
+        for number, entry in enumerate(entries):
+            place = f"box {number}: "
+            boxes.append(_given_box(entry))
     except BadRowError:
         raise
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
-        raise BadRowError(f"{column} does not hold GRIT's lists of 7 numbers: {error}") from None
+    except (ValueError, OverflowError, RecursionError) as error:
+        raise BadRowError(f"{column} does not hold GRIT's lists of 7 numbers: {place}{error}") from None
+    return boxes
 
 
-def _given_box(entry: Sequence[Any]) -> dict[str, Any]:
+def _given_box(entry: Any) -> dict[str, Any]:
     """Convert one list of GRIT to a schemas.rows.GIVEN_BOX.
 
     Edges slightly outside the image are accepted because grounders predict them; edges in pixels are far outside and
-    are an error. Raises ValueError, TypeError or OverflowError for an invalid list.
+    are an error. Raises ValueError or OverflowError for an invalid list.
     """
+    if not isinstance(entry, list | tuple):
+        raise ValueError(f"{entry!r:.40}, not a list of 7 numbers")
+    if len(entry) != len(BOX_FIELDS):
+        raise ValueError(f"a list of {counted(len(entry), 'number')}, not 7")
+    for name, value in zip(BOX_FIELDS, entry, strict=True):
+        if isinstance(value, bool) or not isinstance(value, Real | Decimal):
+            raise ValueError(f"{name} is {value!r:.40}, not a number")
     box = dict(zip(BOX_FIELDS, map(float, entry), strict=True))
     start, end, x_min, y_min, x_max, y_max, score = box.values()
-    if not (abs(start) < 2**31 and abs(end) < 2**31):
-        raise ValueError("an offset is out of range")
+    for name, place in (("start", start), ("end", end)):
+        if not place.is_integer():
+            raise ValueError(f"{name} is {place}, not a whole number")
+        if abs(place) >= 2**31:
+            raise ValueError(f"{name} is {place:.0f}, out of range")
     if not (-1 <= x_min <= x_max <= 2 and -1 <= y_min <= y_max <= 2):
-        raise ValueError("edges must be fractions of the image, the smaller one first")
+        edges = ", ".join(f"{name} {box[name]:g}" for name in ("x_min", "y_min", "x_max", "y_max"))
+        raise ValueError(f"edges must be fractions of the image, the smaller one first: {edges}")
     if not -1e-6 <= score <= 1 + 1e-6:
         raise ValueError(f"a score is {score}, not within [0, 1]")
-    return box | {"start": int(start), "end": int(end), "score": min(max(score, 0.0), 1.0)}
+    least = given_code("outside_caption")  # any span before the caption, but UNPLACED, is outside of it
+    span = {"start": max(int(start), least), "end": max(int(end), least)}
+    return box | span | {"score": min(max(score, 0.0), 1.0)}
 
 
 def _json_value(value: Any) -> Any:

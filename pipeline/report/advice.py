@@ -1,11 +1,11 @@
-"""Warnings that a person should act on: four cases, found in the statistics of a report."""
+"""Warnings that a person should act on: six cases, found in the statistics of a report."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from hypergrit_common.text import counted
 from schemas.stats import Statistics
-from schemas.status import PASSING
+from schemas.status import GIVEN_REMOVALS, PASSING, ROW_DROPPED_EARLY
 
 HINTS: Final = {
     "dns_error": "If this is frequent: run a caching DNS resolver on the workers, or lower download.concurrency.",
@@ -30,6 +30,7 @@ HINTS: Final = {
     "low_presence": "Depends on score.min_presence. The presence is stored in arrow/.",
     "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
     "needs no GPU.",
+    "low_grounded_share": "Depends on score.min_grounded_share. The boxes are stored in arrow/.",
     "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
 }
 """Drop reason -> what to do about it."""
@@ -47,6 +48,9 @@ MOST: Final = 0.5
 """Share of the rows from which a reason takes most of them."""
 NEARLY_ALL: Final = 0.95
 """Share of the boxes from which a threshold removes everything."""
+FEW_ROWS: Final = 3
+SPLIT: Final = 0.01
+"""Rows, and share of the rows with given boxes, above which spans inside words are no accident."""
 MANY: Final = 0.1
 """Share of the rows from which it is worth running a verb for them."""
 
@@ -71,13 +75,24 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
         yield Advice("nothing_kept", "no row was kept", f"{stage} dropped {n:,} of them as {reason}: {action}", "rows")
     elif n >= MIN_ROWS and n > MOST * n_rows and reason not in CHOSEN:
         yield Advice("one_reason", f"{stage} dropped {n / n_rows:.0%} of all rows as {reason}", action, "rows")
-    left = boxes["found"]
+    lost = {name: n for name, n in boxes["removed"].items() if name in GIVEN_REMOVALS}
+    left = boxes["found"] - sum(lost.values())
     for name, threshold in FILTERS.items():
         removed = boxes["removed"].get(name, 0)
         if left >= MIN_ROWS and removed >= NEARLY_ALL * left:
             text = f"{threshold} removes {removed:,} of the {counted(left, 'box', 'boxes')} that reach it"
             yield Advice("threshold", text, "calibrate it: hypergrit quality (docs/quality.md)", "distributions")
         left -= removed
+    given = boxes.get("given", {"boxes": 0, "rows": 0, "split": 0})
+    units = "GRIT's spans count characters (code points) of the caption, not bytes or UTF-16 units (docs/inputs.md)"
+    if faults := {name: n for name, n in lost.items() if name not in ("absent", ROW_DROPPED_EARLY)}:
+        n, reasons = sum(faults.values()), ", ".join(f"{name} {n:,}" for name, n in faults.items())
+        text = f"{n:,} of the {max(given['boxes'], n):,} given boxes have no phrase in their caption: {reasons}"
+        action = units if faults.keys() & {"outside_caption", "other_units"} else "look at their spans (docs/inputs.md)"
+        yield Advice("given_boxes", text, action, "phrases")
+    if given["split"] > FEW_ROWS and given["split"] >= SPLIT * given["rows"]:
+        text = f"given spans begin or end inside words in {given['split']:,} of {counted(given['rows'], 'row')}"
+        yield Advice("given_spans", text, units, "phrases")
     saved = {
         "download": (
             PASSING,

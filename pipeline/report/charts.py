@@ -93,6 +93,9 @@ STYLES: Final = {
         factor=CLIP_SCORE_WEIGHT,
     ),
     "head_score": Style("Score of the head", "score", "Head on the image or caption of each compared row"),
+    "grounded_share": Style(
+        "Grounded phrases", "share of the phrases", "Phrases with a kept box, of each row whose boxes were filtered"
+    ),
     "image_side": Style(
         "Image size", "pixels", "Sides of each downloaded image, before resizing", is_stacked=False, is_log=True
     ),

@@ -26,7 +26,7 @@ from pipeline.report.stats import bytes_text, describe_run, stats_text, trainabl
 from pipeline.stages.score.filters import clip_score
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.stats import Statistics
-from schemas.status import BOX_REMOVALS, INTERNAL_ERROR, PHRASE_REMOVALS, all_reasons
+from schemas.status import BOX_REMOVALS, GIVEN_REMOVALS, INTERNAL_ERROR, PHRASE_REMOVALS, all_reasons
 
 # Draw the dependency trees of stored tokens with displaCy.
 
@@ -152,6 +152,7 @@ def render(
         "clip_cosine": thresholds.get("min_clip_score"),
         "clip_similarity": None if least is None else clip_score(least),
         "head_score": thresholds.get("min_head_score"),
+        "grounded_share": thresholds.get("min_grounded_share"),
     }
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")
@@ -174,7 +175,7 @@ def render(
         charts=[chart for chart in charts if chart is not None],
         truth=list(truth_rows(stats.get("truth", {}), "")),
         truth_columns=TRUTH_COLUMNS,
-        meanings={**PHRASE_REMOVALS, **BOX_REMOVALS},
+        meanings={**PHRASE_REMOVALS, **GIVEN_REMOVALS, **BOX_REMOVALS},
         config_text=dump_yaml(stats["config"]),
         versions=list(flatten(dict(stats["provenance"])).items()),
     )

@@ -49,7 +49,7 @@ from schemas.files import (
 from schemas.manifest import RunTimings
 from schemas.rows import VERSION
 from schemas.stats import DamagedFile, HostFailures, MostFrequent, RowStatistics, StageSpeed, Statistics
-from schemas.status import BOX_REMOVALS, PHRASE_REMOVALS, ROW_DROPPED, all_reasons
+from schemas.status import BOX_REMOVALS, GIVEN_REMOVALS, PHRASE_REMOVALS, ROW_DROPPED, all_reasons
 from schemas.training import needs_of, training_line
 
 # The head of the report: when a job ran, how long, how fast, and what it wrote.
@@ -499,7 +499,7 @@ def damaged_files(job: Mapping[str, Any]) -> list[DamagedFile]:
 
 def row_statistics(totals: Totals) -> RowStatistics:
     """Return the part of stats.json that is counted row by row."""
-    return {
+    found: RowStatistics = {
         "phrases": {
             "found": totals.chunks.total(),
             "removed": select(totals.chunks, PHRASE_REMOVALS),
@@ -508,7 +508,7 @@ def row_statistics(totals: Totals) -> RowStatistics:
         },
         "boxes": {
             "found": totals.boxes.total(),
-            "removed": select(totals.boxes, (*BOX_REMOVALS, ROW_DROPPED)),
+            "removed": select(totals.boxes, (*GIVEN_REMOVALS, *BOX_REMOVALS, ROW_DROPPED)),
             "kept": totals.boxes[None],
         },
         "duplicates": totals.duplicates(),
@@ -517,6 +517,9 @@ def row_statistics(totals: Totals) -> RowStatistics:
         "http_statuses": dict(most_frequent(totals.http_statuses)),
         "histograms": {name: histogram.to_statistics() for name, histogram in totals.used_histograms.items()},
     }
+    if totals.given:
+        found["boxes"]["given"] = {name: totals.given[name] for name in ("boxes", "rows", "split")}
+    return found
 
 
 def top_lists(totals: Totals) -> MostFrequent:

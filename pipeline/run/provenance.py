@@ -32,7 +32,7 @@ from pipeline.stages.order import with_further
 from pipeline.stages.parse.config import check_parser, parser_path, spacy_package
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, resolve_thresholds, scorer_path
 from schemas.files import FILES
-from schemas.manifest import ModelIdentity, Plugin, Provenance, ThresholdValues
+from schemas.manifest import ModelIdentity, Plugin, Provenance
 from schemas.rows import VERSION
 
 PACKAGES: Final = (
@@ -146,12 +146,7 @@ def make_provenance(config: PipelineConfig) -> Provenance:
             "grounder": model_identity(grounder, grounder_path(grounder)),
             "scorer": model_identity(scorer, scorer_path(scorer)),
         },
-        "thresholds": ThresholdValues(
-            min_side_px=thresholds.min_side_px,
-            size_rule=thresholds.size_rule,
-            min_score=thresholds.min_score,
-            min_clip_score=thresholds.min_clip_score,
-        ),
+        "thresholds": thresholds.recorded,
     }
     if config.recaption.captioner is not None:
         provenance["models"]["captioner"] = {"name": config.recaption.captioner, "prompt": config.recaption.prompt}
@@ -162,12 +157,6 @@ def make_provenance(config: PipelineConfig) -> Provenance:
         except OSError as error:
             raise UserError(f"score.head={config.score.head} cannot be read: {one_line(error)}") from error
         provenance["models"]["head"] = {"name": config.score.head, "sha256": digest}
-    if thresholds.min_head_score is not None:
-        provenance["thresholds"]["min_head_score"] = thresholds.min_head_score
-    if thresholds.min_presence is not None:
-        provenance["thresholds"]["min_presence"] = thresholds.min_presence
-    if thresholds.min_image_similarity is not None:
-        provenance["thresholds"]["min_image_similarity"] = thresholds.min_image_similarity
     return {**provenance, "plugins": plugins} if plugins else provenance
 
 

@@ -5,7 +5,9 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache, partial
 from html.entities import html5
+from itertools import accumulate
 from typing import Any, ClassVar, Final
 
 import ftfy
@@ -15,10 +17,10 @@ from ftfy.fixes import uncurl_quotes
 
 from hypergrit_common.config import check_range
 from hypergrit_common.errors import UserError
-from hypergrit_common.text import USER_INFO_IN_PROSE
+from hypergrit_common.text import USER_INFO_IN_PROSE, is_whole
 from pipeline.stages.stage import Stage
 from schemas.rows import CAPTIONED
-from schemas.status import REASONS
+from schemas.status import REASONS, given_code
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
 
 
@@ -284,15 +286,59 @@ def clean_captions(table: pa.Table, config: CaptionsConfig) -> pa.Table:
 
 
 def move_boxes(given: Sequence[GivenBox], old: str, new: str, config: CaptionsConfig) -> list[GivenBox]:
-    """Return the boxes of a row with spans in its redacted caption `new`; empty ones of phrases that are not in it."""
+    """Return the boxes of a row with spans in its redacted caption `new` (`place_spans`)."""
 
     def cleaner(text: str) -> str:
         return " ".join(redacted(text, config.redact).split())
 
     if old == new or len(old) > MAX_SHORTENING * config.max_characters:  # such rows are dropped
         return [*given]
-    spans = [move_span(old, new, box["start"], box["end"], cleaner) or (0, 0) for box in given]
+    spans = place_spans(old, new, [(box["start"], box["end"]) for box in given], cleaner)
     return [{**box, "start": start, "end": end} for box, (start, end) in zip(given, spans, strict=True)]
+
+
+def place_spans(
+    original: str, caption: str, spans: Sequence[Span], cleaner: Callable[[str], str] = clean
+) -> list[Span]:
+    """Return the spans of a row in the cleaned caption, as `move_span`; [code, code) for one without a place.
+
+    Its code is that of the reason (schemas.status.given_code); such a span stays as it is if it is placed again.
+    """
+    moved = cache(partial(move_span, original, caption, cleaner=cleaner))
+    found = list[Span]()
+    for span, is_other in zip(spans, in_other_units(original, spans), strict=True):
+        reason, (start, end) = "not_in_caption", span
+        if is_other:
+            reason = "other_units"
+        elif start < 0 or max(start, end) > len(original):
+            reason = "outside_caption"
+        elif not original[start:end].strip():
+            reason = "empty_span"
+        place = span if start == end < 0 else None if is_other else moved(start, end)
+        found.append(place or (given_code(reason),) * 2)
+    return found
+
+
+def in_other_units(text: str, spans: Sequence[Span]) -> list[bool]:
+    """Return True for each span that names another text in UTF-16 units or bytes, if all spans are whole words only so.
+
+    >>> in_other_units("caf\u00e9 with a red door", [(11, 19)]), in_other_units("caf\u00e9 with a red door", [(10, 18)])
+    ([True], [False])
+    """
+    checked = [span for span in spans if span[0] < span[1]]
+    if text.isascii() or _are_whole(text, checked):
+        return [False] * len(spans)
+    for encoding, width in (("utf-16-le", 2), ("utf-8", 1)):
+        ends = accumulate((len(char.encode(encoding, "replace")) // width for char in text), initial=0)
+        places = {place: i for i, place in enumerate(ends)}
+        read = [(places.get(start, -1), places.get(end, -1)) for start, end in spans]
+        if _are_whole(text, [place for place, span in zip(read, spans, strict=True) if span in checked]):
+            return [span in checked and place != span for place, span in zip(read, spans, strict=True)]
+    return [False] * len(spans)
+
+
+def _are_whole(text: str, spans: Sequence[Span]) -> bool:
+    return all(0 <= start < end <= len(text) and is_whole(text, start, end) for start, end in spans)
 
 
 def clean_caption(original: str, config: CaptionsConfig) -> dict[str, Any]:

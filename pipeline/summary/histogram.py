@@ -149,6 +149,7 @@ def make_histograms() -> dict[str, Histogram]:
         "clip_cosine": Histogram(np.linspace(-1, 1, 101), "kept", "removed"),
         "clip_similarity": Histogram(np.linspace(-1, 1, 101), "images"),
         "head_score": Histogram(np.linspace(-20, 20, 801), "images"),
+        "grounded_share": Histogram(np.linspace(0, 1, 51), "images"),
         "image_side": Histogram(sides, "shorter", "longer", is_integer=True),
     }
 

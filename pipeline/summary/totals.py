@@ -14,26 +14,29 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hypergrit_common.text import is_whole
 from pipeline.stages.parse.labels import label_of
 from pipeline.stages.parse.types import Token
 from pipeline.summary.histogram import Distinct, Frequent, Histogram, make_histograms
 from schemas.manifest import Counts, Manifest
 from schemas.stats import DuplicateCounts, Places
-from schemas.status import KEPT, ROW_DROPPED, STAGES
+from schemas.status import KEPT, ROW_DROPPED, STAGES, lost_boxes
 
 Array = NDArray[Any]
 
 COLUMNS: Final = (
     "url", "status", "stage", "reason", "detail", "original_width", "original_height", "sha256",
     "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity", "head_score",
+    "caption_original", "given_noun_chunks", "given_chunks",
 )  # fmt: skip
 HEAD: Final = "head_score"
+SHARE: Final = "grounded_share"
 NO_FAILURES: Final = ("taken_down", "duplicate")
 """Reasons of the download that say nothing about a host."""
 HOST: Final = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#]*@)?\[?(?P<host>[^/?#:\]]*|[^/?#\]]*)(?:[\]:/?#]|$)"
 """Host name of a URL, in the syntax of RE2; it need not agree with `host_of` for malformed URLs."""
 HTTP_STATUS: Final = re.compile(r"\d{3}")
-COUNTERS: Final = ("drops", "http_statuses", "chunks", "boxes")
+COUNTERS: Final = ("drops", "http_statuses", "chunks", "boxes", "given")
 SKETCHES: Final = ("phrases", "heads", "kept_heads", "hosts", "host_rows")
 
 
@@ -53,11 +56,12 @@ class Totals:
         self.http_statuses: Counter[str] = Counter()
         self.chunks: Counter[str | None] = Counter()  # by removal reason; None: not removed
         self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
+        self.given: Counter[str] = Counter()  # boxes, rows, split (schemas.stats.BoxCounts)
         self.n_grounded = 0
         self.images = Distinct()
 
-    def add(self, batch: pa.RecordBatch) -> None:
-        """Count one batch, which has COLUMNS."""
+    def add(self, batch: pa.RecordBatch, has_grounder: bool = True) -> None:
+        """Count one batch, which has COLUMNS. `has_grounder`: it looked for the phrases of rows without given boxes."""
         self._count_rows(batch)
         self._count_images(batch)
         captions = pc.utf8_length(batch["caption"].filter(pc.is_valid(batch["caption"])))
@@ -66,7 +70,8 @@ class Totals:
         self.histograms[HEAD].add("images", floats(batch[HEAD].drop_null()))
         self.chunks.update(pc.list_flatten(batch["noun_chunks"]).field("removed").to_pylist())
         self._count_chunks(batch)
-        self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])))
+        self._count_given(batch.filter(pc.greater(pc.list_value_length(batch["given_noun_chunks"]), 0)))
+        self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])), has_grounder)
 
     def add_manifest(self, manifest: Manifest) -> None:
         """Count the phrases and boxes of a shard without arrow/."""
@@ -92,11 +97,11 @@ class Totals:
 
     @property
     def used_histograms(self) -> dict[str, Histogram]:
-        """The histograms by name; that of the head is left out without values."""
+        """The histograms by name; those of the head and of the share of phrases are left out without values."""
         return {
             name: histogram
             for name, histogram in self.histograms.items()
-            if name != HEAD or histogram.series["images"].n
+            if name not in (HEAD, SHARE) or histogram.series["images"].n
         }
 
     def shrink(self) -> None:
@@ -114,6 +119,7 @@ class Totals:
             "http_statuses": sorted_counts(self.http_statuses),
             "chunks": sorted_counts(self.chunks),
             "boxes": sorted_counts(self.boxes),
+            "given": sorted_counts(self.given),
             "grounded": self.n_grounded,
             "images": self.images.to_json(),
         }
@@ -123,7 +129,7 @@ class Totals:
         """Return the totals that `to_json` describes."""
         totals = cls()
         for name, histogram in totals.histograms.items():
-            if name != HEAD or name in value["histograms"]:
+            if name not in (HEAD, SHARE) or name in value["histograms"]:
                 histogram.load(value["histograms"][name])
         for name in SKETCHES:
             setattr(totals, name, Frequent.from_json(value[name]))
@@ -131,6 +137,7 @@ class Totals:
         totals.http_statuses = Counter(value["http_statuses"])
         totals.chunks = Counter({reason or None: n for reason, n in value["chunks"].items()})
         totals.boxes = Counter({reason or None: n for reason, n in value["boxes"].items()})
+        totals.given = Counter(value["given"])
         totals.n_grounded = int(value["grounded"])
         totals.images = Distinct.from_json(value["images"])
         return totals
@@ -172,13 +179,27 @@ class Totals:
         for row, (reason, start, end) in zip(rows[~is_kept].tolist(), spans, strict=True):
             self.removed.setdefault(reason, Frequent()).update([captions[row][start:end].lower()])
 
-    def _count_boxes(self, batch: pa.RecordBatch) -> None:
+    def _count_given(self, batch: pa.RecordBatch) -> None:
+        """Count the given boxes that are lost before the filters, and the rows whose spans are no whole words."""
+        names = ("caption_original", "given_noun_chunks", "given_chunks", "box_scores")
+        for row in batch.select(names).to_pylist():
+            text, given = row["caption_original"] or "", row["given_noun_chunks"]
+            self.boxes.update(lost_boxes(row))
+            spans = ((box["start"], box["end"]) for box in given)
+            is_split = any(0 <= start < end <= len(text) and not is_whole(text, start, end) for start, end in spans)
+            self.given.update(boxes=len(given), rows=1, split=is_split)
+
+    def _count_boxes(self, batch: pa.RecordBatch, has_grounder: bool) -> None:
         boxes, scores = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])
         if len(boxes) != len(scores):
             raise ValueError(f"{len(boxes)} boxes have {len(scores)} box_scores")
         row_of_box = pc.list_parent_indices(batch["boxes"])
         in_dropped = pc.not_equal(batch["status"], KEPT).take(row_of_box)
         removed = scores.field("removed").cast(pa.string())
+        passed = (values.filter(removed.is_null()).to_pylist() for values in (row_of_box, boxes.field("phrase")))
+        found = np.array([row for row, _ in {*zip(*passed, strict=True)}], np.int64)
+        n_found, n_asked = np.bincount(found, minlength=len(batch)), asked_phrases(batch, has_grounder)
+        self.histograms[SHARE].add("images", (n_found / np.maximum(n_asked, 1))[n_asked > 0])
         removed = pc.if_else(pc.and_(removed.is_null(), in_dropped), ROW_DROPPED, removed)
         self.boxes.update(removed.to_pylist())
         is_kept = removed.is_null().to_numpy(zero_copy_only=False)
@@ -229,6 +250,14 @@ def sorted_counts(counter: Counter[Any]) -> dict[str, int]:
 def floats(values: pa.Array) -> Array:
     """Convert to float64; null becomes NaN."""
     return values.cast(pa.float64()).to_numpy(zero_copy_only=False)
+
+
+def asked_phrases(batch: pa.RecordBatch, has_grounder: bool) -> Array:
+    """Return the number of phrases of each row that were sent to the grounder, or had a box in the input."""
+    is_asked = pc.is_null(pc.list_flatten(batch["noun_chunks"]).field("removed"))
+    rows = pc.list_parent_indices(batch["noun_chunks"]).filter(is_asked).to_numpy()
+    n_given = pc.fill_null(pc.list_value_length(batch["given_chunks"]), 0).to_numpy()
+    return np.where(has_grounder | (n_given > 0), np.bincount(rows, minlength=len(batch)), 0)
 
 
 def first_items(lists: pa.ListArray) -> Array:

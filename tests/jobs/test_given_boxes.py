@@ -1,7 +1,11 @@
 """The jobs for sets with given boxes, on rows in the layout of the published code."""
 
 import base64
+import hashlib
 import json
+import re
+import shutil
+import tarfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.commands import export, rewrite, takedown, verify
 from pipeline.config import load_config
 from pipeline.images import encode_jpeg
 from pipeline.output.write.train import read_hard_negatives
@@ -19,10 +24,14 @@ from pipeline.read.blip3 import take_boxes
 from pipeline.read.plan import plan_shards
 from pipeline.read.rows import finehard_boxes
 from pipeline.read.source import read_shard
+from pipeline.read.types import BadRowError
 from pipeline.stages.captions import clean_captions
 from pipeline.stages.download.stage import Download
 from pipeline.stages.ground.stage import keep_given
 from pipeline.stages.parse.stage import Parse
+from tests.pipeline.commands.derive.outputs import read_rows
+from tests.pipeline.here import running_here
+from tests.pipeline.jobs import run_job
 
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "pipeline"
 CAPTION = "A man in a red hat walks. The Red Hat is old."
@@ -65,10 +74,11 @@ def test_finehard_keeps_its_boxes_at_the_places_of_their_expressions(tmp_path: P
     rows = read("finehard.yaml", *finehard(tmp_path, [hat, other], [other]))
     assert [row["status"] for row in rows] == ["kept", "kept"]
     assert rows[0]["image"] == IMAGE
-    (box,) = rows[0]["given_noun_chunks"]
+    box, lost = rows[0]["given_noun_chunks"]
     assert CAPTION[box["start"] : box["end"]] == "a red hat"
     assert corners([box]) == [[0.1, 0.2, 0.5, 0.6, 0.8]]
-    assert rows[1]["given_noun_chunks"] == []
+    assert rows[1]["given_noun_chunks"] == [lost]
+    assert (lost["start"], lost["end"]) == (-1, -1)
     assert json.loads(rows[0]["extra"])["bbox_info"] == [hat, other]
     assert read_hard_negatives(rows[0]["extra"], ["a man", "A RED hat"]) == [
         {"parent": 1, "texts": ["a blue hat", "a green hat"]}
@@ -97,8 +107,14 @@ def test_regions_without_hard_negatives_add_nothing(change: dict[str, Any] | Non
 )
 def test_expressions_of_finehard_are_found_as_whole_words(caption: str, expression: str, phrases: list[str]) -> None:
     found = finehard_boxes([region(expression, 0.1, 0.2, 0.5, 0.6, 0.8)], caption, 10)
+    found = [box for box in found if box[0] >= 0]
     assert [caption[start:end] for start, end, *_ in found] == phrases
     assert [caption[start - 1 : start].strip() for start, *_ in found] == [""] * len(phrases)
+
+
+def test_a_box_of_finehard_with_too_few_numbers_names_itself() -> None:
+    with pytest.raises(BadRowError, match="the bbox of region 1 is a list of 3 numbers, not 4 or 5"):
+        finehard_boxes([region("hat", 0, 0, 1, 1, 1), region("hat", 0, 0, 1)], "a hat", 10)
 
 
 @pytest.mark.parametrize("regions", [5, ["a hat"], [{"bbox": [0.1, 0.2], "short_expr": "a"}], [{"bbox": [0, 0, 1, 1]}]])
@@ -247,3 +263,95 @@ def test_damaged_boxes_of_blip3_cost_their_row_alone(entries: Any, message: str,
 def test_a_hostile_caption_of_blip3_takes_linear_time(text: str, tmp_path: Path) -> None:
     rows = read("blip3.yaml", *blip3(tmp_path, [[text, 1, False]]))
     assert rows[0]["reason"] == "bad_row"
+
+
+ABSENT = "a lane with no cars and a cow without a bell"
+EMOJI = "\U0001f6b2\U0001f6b2 the blue bike by a wall"
+ROWS: list[tuple[str, list[tuple[int, int]]]] = [
+    (ABSENT, [(0, 6), (12, 19), (24, 29), (38, 44)]),
+    (EMOJI, [(5, 18), (22, 28)]),  # units of UTF-16
+    ("a gate", [(0, 6), (0, 7), (3, 3), (-4, 6)]),
+    ("a &lt;b&gt; red&nbsp; box", [(5, 10)]),  # cleaning changes it
+    *[("a red gate", [(3, 10)])] * 4,  # cut words
+    ("a broken picture", [(0, 16)]),
+]
+LOST = {
+    "not_in_caption": 1, "outside_caption": 2, "empty_span": 1, "other_units": 2, "absent": 2, "row_dropped_early": 1,
+}  # fmt: skip
+
+
+def given_rows(file: Path) -> None:
+    """Rows with given boxes, each with its image; the last image is broken."""
+    rows = []
+    for number, (caption, spans) in enumerate(ROWS):
+        image = b"no picture" if number == len(ROWS) - 1 else IMAGE[:-2] + bytes([number]) + IMAGE[-2:]
+        chunks = [[*span, 0.1, 0.1, 0.9, 0.9, 0.95 if number else 0.5 + 0.1 * i] for i, span in enumerate(spans)]
+        rows.append({"caption": caption, "noun_chunks": json.dumps(chunks), "image": image, "key": str(number)})
+    pq.write_table(pa.Table.from_pylist(rows), file)
+
+
+def boxes_of(output: Path) -> dict[str, Any]:
+    """The counts of boxes in stats.json, which add up, in an output that is intact."""
+    assert verify.main([str(output)]) == 0
+    boxes = json.loads((output / "stats.json").read_text())["boxes"]
+    assert boxes["found"] == boxes["kept"] + sum(boxes["removed"].values())
+    return dict(boxes)
+
+
+def test_given_boxes_add_up_through_a_job_a_merge_and_a_rewrite(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_rows(tmp_path / "in.parquet")
+    settings = ("grounder=none", "scorer=none", "parse.model=none", "score.min_score=0.6")
+    assert run_job(tmp_path / "in.parquet", tmp_path / "out", *settings) == 0
+    printed = "".join(capsys.readouterr())
+    assert "6 of the 16 given boxes have no phrase in their caption: not_in_caption 1, outside_caption 2" in printed
+    assert (
+        "given spans begin or end inside words in 5 of 9 rows; GRIT's spans count characters (code points)" in printed
+    )
+    n = sum(len(spans) for _, spans in ROWS)
+    boxes = boxes_of(tmp_path / "out")
+    assert boxes == {
+        "found": n, "removed": LOST | {"low_score": 1}, "kept": n - sum(LOST.values()) - 1,
+        "given": {"boxes": n, "rows": 9, "split": 5},
+    }  # fmt: skip
+    assert "other_units" in (tmp_path / "out" / "report.html").read_text()
+    assert run_job(tmp_path / "in.parquet", tmp_path / "train", *settings, "formats=[train]") == 0
+    assert boxes_of(tmp_path / "train") == {name: boxes[name] for name in ("found", "removed", "kept")}
+    assert run_job(tmp_path / "in.parquet", tmp_path / "strict", *settings, "score.min_grounded_share=0.6") == 0
+
+    shutil.copytree(tmp_path / "out", tmp_path / "copy")
+    local = ("ray.runner=local", "ray.cpu_workers=1")
+    with running_here():
+        sources = [f"source={tmp_path / name}" for name in ("out", "copy")]
+        assert rewrite.main([*sources, f"output={tmp_path / 'both'}", *local]) == 0
+        assert rewrite.main([sources[0], f"output={tmp_path / 'raised'}", "score.min_grounded_share=0.6", *local]) == 0
+        (tmp_path / "list.txt").write_text(hashlib.sha256(IMAGE[:-2] + b"\0" + IMAGE[-2:]).hexdigest())
+        assert takedown.main([str(tmp_path / "copy"), f"list={tmp_path / 'list.txt'}", *local]) == 0
+    both = boxes_of(tmp_path / "both")
+    assert both["removed"] == {name: 2 * count for name, count in boxes["removed"].items()}
+    assert both["given"] == {name: 2 * count for name, count in boxes["given"].items()}
+    assert boxes_of(tmp_path / "copy")["removed"] == {
+        name: count for name, count in LOST.items() if name != "absent"
+    }  # those of the row are gone with it
+    raised = boxes_of(tmp_path / "raised")
+    assert raised["removed"] == boxes["removed"] | {"row_dropped": 1}
+    rows = [read_rows(tmp_path / name) for name in ("raised", "strict")]
+    assert [[row["reason"] for row in found.values()].count("low_grounded_share") for found in rows] == [1, 1]
+    assert rows[0] == rows[1]
+
+
+@pytest.mark.parametrize("name", ["coco", "odvg"])
+def test_absent_things_are_in_no_export_and_no_pair_of_training(tmp_path: Path, name: str) -> None:
+    given_rows(tmp_path / "in.parquet")
+    settings = ("grounder=none", "scorer=none", "parse.model=none", "limit=1", "score.min_score=0")
+    assert run_job(tmp_path / "in.parquet", tmp_path / "out", *settings) == 0
+    assert export.main([str(tmp_path / "out"), f"output={tmp_path / name}", f"format={name}"]) == 0
+    texts = [path.read_text() for path in (tmp_path / name).rglob("*.json*") if path.name != "pictures.jsonl"]
+    with tarfile.open(tmp_path / "out" / "train" / "00000.tar") as tar:
+        found = [tar.extractfile(member) for member in tar if re.search(r"parent\d+\.txt$", member.name)]
+        pairs = {file.read().decode() for file in found if file}
+    assert pairs == {"a lane", "a cow"}
+    labels = re.findall(r'"(?:name|phrase|category)": ?"([^"]*)"', " ".join(texts).replace(ABSENT, ""))
+    assert labels
+    assert not [label for label in labels if "car" in label or "bell" in label]

@@ -186,6 +186,7 @@ CONTENT = {
     "recaption.max_tokens": "9",
     "score.min_image_similarity": "0.2",
     "score.min_presence": "0.2",
+    "score.min_grounded_share": "0.5",
     "ground.keep_pairs": "true",
     "score.scorer": "some/clip",
     "score.min_side_px": "48",

@@ -13,7 +13,7 @@ from hypergrit_common.text import AT, USER_INFO_IN_PROSE
 from hypergrit_common.urls import id_without_secrets, json_without_secrets, text_without_secrets, without_secrets
 from pipeline.read.types import ShardPlan
 from schemas.manifest import Counts, Removed
-from schemas.status import DROPPED, KEPT, check_reason, further_reasons
+from schemas.status import DROPPED, KEPT, check_reason, further_reasons, lost_boxes
 
 Row = Mapping[str, Any]
 """One row of a SCORED table, as returned by `Table.to_pylist`."""
@@ -126,6 +126,7 @@ def count_removed(rows: Sequence[Row]) -> Removed:
     """Count the removed noun chunks and boxes of all rows, dropped rows included, by reason."""
     phrases = Counter(chunk["removed"] for row in rows for chunk in row["noun_chunks"] or ())
     boxes = Counter(score["removed"] for row in rows for score in row["box_scores"] or ())
+    boxes.update(reason for row in rows for reason in lost_boxes(row))
     return {
         "phrases": {reason: n for reason, n in phrases.items() if reason},
         "boxes": {reason: n for reason, n in boxes.items() if reason},

@@ -303,4 +303,4 @@ def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Dr
     n_phrases = sum(n not in removed for n, _ in groundable(chunks))
     if n_phrases:
         return Drop("no_box", f"{n_phrases} phrases")
-    return Drop("ungroundable", ", ".join(sorted(set(removed.values()))))
+    return Drop("ungroundable", ", ".join(sorted(set(removed.values()))) or "all given phrases name absent things")

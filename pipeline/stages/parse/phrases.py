@@ -9,10 +9,9 @@ import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
 from typing import Final
 
-from pipeline.stages.captions import GivenBox, Span, move_span
+from pipeline.stages.captions import GivenBox, Span, place_spans
 from pipeline.stages.parse import visible
 from pipeline.stages.parse.chunks import (
     DEPICTIONS,
@@ -29,6 +28,7 @@ from pipeline.stages.parse.labels import NOUNS, singular
 from pipeline.stages.parse.lexicon import is_abstract, is_animate, listed, shares
 from pipeline.stages.parse.normalise import Hidden
 from pipeline.stages.parse.types import Chunk, RefExp, Token
+from schemas.status import given_code
 
 CONJUNCTS: Final = frozenset({"conj", "cc"})
 """Dependency labels that an expression of GRIT does not extend across."""
@@ -40,13 +40,15 @@ STRANDED: Final = frozenset({"DET", "ADJ", "VERB", "AUX", "PRON", "NUM"})
 """Parts of speech that end no expression if the words behind it are hidden: "a woman with a" (@handle)."""
 GRIT_NOUNS: Final = listed("grit_nouns")
 """The nouns that GRIT removes, as its author lists them (github.com/microsoft/unilm, issue 1421)."""
-NEGATIONS: Final = frozenset({"no", "zero", "not", "neither", "nor", "never", "hardly"})
+NEGATIONS: Final = frozenset({"no", "zero", "not", "neither", "nor", "never", "hardly", "none"})
 """First words of a phrase that names what is absent."""
 ABSENT: Final = re.compile(
-    r"\b(?:without|no|neither|nor|not|minus|lacking|(?:free|instead|devoid|lack|absence) of|rather than)"
-    r"(?: (?:an?|any|the|his|her|its|their))?$"
+    r"\b(?:without|sans|w/o|no|no longer|neither|nor|(?:not|never)(?: in| on| with| wearing)?|minus|lack|lacks|lacking"
+    r"|(?:free|instead|devoid|void|bare|empty|rid|lack|absent|absence|(?:no|any) (?:signs?|traces?)|in (?:place|lieu)) of"
+    r"|rather than)(?: even)?(?: (?:an?|any|the|his|her|its|their))?$"
 )
 """Text before a thing that is absent."""
+MODIFIERS: Final = frozenset({"det", "poss", "amod", "compound", "nummod"})
 HANGING: Final = listed("hanging")
 SURFACES: Final = listed("surfaces")
 """Words for pictures that are things, and where these are."""
@@ -59,6 +61,8 @@ RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "w
 LISTING: Final = frozenset({"with", "w/", "featuring", "including", "incl", "incl."})
 """Words before a list of what a thing has."""
 ALPHANUMERIC: Final = re.compile(r"[^\W_]")
+WORD: Final = re.compile(r"\w+|[^\w\s]")
+"""Words and marks of a caption without a parse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,20 +125,20 @@ class PhraseRules:
 
     def removal(self, scene: Scene, phrase: NounPhrase) -> str | None:
         """Return why a noun phrase is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded."""
-        words, tokens = scene.words, scene.tokens
+        tokens = scene.tokens
         first, end, root, top = phrase
         if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
             return "pronoun"
+        is_filtered = self.is_english and self.rules.remove_invisible
+        if is_filtered and is_absent(scene, phrase):
+            return "absent"
         names = {tokens[root].lemma.lower(), singular(tokens[root])}
         if names & self.keep:
             return None
         if names & self.abstract:
             return "abstract"
-        if not (self.is_english and self.rules.remove_invisible):
+        if not is_filtered:
             return None
-        is_sign = singular(tokens[root]) in ("sign", "symbol", "icon")
-        if (words[first] in NEGATIONS and not is_sign) or is_absent(scene, phrase):
-            return "absent"
         if is_hung(scene, phrase):
             return None
         if (
@@ -162,22 +166,38 @@ class PhraseRules:
 
 
 def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
-    """True if a phrase names what is not in the picture: "without a hat or coat", "instead of a bed"."""
+    """True if a phrase names what is not in the picture: "no hat", "without a hat, coat or gloves", "not wearing a hat"."""
     words, tokens = scene.words, scene.tokens
-    i = phrase.first
-    while True:
-        before = " ".join(words[max(i - 3, 0) : i])
-        if ABSENT.search(before):
+    i, root, has_and = phrase.first, phrase.root, False
+    while words[i] not in ("only", "just"):
+        is_no = words[i] in NEGATIONS and words[i + 1 : i + 2] not in (["-"], ["only"], ["just"])
+        is_sign = singular(tokens[root]) in ("sign", "symbol", "icon") and words[root + 1 : root + 2] != ["of"]
+        if is_no and not is_sign:
+            return not has_and  # "no people and mountains" has mountains
+        is_missing = "missing" in words[max(i - (tokens[i].dep in ("det", "poss")), 0) : root]
+        if is_missing or ABSENT.search(" ".join(words[max(i - 5, 0) : i])) or _is_denied(scene, root):
             return True
-        head = tokens[phrase.root].head
-        if words[i - 1] not in ("or", "nor") or tokens[phrase.root].dep != "conj" or head >= i:
-            return False
-        i = head
-        while i > 0 and tokens[i - 1].head == head and tokens[i - 1].dep in ("det", "amod", "compound", "nummod"):
+        link, head = words[i - 1], tokens[root].head
+        if link == ",":  # a list, if a conjunction ends it
+            items = [j for j in range(root + 1, len(tokens)) if tokens[j].dep == "conj" and tokens[j].head >= root]
+            link = next((words[j] for j in range(root, items[-1] if items else 0) if tokens[j].dep == "cc"), "")
+        is_and = link in ("and", "&") and tokens[i].dep not in ("det", "poss")
+        if tokens[root].dep != "conj" or head >= i or not (is_and or link in ("or", "nor")):
+            break
+        i, root, has_and = head, head, has_and or is_and
+        while i > 0 and tokens[i - 1].head == root and tokens[i - 1].dep in MODIFIERS:
             i -= 1
-        if words[i] in NEGATIONS:
-            return True
-        phrase = NounPhrase(i, head + 1, head, head)
+    return False
+
+
+def _is_denied(scene: Scene, root: int) -> bool:
+    """True for the object of a verb with "not": "isn't a dog", "not wearing a hat", "doesn't have a tail"."""
+    words, tokens, verb = scene.words, scene.tokens, scene.tokens[root].head
+    near = range(max(verb - 3, 0), min(verb + 3, len(tokens) - 1))
+    is_object = tokens[root].dep in ("dobj", "attr", "obj")
+    return is_object and any(
+        tokens[j].dep == "neg" and tokens[j].head == verb and words[j + 1] not in ("only", "just") for j in near
+    )
 
 
 def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
@@ -456,7 +476,7 @@ class GivenPhrases:
     chunks: list[Chunk]
     ref_exps: list[RefExp]
     given_chunks: list[int]
-    """Index in `chunks` of each given box, -1 if its phrase was not found."""
+    """Index in `chunks` of each given box; negative if it has none (schemas.status.GIVEN_REMOVALS)."""
 
 
 def given_phrases(
@@ -465,33 +485,47 @@ def given_phrases(
     given_chunks: Sequence[GivenBox],
     given_ref_exps: Sequence[GivenBox],
     tokens: Sequence[Token],
+    removes_absent: bool = False,
 ) -> GivenPhrases:
     """Return the noun chunks and referring expressions of a GRIT row, and the noun chunk of each given box.
 
     GRIT lists noun chunks and expressions separately. An expression belongs to a chunk if it has the same box and
     score and contains the chunk; a chunk without one is its own expression. Chunks that are not found in the cleaned
-    caption are skipped.
+    caption are skipped; those of absent things are removed, if `removes_absent`.
     """
-    moved = cache(partial(move_span, original, caption))
+    places = place_spans(
+        original, caption, [(given["start"], given["end"]) for given in (*given_chunks, *given_ref_exps)]
+    )
+    chunk_spans, n = places[: len(given_chunks)], len(given_chunks)
     ref_exps: dict[Box, list[Span]] = {}  # by box and score, in their order
-    for given in given_ref_exps:
-        if (found := moved(given["start"], given["end"])) is not None:
-            ref_exps.setdefault(_box(given), []).append(found)
+    for given, span in zip(given_ref_exps, places[n:], strict=True):
+        if span[0] >= 0:
+            ref_exps.setdefault(_box(given), []).append(span)
     expressions: dict[Span, Span] = {}
-    chunk_spans: list[Span | None] = []
-    for given in given_chunks:
-        span = moved(given["start"], given["end"])
-        chunk_spans.append(span)
-        if span is not None and span not in expressions:
+    for given, span in zip(given_chunks, chunk_spans, strict=True):
+        if span[0] >= 0 and span not in expressions:
             candidates = dict.fromkeys(ref_exps.get(_box(given), ()))
             expressions[span] = next((e for e in candidates if e[0] <= span[0] and span[1] <= e[1]), span)
     spans = sorted(expressions)
-    index = {span: number for number, span in enumerate(spans)}
+    absent = {span for span in spans if removes_absent and _names_absent(caption, tokens, *span)}
+    index = {span: given_code("absent") if span in absent else number for number, span in enumerate(spans)}
+    kept = [(number, *expressions[span]) for number, span in enumerate(spans) if span not in absent]
     return GivenPhrases(
-        chunks=[Chunk(start, end, _root(tokens, start, end), None) for start, end in spans],
-        ref_exps=mark_maximal([(number, *expressions[span]) for number, span in enumerate(spans)]),
-        given_chunks=[-1 if span is None else index[span] for span in chunk_spans],
+        chunks=[Chunk(*span, _root(tokens, *span), "absent" if span in absent else None) for span in spans],
+        ref_exps=mark_maximal(kept),
+        given_chunks=[index.get(span, span[0]) for span in chunk_spans],
     )
+
+
+def _names_absent(caption: str, tokens: Sequence[Token], start: int, end: int) -> bool:
+    """Apply `is_absent` to a given phrase; without a parse, to its words alone."""
+    words = WORD.finditer(caption)
+    tokens = tokens or [Token(m.start(), m.end(), i, "", "", "", m[0].lower()) for i, m in enumerate(words)]
+    first = bisect_right(tokens, start, key=lambda token: token.end)
+    last = bisect_left(tokens, end, key=lambda token: token.start)
+    scene = Scene(caption, [caption[token.start : token.end].lower() for token in tokens], tokens, [], [])
+    root = _root(tokens, start, end)
+    return root >= 0 and is_absent(scene, NounPhrase(first, last, root, root))
 
 
 def _box(given: GivenBox) -> Box:

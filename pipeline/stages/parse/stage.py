@@ -57,6 +57,8 @@ class Parse(Stage):
             from pipeline.stages.parse import parser  # imports spaCy
 
             self.parser = parser.CaptionParser(config)
+        is_english = self.parser.is_english if self.parser else "en" in (config.languages or ("en",))
+        self.removes_absent = is_english and config.rules.remove_invisible
         self.language: LanguageFilter | None = None
         if config.languages:
             from pipeline.stages.parse import parser
@@ -84,7 +86,7 @@ class Parse(Stage):
         for i in kept:
             parse = parses[captions[i]]
             if n_given[i]:
-                rows[i] = _with_given(table, i, parse)
+                rows[i] = _with_given(table, i, parse, self.removes_absent)
             else:
                 rows[i] = parse
                 if not parse.ref_exps and not self.keeps_pairs:
@@ -117,7 +119,7 @@ def lacking_phrase(chunks: Sequence[Any]) -> Drop:
     return Drop("no_phrase", f"{len(chunks)} noun chunks, all removed" if chunks else "no noun chunk")
 
 
-def _with_given(table: pa.Table, i: int, parse: "CaptionParse") -> "CaptionParse":
+def _with_given(table: pa.Table, i: int, parse: "CaptionParse", removes_absent: bool) -> "CaptionParse":
     """Return `parse` with the given phrases of row `i`."""
     from pipeline.stages.parse.phrases import given_phrases
 
@@ -127,6 +129,7 @@ def _with_given(table: pa.Table, i: int, parse: "CaptionParse") -> "CaptionParse
         table["given_noun_chunks"][i].as_py(),
         table["given_ref_exps"][i].as_py() or [],
         parse.tokens,
+        removes_absent,
     )
     return dataclasses.replace(
         parse, chunks=phrases.chunks, ref_exps=phrases.ref_exps, given_chunks=phrases.given_chunks

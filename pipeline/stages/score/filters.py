@@ -1,10 +1,10 @@
 """Settings and filters of the score stage, and the drop reason of rows without a kept box."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, cast, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
 from pipeline.models import NO_MODEL, calibrated_threshold, local_model, read_model_config
 from pipeline.stages.ground.load import score_threshold
+from schemas.manifest import ThresholdValues
 from schemas.status import BOX_REMOVALS
 from schemas.table import Drop
 
@@ -79,6 +80,10 @@ class ScoreConfig:
     # minimum cosine of image and caption, -1 to 1, that a row must reach; null: none
     min_image_similarity: float | None = None
     """Cosine in [-1, 1]. None: the papers have no such filter."""
+    # minimum share of the phrases of a row that have a kept box, 0 to 1: too few say that image and caption do not belong
+    # together. All phrases count that were sent to the grounder, or had a box in the input; null: none
+    min_grounded_share: float | None = None
+    """Share in [0, 1]. None: the papers have no such filter."""
     # file of a linear head on the scorer's embedding of the whole image, such as one for aesthetics: safetensors with
     # `weight` [d], and `bias` [1] if it has one; or the folder of a hyperbolic model of the trainer: the score is the
     # distance of the caption to the root, where general captions are nearer (docs/models.md); null: none
@@ -101,6 +106,7 @@ class ScoreConfig:
         check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
         check_range(self, "min_presence", least=0, most=1)
         check_range(self, "min_image_similarity", least=-1, most=1)
+        check_range(self, "min_grounded_share", least=0, most=1)
         if self.scorer == NO_MODEL and self.min_image_similarity is not None:
             raise UserError("min_image_similarity needs a scorer; give one, or leave out the threshold")
         if self.scorer == NO_MODEL and self.head is not None:
@@ -179,6 +185,7 @@ class Thresholds:
         min_presence: probability of the phrase in the image; None: no filter.
         min_image_similarity: cosine of image and caption; None: no filter.
         min_head_score: score of the head; None: no filter.
+        min_grounded_share: share of the phrases of a row that have a kept box; None: no filter.
     """
 
     min_side_px: int
@@ -188,6 +195,12 @@ class Thresholds:
     min_presence: float | None = None
     min_image_similarity: float | None = None
     min_head_score: float | None = None
+    min_grounded_share: float | None = None
+
+    @property
+    def recorded(self) -> ThresholdValues:
+        """Those that are set, as manifests record them."""
+        return cast(ThresholdValues, {name: value for name, value in asdict(self).items() if value is not None})
 
 
 def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
@@ -218,6 +231,7 @@ def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
         min_presence=config.min_presence,
         min_image_similarity=config.min_image_similarity,
         min_head_score=config.min_head_score,
+        min_grounded_share=config.min_grounded_share,
     )
 
 

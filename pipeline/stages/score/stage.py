@@ -29,7 +29,7 @@ from schemas.table import Drop, add_columns, drop_rows, kept_indices
 if TYPE_CHECKING:
     from pipeline.stages.score.scorers import Head, Scorer
 
-COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height")
+COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height", "given_chunks")
 
 Rows = dict[int, dict[str, Any]]
 """Position in the table -> the COLUMNS of a row that is not dropped."""
@@ -65,9 +65,9 @@ class Score(Stage):
 
     Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and `clip_similarity`, the cosine of
     image and caption. A row without a kept box is dropped as `box_too_small`, `low_score`, `low_presence` or
-    `low_clip_score`, after the last filter that removed a box, unless `keeps_pairs`; one whose image is unlike its
-    caption as `low_image_similarity`, and one with a low score of the head as `low_head_score`. Without a
-    scorer, nothing is compared.
+    `low_clip_score`, after the last filter that removed a box, unless `keeps_pairs`; one of whose phrases too few have
+    a kept box as `low_grounded_share`, one whose image is unlike its caption as `low_image_similarity`, and one with a
+    low score of the head as `low_head_score`. Without a scorer, nothing is compared.
 
     Args:
         config: settings.
@@ -75,6 +75,7 @@ class Score(Stage):
         scorer: a loaded scorer; None: that of `config`, which is loaded.
         decode: decoder with a cache, such as one that `Ground` shares; None: without a cache.
         keeps_pairs: keep rows without a kept box as pairs of image and caption.
+        has_grounder: a grounder looked for the phrases of rows without given boxes.
 
     Raises:
         UserError: the scorer or the head cannot be loaded, or they do not fit each other.
@@ -106,9 +107,11 @@ class Score(Stage):
         scorer: "Scorer | None" = None,
         decode: StoredImages | None = None,
         keeps_pairs: bool = False,
+        has_grounder: bool = True,
     ) -> None:
         """Load the scorer of `config` unless one is given."""
         super().__init__(config)
+        self.has_grounder = has_grounder
         self.thresholds, self.keep_all, self.keeps_pairs = thresholds, config.keep_all, keeps_pairs
         if scorer is None and self.has_model(config):
             from pipeline.stages.score.scorers import make_scorer  # imports torch
@@ -133,16 +136,18 @@ class Score(Stage):
         if cls.has_model(config):
             context.check_model("scorer", scorer_path(config.scorer))
         thresholds = resolve_thresholds(config, ground.grounder)
-        return cls(config, thresholds, decode=context.images, keeps_pairs=ground.keeps_pairs)
+        pairs = {"keeps_pairs": ground.keeps_pairs, "has_grounder": ground.grounder != NO_MODEL}
+        return cls(config, thresholds, decode=context.images, **pairs)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         cosines = ModelCosines(table["image"], self.scorer, self.decode, self.head) if self.scorer else None
-        return score_table(table, self.thresholds, cosines, self.keep_all, self.keeps_pairs)
+        return score_table(table, self.thresholds, cosines, self.keep_all, self.keeps_pairs, self.has_grounder)
 
 
 def score_table(
-    table: pa.Table, thresholds: Thresholds, cosines: Cosines | None, keep_all: bool, keeps_pairs: bool = False
-) -> pa.Table:
+    table: pa.Table, thresholds: Thresholds, cosines: Cosines | None, keep_all: bool, keeps_pairs: bool = False,
+    has_grounder: bool = True,
+) -> pa.Table:  # fmt: skip
     """Apply the filters to a GROUNDED table, with cosines of a model or stored ones.
 
     Cosines are taken for boxes and rows that pass the other filters; with `keep_all` for all boxes that have a crop and
@@ -154,6 +159,7 @@ def score_table(
         cosines: where cosines are taken from; None: filters by cosine and head remove nothing.
         keep_all: as `ScoreConfig.keep_all`.
         keeps_pairs: keep rows without a kept box.
+        has_grounder: a grounder looked for the phrases of rows without given boxes.
 
     Returns:
         The SCORED table, with rows dropped as in `Score`.
@@ -166,6 +172,8 @@ def score_table(
         for i, row in rows.items()
         if not keeps_pairs and all(score["removed"] for score in scores[i])
     }
+    shares = {i: grounded_share(row, scores[i], has_grounder) for i, row in rows.items()}
+    drops = below("low_grounded_share", shares, thresholds.min_grounded_share) | drops
     similarity, heads = dict[int, float](), dict[int, float | None]()
     if cosines is not None:
         compared = [i for i in rows if keep_all or i not in drops]
@@ -189,6 +197,15 @@ def score_boxes(
         for (i, b), cosine in zip(places, cosines.of_boxes(rows, places), strict=True):
             scores[i][b] = add_cosine(scores[i][b], cosine, thresholds)
     return scores
+
+
+def grounded_share(row: dict[str, Any], scores: Sequence[BoxScore], has_grounder: bool) -> float | None:
+    """Return the share of the phrases of a row that have a kept box; None if no box was looked for, nor given."""
+    n_phrases = sum(chunk["removed"] is None for chunk in row["noun_chunks"] or ())
+    if not n_phrases or not (has_grounder or row["given_chunks"]):
+        return None
+    kept = {box["phrase"] for box, score in zip(row["boxes"], scores, strict=True) if score["removed"] is None}
+    return len(kept) / n_phrases
 
 
 def below(reason: str, values: Mapping[int, float | None], least: float | None) -> dict[int, Drop]:

@@ -157,7 +157,12 @@ def test_each_filter_selects_the_rows_that_it_names(browser: Any, server: Server
     assert len(counts) > 8
 
 
-HIGHER = [{"min_score": "0.9", "min_clip_score": "0.8"}, {"min_clip_score": "0.7777", "min_side_px": "60"}]
+HIGHER = [
+    {"min_score": "0.9", "min_clip_score": "0.8"},
+    {"min_clip_score": "0.7777", "min_side_px": "60"},
+    {"min_grounded_share": "0.6"},
+    {"min_score": "0.8", "min_grounded_share": "0.34"},
+]
 LOWER = [{}, {"min_score": "0.4"}, {"min_score": "0", "min_clip_score": "0", "min_side_px": "1"}]
 ROWS = [
     {},

@@ -222,20 +222,55 @@ def test_boxes_of_grit_are_read_with_field_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "box",
+    ("box", "message"),
     [
-        [1, 2],
-        ["a"] * 7,
-        [0, 5, 0.1, 0.2, 0.3, 0.4, 10**400],  # too large for a float
-        [0, 5, 10, 20, 300, 200, 0.9],  # pixels
-        [0, 5, 0.6, 0.2, 0.3, 0.4, 0.9],  # x_min > x_max
-        [0, 5, 0.1, 0.2, 0.3, 0.4, 95],  # per cent
-        [0, 10**12, 0.1, 0.2, 0.3, 0.4, 0.9],
+        ([0, 5, 0.1, 0.2, 0.3, 0.4], "a list of 6 numbers, not 7"),
+        ([1], "a list of 1 number, not 7"),
+        ({"start": 0, "end": 5}, "{'start': 0, 'end': 5}, not a list of 7 numbers"),
+        (7, "7, not a list of 7 numbers"),
+        (["a"] * 7, "start is 'a', not a number"),
+        ([0, 5, None, 0.2, 0.3, 0.4, 0.9], "x_min is None, not a number"),
+        ([0, True, 0.1, 0.2, 0.3, 0.4, 0.9], "end is True, not a number"),
+        ([0.5, 5, 0.1, 0.2, 0.3, 0.4, 0.9], "start is 0.5, not a whole number"),
+        ([0, float("nan"), 0.1, 0.2, 0.3, 0.4, 0.9], "end is nan, not a whole number"),
+        (
+            [0, 5, 0.1, float("nan"), 0.3, 0.4, 0.9],
+            "fractions of the image, the smaller one first: x_min 0.1, y_min nan",
+        ),
+        ([0, 5, 0.1, 0.2, 0.3, 0.4, float("nan")], "a score is nan, not within [0, 1]"),
+        ([0, 5, 0.1, 0.2, 0.3, 0.4, 10**400], "too large"),
+        ([0, 5, 10, 20, 300, 200, 0.9], "edges must be fractions of the image"),
+        ([0, 5, 0.6, 0.2, 0.3, 0.4, 0.9], "the smaller one first: x_min 0.6"),
+        ([0, 5, 0.1, 0.2, 0.3, 0.4, 95], "a score is 95.0, not within [0, 1]"),
+        ([0, 10**12, 0.1, 0.2, 0.3, 0.4, 0.9], "end is 1000000000000, out of range"),
     ],
 )
-def test_an_invalid_given_box_is_a_bad_row(tmp_path: Path, box: list) -> None:
-    rows = read_all(write(tmp_path / "a.jsonl", [ROWS[0] | {"noun_chunks": [box]}, ROWS[1]]))
-    assert [row["reason"] for row in rows] == ["bad_row", None]
+def test_an_invalid_given_box_is_a_bad_row_that_names_it(tmp_path: Path, box: Any, message: str) -> None:
+    good = [0, 1.0, 0.1, 0.2, 0.3, 0.4, 0.9]
+    bad = [{"noun_chunks": [good, box]}, {"noun_chunks": [good], "ref_exps": json.dumps([good, box])}]
+    rows = read_all(
+        write(tmp_path / "a.jsonl", [ROWS[0] | bad[0], ROWS[0] | bad[1], ROWS[1] | {"noun_chunks": [good]}])
+    )
+    assert [row["reason"] for row in rows] == ["bad_row", "bad_row", None]
+    for row, column in zip(rows, ("noun_chunks", "ref_exps"), strict=False):
+        assert f", line 1: {column} does not hold GRIT's lists of 7 numbers: box 1: " in row["detail"].replace(
+            "line 2", "line 1"
+        )
+        assert message in row["detail"]
+
+
+@pytest.mark.parametrize("value", [5, {"a": 1}, "5", "{}", "[[1,"])
+def test_given_boxes_that_are_no_list_are_named(tmp_path: Path, value: Any) -> None:
+    (row,) = read_all(write(tmp_path / "a.jsonl", [ROWS[0] | {"noun_chunks": value}]))
+    assert row["reason"] == "bad_row"
+    assert "noun_chunks does not hold GRIT's lists of 7 numbers: " in row["detail"]
+
+
+def test_expressions_without_noun_chunks_are_phrases(tmp_path: Path) -> None:
+    box = [-9, 5, 0.1, 0.2, 0.3, 0.4, 0.9]
+    (row,) = read_all(write(tmp_path / "a.jsonl", [ROWS[0] | {"noun_chunks": [], "ref_exps": [box]}]))
+    assert row["given_noun_chunks"] == row["given_ref_exps"]
+    assert [(one["start"], one["end"]) for one in row["given_ref_exps"]] == [(-2, 5)]  # outside, not a code
 
 
 def test_other_columns_are_valid_utf8_even_if_the_json_has_lone_surrogates(tmp_path: Path) -> None:

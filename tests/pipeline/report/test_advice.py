@@ -72,3 +72,26 @@ def test_rows_that_a_cheaper_verb_may_save_are_counted(stats: Any, dropped: Any,
     found = advice(stats)
     assert ("cheaper_verb" in found) == (verb is not None)
     assert str(verb or "") in found.get("cheaper_verb", "")
+
+
+def test_given_boxes_without_a_phrase_are_counted_by_reason_and_name_the_unit(stats: Any) -> None:
+    stats["boxes"] |= {
+        "given": {"boxes": 900, "rows": 300, "split": 2},
+        "removed": {"absent": 9, "row_dropped_early": 7},
+    }
+    assert advice(stats) == {}  # nobody's fault
+    stats["boxes"]["removed"] |= {"empty_span": 2}
+    assert advice(stats)["given_boxes"].startswith(
+        "2 of the 900 given boxes have no phrase in their caption: empty_span 2;"
+    )
+    assert "code points" not in advice(stats)["given_boxes"]
+    stats["boxes"]["removed"] |= {"other_units": 1_000}
+    assert "GRIT's spans count characters (code points)" in advice(stats)["given_boxes"]
+
+
+@pytest.mark.parametrize(("rows", "split", "is_said"), [(5, 4, True), (5, 3, False), (10_000, 99, False)])
+def test_spans_that_cut_words_in_more_than_a_few_rows_name_the_unit(
+    stats: Any, rows: int, split: int, is_said: bool
+) -> None:
+    stats["boxes"]["given"] = {"boxes": 2 * rows, "rows": rows, "split": split}
+    assert ("code points" in advice(stats).get("given_spans", "")) == is_said

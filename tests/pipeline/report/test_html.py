@@ -48,7 +48,7 @@ def test_page_shows_images_trees_charts_accuracy_and_configuration(output: Path)
     assert text.count('class="displacy"') == 4
     assert set(re.findall(r'data-chart="(\w+)"', text)) == {
         "box_area_ratio", "boxes_per_image", "caption_length", "grounding_score", "clip_cosine", "clip_similarity",
-        "image_side",
+        "grounded_share", "image_side",
     }  # fmt: skip
     assert "styles · held out" in text
     assert "rows_per_shard: 48" in text

@@ -12,12 +12,14 @@ const ROW_COLUMNS = {
   original_height: Int32Array,
   similarity: Float32Array,
   head: Float32Array,
+  asked: Int32Array,
   has_image: Uint8Array,
 };
 const BOX_COLUMNS = {
   row: Int32Array,
   phrase: Int32Array,
   label: Int32Array,
+  chunk: Int32Array,
   x_min: Float32Array,
   y_min: Float32Array,
   x_max: Float32Array,

@@ -10,6 +10,7 @@ const LABELS = {
   min_side_px: "Side in px",
   min_image_similarity: "Cosine of image and caption",
   min_head_score: "Score of the head",
+  min_grounded_share: "Share of grounded phrases",
 };
 
 function Example({ output, name, item, onOpen }) {

@@ -3,7 +3,8 @@
 const BOXES = ["min_score", "min_clip_score", "min_side_px"];
 /** Thresholds of whole rows, with their columns; absent from an output without values. */
 const ROWS = { min_image_similarity: "similarity", min_head_score: "head" };
-export const NAMES = [...BOXES, ...Object.keys(ROWS)];
+const SHARE = "min_grounded_share";
+export const NAMES = [...BOXES, ...Object.keys(ROWS), SHARE];
 /** Lowest and highest value, and step. */
 const RANGES = {
   min_score: [0, 1, 0.01],
@@ -11,6 +12,7 @@ const RANGES = {
   min_side_px: [0, Number.MAX_SAFE_INTEGER, 1],
   min_image_similarity: [-1, 1, 0.01],
   min_head_score: [-Infinity, Infinity, 0.01],
+  min_grounded_share: [0, 1, 0.01],
 };
 const EXAMPLES = 6;
 
@@ -25,7 +27,11 @@ export function accepted(name, text) {
 
 /** The thresholds that an output has values for. */
 export const namesOf = (output) =>
-  NAMES.filter((name) => !(name in ROWS) || output.rows[ROWS[name]].some((value) => !Number.isNaN(value)));
+  NAMES.filter((name) =>
+    name === SHARE
+      ? output.rows.asked.some((n) => n > 0)
+      : !(name in ROWS) || output.rows[ROWS[name]].some((value) => !Number.isNaN(value)),
+  );
 
 /** The ends of a slider and its step; a threshold that is not set is at the lower end. */
 export function range(output, name) {
@@ -75,32 +81,46 @@ function filterOf(rows, t, name) {
   return (row) => limits.every(([values, least]) => !(values[row] < least));
 }
 
+/** A function that gives the kept boxes of a row, and the share of its phrases that have one (NaN: none were asked). */
+function judge({ boxes, rows, firstBox }, t) {
+  const minScore = Math.fround(t.min_score),
+    minClip = t.min_clip_score,
+    minSide = t.min_side_px,
+    seen = [];
+  return (row) => {
+    let [kept, grounded] = [0, 0];
+    for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
+      // A missing CLIPScore is NaN, which is not at least any threshold.
+      if (
+        boxes.side[box] >= minSide &&
+        boxes.score[box] >= minScore &&
+        2.5 * Math.max(boxes.cosine[box], 0) >= minClip
+      ) {
+        kept += 1;
+        if (seen[boxes.chunk[box]] !== row) grounded += 1;
+        seen[boxes.chunk[box]] = row;
+      }
+    }
+    return { kept, share: Math.fround(rows.asked[row] > 0 ? grounded / rows.asked[row] : NaN) };
+  };
+}
+
 /** For each row that changed thresholds keep, the number of its kept boxes plus 1; 0 for the others.
  *  `changed` maps names to numbers; shards keep their own thresholds of other names. */
 export function keptBoxes(output, changed) {
-  const { boxes, rows, firstBox, meta } = output,
+  const { rows, meta } = output,
     kinds = judged(output),
     kept = new Uint16Array(output.n);
   meta.shards.forEach((shard, at) => {
     const t = { ...shard.thresholds, ...changed },
-      end = output.shardEnd(at);
-    const minScore = Math.fround(t.min_score),
-      minClip = t.min_clip_score,
-      minSide = t.min_side_px,
-      passes = filterOf(rows, t);
+      end = output.shardEnd(at),
+      least = Math.fround(t[SHARE] ?? 0),
+      passes = filterOf(rows, t),
+      of = judge(output, t);
     for (let row = shard.first; row < end; row += 1) {
       if (kinds[rows.reason[row]] !== 1 || !passes(row)) continue;
-      kept[row] = 1;
-      for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
-        // A missing CLIPScore is NaN, which is not at least any threshold.
-        if (
-          boxes.side[box] >= minSide &&
-          boxes.score[box] >= minScore &&
-          2.5 * Math.max(boxes.cosine[box], 0) >= minClip
-        )
-          kept[row] += 1;
-      }
-      if (kept[row] === 1 && !meta.keeps_pairs) kept[row] = 0;
+      const found = of(row);
+      if ((found.kept > 0 || meta.keeps_pairs) && !(found.share < least)) kept[row] = found.kept + 1;
     }
   });
   return kept;
@@ -148,7 +168,9 @@ export function examples(output, changed, name, mask) {
     t.min_score = Math.fround(t.min_score);
     const [minScore, minClip, minSide] = BOXES.map((other) => (other === name ? -Infinity : t[other])),
       border = t[name] ?? -Infinity;
-    const passes = filterOf(rows, t, name);
+    const passes = filterOf(rows, t, name),
+      of = judge(output, t),
+      least = Math.fround(t[SHARE] ?? 0);
     const add = (row, box, value) => {
       const distance = value - border;
       if (distance >= 0) {
@@ -157,9 +179,9 @@ export function examples(output, changed, name, mask) {
     };
     for (let row = shard.first; row < end; row += 1) {
       if (!mask[row] || !rows.has_image[row] || kinds[rows.reason[row]] !== 1) continue;
-      if (!passes(row)) continue;
-      if (name in ROWS) {
-        const value = rows[ROWS[name]][row];
+      if (!passes(row) || (name in ROWS && of(row).share < least)) continue;
+      if (name in ROWS || name === SHARE) {
+        const value = name === SHARE ? of(row).share : rows[ROWS[name]][row];
         if (!Number.isNaN(value)) add(row, -1, value);
         continue;
       }

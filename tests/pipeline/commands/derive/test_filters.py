@@ -31,7 +31,7 @@ from tests.pipeline.jobs import hash_output, run_job
 
 Printed = pytest.CaptureFixture[str]
 LOOSE = ("score.min_score=0.3", "score.min_clip_score=0.3", "score.min_side_px=8")
-COMPLETE = ("score.keep_all=true", "score.min_score=0.9", "score.min_clip_score=1.2")
+COMPLETE = ("score.keep_all=true", "score.min_score=0.9", "score.min_clip_score=1.2", "score.min_grounded_share=0.9")
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,7 @@ def shard_hashes(output: Path) -> dict[str, str]:
     [
         ["score.min_clip_score=1.1", "score.size_rule=side", "score.min_side_px=40"],
         ["score.min_side_px=200"],
+        ["score.min_grounded_share=0.67", "score.min_score=0.6"],
         ["formats=[arrow]", "write.image_bytes=true"],
         ["formats=[train]", "score.min_score=0.7"],
     ],
@@ -102,7 +103,9 @@ def test_shards_equal_those_of_a_job_with_the_same_settings(
     assert shard_hashes(tmp_path / "new") == shard_hashes(tmp_path / "job")
 
 
-@pytest.mark.parametrize("settings", [LOOSE, ["score.size_rule=released"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "settings", [LOOSE, ["score.size_rule=released", "score.min_grounded_share=0.5"]], ids=" ".join
+)
 @pytest.mark.parametrize("keeps_all", ["score.keep_all=false", "score.keep_all=true"])
 def test_thresholds_can_be_lowered_if_all_scores_were_kept(
     complete: Path, job: Job, tmp_path: Path, settings: list[str], keeps_all: str

@@ -196,6 +196,16 @@ def test_groundable_phrase_is_not_removed(caption: str, phrase: str) -> None:
         ("neither snow nor ice on a road", "ice", "absent"),
         ("no snow or ice on a road", "ice", "absent"),
         ("a road, not a river", "a river", "absent"),
+        ("a field without trees, bushes or fences", "bushes", "absent"),
+        ("there are no boats, swimmers, or gulls on the lake", "swimmers", "absent"),
+        ("a pizza without cheese and onions", "onions", "absent"),
+        ("a cyclist not wearing a helmet", "a helmet", "absent"),
+        ("there aren't any chairs in the hall", "any chairs", "absent"),
+        ("a bird that doesn't have a tail", "a tail", "absent"),
+        ("a car missing a wheel", "a wheel", "absent"),
+        ("a wall with no trace of paint", "paint", "absent"),
+        ("a hall with none of the guests", "none of the guests", "absent"),
+        ("a runner w/o shoes", "shoes", "absent"),
         ("a dog at www.example.org/dogs", "www.example.org/dogs", "address"),
         ("a dog, 14 kg", "14 kg", "measure"),
         ("a red lamp for $12.50", "for $12.50", "price"),
@@ -264,3 +274,23 @@ def test_captions_in_title_case_are_parsed_as_if_in_lower_case(caption: str, phr
 def test_other_captions_keep_their_case() -> None:
     result = parse("a photo of the Eiffel Tower in Paris, France")
     assert [t.lemma for t in result.tokens if t.pos == "PROPN"][-2:] == ["Paris", "France"]
+
+
+@pytest.mark.parametrize(
+    ("caption", "phrases"),
+    [
+        ("no swimmers, mountains behind a lake", ["mountains", "a lake"]),
+        ("no swimmers and mountains behind a lake", ["mountains", "a lake"]),
+        ("a boy without a helmet and a dog", ["a boy", "a dog"]),
+        ("not only a horse but also a cow", ["not only a horse", "a cow"]),
+        ("no-bake cake beside a knife", ["no-bake cake", "a knife"]),
+        ("a horse, a cow or a goat", ["a horse", "a cow", "a goat"]),
+    ],
+)
+def test_what_is_beside_an_absent_thing_is_kept(caption: str, phrases: list[str]) -> None:
+    assert kept(caption) == phrases
+
+
+def test_the_words_of_keep_bring_no_absent_thing_back() -> None:
+    (found,) = CaptionParser(ParseConfig(keep=("car",))).parse(["a street with no cars"])
+    assert [chunk.removed for chunk in found.chunks] == [None, "absent"]

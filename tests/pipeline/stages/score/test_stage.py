@@ -124,6 +124,45 @@ def test_row_without_a_kept_box_is_dropped_after_the_last_filter_that_removed_a_
     assert [value is None for value in table["image"].to_pylist()] == [True, True, True, False]
 
 
+@pytest.mark.parametrize(
+    ("boxes", "least", "reason"),
+    [
+        ([(0, 0.0, 0.5, 0.9), (1, 0.5, 1.0, 0.9)], 1.0, None),
+        ([(0, 0.0, 0.5, 0.9), (0, 0.1, 0.5, 0.9)], 0.5, None),  # two boxes of one phrase are one phrase of two
+        ([(0, 0.0, 0.5, 0.9), (0, 0.1, 0.5, 0.9)], 0.51, "low_grounded_share"),
+        ([(0, 0.0, 0.5, 0.9), (1, 0.5, 1.0, 0.3)], 0.51, "low_grounded_share"),  # a removed box is none
+        ([(0, 0.0, 0.5, 0.3)], 0.5, "low_score"),
+        ([(0, 0.0, 0.5, 0.9)], 0.0, None),
+        ([(0, 0.0, 0.5, 0.9)], None, None),
+    ],
+)
+def test_row_of_which_too_few_phrases_have_a_kept_box_is_dropped(
+    boxes: list[tuple[int, float, float, float]], least: float | None, reason: str | None
+) -> None:
+    (out,) = score_stage(min_grounded_share=least)(table_after("ground", [row(*boxes)])).to_pylist()
+    assert out["reason"] == reason
+    removed = [*CHUNKS, {"start": 4, "end": 7, "root": 1, "removed": "absent"}]
+    (same,) = score_stage(min_grounded_share=least)(
+        table_after("ground", [row(*boxes, noun_chunks=removed)])
+    ).to_pylist()
+    assert same["reason"] == reason
+
+
+def test_pairs_have_a_share_only_if_their_phrases_were_looked_for() -> None:
+    given = {"given_noun_chunks": [], "given_chunks": [0, 1]}
+    rows = [row(), row(noun_chunks=[]), row((0, 0.0, 0.5, 0.9), **given)]
+    found = {}
+    for has_grounder in (True, False):
+        config = ScoreConfig(**(THRESHOLDS | {"min_grounded_share": 0.6}))
+        thresholds = resolve_thresholds(config, grounder="miniature")
+        stage = Score(config, thresholds, colour_scorer(), keeps_pairs=True, has_grounder=has_grounder)
+        found[has_grounder] = stage(table_after("ground", rows))["reason"].to_pylist()
+    assert found == {
+        True: ["low_grounded_share", None, "low_grounded_share"],
+        False: [None, None, "low_grounded_share"],
+    }
+
+
 def test_each_phrase_is_embedded_once() -> None:
     seen: list[str] = []
     rows = [row((0, 0.0, 0.4, 0.9), (0, 0.1, 0.4, 0.9)), row((0, 0.0, 0.4, 0.9), (1, 0.6, 1.0, 0.9))]
