@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from hypergrit_common.errors import UserError, prefixed
+from hypergrit_common.locations import Locations
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
 from trainer.batch import Batch
@@ -117,7 +118,7 @@ class Loader:
         """The index of the shards, and the number of shards of each set, if they have weights. Collective."""
         config, n_shards = self.config, list[int]()
 
-        def list_urls(shards: str) -> list[str]:
+        def list_urls(shards: Locations) -> list[str]:
             if not config.weights:
                 return list_shards(shards)
             sets = list_sets(shards)

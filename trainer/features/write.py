@@ -29,6 +29,7 @@ from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.locations import as_text
 from hypergrit_common.progress import tracked
 from hypergrit_common.text import counted, duration_text
 from hypergrit_common.version import hypergrit_version
@@ -205,7 +206,7 @@ def record_of(embedder: Embedder, shards: HeldOutShards) -> FeatureRecord:
         sources=hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
         n_samples=shards.index.n_samples,
         training=training_settings(embedder, tower, sha256),
-        shards=config.shards,
+        shards=as_text(config.shards),
     )
 
 
