@@ -315,7 +315,8 @@ def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelC
         embed_dim = len(state["visual_proj.weight"])
     except KeyError as error:
         raise ValueError(
-            f"{source}: entry {error} is missing; give a checkpoint that the authors of one of the models released"
+            f"{source}: entry {error} is missing, and the file has {shortened(sorted(state), 3, ', ')}; give a checkpoint that "
+            "the authors of one of the models released, or the folder of a run"
         ) from error
     tower = next((key for key, value in PAPER_VITS.items() if value["embed_dim"] == width), None)
     if tower is None:

@@ -53,12 +53,14 @@ def read_image(image: ImageInput) -> NDArray[np.uint8]:
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
             raise UserError(f"an image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3]")
-        return image
+        return image if image.flags.writeable else image.copy()  # torch warns of others
     try:
         if isinstance(image, PIL.Image.Image):
             return to_pixels(image)
         if isinstance(image, str | Path):
             return decode(Path(image).read_bytes())
+        if hasattr(image, "seek"):
+            image.seek(0)  # as PIL does: a buffer that was just written stands at its end
         data = image if isinstance(image, bytes) else image.read() if hasattr(image, "read") else None
         if isinstance(data, bytes):
             return decode(data)

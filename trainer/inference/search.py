@@ -60,7 +60,9 @@ class PointIndex:
             return (-products).clamp(min=0).sqrt().float()
         if not isinstance(self.model, Hyperbolic):
             return 1 - products
-        c = self.model.curv.detach().double().exp().squeeze()
+        space = space_of(self.model)
+        assert isinstance(space, Lorentz | Ball)
+        c = space.curvature.double().squeeze()  # that of the rows: another rounding would keep equal points apart
         floor = self.model.eps * (2 if isinstance(self.model, PoinCLIP) else 1)  # as in `poincare_similarity`
         return (lorentz.acosh1p((-c * products - 1).clamp(min=floor)) / c.sqrt()).float()
 
