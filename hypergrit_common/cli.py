@@ -17,13 +17,13 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, ParamSpec
 
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import NotFiniteError, UserError
 from hypergrit_common.text import message, message_lines
 from hypergrit_common.urls import text_without_queries
 
 P = ParamSpec("P")
 
-BUG, USER_ERROR, FAILED_SHARDS, NOTHING_KEPT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 4, 130, 141, 143
+BUG, USER_ERROR, INCOMPLETE, NOTHING_KEPT, INTERRUPTED, CLOSED_PIPE, TERMINATED = 1, 2, 3, 4, 130, 141, 143
 """Exit codes. The last three are 128 + the number of SIGINT, SIGPIPE and SIGTERM, as in a shell."""
 EXIT_CODES: Final = """\
 Exit codes: 0 done; 1 a bug; 2 an error that you can fix, described by the message; 130 interrupted (Ctrl-C);
@@ -62,7 +62,7 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
                     sys.stdout.flush()
                     return code
             except UserError as error:
-                return _fail(f"error: {error}", USER_ERROR)
+                return _fail(f"error: {error}", INCOMPLETE if isinstance(error, NotFiniteError) else USER_ERROR)
             except ModuleNotFoundError as error:
                 if (Path(__file__).parents[1] / (error.name or "").partition(".")[0]).exists():  # a module of ours
                     raise

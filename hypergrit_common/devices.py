@@ -16,18 +16,25 @@ DEVICE: Final = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 def check_device(config: Any) -> None:
     """Raise UserError unless the field `device` is `auto`, `cpu`, `cuda` or `cuda:N`; for `__post_init__`."""
-    if not DEVICE.fullmatch(config.device):
-        raise UserError(f"device is {config.device!r}; give auto, cpu, cuda or cuda:N")
+    check_name(config.device, "device")
 
 
-def pick_device(device: str, *, index: int = 0, key: str = "device") -> "torch.device":
+def check_name(device: str, key: str) -> None:
+    """Raise UserError unless a device is `auto`, `cpu`, `cuda` or `cuda:N`."""
+    if not DEVICE.fullmatch(device):
+        raise UserError(f"{key} is {device!r}; give auto, cpu, cuda or cuda:N")
+
+
+def pick_device(device: "str | torch.device", *, index: int = 0, key: str = "device") -> "torch.device":
     """Return the torch device of a `device` setting: `auto` is CUDA if a GPU is available, else the CPU.
 
     `index` is the GPU that `auto` and `cuda` select if each GPU has its own process. `key` is the name of the setting
-    in error messages. Raises UserError if the device does not exist on this machine.
+    in error messages. Raises UserError if the device has another name, or does not exist on this machine.
     """
     import torch  # takes seconds, and the configuration classes do not need it
 
+    device = str(device)
+    check_name(device, key)
     if device == "cpu" or (device == "auto" and not torch.cuda.is_available()):
         return torch.device("cpu")
     if not torch.cuda.is_available():

@@ -23,6 +23,10 @@ class UserError(Exception):
     """
 
 
+class NotFiniteError(UserError):
+    """A model computes values that are not finite, so a result would be incomplete. Commands exit with code 3."""
+
+
 @contextmanager
 def prefixed(prefix: str) -> Iterator[None]:
     """Prepend `prefix` to the message of any UserError raised inside.
@@ -33,7 +37,7 @@ def prefixed(prefix: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{prefix}{error}") from error
+        raise type(error)(f"{prefix}{error}") from error
 
 
 def is_machine_error(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
+from hypergrit_common.locations import Locations, expand_braces, split_locations
 from hypergrit_common.remote import open_store, refusal, store_errors
 from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
@@ -26,15 +27,15 @@ def natural_key(text: str) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdigit() else (0, part) for part in re.split(r"(\d+)", text)]
 
 
-def list_shards(shards: str, subfolder: str = "train", suffix: str = ".tar") -> list[str]:
-    """List the shards in a folder, a glob or a file, or in several separated by commas: each once, in numeric order.
+def list_shards(shards: Locations, subfolder: str = "train", suffix: str = ".tar") -> list[str]:
+    """List the shards in a folder, a glob or a file, or in several `Locations`: each once, in numeric order.
 
     In a folder, only the files with this suffix are listed; if it has none, those of its `subfolder`. Files of a pipeline
     output are listed only if their shard has a manifest. Raises UserError if nothing is found or a store cannot be read;
     `hypergrit_common.errors.prefixed` adds the key of the setting to its message.
     """
     urls: dict[str, None] = {}
-    for pattern in filter(None, (part.strip() for part in shards.split(","))):
+    for pattern in (pattern for item in split_locations(shards) for pattern in expand_braces(item)):
         for url in _list_pattern(pattern, subfolder, suffix):
             if url in urls:
                 logger.warning("shards: %s is listed twice and read once", url)
@@ -47,12 +48,11 @@ def list_shards(shards: str, subfolder: str = "train", suffix: str = ".tar") -> 
 def _list_pattern(pattern: str, subfolder: str, suffix: str) -> list[str]:
     fs, path = open_store(pattern)
     with read_errors_explained(pattern):
-        if any(mark in path for mark in GLOB):
-            found = [name for name in map(str, fs.glob(path)) if not fs.isdir(name)]
-        elif fs.isdir(path):
-            found = _files_in(fs, path, suffix) or _files_in(fs, f"{path.rstrip('/')}/{subfolder}", suffix)
-        else:
-            found = [path] if fs.exists(path) else []
+        is_glob = any(mark in path for mark in GLOB) and not fs.exists(path)
+        names = [str(name) for name in fs.glob(path)] if is_glob else [path]
+        found = [name for name in names if not fs.isdir(name) and (is_glob or fs.exists(name))]
+        if not found:  # folders
+            found = [file for name in names for file in _below(fs, name, subfolder, suffix)]
         if is_local(fs):
             for name in found:
                 check_file(name)
@@ -64,6 +64,11 @@ def _list_pattern(pattern: str, subfolder: str, suffix: str) -> list[str]:
     if not committed:
         raise UserError(f"{pattern} holds no *{suffix}; give a folder or a glob of *{suffix}, or one file")
     return [name if is_local(fs) else str(fs.unstrip_protocol(name)) for name in committed]
+
+
+def _below(fs: AbstractFileSystem, folder: str, subfolder: str, suffix: str) -> list[str]:
+    """List the files with this suffix of a folder or, if it has none, of its subfolder."""
+    return _files_in(fs, folder, suffix) or _files_in(fs, f"{folder.rstrip('/')}/{subfolder}", suffix)
 
 
 def _files_in(fs: AbstractFileSystem, folder: str, suffix: str) -> list[str]:

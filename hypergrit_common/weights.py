@@ -16,13 +16,16 @@ from hypergrit_common.files import check_file
 
 WRAPPERS = ("model", "state_dict")
 """Keys of the weights in training checkpoints: `model` in GLIP, MERU, HyCoCLIP, PHyCLIP; `state_dict` in open_clip."""
-DDP_PREFIX = "module."
+PREFIXES = ("module.", "model.")
+"""Beginnings of all names: of DistributedDataParallel, and of a LightningModule."""
+WITHIN = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
+"""Parts of names, of torch.compile, FSDP and activation checkpoints."""
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Read the weights in a safetensors file, or in a torch file: a state dict or a training checkpoint with one.
 
-    The name prefix of DistributedDataParallel is removed. Only tensors and plain containers are unpickled. Raises
+    The names of wrappers are removed from those of the entries, in any nesting. Only tensors and plain containers are unpickled. Raises
     OSError if the file cannot be opened, and ValueError, with a message that begins with the path, if it is damaged or
     contains anything else.
     """
@@ -36,8 +39,10 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
         raise ValueError(
             f"{path} has {len(odd)} sparse, quantised or meta tensors, such as {odd[0]!a:.80}; save dense tensors"
         )
-    prefix = DDP_PREFIX if all(key.startswith(DDP_PREFIX) for key in contents) else ""
-    return {key.removeprefix(prefix): value for key, value in contents.items()}
+    tensors = {WITHIN.sub("", key): value for key, value in contents.items()}
+    while prefix := next((name for name in PREFIXES if all(key.startswith(name) for key in tensors)), ""):
+        tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
+    return tensors
 
 
 def _load_safetensors(path: Path, device: torch.device | str) -> dict[str, Tensor]:

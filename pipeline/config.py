@@ -29,6 +29,7 @@ from hypergrit_common.config import (
 )
 from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import load_plugin
+from hypergrit_common.locations import Locations
 from hypergrit_common.removed import NOT_IN_HASH, REMOVED_FROM_RUN
 from pipeline.models import NO_MODEL
 from pipeline.read.config import ReadConfig
@@ -170,8 +171,9 @@ class RayConfig:
 class PipelineConfig:
     """The complete configuration of a job."""
 
-    # file, folder, glob or URL: parquet, JSONL, CSV, TSV, or tars of image-text pairs
-    input: str = ""
+    # file, folder, glob or URL, or several of them, separated by commas or as a list: parquet, JSONL, CSV, TSV, or tars of
+    # image-text pairs
+    input: Locations = ""
     # folder or URL for train/, grit/, arrow/, stats.json and report.html
     output: str = ""
     # input rows per shard; a shard is the unit of work, and of resuming

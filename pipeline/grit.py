@@ -15,7 +15,7 @@ if str(ROOT) not in sys.path:  # when started as a file from another folder
     sys.path.insert(0, str(ROOT))
 
 try:
-    from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS, command, set_up_logging
+    from hypergrit_common.cli import EXIT_CODES, INCOMPLETE, command, set_up_logging
     from hypergrit_common.config import command_line, merge_some, read_layers
     from hypergrit_common.config_help import describe, help_topic, list_keys, print_text
     from hypergrit_common.errors import UserError
@@ -99,7 +99,7 @@ def main(arguments: Sequence[str]) -> int:
     if config.dry_run:
         from pipeline.commands.dry_run import dry_run
 
-        return FAILED_SHARDS if dry_run(config) else 0
+        return INCOMPLETE if dry_run(config) else 0
     from pipeline.run.job import run_job
 
     return run_job(config, command_line("hypergrit run", arguments, KEYS)).exit_code

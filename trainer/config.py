@@ -158,6 +158,11 @@ class TrainConfig:
                 "init_skip is set without init; give init=PATH of the weights that the other parts start from"
             )
         check_range(self, "batch_size", "micro_batch_size", least=1)
+        if self.batch_size == 1 and self.model.contrastive == "softmax":
+            raise UserError(
+                "batch_size is 1: the other pairs of a batch are the negatives of the contrastive loss, which is zero "
+                "without them; give 2 or more"
+            )
         check_range(self, "seed", least=0, below=2**63)
         check_device(self)
         if self.precision == "fp16" and self.parallel.strategy == "fsdp":

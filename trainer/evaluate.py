@@ -1,5 +1,6 @@
 """Evaluate trained models: `hypergrit evaluate model=[MODEL] data=FOLDER ...`. `--help` explains both forms."""
 
+import logging
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -8,11 +9,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.cli import EXIT_CODES, INCOMPLETE, command, set_up_logging
 from hypergrit_common.config import Keys, merge, read_layers
 from hypergrit_common.config_help import ALL, describe_topic, help_topic, key_lines, list_keys, print_text
 from hypergrit_common.devices import check_device, pick_device
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import NotFiniteError, UserError
 from hypergrit_common.json_file import write_object
 from trainer.evaluation.catalog import describe_tasks
 from trainer.evaluation.held_out.config import HeldOutConfig
@@ -48,7 +49,8 @@ Files that the first form writes to the output folder:
                       file was missing or unreadable
 
 A data set that is missing or malformed is reported in one line, and the other tasks run. So is an unexpected error,
-whose traceback is in MODEL/TASK-error.txt; the exit code is 1 then. With
+whose traceback is in MODEL/TASK-error.txt; the exit code is 1 then. Where features are not finite, there is no result, in
+either form, and the exit code is 3. With
 `python -m trainer.torchrun --nproc-per-node 8 -m trainer.evaluate ...`, several processes share the work.
 
 tasks:
@@ -114,11 +116,18 @@ def main(arguments: Sequence[str]) -> int:
         return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
     models, config = parse(arguments)
     names = label(models)
-    results = {name: run(model, config, name) for name, model in names.items()}
-    print_text(table(results))
-    if config.output:
-        write(results if len(results) > 1 else next(iter(results.values())), Path(config.output))
-    return 0
+    results, n_failed = dict[str, dict[str, float]](), 0
+    for name, model in names.items():
+        try:
+            results[name] = run(model, config, name)
+        except NotFiniteError as error:
+            logging.getLogger(__name__).error("%s: %s", name, error)
+            n_failed += 1
+    if results:
+        print_text(table(results))
+    if results and config.output:
+        write(results if len(names) > 1 else results[name], Path(config.output))
+    return INCOMPLETE if n_failed else 0
 
 
 def label(models: Sequence[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
+from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config import command_line, flatten, last_value, read_layers, runtime_keys
 from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
@@ -404,4 +404,4 @@ def main(arguments: Sequence[str]) -> int:
     if (topic := help_topic(arguments)) is not None:
         print_text(describe(USAGE, RetryOptions, KEYS.short, topic=topic, more=keys_of_job(tuple(TAKEN))))
         return 0
-    return FAILED_SHARDS if retry(arguments) else 0
+    return INCOMPLETE if retry(arguments) else 0

@@ -13,7 +13,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
+from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.tar import reader_of
@@ -226,7 +226,7 @@ def takedown(arguments: Sequence[str]) -> int:
     check_keys(changes, (), "takedown", own=("list", "dry_run"))
     config = dataclasses.replace(read_config(store, changes), output=output)
     work = list_rows if options.dry_run else remove_all
-    return FAILED_SHARDS if work(store, config, entries) else 0
+    return INCOMPLETE if work(store, config, entries) else 0
 
 
 def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> int:

@@ -1,22 +1,20 @@
 """List the input files and know their formats: a file, folder, glob, or pattern with braces, on a disk or in a store."""
 
 import logging
-import math
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import nullcontext
 from typing import Final
 
-from braceexpand import braceexpand
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import is_broken_link
 from hypergrit_common.lazy import load_plugin
-from hypergrit_common.remote import map_concurrently, one_line, open_store, refusal, store_errors
+from hypergrit_common.locations import Locations, expand_braces, split_locations
+from hypergrit_common.remote import map_concurrently, open_store, refusal, store_errors
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
 from pipeline.read.parquet import Parquet
@@ -68,29 +66,31 @@ Files = list[tuple[str, int]]
 
 GLOB: Final = "*?["
 """Characters of which a glob has one."""
-MAX_PATTERNS: Final = 1_000_000
-RANGE: Final = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?\}")
 
 
-def list_files(input: str) -> Files:
+def list_files(input: Locations) -> Files:
     """List the input files as sorted pairs (path, size in bytes).
 
-    `input` is a file, folder or glob, as a local path or an fsspec URL; `{00..99}` and `{a,b}` in it stand for several.
+    `input` is a file, folder or glob, as a local path or an fsspec URL, or several of them (`split_locations`);
+    `{00..99}` and `{a,b}` in it stand for several.
     Of tars, .json files and others in the same place, only one kind is read: img2dataset writes a parquet file with the
     same rows next to each tar, and .json files often hold statistics. A folder of images becomes the path with a slash
     at its end. Raises UserError if there are no input files, if they cannot be listed, and for a URL with a user name or
     a password, which errors of stores repeat in other forms.
     """
-    if "://" in input:
-        check_no_user("input", input)
-    has_braces = "{" in input and not os.path.lexists(input)
-    with reported(f"waiting for the list of {input}") if "://" in input else nullcontext():
-        lists = [*map_concurrently(_list_files, expand_braces(input))] if has_braces else [_list_files(input)]
+    items = split_locations(input)
+    for item in items:
+        check_no_user("input", item)
+    with prefixed("input "):
+        patterns = list(dict.fromkeys(pattern for item in items for pattern in expand_braces(item)))
+    urls = ", ".join(item for item in items if "://" in item)
+    with reported(f"waiting for the list of {urls}") if urls else nullcontext():
+        lists = [*map_concurrently(_list_files, patterns)]
         check_whole_folders(input, lists)
     return sorted({path: size for files, _ in lists for path, size in files}.items())
 
 
-def check_whole_folders(input: str, lists: Sequence[tuple[Files, Counter[str]]]) -> None:
+def check_whole_folders(input: Locations, lists: Sequence[tuple[Files, Counter[str]]]) -> None:
     """Raise UserError if patterns match a part of the images of a folder, which is read as a whole."""
     for folder, n in sum((images for _, images in lists), Counter[str]()).items():
         if n < (n_all := len(list_folder(folder).images)):
@@ -98,21 +98,6 @@ def check_whole_folders(input: str, lists: Sequence[tuple[Files, Counter[str]]])
                 f"input {input!r} matches {n} of the {n_all} images of {folder}, and folders of images are read as a "
                 "whole; give the folder, or move the others"
             )
-
-
-def expand_braces(pattern: str) -> list[str]:
-    """Return the paths that a pattern with braces stands for.
-
-    >>> expand_braces("data/{08..10}.tar")
-    ['data/08.tar', 'data/09.tar', 'data/10.tar']
-    """
-    spans = [abs(int(found[2]) - int(found[1])) + 1 for found in RANGE.finditer(pattern)]
-    if math.prod(spans) > MAX_PATTERNS:
-        raise UserError(f"input {pattern!r} stands for {math.prod(spans)} files; give a glob or a folder")
-    try:
-        return list(dict.fromkeys(braceexpand(pattern)))
-    except ValueError as error:
-        raise UserError(f"input {pattern!r}: {one_line(error)}; close each brace, as in data/{{00..99}}.tar") from None
 
 
 def _list_files(input: str) -> tuple[Files, Counter[str]]:

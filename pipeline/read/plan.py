@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
@@ -166,7 +167,7 @@ Known = Mapping[str, tuple[int, Sequence[Sequence[int]], str]]
 """Cuts of an earlier run: path -> (number of rows before the file, cuts, damage)."""
 
 
-def plan_shards(input: str, rows_per_shard: int, limit: int | None, config: ReadConfig) -> list[ShardPlan]:
+def plan_shards(input: Locations, rows_per_shard: int, limit: int | None, config: ReadConfig) -> list[ShardPlan]:
     r"""Divide the rows of all files of `input`, in the order of the file names, into shards of `rows_per_shard` rows.
 
     The last shard may be shorter; rows after the first `limit` are ignored. Each file is opened once: planning reads

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple, cast
 
-from hypergrit_common.cli import FAILED_SHARDS, NOTHING_KEPT
+from hypergrit_common.cli import INCOMPLETE, NOTHING_KEPT
 from hypergrit_common.errors import UserError
 from hypergrit_common.progress import tracked
 from hypergrit_common.text import counted
@@ -124,7 +124,7 @@ class JobResult(NamedTuple):
     @property
     def exit_code(self) -> int:
         """The exit code of the command."""
-        return FAILED_SHARDS if self.n_failures else 0 if self.n_kept else NOTHING_KEPT
+        return INCOMPLETE if self.n_failures else 0 if self.n_kept else NOTHING_KEPT
 
 
 def tasks_of(manifests: Iterable[Manifest]) -> list[Task]:

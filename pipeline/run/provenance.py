@@ -18,6 +18,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.image_codec import heif_formats
 from hypergrit_common.lazy import is_plugin, load_plugin, plugin_hash
+from hypergrit_common.locations import split_locations
 from hypergrit_common.paths import absolute, check_input_is_absolute, check_output_is_absolute
 from hypergrit_common.remote import open_store
 from hypergrit_common.text import one_line
@@ -172,20 +173,24 @@ def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
     Raises UserError for one of them that is relative in a Ray job, for a URL with a user name or a password, and like
     `check_no_query`.
     """
-    check_no_user("input", config.input)
+    inputs = split_locations(config.input)
+    for item in inputs:
+        check_no_user("input", item)
+        check_input_is_absolute(item)
     check_no_user("output", config.output)
-    check_no_query(config, [config.input])
+    check_no_query(config, inputs)
     check_output_is_absolute(config.output, "an absolute path or a URL")
     roots = config.read.image_roots
     for root in roots:
         check_no_user("read.image_roots", root)
         check_input_is_absolute(root, "read.image_roots")
-    check_input_is_absolute(config.input)
     read = dataclasses.replace(config.read, image_roots=tuple(map(absolute, roots))) if roots else config.read
     if read.takedown is not None:
         check_no_user("read.takedown", read.takedown)
         read = dataclasses.replace(read, takedown=absolute(read.takedown))
-    return dataclasses.replace(config, input=absolute(config.input), output=absolute(config.output), read=read)
+    paths = tuple(map(absolute, inputs))
+    input = paths[0] if len(paths) == 1 and isinstance(config.input, str) else paths
+    return dataclasses.replace(config, input=input, output=absolute(config.output), read=read)
 
 
 def check_no_query(config: PipelineConfig, files: Iterable[str]) -> None:
@@ -201,14 +206,14 @@ def check_no_query(config: PipelineConfig, files: Iterable[str]) -> None:
 
 def check_output_outside_input(config: PipelineConfig, files: Iterable[str]) -> None:
     """Raise UserError if the output is inside the input: the next run would read the shards of this one."""
-    filesystem, folder = open_store(config.input)
     output_store, output = open_store(config.output)
+    roots = [open_store(item) for item in split_locations(config.input)]
     if isinstance(output_store, LocalFileSystem):  # behind symbolic links, such as a /data that is one
-        folder, output = os.path.realpath(folder), os.path.realpath(output)
+        output, roots = os.path.realpath(output), [(store, os.path.realpath(root)) for store, root in roots]
         files = [os.path.join(os.path.realpath(name), "") for name in {os.path.dirname(path) for path in files}]
-    inside = f"{output}/".startswith(f"{folder.rstrip('/')}/") and filesystem.isdir(folder)
-    roots = (output_store.unstrip_protocol(output), output)
-    shard_folders = tuple(f"{root}/{kind}/" for root in roots for kind in FILES)
+    inside = any(f"{output}/".startswith(f"{root.rstrip('/')}/") and store.isdir(root) for store, root in roots)
+    names = (output_store.unstrip_protocol(output), output)
+    shard_folders = tuple(f"{name}/{kind}/" for name in names for kind in FILES)
     if inside or any(path.startswith(shard_folders) for path in files):
         raise UserError(
             f"output {config.output!r} is within the input {config.input!r}: the next run would read the shards of "

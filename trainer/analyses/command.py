@@ -9,6 +9,7 @@ from hypergrit_common.config import Keys, check_range, merge, read_layers
 from hypergrit_common.config_help import describe, print_text
 from hypergrit_common.devices import check_device
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations
 from trainer.checkpoints.model import LoadedModel, load_model
 
 
@@ -16,8 +17,8 @@ from trainer.checkpoints.model import LoadedModel, load_model
 class ShardsConfig:
     """Settings of a command that embeds shards."""
 
-    # shards in a layout of training shards: a folder, a glob, or several separated by commas
-    shards: str = ""
+    # shards in a layout of training shards: a folder, a glob, or several of them, as in training
+    shards: Locations = ""
     # file for the result
     output: str = ""
     # maximum number of samples; 0: all

@@ -4,17 +4,21 @@ A folder holds config.json, model.safetensors and, unless the tokenizer is OpenA
 """
 
 import dataclasses
+import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
+from timm.layers import resample_abs_pos_embed
 from torch import Tensor, nn
 
 from hypergrit_common.config import from_plain
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.text import shortened
 from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3
 from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
@@ -31,6 +35,12 @@ from trainer.optim.config import check_matched, longest_match
 from trainer.optim.freeze import merged_state
 from trainer.text.base import TextTokenizer
 from trainer.text.tokenizer import openai_tokenizer
+
+logger = logging.getLogger(__name__)
+
+POSITIONS: Final = ("pos_embed", "positional_embedding")
+PATCHES: Final = ("patch_embed.proj.weight", "conv1.weight")
+"""Ends of the names of a transformer's positions and patches, in timm and open_clip."""
 
 FORMAT: Final = 1
 REQUIRED_KEYS: Final = {"model": str, "config": dict, "tokenizer": str, "preprocess": dict}
@@ -237,6 +247,11 @@ def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> 
         problems += [f"{len(unknown)} unknown entries, such as {unknown[0]}"] if unknown else []
         problems += [f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in misshapen[:1]]
         raise StateError(f"{message}: {'; '.join(problems)}", [*missing, *unknown, *misshapen])
+    if broken := [key for key in sorted(expected) if not torch.isfinite(state[key]).all()]:
+        raise ValueError(
+            f"{message}: {len(broken)} entries have values that are NaN or infinite: {shortened(broken, 5)}; take an earlier "
+            "checkpoint, or copy the file again"
+        )
     with torch.no_grad():
         for key, value in expected.items():
             value.copy_(state[key])
@@ -254,6 +269,38 @@ def stretched(tower: TextTower, config: TextConfig, state: Mapping[str, Tensor],
     return {**state, name: stretch_positions(table, length, kept)}
 
 
+def resized(tower: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
+    """The state dict of an image tower for images of another size: its learned grid of positions is interpolated.
+
+    Tokens before the grid, such as the class token, keep their positions; fixed positions are those of the new size. The
+    entries of the tower begin with `prefix`. Raises ValueError for patches of another size.
+    """
+    found = dict(state)
+    for name, parameter in tower.named_parameters():
+        key, new = f"{prefix}{name}", parameter.shape
+        old = found[key].shape if key in found else new
+        if name.endswith(PATCHES) and old[:2] == new[:2] and old[2:] != new[2:]:
+            raise ValueError(
+                f"{key} has patches of {old[-1]} pixels, and the model those of {new[-1]}: weights of patches cannot be "
+                "interpolated without loss; give a network with the same patches, or another image size"
+            )
+        if (
+            name.endswith(POSITIONS)
+            and old != new
+            and old[-1] == new[-1]
+            and old[-2] > new[-2] - math.isqrt(new[-2]) ** 2
+        ):
+            side, n_kept = math.isqrt(new[-2]), new[-2] - math.isqrt(new[-2]) ** 2
+            before = math.isqrt(old[-2] - n_kept)
+            if not parameter.requires_grad:
+                found[key] = parameter.detach()
+            elif before**2 + n_kept == old[-2]:
+                grid = found[key].reshape(1, *old[-2:])
+                found[key] = resample_abs_pos_embed(grid, [side, side], [before, before], n_kept).reshape(new)
+                logger.info("%s is interpolated from %d x %d to %d x %d patches", key, before, before, side, side)
+    return found
+
+
 def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelConfig:
     """Infer the sizes of a released model from the shapes of its weights.
 
@@ -268,7 +315,8 @@ def infer_config(state: Mapping[str, Tensor], name: str, source: Path) -> ModelC
         embed_dim = len(state["visual_proj.weight"])
     except KeyError as error:
         raise ValueError(
-            f"{source}: entry {error} is missing; give a checkpoint that the authors of one of the models released"
+            f"{source}: entry {error} is missing, and the file has {shortened(sorted(state), 3, ', ')}; give a checkpoint that "
+            "the authors of one of the models released, or the folder of a run"
         ) from error
     tower = next((key for key, value in PAPER_VITS.items() if value["embed_dim"] == width), None)
     if tower is None:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
 from hypergrit_common.weights import read_tensors
-from trainer.checkpoints.model import copy_state, stretched
+from trainer.checkpoints.model import copy_state, resized, stretched
 from trainer.checkpoints.open_clip_layout import CONFIG_FILE
 from trainer.checkpoints.towers import OPEN_CLIP_WEIGHTS
 from trainer.encoders.build import timm_state
@@ -46,8 +46,7 @@ def load_towers(model: DualEncoder) -> None:
         try:
             path = find_weights(config)
             state = select_entries(read_tensors(path), part)
-            if part == "text":
-                state = stretched(model.textual, model.config.text, state)
+            state = stretched(tower, config, state) if isinstance(config, TextConfig) else resized(tower, state)
             unused: Any = tower.projection_keys
             state = {name: value for name, value in state.items() if name not in unused}
             copy_state(tower, state, f"{path} does not fit the {part} tower of {config.name}")

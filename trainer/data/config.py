@@ -6,6 +6,7 @@ from typing import ClassVar, Final, Literal
 
 from hypergrit_common.config import check_positive, check_range, runtime
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations, split_locations
 from hypergrit_common.processes import n_cpus
 
 SYNTHETIC: Final = "synthetic"
@@ -42,16 +43,16 @@ class AugmentConfig:
 class DataConfig:
     """Shards, order and crops. As in MERU and HyCoCLIP, full images and boxes are cropped independently."""
 
-    # training shards: a folder, a glob of tars, or several of them separated by commas; each a path or an fsspec URL;
-    # synthetic (also as data=synthetic): drawn samples, written to OUTPUT/synthetic, for speed tests
-    shards: str = runtime("")
-    # features that `hypergrit features` wrote, in place of shards: a folder, or several separated by commas; a head over
-    # the frozen towers that made them is trained
-    features: str = runtime("")
+    # training shards: a folder, a glob of tars, or several of them, separated by commas or `::`, or as a list, [A,B]; each
+    # a path or an fsspec URL; synthetic (also as data=synthetic): drawn samples, written to OUTPUT/synthetic, for speed tests
+    shards: Locations = runtime("")
+    # features that `hypergrit features` wrote, in place of shards: a folder, or several, as in shards; a head over the
+    # frozen towers that made them is trained
+    features: Locations = runtime("")
     # with features, what the texts are. features: those of the frozen text tower; tokens: captions and phrases, for the
     # text tower of model.text, which is trained
     texts: Literal["features", "tokens"] = "features"
-    # weights of the sets in shards, which are separated by commas: the shares of the samples that are drawn from each,
+    # weights of the sets in shards, in their order: the shares of the samples that are drawn from each,
     # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
     weights: tuple[float, ...] = ()
     # layout of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a
@@ -118,7 +119,7 @@ class DataConfig:
             raise UserError("shards and features are both set; train on one of them")
         for name in ("shards", "features"):
             sets = getattr(self, name)
-            if self.weights and sets and len(self.weights) != (n := len(sets.split(","))):
+            if self.weights and sets and len(self.weights) != (n := len(split_locations(sets))):
                 raise UserError(
                     f"weights are {len(self.weights)} numbers for the {n} sets in {name}; give one for each"
                 )

@@ -5,6 +5,7 @@ from typing import Any, cast
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
+from hypergrit_common.locations import Locations, split_locations
 from schemas.features import RECORD_NAME, FeatureRecord
 
 
@@ -20,14 +21,9 @@ def read_record(folder: str) -> FeatureRecord:
         ) from error
 
 
-def list_feature_folders(features: str) -> list[str]:
-    """The folders in the value of `data.features`."""
-    return [folder.strip() for folder in features.split(",") if folder.strip()]
-
-
-def read_records(features: str) -> list[FeatureRecord]:
+def read_records(features: Locations) -> list[FeatureRecord]:
     """The records of all folders. Raises UserError if their features are not of the same towers and settings."""
-    folders = list_feature_folders(features)
+    folders = split_locations(features)
     records = [read_record(folder) for folder in folders]
     for folder, record in zip(folders, records, strict=True):
         if what_decides(record) != what_decides(records[0]):

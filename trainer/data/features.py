@@ -23,12 +23,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations, split_locations
 from hypergrit_common.shards import list_shards
 from schemas.features import FOLDER, FeatureRecord
 from trainer.batch import Stream
 from trainer.data.batch_builder import BatchReport, label_number, level_stream, query_stream
 from trainer.data.config import DataConfig
-from trainer.data.feature_record import list_feature_folders, read_records
+from trainer.data.feature_record import read_records
 from trainer.data.listing import ShardVersion, list_facts, version_of
 from trainer.data.order import Draw, Order, mix
 from trainer.data.queries import find_queries, query_rows
@@ -99,11 +100,11 @@ class FeatureStore:
 
     damaged: Sequence[Any] = ()
 
-    def __init__(self, features: str, needs: frozenset[str]) -> None:
+    def __init__(self, features: Locations, needs: frozenset[str]) -> None:
         """List the shards. Raises UserError for features that are incomplete, or that lack what the model `needs`."""
         if "captions" in needs:
             raise UserError("features hold one caption of each sample; set data.captions=first, or train on shards")
-        folders = list_feature_folders(features)
+        folders = split_locations(features)
         records = read_records(features)
         settings = records[0]["settings"]
         self.views, self.tokens = int(settings["views"]), settings["tokens"]

@@ -8,6 +8,7 @@ import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO, Final, NamedTuple
@@ -267,6 +268,13 @@ def index_shard(url: str) -> ShardIndex:
                 end = starts.pop()
         bounds = np.array([*starts, min(end, file.size)] if starts else [0], np.int64)
         return ShardIndex.of(url, file.size, bounds[:-1], bounds[1:], problem)
+
+
+def member_names(url: str) -> Iterator[str]:
+    """Yield the names of the members of a shard, up to the first damaged one. Raises UserError if it cannot be read."""
+    with ShardFile(url) as file, suppress(TarError):
+        for member in iter_members(file.read_at, 0, file.size):
+            yield member.name
 
 
 class SampleMember(NamedTuple):

@@ -8,14 +8,18 @@ grit       jpg and a JSON with `caption`, `noun_chunks` and `ref_exps`; the last
 pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (RedCaps)
 """
 
+import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from itertools import groupby
 from typing import Any, Final, Literal, get_args
 
 import numpy as np
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import shortened
 from schemas.files import (
     GRIT_CAPTION,
     GRIT_IMAGE,
@@ -30,7 +34,7 @@ from schemas.files import (
 from schemas.training import Need, training_line
 from trainer.data.config import Layout
 from trainer.data.crops import EncodedImage, Region
-from trainer.data.index import SampleIndex
+from trainer.data.index import MEMBER, SampleIndex, member_names
 from trainer.data.samples import BadSample, Box, Caption, Sample, SampleFiles, open_image, sample_key
 from trainer.data.shards import ByteRangeReader
 from trainer.text.syntax import Word, read_words
@@ -52,7 +56,10 @@ def find_layout(data: bytes) -> Layout:
         return "grit"
     if GRIT_CAPTION in files or GRIT_JSON in files:
         return "pairs"
-    raise BadSample("missing_member", f"the sample has an image but neither {GRIT_CAPTION} nor {GRIT_JSON}")
+    raise BadSample(
+        "missing_member",
+        f"the sample has an image but neither {GRIT_CAPTION} nor {GRIT_JSON}, only {', '.join(sorted(files.ranges))}",
+    )
 
 
 def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
@@ -160,7 +167,7 @@ def read_parse(fields: dict[str, Any], caption: str) -> tuple[Word, ...] | None:
 def read_grit(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of raw GRIT."""
     fields = files.json(GRIT_JSON)
-    caption = check_caption(fields.get("caption"))
+    caption = check_caption(fields.get("caption"), fields)
     image = open_image(read_image_file(files))
     return Sample(
         key=files.key,
@@ -203,7 +210,7 @@ def grit_boxes(fields: dict[str, Any], caption: str, image: EncodedImage) -> Ite
 def read_pair(files: SampleFiles, needs: frozenset[str]) -> Sample:
     """Read a sample of the layout pairs."""
     fields = files.json(GRIT_JSON) if GRIT_JSON in files else {}
-    caption = check_caption(files.text(GRIT_CAPTION) if GRIT_CAPTION in files else fields.get("caption"))
+    caption = check_caption(files.text(GRIT_CAPTION) if GRIT_CAPTION in files else fields.get("caption"), fields)
     return Sample(
         key=files.key,
         image=open_image(read_image_file(files)),
@@ -250,11 +257,16 @@ def read_image_file(files: SampleFiles) -> bytes:
     return next((files[name] for name in IMAGES if name in files), None) or files[GRIT_IMAGE]
 
 
-def check_caption(caption: object) -> str:
-    """Return the caption. Raises BadSample if it is missing or blank."""
-    if not isinstance(caption, str) or not caption.strip():
-        raise BadSample("no_caption", "the caption is missing or blank")
-    return caption
+def check_caption(caption: object, fields: dict[str, Any] | None = None) -> str:
+    """Return the caption, from the `fields` of a JSON if they are given. Raises BadSample if it is missing or blank."""
+    if isinstance(caption, str) and caption.strip():
+        return caption
+    if caption is None and fields is not None:
+        raise BadSample(
+            "no_caption", f"the JSON has no caption, only {shortened(sorted(fields), 8, ', ') or 'no field'}"
+        )
+    what = "blank" if isinstance(caption, str) else f"{json.dumps(caption):.60}, not a text"
+    raise BadSample("no_caption", f"the caption is {what}")
 
 
 # Check some samples before training: detect their layout, and fail early if none can be used.
@@ -285,6 +297,17 @@ def fields_of(data: bytes, layout: Layout) -> set[str]:
     return found
 
 
+def check_adjacent(url: str) -> None:
+    """Raise UserError if the members of a sample do not follow each other in a shard, as every reader expects."""
+    members = map(MEMBER.fullmatch, member_names(url))
+    keys = [key for key, _ in groupby(member[1] for member in members if member)]
+    if again := next((key for key, n in Counter(keys).items() if n > 1), None):
+        raise UserError(
+            f"{url}: the members of {again} are not adjacent, so no sample is whole; write the tar in the order of the "
+            "names, such as by tar --sort=name"
+        )
+
+
 def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
     """Return the layout of the shards: `expected`, or the detected one if it is "auto".
 
@@ -304,6 +327,7 @@ def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozens
             return layout
         except BadSample as bad:
             problems.append((f"{index.locate(int(sample))[0].url}: {sample_key(data)}", bad))
+    check_adjacent(index.urls[0])
     (name, first), *others = problems
     count = f"none of the {len(problems)} samples checked is usable"
     if others and all(bad.reason == first.reason for _, bad in others):

@@ -153,8 +153,10 @@ def version_of(facts: ShardFacts) -> ShardVersion:
 
 def altered_shards(before: Sequence[ShardVersion], now: Sequence[ShardVersion], urls: Sequence[str]) -> list[str]:
     """Describe each shard whose content is not known to be the same; `urls` are those of `now`."""
+    names, known = {version.name for version in now}, {version.name for version in before}
     if [version.name for version in before] != [version.name for version in now]:
-        return ["the names of the shards"]
+        changes = [f"{name} is new" for name in sorted(names - known)]
+        return changes + [f"{name} is gone" for name in sorted(known - names)] or ["their order"]
     found = []
     for old, new, url in zip(before, now, urls, strict=True):
         if old.size != new.size:

@@ -10,6 +10,7 @@ import torch
 from torch.utils.data import Dataset
 
 from hypergrit_common.errors import UserError, prefixed
+from hypergrit_common.locations import Locations
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
 from trainer.batch import Batch
@@ -117,7 +118,7 @@ class Loader:
         """The index of the shards, and the number of shards of each set, if they have weights. Collective."""
         config, n_shards = self.config, list[int]()
 
-        def list_urls(shards: str) -> list[str]:
+        def list_urls(shards: Locations) -> list[str]:
             if not config.weights:
                 return list_shards(shards)
             sets = list_sets(shards)
@@ -216,7 +217,8 @@ class Loader:
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last returned batch, equal on all ranks, and the counts of this rank."""
         # The keys are part of the checkpoint format.
-        return {"place": self.position, "data": self.fingerprint, "counts": dict(self.counts)}
+        facts = {"samples": self.n_samples, "shards": len(self.urls)}
+        return {"place": self.position, "data": self.fingerprint, "counts": dict(self.counts), **facts}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from the position in `state` without reading earlier samples, in the order in which the run began.
@@ -227,8 +229,9 @@ class Loader:
         order = self.order.named(name)
         if order is None:
             raise UserError(
-                f"{self.key}: the checkpoint belongs to different data ({state['data']}, not {self.fingerprint}); "
-                f"use the same shards, data.weights and data.seed as the checkpoint"
+                f"{self.key}: the checkpoint belongs to different data ({state.get('samples', '?')} samples in "
+                f"{state.get('shards', '?')} shards, now {self.n_samples} in {len(self.urls)}; {state['data']}, not "
+                f"{self.fingerprint}); use the same shards, data.weights and data.seed as the checkpoint"
             )
         if order.name != self.order.name:
             logger.warning("the run began with the order %s, and keeps it", order.name)

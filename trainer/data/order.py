@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations, split_locations
 from hypergrit_common.shards import list_shards
 
 # Random permutations of 0..n-1 that are computed, not stored.
@@ -177,9 +178,9 @@ PERIOD: Final = 1 << 16
 """Positions after which each set has given exactly its share of samples, rounded to a multiple of 1 / PERIOD."""
 
 
-def list_sets(shards: str) -> list[list[str]]:
-    """List the shards of each set, in order; sets are separated by commas. Raises UserError for a shard of two sets."""
-    sets = [list_shards(item) for item in shards.split(",")]
+def list_sets(shards: Locations) -> list[list[str]]:
+    """List the shards of each set, in order. Raises UserError for a shard of two sets."""
+    sets = [list_shards((item,)) for item in split_locations(shards)]
     urls = [url for part in sets for url in part]
     if twice := next((url for url in urls if urls.count(url) > 1), None) if len(set(urls)) < len(urls) else None:
         raise UserError(f"{twice} belongs to two of the sets that data.weights weighs; list it in one of them")

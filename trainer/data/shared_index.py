@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations
 from hypergrit_common.processes import machine
 from hypergrit_common.shards import list_shards
 from trainer.data.index import IndexFacts, Places, SampleIndex
@@ -20,10 +21,10 @@ CHUNK: Final = 1 << 23  # samples that are sent at once
 
 
 def build_shared_index(
-    shards: str,
+    shards: Locations,
     folder: str,
     needs: frozenset[str] | None,
-    list_urls: Callable[[str], list[str]] = list_shards,
+    list_urls: Callable[[Locations], list[str]] = list_shards,
 ) -> tuple[SampleIndex, list[ShardVersion]]:
     """List and index `shards` on rank 0 alone, as `list_urls` and `build_index` do, and share the index.
 

@@ -109,12 +109,15 @@ LIST: Final = (
     ),
     Task(
         name="retrieval",
-        title="Zero-shot retrieval on COCO val2017 and Flickr30k",
+        title="Zero-shot retrieval on COCO val2017, Flickr30k and sets of one's own",
         files=(
             "coco/annotations/captions_val2017.json",
             "coco/val2017/000000000139.jpg",
             "flickr30k/dataset_flickr30k.json",
             "flickr30k/flickr30k_images/1007129816.jpg",
+            "retrieval/NAME.csv or NAME.jsonl (columns image, caption; a row for each caption)",
+            "retrieval/NAME.json (Karpathy's layout)",
+            "retrieval/NAME/*.jpg",
         ),
         size="5,000 images with 25,014 captions (1 GB); 1,000 images with 5,000 captions (150 MB)",
         source="cocodataset.org; Karpathy's splits (dataset_flickr30k.json) and the Flickr30k images",

@@ -8,6 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hypergrit_common.errors import NotFiniteError
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import Word, align, collate_trees
@@ -27,13 +28,29 @@ class PairFeatures:
 
     @torch.no_grad()
     def lifted(self, model: DualEncoder) -> dict[str, Tensor]:
-        """Lifted points by part: "image" and "text", and "box_image" and "box_text" if there are boxes."""
+        """Lifted points by part: "image" and "text", and "box_image" and "box_text" if there are boxes.
+
+        Raises NotFiniteError.
+        """
         device = device_of(model)
+        check_finite(torch.cat([self.image, self.box_image]), "images")
+        check_finite(torch.cat([self.text, self.box_text]), "texts")
         found = {"image": model.lift_image(self.image.to(device)), "text": model.lift_text(self.text.to(device))}
         if len(self.owner):
             found["box_image"] = model.lift_image(self.box_image.to(device))
             found["box_text"] = model.lift_text(self.box_text.to(device))
         return found
+
+
+def check_finite(rows: Tensor, what: str) -> Tensor:
+    """Return rows [n d]. Raises NotFiniteError, with their number, if some have values that are NaN or infinite."""
+    n_bad = len(rows) - int(torch.isfinite(rows).all(-1).sum())
+    if n_bad:
+        raise NotFiniteError(
+            f"the features of {n_bad} of {len(rows)} {what} are not finite, so there is no result; compute in "
+            "precision=fp32, or take an earlier checkpoint of the training"
+        )
+    return rows
 
 
 @torch.no_grad()

@@ -29,7 +29,7 @@ from hypergrit_common.images import ImageRejected
 from hypergrit_common.threads import map_in_threads
 from trainer.data.preprocess import to_pixels
 from trainer.distributed.gather import all_ranks, gather, rank, world_size
-from trainer.evaluation.embed import batched, device_of
+from trainer.evaluation.embed import batched, check_finite, device_of
 from trainer.evaluation.sets.pictures import cut, read_content, to_square
 from trainer.evaluation.task import Fit, ImageFeatures, ImageSource
 from trainer.models.dual_encoder import DualEncoder
@@ -191,6 +191,7 @@ class CachedEmbedder:
                 rows = features.float().cpu().numpy()
                 cache.add({keys[text]: row for text, row in zip(batch, rows, strict=True)})
         rows_of = self._merge(torch.from_numpy(cache.read([keys[text] for text in mine])), len(distinct))
+        check_finite(rows_of, "texts")
         place = {text: number for number, text in enumerate(distinct)}
         return rows_of[[place[text] for text in texts]]
 
@@ -217,7 +218,7 @@ class CachedEmbedder:
                 errors |= {mine[item.number][0]: item.error for item in batch if item.error}
                 keys |= {item.number: item.key for item in batch if not item.error}
         rows[list(keys)] = cache.read(list(keys.values()))
-        found = self._merge(torch.from_numpy(rows), len(distinct))
+        found = check_finite(self._merge(torch.from_numpy(rows), len(distinct)), "images")
         all_errors = {number: error for part in all_ranks(errors) for number, error in part.items()}
         place = {image: number for number, image in enumerate(distinct)}
         order = [place[image] for image in images]

@@ -6,6 +6,7 @@ from typing import Literal
 from hypergrit_common.config import check_range
 from hypergrit_common.devices import Precision, check_device
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations
 from hypergrit_common.processes import n_cpus
 
 
@@ -13,8 +14,8 @@ from hypergrit_common.processes import n_cpus
 class FeaturesConfig:
     """Features of the images, boxes, captions and phrases of training shards, from the towers of one model."""
 
-    # training shards, in a layout that the trainer reads: a folder, a glob, several separated by commas, or a URL
-    shards: str = ""
+    # training shards, in a layout that the trainer reads: a folder, a glob, or several of them, as in training
+    shards: Locations = ""
     # model whose towers are frozen: the folder of a run, its folder model/, a folder of open_clip, or a
     # released .pth file
     model: str = ""

@@ -29,6 +29,7 @@ from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.locations import as_text
 from hypergrit_common.progress import tracked
 from hypergrit_common.text import counted, duration_text
 from hypergrit_common.version import hypergrit_version
@@ -45,6 +46,7 @@ from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, process_group
 from trainer.encoders.config import CACHED
 from trainer.encoders.text import StateSource, TokenStates
+from trainer.evaluation.embed import check_finite
 from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards, Views
 from trainer.evaluation.held_out.share import Sharing, map_shared
 from trainer.features.config import FeaturesConfig
@@ -205,7 +207,7 @@ def record_of(embedder: Embedder, shards: HeldOutShards) -> FeatureRecord:
         sources=hashlib.sha256(json.dumps(sources).encode()).hexdigest(),
         n_samples=shards.index.n_samples,
         training=training_settings(embedder, tower, sha256),
-        shards=config.shards,
+        shards=as_text(config.shards),
     )
 
 
@@ -252,6 +254,8 @@ def write_shards(
     for number, (name, start) in enumerate(missing, 1):
         text = f"features of {n} samples, file {number} of {len(missing)}"
         computed = compute(embedder, shards, range(start, min(start + size, n)), text, not process.is_main)
+        for name in ("image", "patches", "box_image"):
+            check_finite(getattr(computed, name), f"images of {name}")
         n_read, n_bad = n_read + len(computed.keys) + len(computed.bad), n_bad + len(computed.bad)
         check_bad(computed.bad, n_bad, n_read, embedder.config.max_bad_share)
         if process.is_main:
@@ -419,6 +423,7 @@ def record_batch(embedder: Embedder, computed: Computed) -> pa.RecordBatch:
     size = embedder.config.batch_size
     parts = [embedder.texts(texts[start : start + size]) for start in range(0, len(texts), size)]
     features = torch.cat(parts) if parts else torch.empty(0, embedder.widths[1], dtype=torch.float16)
+    check_finite(features, "texts")
     place = {text: row for row, text in enumerate(texts)}
 
     def rows(found: Sequence[str]) -> Tensor:

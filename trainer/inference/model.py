@@ -4,10 +4,11 @@ Shapes: n and m rows, d embedding width.
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final, Self, TypeVar
+from typing import Any, BinaryIO, Final, Self
 
 import numpy as np
 import PIL.Image
@@ -16,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypergrit_common.devices import pick_device
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.images import ImageRejected, decode, to_pixels
 from hypergrit_common.urls import clean
 from trainer.analyses.paths import nearest, path_to_root
@@ -25,6 +26,7 @@ from trainer.checkpoints.model import LoadedModel, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
 from trainer.encoders.cached import CachedImage
+from trainer.evaluation.embed import check_finite
 from trainer.evaluation.metrics.spaces import space_of
 from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
 from trainer.inference.search import Neighbours, PointIndex, entailment_margins, inner_rows, search
@@ -34,41 +36,58 @@ from trainer.models.registry import model_name as registered_name
 
 # Images that the user passes to the Python API.
 
-ImageInput = str | Path | PIL.Image.Image | NDArray[np.uint8]
-"""A path, a PIL image, or an RGB array, uint8 [h w 3]."""
+ImageInput = str | Path | bytes | BinaryIO | PIL.Image.Image | NDArray[np.uint8] | Tensor
+"""A path, the bytes or the open file of an image, a PIL image, or RGB as an array, uint8 [h w 3], or a tensor [3 h w]."""
+
+Points = Tensor | NDArray[Any]
+"""Encoded rows [n d]; also as a NumPy array."""
 
 
 def read_image(image: ImageInput) -> NDArray[np.uint8]:
     """Read an image as upright RGB, uint8 [h w 3]. The same picture gives the same pixels as a path and as a PIL image.
 
-    Raises UserError for a file that cannot be read as an image, and for an array of another type or shape.
+    Raises UserError for a file that cannot be read as an image, an array of another type or shape, and other objects.
     """
+    if isinstance(image, Tensor):
+        image = (image.movedim(0, -1) if image.ndim == 3 and image.shape[0] == 3 else image).numpy(force=True)
     if isinstance(image, np.ndarray):
         if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or 0 in image.shape:
             raise UserError(f"an image is an array {image.dtype} {list(image.shape)}; give uint8 [height, width, 3]")
-        return image
+        return image if image.flags.writeable else image.copy()  # torch warns of others
     try:
         if isinstance(image, PIL.Image.Image):
             return to_pixels(image)
-        return decode(Path(image).read_bytes())
+        if isinstance(image, str | Path):
+            return decode(Path(image).read_bytes())
+        if hasattr(image, "seek"):
+            image.seek(0)  # as PIL does: a buffer that was just written stands at its end
+        data = image if isinstance(image, bytes) else image.read() if hasattr(image, "read") else None
+        if isinstance(data, bytes):
+            return decode(data)
     except (OSError, ValueError, ImageRejected) as error:
-        raise UserError(f"{image} cannot be read as an image: {error}") from error
+        shown = image if isinstance(image, str | Path) else type(image).__name__
+        raise UserError(f"{shown} cannot be read as an image: {error}") from error
+    raise UserError(
+        f"an image is {image!r:.80}, {type(image).__name__}; give a path, bytes, a file open for reading bytes, a PIL image, "
+        "or RGB as an array, uint8 [height, width, 3]"
+    )
 
-
-Item = TypeVar("Item")
 
 TRAVERSAL_STEPS: Final = 50  # steps of a path to the root, as in MERU
 
 
 def load_model(
-    path: str | Path, model_name: str | None = None, device: str = "auto", tower: str | Path | None = None
+    path: str | Path,
+    model_name: str | None = None,
+    device: str | torch.device = "auto",
+    tower: str | Path | None = None,
 ) -> "Model":
     """Load a trained model for inference.
 
     Args:
         path: folder of a training run, its subfolder model/, a folder of open_clip, or a released `.pth` file.
         model_name: key of `trainer.MODELS`; needed for a released file and for a class of your own.
-        device: "auto", "cpu", "cuda" or "cuda:N".
+        device: "auto", "cpu", "cuda" or "cuda:N", or a torch device.
         tower: frozen model of a head over cached features, if it has moved.
 
     Returns:
@@ -105,6 +124,8 @@ class Model:
 
     def __init__(self, parts: LoadedModel, device: torch.device) -> None:
         self.module: DualEncoder = parts.model.to(device).eval()
+        if isinstance(self.module, Cones):
+            self.module.eps = 0.0  # the limits of the losses would keep a point away from itself
         self.tokenizer = parts.tokenizer
         self.preprocess = parts.preprocess
         self.device = device
@@ -118,7 +139,7 @@ class Model:
         name: str | Path,
         revision: str | None = None,
         token: str | None = None,
-        device: str = "auto",
+        device: str | torch.device = "auto",
         tower: str | Path | None = None,
     ) -> Self:
         """Load a model from a folder, or else from the Hugging Face hub.
@@ -213,18 +234,18 @@ class Model:
             self.save_pretrained(folder, license, tower=tower)
             return push_folder(Path(folder), name, token, private)
 
-    def encode_image(self, images: ImageInput | Sequence[ImageInput], batch_size: int = 64) -> Tensor:
+    def encode_image(self, images: ImageInput | Iterable[ImageInput], batch_size: int = 64) -> Tensor:
         """Encode images to points of the space.
 
         Args:
-            images: one or several paths, PIL images or RGB arrays, uint8 [h w 3].
+            images: one or several images, as `ImageInput`; also an iterator, an array [n h w 3], or a tensor [n 3 h w].
             batch_size: number of images encoded at once.
 
         Returns:
             Points [n d]; [1 d] for a single image.
 
         Raises:
-            UserError: a file cannot be read as an image, or an array has another type or shape.
+            UserError: an item cannot be read as an image; the message has its number.
 
         >>> import PIL.Image
         >>> from trainer import load_model
@@ -232,35 +253,45 @@ class Model:
         >>> model.encode_image(PIL.Image.new("RGB", (64, 48), "red")).shape
         torch.Size([1, 128])
         """
-        several = [images] if isinstance(images, str | Path | PIL.Image.Image | np.ndarray) else images
+        is_array = isinstance(images, np.ndarray | Tensor) and images.ndim == 3
+        is_one = is_array or isinstance(images, str | Path | bytes | PIL.Image.Image) or hasattr(images, "read")
 
-        def encode(batch: Sequence[ImageInput]) -> Tensor:
-            pixels = torch.stack([fit(read_image(image), self.preprocess) for image in batch])
-            return self.module.encode_image(pixels.to(self.device))
+        def encode(batch: Sequence[Tensor]) -> Tensor:
+            return self.module.encode_image(torch.stack(list(batch)).to(self.device))
 
-        return self._encode(encode, several, batch_size)
+        several = [images] if is_one else images
+        return self._encode(encode, lambda image: fit(read_image(image), self.preprocess), several, "image", batch_size)
 
-    def encode_text(self, texts: str | Sequence[str], batch_size: int = 256) -> Tensor:
+    def encode_text(self, texts: str | Iterable[str], batch_size: int = 256) -> Tensor:
         """Encode texts to points of the space.
 
         Args:
-            texts: one or several texts; those longer than the model's context are truncated.
+            texts: one or several texts, also an iterator; those longer than the model's context are truncated.
             batch_size: number of texts encoded at once.
 
         Returns:
             Points [n d]; [1 d] for a single text.
 
+        Raises:
+            UserError: an item is no text; the message has its number.
+
         >>> from trainer import load_model
         >>> load_model("demo/weights/clip", device="cpu").encode_text(["a cat", "a dog", "two dogs"]).shape
         torch.Size([3, 128])
         """
-        several = [texts] if isinstance(texts, str) else texts
-        return self._encode(
-            lambda batch: self.module.encode_text(self.tokenizer(list(batch)).to(self.device)), several, batch_size
-        )
+
+        def check(text: Any) -> str:
+            if not isinstance(text, str):
+                raise UserError(f"a text is {text!r:.80}, {type(text).__name__}; give a str")
+            return text
+
+        def encode(batch: Sequence[str]) -> Tensor:
+            return self.module.encode_text(self.tokenizer(list(batch)).to(self.device))
+
+        return self._encode(encode, check, [texts] if isinstance(texts, str) else texts, "text", batch_size)
 
     @torch.inference_mode()
-    def similarity(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
+    def similarity(self, queries: Points, candidates: Points, query: Side = "image") -> Tensor:
         """Compare queries with candidates; larger means more similar.
 
         The similarity is the cosine for CLIP, and the negative distance for the hyperbolic models. For ATMG it is an
@@ -288,7 +319,7 @@ class Model:
         return self.module.directed_similarity(self._split(queries), self._split(candidates), query)
 
     @torch.inference_mode()
-    def probabilities(self, queries: Tensor, candidates: Tensor, query: Side = "image") -> Tensor:
+    def probabilities(self, queries: Points, candidates: Points, query: Side = "image") -> Tensor:
         """Return the softmax over the candidates of the similarities, divided by the learned temperature of the model.
 
         Args:
@@ -308,7 +339,7 @@ class Model:
         return (self.similarity(queries, candidates, query) * self.module.pair_scale()).softmax(-1)
 
     @torch.inference_mode()
-    def distance(self, first: Tensor, second: Tensor) -> Tensor:
+    def distance(self, first: Points, second: Points) -> Tensor:
         """Return the distances of rows in the model's space.
 
         1 - cosine for CLIP; the geodesic distance for the hyperbolic models, for PHyCLIP its mean over the factors, or
@@ -319,7 +350,7 @@ class Model:
             second: encoded rows [m d].
 
         Returns:
-            Distances [n m], 0 or more up to rounding.
+            Distances [n m], 0 or more up to rounding: that of a point to itself is below 1e-6, at a radius of up to 5.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")  # the folder of a training run
@@ -330,7 +361,7 @@ class Model:
         return self.module.distance(self._split(first), self._split(second))
 
     @torch.inference_mode()
-    def radius(self, points: Tensor) -> Tensor:
+    def radius(self, points: Points) -> Tensor:
         """Return the distances of rows from the root of the space, its origin. General concepts should be nearer.
 
         Args:
@@ -347,7 +378,7 @@ class Model:
         return self.module.radius(self._split(points))
 
     @torch.inference_mode()
-    def entailment(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+    def entailment(self, general: Points, specific: Points, aperture_scale: float = 1.0) -> Tensor:
         """Return the margins by which the cones of general rows contain specific rows.
 
         The half-aperture of the cone minus the exterior angle (MERU, eq. 10 and 11). In a product of factors (PHyCLIP),
@@ -360,7 +391,8 @@ class Model:
                 for a box and its image or a phrase and its caption.
 
         Returns:
-            Margins [n m] in radians: 0 or more inside the cone, negative outside.
+            Margins [n m] in radians: 0 or more inside the cone, negative outside. The root entails every point, and a
+            point itself and its equals, up to 1e-5 of its norm.
 
         Raises:
             ValueError: the model has no cones, such as CLIP.
@@ -376,7 +408,7 @@ class Model:
         return entailment_margins(self.module, self._split(general), self._split(specific), aperture_scale)
 
     @torch.inference_mode()
-    def entails(self, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
+    def entails(self, general: Points, specific: Points, aperture_scale: float = 1.0) -> Tensor:
         """Return whether the cones of general rows contain specific rows: the margin of `entailment` is 0 or more.
 
         Args:
@@ -399,7 +431,7 @@ class Model:
         return self.entailment(general, specific, aperture_scale) >= 0
 
     @torch.inference_mode()
-    def index(self, candidates: Tensor) -> PointIndex:
+    def index(self, candidates: Points) -> PointIndex:
         """Prepare candidates for repeated searches with `nearest`, by inner products.
 
         Args:
@@ -414,7 +446,7 @@ class Model:
         return PointIndex(rows=inner_rows(self.module, self._split(candidates), 1), model=self.module)
 
     @torch.inference_mode()
-    def nearest(self, queries: Tensor, candidates: Tensor | PointIndex, k: int = 10) -> Neighbours:
+    def nearest(self, queries: Points, candidates: Points | PointIndex, k: int = 10) -> Neighbours:
         """Find the nearest candidates of queries, by `distance`. All candidates are compared, in blocks.
 
         Args:
@@ -442,8 +474,8 @@ class Model:
     @torch.inference_mode()
     def traverse(
         self,
-        points: Tensor,
-        candidates: Tensor,
+        points: Points,
+        candidates: Points,
         steps: int = TRAVERSAL_STEPS,
         entailing: bool = False,
         root: Tensor | None = None,
@@ -476,9 +508,9 @@ class Model:
         has_cones = isinstance(self.module, Cones)
         if entailing and not has_cones:
             raise ValueError(f"{self.name} has no entailment cones; set entailing=False")
+        starts, pool = self._split(points), self._split(candidates)
         if not len(points) or steps < 1:
             raise ValueError(f"{len(points)} points and {steps} steps are no path; give at least one of each")
-        starts, pool = self._split(points), self._split(candidates)
         center = None if has_cones else torch.cat([pool, starts]).mean(0) if root is None else root.to(self.device)
         space = space_of(self.module, center)
         can_entail = torch.ones(len(candidates), dtype=torch.bool, device=self.device) if entailing else None
@@ -487,19 +519,49 @@ class Model:
         found = [nearest(self.module.similarity, space, path, pool, can_entail, min_radius) for path in paths]
         return torch.stack(found).to(self.device)
 
-    def _encode(self, encode: Callable[[Sequence[Item]], Tensor], items: Sequence[Item], batch_size: int) -> Tensor:
+    def _encode(
+        self,
+        encode: Callable[[Sequence[Any]], Tensor],
+        read: Callable[[Any], Any],
+        items: Any,
+        what: str,
+        batch_size: int,
+    ) -> Tensor:
+        """Encode the items that `read` accepts, batch by batch. Raises UserError that names an item it does not."""
         if batch_size < 1:
             raise ValueError(f"batch_size is {batch_size}; give a number of items, at least 1")
+        if not isinstance(items, Iterable):
+            raise UserError(f"{what}s are {items!r:.80}, {type(items).__name__}; give one or several")
+        numbered, parts = enumerate(items), list[Tensor]()
         with torch.inference_mode():
-            parts = [self._join(encode(items[i : i + batch_size])) for i in range(0, len(items), batch_size)]
-        return torch.cat(parts) if parts else torch.zeros(0, self.embed_dim, device=self.device)
+            while batch := [
+                self._read(read, item, f"{what} {number}") for number, item in islice(numbered, batch_size)
+            ]:
+                parts.append(self._join(encode(batch)))
+        return (
+            check_finite(torch.cat(parts), f"{what}s") if parts else torch.zeros(0, self.embed_dim, device=self.device)
+        )
+
+    @staticmethod
+    def _read(read: Callable[[Any], Any], item: Any, name: str) -> Any:
+        with prefixed(f"{name}: "):
+            return read(item)
 
     def _join(self, points: Tensor) -> Tensor:
         """Concatenate factors [k n d/k] to rows [n d]. Points [n d] are returned unchanged."""
         return points if points.ndim == 2 else points.movedim(0, 1).flatten(1)
 
-    def _split(self, rows: Tensor) -> Tensor:
-        """Convert rows [n d] to the model's layout: factors [k n d/k] for PHyCLIP, [n d] for the others."""
+    def _split(self, points: Points) -> Tensor:
+        """Convert rows [n d] to the model's layout: factors [k n d/k] for PHyCLIP, [n d] for the others.
+
+        Raises UserError for other shapes, and for what is no tensor or array.
+        """
+        if not isinstance(points, Tensor | np.ndarray):
+            raise UserError(f"points are {type(points).__name__}; give a tensor or array of encoded rows")
+        if points.ndim != 2 or points.shape[1] != self.embed_dim:
+            raise UserError(
+                f"points are {list(points.shape)}; give rows [n, {self.embed_dim}], as encode_image and encode_text return"
+            )
         width = getattr(self.module.config, "factor_dim", None)
-        rows = rows.to(self.device)
+        rows = torch.as_tensor(points, dtype=torch.float32, device=self.device)
         return rows if width is None else rows.unflatten(-1, (-1, width)).movedim(-2, 0)

@@ -21,6 +21,10 @@ from trainer.models.euclip import EuCLIP
 from trainer.models.hyperbolic import Hyperbolic
 from trainer.models.poinclip import PoinCLIP
 
+TOLERANCE: Final = 1e-5
+"""Two points are the same, and a point is the root, up to this share of the norm of the more specific one: float32
+encodes a text in two batches with differences of 1e-6."""
+
 MAX_PAIRS: Final = 2**18  # maximum number of pairs that `entailment` processes at once, to limit its memory
 
 
@@ -56,8 +60,10 @@ class PointIndex:
             return (-products).clamp(min=0).sqrt().float()
         if not isinstance(self.model, Hyperbolic):
             return 1 - products
-        c = self.model.curv.detach().double().exp().squeeze()
-        floor = self.model.config.eps * (2 if isinstance(self.model, PoinCLIP) else 1)  # as in `poincare_similarity`
+        space = space_of(self.model)
+        assert isinstance(space, Lorentz | Ball)
+        c = space.curvature.double().squeeze()  # that of the rows: another rounding would keep equal points apart
+        floor = self.model.eps * (2 if isinstance(self.model, PoinCLIP) else 1)  # as in `poincare_similarity`
         return (lorentz.acosh1p((-c * products - 1).clamp(min=floor)) / c.sqrt()).float()
 
     @torch.no_grad()
@@ -116,7 +122,10 @@ def check_k(k: int) -> int:
 
 
 def entailment_margins(model: Cones, general: Tensor, specific: Tensor, aperture_scale: float = 1.0) -> Tensor:
-    """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors."""
+    """Half-apertures at `general` [*k n d] minus exterior angles towards `specific` [*k m d]: [n m], least of factors.
+
+    The angle is 0 from the root and between equal points, up to `TOLERANCE`: the root entails all, and a point itself.
+    """
     n, m = general.shape[-2], specific.shape[-2]
     if not (n and m):
         return torch.zeros(n, m, device=general.device)
@@ -127,6 +136,8 @@ def entailment_margins(model: Cones, general: Tensor, specific: Tensor, aperture
         apexes = part.repeat_interleave(m, dim=-2)
         points = specific.repeat(*(1 for _ in specific.shape[:-2]), part.shape[-2], 1)
         angle, aperture = model.cone(apexes, points)
-        margin = aperture_scale * aperture - angle
+        size = TOLERANCE * points.norm(dim=-1)
+        is_least = (apexes.norm(dim=-1) <= size) | ((points - apexes).norm(dim=-1) <= size)
+        margin = aperture_scale * aperture - angle.masked_fill(is_least, 0)
         found.append((margin if margin.ndim == 1 else margin.amin(0)).view(-1, m))
     return torch.cat(found)

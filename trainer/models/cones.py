@@ -17,6 +17,11 @@ class Cones(DualEncoder):
 
     config: ConesConfig
 
+    def __init__(self, config: ConesConfig) -> None:
+        super().__init__(config)
+        self.eps: float = config.eps
+        """Limit of `distance`, `radius` and `cone`, see trainer.geometry; inference sets 0, since it needs no gradient."""
+
     @abstractmethod
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
         """Exterior angles and half-apertures of entailment cones, one value per pair of points.

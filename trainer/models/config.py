@@ -70,6 +70,11 @@ class ModelConfig:
         check_positive(self, "embed_dim", "temperature_init", "max_logit_scale", "pixel_std")
         if self.loss_chunk != "auto":
             check_positive(self, "loss_chunk")
+        if 1 / self.temperature_init > self.max_logit_scale * (1 + 1e-6):
+            raise UserError(
+                f"temperature_init is {self.temperature_init:g}, so the logit scale would begin at "
+                f"{1 / self.temperature_init:g}, above max_logit_scale={self.max_logit_scale:g}; raise one of them"
+            )
         if not all(map(math.isfinite, self.pixel_mean)):
             raise UserError(f"pixel_mean is {list(self.pixel_mean)}; give finite numbers")
 

@@ -33,7 +33,7 @@ class EuCLIP(Cones):
         return cosine_similarity(left, right)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        eps = self.config.eps
+        eps = self.eps
         angle = euclidean.exterior_angle(general, specific, eps)
         return angle, euclidean.half_aperture(general, self.config.min_radius, eps)
 

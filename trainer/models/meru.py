@@ -23,7 +23,7 @@ class MERU(Hyperbolic):
         return self.curv.exp()
 
     def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        return lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
+        return lorentz.pairwise_distance(queries, candidates, self.curvature(), self.eps)
 
     def similarity(self, queries: Tensor, candidates: Tensor) -> Tensor:
         if self.config.logits == "inner":
@@ -38,6 +38,6 @@ class MERU(Hyperbolic):
         return lorentz_similarity(queries, candidates, c, self.config.eps)
 
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:
-        c, eps = self.curvature(), self.config.eps
+        c, eps = self.curvature(), self.eps
         angle = lorentz.exterior_angle(general, specific, c, eps)
         return angle, lorentz.half_aperture(general, c, self.config.min_radius, eps)

@@ -35,7 +35,7 @@ class PHyCLIP(HyCoCLIP):
         return self.curv.exp()[:, None]
 
     def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        distances = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.config.eps)
+        distances = lorentz.pairwise_distance(queries, candidates, self.curvature(), self.eps)
         return product.combine(distances, self.config.metric)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:

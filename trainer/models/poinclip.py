@@ -28,7 +28,7 @@ class PoinCLIP(Hyperbolic):
         return poincare.exp_map0(at_least_float32(features) * log_alpha.exp(), self.curv.exp(), self.config.lift)
 
     def distance(self, queries: Tensor, candidates: Tensor) -> Tensor:
-        return poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.config.eps)
+        return poincare.pairwise_distance(queries, candidates, self.curv.exp(), self.eps)
 
     def lazy_similarity(self, queries: Tensor, candidates: Tensor) -> LazySimilarity:
         return poincare_similarity(queries, candidates, self.curv.exp(), self.config.eps)
@@ -58,6 +58,6 @@ class PoinCLIP(Hyperbolic):
         """Exterior angles [b] and half-apertures [b]. The apex is the point that precedes, or `general` if equal."""
         swapped = self.is_swapped(general, specific)[:, None]
         apex, point = torch.where(swapped, specific, general), torch.where(swapped, general, specific)
-        c, eps = self.curv.exp(), self.config.eps
+        c, eps = self.curv.exp(), self.eps
         aperture = poincare.half_aperture(apex, c, self.config.min_radius, eps)
         return poincare.exterior_angle(apex, point, c, eps), aperture

@@ -21,7 +21,7 @@ from hypergrit_common.devices import resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.processes import end_children_with_this_process
 from trainer.checkpoints.folder import RunFolder
-from trainer.checkpoints.model import StateError, load_frozen, load_state, read_weights, stretched
+from trainer.checkpoints.model import StateError, load_frozen, load_state, read_weights, resized, stretched
 from trainer.checkpoints.open_clip import load_towers
 from trainer.checkpoints.run import TrainingState, seed_generators
 from trainer.checkpoints.tokenizer_files import OPENAI, fits
@@ -237,10 +237,12 @@ def new_model(config: TrainConfig) -> DualEncoder:
     if config.init:  # contains the weights of the towers too
         try:
             state = stretched(model.textual, config.model.text, read_weights(Path(config.init)), "textual.")
+            state = resized(model.visual, state, "visual.")
             load_state(model, state, Path(config.init), config.init_skip)
         except StateError as error:
             parts = list(dict.fromkeys([*config.init_skip, *map(part_of, error.entries)]))
-            fix = f"; init_skip=[{','.join(parts)}] leaves them out" if len(parts) <= MAX_PARTS else ""
+            is_learned = any("pos" in entry for entry in error.entries)  # drawn anew, positions would be lost
+            fix = "" if is_learned or len(parts) > MAX_PARTS else f"; init_skip=[{','.join(parts)}] leaves them out"
             raise UserError(f"init: {error}{fix}") from error
         except (OSError, ValueError) as error:
             raise UserError(f"init: {error}") from error

@@ -10,7 +10,7 @@ from typing import Final
 import torch
 
 from hypergrit_common.cli import MessageFormatter
-from hypergrit_common.errors import UserError, prefixed
+from hypergrit_common.errors import NotFiniteError, UserError, prefixed
 from hypergrit_common.text import counted
 from trainer.checkpoints.model import save_model
 from trainer.config import as_dict
@@ -87,6 +87,9 @@ def evaluate(run: Training, metrics: Metrics | None, request: StopRequest) -> di
                 precision=lambda: autocast(run),
                 is_stopping=lambda: request.signal_number is not None,
             )
+    except NotFiniteError as error:
+        logger.warning("step %d: %s", run.step, error)
+        return {}
     except InterruptedEvaluationError:
         logger.warning("the evaluation of step %d was interrupted and has no results", run.step)
         return None

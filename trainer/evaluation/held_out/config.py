@@ -5,6 +5,7 @@ from typing import ClassVar
 
 from hypergrit_common.config import check_range
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations
 from trainer.models.config import Ranking
 
 
@@ -16,9 +17,9 @@ class HeldOutConfig:
     image_folders: tuple[str, ...] = ()
     # prompts whose embeddings are averaged into a class; {} is replaced by the class name
     prompts: tuple[str, ...] = ("a photo of a {}.",)
-    # held-out shards, for retrieval and entailment: a folder, a glob, several separated by commas, or a URL;
-    # their layouts are those of training shards
-    shards: str = ""
+    # held-out shards, for retrieval and entailment: a folder, a glob, or several of them, as in training; their layouts
+    # are those of training shards
+    shards: Locations = ""
     # maximum number of samples of the held-out shards; 0: all
     max_samples: int = 1000
     # score by which PHyCLIP and ATMG rank candidates. released: that of the authors' evaluation (PHyCLIP: the sum of inner

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trainer.batch import Side
-from trainer.evaluation.embed import device_of, embed_images, embed_words
+from trainer.evaluation.embed import check_finite, device_of, embed_images, embed_words
 from trainer.evaluation.held_out.config import HeldOutConfig
 from trainer.evaluation.held_out.shards import HeldOutPoints, HeldOutShards, embed_held_out
 from trainer.evaluation.held_out.share import Sharing, map_shared
@@ -98,6 +98,7 @@ def zero_shot_results(
     """Zero-shot classification of one image folder."""
     with sharing.precision():
         features = class_features(model, tokenizer, folder.classes, config.prompts, config.batch_size)
+    check_finite(features.flatten(0, 1), f"prompts of {folder.name}")
     classes = model.lift_prompts(features)
 
     def read(numbers: range) -> Tensor:
@@ -106,9 +107,10 @@ def zero_shot_results(
     def classify(images: Tensor) -> Tensor:
         with sharing.precision():
             found = embed_images(model, images, config.batch_size)
-        return predict(model, found, classes, config.ranking)
+        return predict(model, found, classes, config.ranking).where(found.isfinite().all(-1), torch.nan)
 
     predicted = torch.cat(list(map_shared(len(folder.paths), read, classify, sharing)))
+    predicted = check_finite(predicted[:, None], f"images of {folder.name}")[:, 0].long()
     target = torch.tensor(folder.targets)
     return {
         f"zero_shot/{folder.name}/accuracy": macro_accuracy(predicted, target, len(folder.classes)),

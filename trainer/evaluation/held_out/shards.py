@@ -18,6 +18,7 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.images import ImageRejected
+from hypergrit_common.locations import Locations
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
 from trainer.data.config import DataConfig, Layout
@@ -81,7 +82,7 @@ class HeldOutShards:
     it has one, of the shards is damaged.
     """
 
-    def __init__(self, shards: str, max_bad_share: float = 1.0, key: str = "") -> None:
+    def __init__(self, shards: Locations, max_bad_share: float = 1.0, key: str = "") -> None:
         self.max_bad_share = max_bad_share
         with prefixed("shards: "):
             self.index = build_index(list_shards(shards))

@@ -7,7 +7,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, Final
 
-from hypergrit_common.cli import BUG
+from hypergrit_common.cli import BUG, INCOMPLETE
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
 from hypergrit_common.lazy import is_plugin
@@ -25,8 +25,6 @@ from trainer.models.registry import MODELS, model_name
 
 logger = logging.getLogger(__name__)
 
-INCOMPLETE: Final = 3
-"""Exit code if a model or a task could not be evaluated, and others were."""
 MODELS_FILE: Final = "models.json"
 """File in the output folder: for each model its path, and its name and hash, or the error of loading it."""
 RESERVED: Final = {CACHE, MODELS_FILE, "index.html", "summary.md"}

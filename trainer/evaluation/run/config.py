@@ -6,6 +6,7 @@ from typing import ClassVar
 from hypergrit_common.config import check_range
 from hypergrit_common.devices import check_device
 from hypergrit_common.errors import UserError
+from hypergrit_common.locations import Locations
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.task import TaskOptions
 
@@ -23,9 +24,9 @@ class BenchmarkConfig(TaskOptions):
     tasks: tuple[str, ...] = ()
     # folder for the results, which is created
     output: str = ""
-    # training shards, in which copies of the evaluation images are counted; a folder, a glob, or several separated by
-    # commas
-    train_shards: str = ""
+    # training shards, in which copies of the evaluation images are counted: a folder, a glob, or several of them, as in
+    # training
+    train_shards: Locations = ""
     # number of images or texts that a tower processes at once
     batch_size: int = 256
     # number of threads that read and decode images

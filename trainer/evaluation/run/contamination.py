@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import prefixed
 from hypergrit_common.images import ImageRejected, decode
+from hypergrit_common.locations import Locations
 from hypergrit_common.near_duplicates import find_near, normal_url, perceptual_hash
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
@@ -73,7 +74,7 @@ def on_square(pixels: NDArray[np.uint8]) -> NDArray[np.uint8]:
 
 
 @lru_cache(maxsize=1)  # all tasks and models of an evaluation have the same
-def training_fingerprints(shards: str, folder: Path, workers: int = 4, state: str = "") -> NDArray[np.void]:
+def training_fingerprints(shards: Locations, folder: Path, workers: int = 4, state: str = "") -> NDArray[np.void]:
     """Fingerprints [m] of the images of training shards. They are cached in `folder`, by the shards and their sizes.
 
     The last result is also kept in memory, until `state`, the result of `state.shards_state`, or another argument differs.

@@ -27,6 +27,7 @@ from typing import Any, Final
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.locations import Locations, as_text
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import message, message_lines, one_line, redact
 from trainer.data.listing import list_facts
@@ -44,7 +45,7 @@ from trainer.models.registry import model_name
 # The state of the files from which a result was computed: it is kept as long as they are the same.
 
 
-def shards_state(shards: str) -> str:
+def shards_state(shards: Locations) -> str:
     """SHA-256 of the addresses and sizes of training shards; empty without shards.
 
     Raises UserError if there are none or their store cannot be read.
@@ -96,7 +97,7 @@ class RunSettings:
     data: Path
     output: Path
     options: TaskOptions
-    train_shards: str = ""
+    train_shards: Locations = ""
     training: str = ""
     """State of the training shards, see `state.shards_state`."""
     workers: int = 4
@@ -116,7 +117,7 @@ def run_task(task: Task, embedder: CachedEmbedder, label: str, settings: RunSett
         "task": task.name,
         "model": {"name": model_name(embedder.model), "hash": embedder.hash},
         "options": dataclasses.asdict(settings.options),
-        "train_shards": redact(settings.train_shards),
+        "train_shards": redact(as_text(settings.train_shards)),
         "training": settings.training,
     }
     trace = path.with_name(f"{task.name}-error.txt")

@@ -9,7 +9,7 @@ from typing import Final, Literal, Protocol
 from hypergrit_common.errors import UserError
 from trainer.evaluation.catalog import SetInfo, set_infos
 from trainer.evaluation.sets.annotations import checksums, integer, read_lines
-from trainer.evaluation.sets.image_folders import class_images, class_names
+from trainer.evaluation.sets.image_folders import class_images, class_names, readable
 from trainer.evaluation.task import ImageSource
 
 CLASS_NAMES: Final = "classnames.txt"
@@ -140,11 +140,6 @@ def read_class_folders(folder: Path, form: str = "official files", is_full: bool
 
 
 WNID: Final = re.compile(r"n\d{8}")
-
-
-def readable(name: str) -> str:
-    """Replace `_` by a space and divide CamelCase: "AnnualCrop" is "Annual Crop"."""
-    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").strip()
 
 
 def first_folder(folder: Path, *names: str) -> Path:

@@ -1,5 +1,8 @@
 """Image folders in torchvision's layout, FOLDER/CLASS/IMAGE. Classes are in the order of their names."""
 
+import logging
+import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import count
@@ -12,8 +15,11 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.images import ImageRejected, decode
+from hypergrit_common.text import shortened
 from trainer.data.crops import LIMITS
 from trainer.data.preprocess import PreprocessConfig, fit
+
+logger = logging.getLogger(__name__)
 
 SUFFIXES: Final = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 
@@ -56,7 +62,7 @@ def read_folder(folder: str) -> ImageFolder:
         )
     return ImageFolder(
         name=root.resolve().name,
-        classes=[name.replace("_", " ") for name in names],
+        classes=[*map(readable, names)],
         paths=[path for path, _ in found],
         targets=[target for _, target in found],
     )
@@ -68,13 +74,36 @@ def class_names(folder: Path) -> list[str]:
 
 
 def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """The images below FOLDER/CLASS in the order of their paths, each with the number of its class."""
-    return [
-        (path, target)
-        for target, name in enumerate(classes)
-        for path in sorted((folder / name).rglob("*"))
-        if path.suffix.lower() in SUFFIXES
+    """The images below FOLDER/CLASS in the order of their paths, each with the number of its class.
+
+    Logs what a user may have meant otherwise: classes without images, with images in folders of their own, with equal
+    texts, and files that are no images.
+    """
+    files = [
+        (path, n) for n, name in enumerate(classes) for path in sorted((folder / name).rglob("*")) if path.is_file()
     ]
+    found = [(path, n) for path, n in files if path.suffix.lower() in SUFFIXES]
+    others = [path for path, _ in files if path.suffix.lower() not in SUFFIXES and not path.name.startswith(".")]
+    empty = [classes[n] for n in sorted(set(range(len(classes))) - {n for _, n in found})]
+    deep = [classes[n] for n in sorted({n for path, n in found if path.parent != folder / classes[n]})]
+    texts = Counter(map(readable, classes))
+    for names, what in (
+        (empty, "classes without images, which count for the chance level"),
+        (deep, "classes with images in subfolders, which are taken together"),
+        (
+            [name for name in classes if texts[readable(name)] > 1],
+            "classes with equal texts, which no prompt tells apart",
+        ),
+        ([path.name for path in others], f"files that do not end in {', '.join(SUFFIXES)}, which are skipped"),
+    ):
+        if names:
+            logger.warning("%s: %d %s: %s", folder, len(names), what, shortened(names, 3, ", "))
+    return found
+
+
+def readable(name: str) -> str:
+    """Replace `_` by a space and divide CamelCase: "AnnualCrop" is "Annual Crop"."""
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").strip()
 
 
 def read_images(paths: Sequence[Path], size_px: int) -> Tensor:

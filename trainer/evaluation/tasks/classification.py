@@ -7,6 +7,7 @@ correct images ("micro") differs for data sets with unequal classes.
 Shapes: n images, c classes, p prompts, d embedding width.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -79,8 +80,8 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
         details={
             "images": len(usable),
             "unreadable": [f"{data.images[keep[row]].path}: {why}" for row, why in list(found.errors.items())[:5]],
-            "confusions": largest_confusions(table, names),
-            "recall": dict(zip(names, (table.diagonal() / table.sum(1).clamp(min=1)).tolist(), strict=False)),
+            "confusions": largest_confusions(table, distinct(names)),
+            "recall": dict(zip(distinct(names), (table.diagonal() / table.sum(1).clamp(min=1)).tolist(), strict=True)),
         },
         figures=figures,
         items={
@@ -88,6 +89,16 @@ def evaluate_set(embedder: Embedder, data: ZeroShotSet, options: TaskOptions) ->
             "accuracy_micro": mean_items(predicted == target),
         },
     )
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Names of classes as keys: one that several classes have, such as ImageNet's crane, gets the number of the class.
+
+    >>> distinct(["crane", "cat", "crane"])
+    ['crane (0)', 'cat', 'crane (2)']
+    """
+    counts = Counter(names)
+    return [name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names)]
 
 
 def evenly(n: int, limit: int) -> list[int]:

@@ -48,7 +48,7 @@ def read_table(
     """
     try:
         check_file(path)
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file)
             if not set(columns) <= set(reader.fieldnames or ()):
                 raise UserError(f"{path} lacks the columns {' and '.join(columns)}; download it again")

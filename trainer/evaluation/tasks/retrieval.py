@@ -1,4 +1,4 @@
-"""Zero-shot retrieval between images and captions on COCO val2017 and Flickr30k (MERU, section 4.2).
+"""Zero-shot retrieval between images and captions on COCO val2017 and Flickr30k (MERU, section 4.2), and on own sets.
 
 Text-to-image recall at K is the share of captions whose image is among the K best images. Image-to-text recall is the
 share of images with at least one own caption among the K best captions. All captions are used without a prompt, images
@@ -8,10 +8,11 @@ val2017 is not the 5,000 images of the Karpathy split of COCO.
 Shapes: n images, m captions, d embedding width.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
 import torch
@@ -22,16 +23,19 @@ from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.items import mean_items
 from trainer.evaluation.metrics.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
-from trainer.evaluation.sets.annotations import below, checksums, read_json
+from trainer.evaluation.sets.annotations import below, checksums, read_json, read_lines
 from trainer.evaluation.sets.annotations import field as value_of
 from trainer.evaluation.task import Embedder, Figure, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import Problems, coco_images, merge
+from trainer.evaluation.tasks.hierarcaps_expanded import read_table
 
 RECALL_AT: Final = (1, 5, 10)
 DRAWN: Final = (1, 2, 3, 5, 10, 20, 50, 100)
 N_EXAMPLES: Final = 6
 COCO_JSON: Final = "coco/annotations/captions_val2017.json"
 FLICKR_JSON: Final = "flickr30k/dataset_flickr30k.json"
+FOLDER: Final = "retrieval"
+"""Folder of sets of one's own: NAME.csv, NAME.jsonl or NAME.json (Karpathy's layout), and their images in NAME/."""
 EXPECTED: Final = {"coco": (5000, 25014), "flickr30k": (1000, 5000)}
 """Numbers of images and captions of the papers."""
 
@@ -83,6 +87,11 @@ def read_flickr30k(root: Path, limit: int, problems: Problems) -> CaptionedImage
     path, folder = root / FLICKR_JSON, root / "flickr30k" / "flickr30k_images"
     if not path.is_file() or not folder.is_dir():
         raise MissingFilesError(f"expected {path} and {folder}/1007129816.jpg")
+    return read_karpathy(path, folder, limit, problems)
+
+
+def read_karpathy(path: Path, folder: Path, limit: int, problems: Problems) -> CaptionedImages:
+    """Read the test split of a file in Karpathy's layout, with its images in a folder. Errors as in `read_coco`."""
     found = CaptionedImages()
 
     def read_image(numbered: tuple[int, Any]) -> None:
@@ -92,12 +101,56 @@ def read_flickr30k(root: Path, limit: int, problems: Problems) -> CaptionedImage
             return
         sentences = value_of(entry, "sentences", list, where)
         captions = [value_of(sentence, "raw", str, f"{where}.sentences[{i}]") for i, sentence in enumerate(sentences)]
-        found.add(ImageSource(path=folder / value_of(entry, "filename", str, where)), captions)
+        place = value_of(entry, "filepath", str, where) if "filepath" in entry else ""  # COCO's two folders
+        found.add(own_image(folder, f"{place}/{value_of(entry, 'filename', str, where)}".lstrip("/"), where), captions)
 
     problems.entries(path, enumerate(value_of(read_json(path), "images", list, str(path))), read_image)
     if not found.images:
         raise UserError(f"{path} has no image with the split 'test'; download Karpathy's file")
     return found
+
+
+def own_image(folder: Path, name: str, where: str) -> ImageSource:
+    """An image below the folder of its set. Raises UserError for a path that leads out of it."""
+    if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
+        raise UserError(f"{where}: the image {name!r:.80} is not below {folder}; give paths relative to it")
+    return ImageSource(path=folder / name)
+
+
+def read_own(path: Path, limit: int, problems: Problems) -> CaptionedImages:
+    """Read NAME.csv or NAME.jsonl, an image and a caption in each row, or Karpathy's NAME.json; the images are in NAME/.
+
+    An image has the captions of all of its rows. Raises UserError for a malformed file.
+    """
+    folder = path.with_suffix("")
+    if path.suffix == ".json":
+        return read_karpathy(path, folder, limit, problems)
+
+    def read(row: Mapping[str, Any], where: str) -> tuple[ImageSource, str]:
+        image, caption = (value_of(row, key, str, where) for key in ("image", "caption"))
+        if not image or not caption.strip():
+            raise UserError(f"{where} has no {'caption' if image else 'image'}; correct it")
+        return own_image(folder, image, where), caption
+
+    captions: dict[ImageSource, list[str]] = {}
+    if path.suffix == ".csv":
+        rows = read_table(path, ("image", "caption"), problems, read)
+    else:
+        rows = problems.entries(path, enumerate(read_lines(path), 1), lambda line: read(*json_line(path, *line)))
+    for image, caption in rows:
+        captions.setdefault(image, []).append(caption)
+    found = CaptionedImages()
+    for image in list(captions)[: limit or None]:
+        found.add(image, captions[image])
+    return found
+
+
+def json_line(path: Path, number: int, line: str) -> tuple[dict[str, Any], str]:
+    """The object of a line of JSON, and its place for messages. Raises UserError."""
+    try:
+        return json.loads(line), f"{path}, line {number}"
+    except (ValueError, RecursionError) as error:
+        raise UserError(f"{path}, line {number}: {error}; correct it") from error
 
 
 SETS: Final[dict[str, tuple[Callable[[Path, int, Problems], CaptionedImages], str]]] = {
@@ -107,16 +160,22 @@ SETS: Final[dict[str, tuple[Callable[[Path, int, Problems], CaptionedImages], st
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
-    """Evaluate on both data sets. A missing or malformed one is listed in `details`.
+    """Evaluate on both data sets and those of one's own. A missing or malformed one is listed in `details`.
 
     Raises MissingFilesError if no set is there, and UserError if those that are there are malformed.
     """
     parts: dict[str, TaskResult] = {}
     problems = Problems()
-    for key, (read, file) in SETS.items():
+    own = [path for path in sorted((root / FOLDER).glob("*")) if path.suffix in (".csv", ".jsonl", ".json")]
+    sets = {key: (partial(read, root), root / file) for key, (read, file) in SETS.items()}
+    for path in own:
+        if path.stem in sets:
+            problems.malformed[path.name] = f"{path} has the name of another set, {path.stem}; rename it"
+        sets.setdefault(path.stem, (partial(read_own, path), path))
+    for key, (read, file) in sets.items():
         with problems.of(key):
-            part = evaluate_set(embedder, root, key, read(root, options.max_examples, problems), options)
-            parts[key] = replace(part, checksums=checksums(root, root / file))
+            part = evaluate_set(embedder, root, key, read(options.max_examples, problems), options)
+            parts[key] = replace(part, checksums=checksums(root, file))
     problems.require(parts, "; ".join(f"{key}: {reason}" for key, reason in problems.missing.items()))
     return merge(parts, problems)
 
@@ -161,7 +220,7 @@ def evaluate_set(embedder: Embedder, root: Path, key: str, data: CaptionedImages
             "ties": "count against the model",
             "images": "squeezed to a square",
             "pool": f"{sizes[0]} images, {sizes[1]} captions"
-            + ("" if sizes == EXPECTED[key] else "; the papers use {} and {}".format(*EXPECTED[key])),
+            + ("" if sizes == EXPECTED.get(key, sizes) else "; the papers use {} and {}".format(*EXPECTED[key])),
         },
         n_used=sizes[0],
         skipped={why: n for why, n in skipped.items() if n},

@@ -87,7 +87,7 @@ def test_a_job_does_not_resume_a_merged_output_without_asking(
     both = (f"source={finished}", f"source={tmp_path / 'b'}", "mixed=true")
     assert run(tmp_path / "new", *both, "overwrite=true") == 0
     assert not (tmp_path / "new/_job.json").exists()
-    assert run_job(tars, tmp_path / "new", "score.min_score=0.5") == grit.FAILED_SHARDS - 1
+    assert run_job(tars, tmp_path / "new", "score.min_score=0.5") == grit.INCOMPLETE - 1
     assert "overwrite=true" in capsys.readouterr().err
 
 

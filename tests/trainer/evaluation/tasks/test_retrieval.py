@@ -1,6 +1,7 @@
 """Retrieval on invented files in the schemas of COCO and of Karpathy's Flickr30k."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.tasks.embedding import model_and_tokenizer
 from trainer.evaluation.task import Fit, ImageFeatures, ImageSource, MissingFilesError, TaskOptions
 from trainer.evaluation.tasks.examples import Problems
-from trainer.evaluation.tasks.retrieval import evaluate, read_coco
+from trainer.evaluation.tasks.retrieval import evaluate, read_coco, read_own
 from trainer.models.registry import build_model
 
 N = 6
@@ -183,3 +184,84 @@ def test_pictures_are_named_by_their_path_below_the_data_folder(
     result = evaluate(stub_for(content, "perfect"), Path("data"), TaskOptions())
     (first, *_) = result.details["coco"]["nearest captions"]  # type: ignore[index]
     assert first["image"].startswith("coco/val2017/")
+
+
+OWN = {"b.png": ["a red bus", "a bus"], "sub/a.png": ["two owls"], "c.png": ["snow", "a hill in snow", "a bus"]}
+"""Captions of the images of a set of one's own; one caption belongs to two images."""
+
+
+def write_own(root: Path, kind: str) -> None:
+    folder = root / "retrieval"
+    folder.mkdir()
+    for image in OWN:
+        (folder / "mine" / image).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "mine" / image).touch()
+    rows = [(image, caption) for image, captions in OWN.items() for caption in captions]
+    rows = rows[1::2] + rows[::2]  # the captions of an image need not follow each other
+    if kind == "csv":
+        lines = "\n".join(f'"{caption}",{image},x' for image, caption in rows)
+        (folder / "mine.csv").write_text(f"\ufeffcaption,image,more\n{lines}\n", encoding="utf-8")
+    elif kind == "jsonl":
+        (folder / "mine.jsonl").write_text("\n".join(json.dumps({"image": i, "caption": c}) for i, c in rows))
+    else:
+        images = [
+            {
+                "filepath": str(Path(image).parent),
+                "filename": Path(image).name,
+                "split": split,
+                "sentences": [{"raw": c} for c in cs],
+            }
+            for image, cs, split in [*((i, cs, "test") for i, cs in OWN.items()), ("t.png", ["x"], "train")]
+        ]
+        (folder / "mine.json").write_text(json.dumps({"images": images}))
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "json"])
+def test_a_set_of_ones_own_has_the_recall_of_a_loop(kind: str, tmp_path: Path) -> None:
+    write_own(tmp_path, kind)
+    generator = torch.Generator().manual_seed(3)
+    texts = {text: torch.randn(16, generator=generator) for captions in OWN.values() for text in captions}
+    images = {Path(image).name: torch.randn(16, generator=generator) for image in OWN}
+    result = evaluate(Stub("clip", images, texts), tmp_path, TaskOptions())
+
+    def score(image: str, text: str) -> float:
+        return torch.cosine_similarity(images[Path(image).name], texts[text], dim=0).item()
+
+    pairs = [(image, text) for image, captions in OWN.items() for text in captions]
+    for k in (1, 5, 10):
+        # ranks count against the model: a candidate at least as good as the best own one is before it
+        found = [
+            sum(score(other, text) >= score(image, text) for other in OWN if other != image) < k
+            for image, text in pairs
+        ]
+        assert result.metrics[f"mine/text_to_image/recall@{k}"] == pytest.approx(sum(found) / len(found))
+        hits = [
+            sum(
+                score(image, text) >= max(score(image, own) for own in captions)
+                for other, text in pairs
+                if other != image
+            )
+            < k
+            for image, captions in OWN.items()
+        ]
+        assert result.metrics[f"mine/image_to_text/recall@{k}"] == pytest.approx(sum(hits) / len(hits))
+    assert "papers" not in str(result.rules)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"image": "../x.png", "caption": "a"}, r"mine.jsonl, line 2: the image '../x.png' is not below"),
+        ({"image": "/x.png", "caption": "a"}, "is not below"),
+        ({"image": "x.png", "caption": " "}, "line 2 has no caption"),
+        ({"image": "x.png", "text": "a"}, "'caption' is missing"),
+    ],
+)
+def test_bad_rows_of_ones_own_set_are_named(row: dict[str, str], message: str, tmp_path: Path) -> None:
+    (tmp_path / "retrieval").mkdir()
+    rows = [{"image": "b.png", "caption": "a bus"}, row, *({"image": "b.png", "caption": f"{i}"} for i in range(300))]
+    (tmp_path / "retrieval" / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    problems = Problems()
+    found = read_own(tmp_path / "retrieval" / "mine.jsonl", 0, problems)
+    assert len(found.captions) == 301
+    assert re.search(message, str(problems.malformed))

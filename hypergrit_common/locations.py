@@ -1,0 +1,83 @@
+"""Settings that name several files: paths, globs and URLs, with commas, `::`, braces, or as a list."""
+
+import math
+import os
+import re
+from typing import Final
+
+from braceexpand import braceexpand
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.text import one_line
+
+Locations = str | tuple[str, ...]
+"""One text, which `split_locations` divides, or a list, each item of which is one location."""
+
+MAX_PATTERNS: Final = 1_000_000
+RANGE: Final = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?\}")
+INNER: Final = frozenset(
+    ("zip", "tar", "libarchive", "simplecache", "filecache", "blockcache", "cached", "dir", "reference", "ftp")
+)
+"""Protocols of fsspec that read from what follows `::` in a chain, as in `zip://*.tar::s3://bucket/shards.zip`."""
+
+
+def split_locations(locations: Locations) -> list[str]:
+    """Divide a text at commas, and at `::` as open_clip does, outside braces.
+
+    A local path that exists is one location, whatever its name; so is an item of a list, and a chain of fsspec.
+
+    Args:
+        locations: value of a setting.
+
+    Returns:
+        The locations in their order, without those that are blank.
+
+    >>> split_locations("a, b::s3://c/{1,2}.tar")
+    ['a', 'b', 's3://c/{1,2}.tar']
+    >>> split_locations(("cats, dogs", "simplecache::s3://c/d"))
+    ['cats, dogs', 'simplecache::s3://c/d']
+    """
+    if not isinstance(locations, str):
+        return [item for item in locations if item.strip()]
+    if os.path.lexists(locations):
+        return [locations]
+    found, depth = [""], 0
+    for part in re.split(r"(::|[,{}])", locations):
+        depth += (part == "{") - (part == "}" and depth > 0)
+        is_chain = part == "::" and found[-1].strip().partition("://")[0] in INNER
+        if part in (",", "::") and not depth and not is_chain:
+            found.append("")
+        else:
+            found[-1] += part
+    return [text for item in found if (text := item.strip())]
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Return the paths that a pattern with braces stands for; a local path that exists stands for itself.
+
+    Args:
+        pattern: a path or URL.
+
+    Returns:
+        The paths, each once.
+
+    Raises:
+        UserError: a brace is not closed, or the pattern stands for too many paths.
+
+    >>> expand_braces("data/{08..10}.tar")
+    ['data/08.tar', 'data/09.tar', 'data/10.tar']
+    """
+    if "{" not in pattern or os.path.lexists(pattern):
+        return [pattern]
+    spans = [abs(int(found[2]) - int(found[1])) + 1 for found in RANGE.finditer(pattern)]
+    if math.prod(spans) > MAX_PATTERNS:
+        raise UserError(f"{pattern!r} stands for {math.prod(spans)} files; give a glob or a folder")
+    try:
+        return list(dict.fromkeys(braceexpand(pattern)))
+    except ValueError as error:
+        raise UserError(f"{pattern!r}: {one_line(error)}; close each brace, as in data/{{00..99}}.tar") from None
+
+
+def as_text(locations: Locations) -> str:
+    """Return locations as one text, for records and messages."""
+    return locations if isinstance(locations, str) else ", ".join(locations)
