@@ -14,7 +14,7 @@ from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import is_broken_link
 from hypergrit_common.lazy import load_plugin
 from hypergrit_common.locations import Locations, expand_braces, split_locations
-from hypergrit_common.remote import map_concurrently, open_store, refusal, store_errors
+from hypergrit_common.remote import map_concurrently, one_line, open_store, refusal, store_errors
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
 from pipeline.read.parquet import Parquet

@@ -46,7 +46,7 @@ def load_towers(model: DualEncoder) -> None:
         try:
             path = find_weights(config)
             state = select_entries(read_tensors(path), part)
-            state = stretched(tower, config, state) if isinstance(config, TextConfig) else resized(tower, state)
+            state = stretched(model.textual, config, state) if isinstance(config, TextConfig) else resized(tower, state)
             unused: Any = tower.projection_keys
             state = {name: value for name, value in state.items() if name not in unused}
             copy_state(tower, state, f"{path} does not fit the {part} tower of {config.name}")
