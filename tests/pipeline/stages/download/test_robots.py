@@ -136,6 +136,7 @@ def test_robots_txt_without_protego_names_the_package(monkeypatch: pytest.Monkey
 
 @needs_protego
 def test_robots_txt_is_asked_for_the_path_that_is_sent(web: TinyWeb) -> None:
+    web.paths.clear()
     web.robots = (200, "User-agent: *\nDisallow: /status/\nDisallow: /a%2Cb")
     rows = fetch(web.url("/status/../image/2"), web.url("/a%2Cb?x"), web.url("/image/3"), robots_txt=True)
     assert rows == [("robots_txt", "/status/../image/2"), ("robots_txt", "/a%2Cb"), (None, None)]
