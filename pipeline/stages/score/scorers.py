@@ -276,8 +276,8 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
     images = getattr(processor, "image_processor", processor)
     edge, crop = (getattr(images, name, None) or {} for name in ("size", "crop_size"))
     cut = None
-    if images.do_resize and getattr(images, "do_center_crop", False) and edge.get("shortest_edge"):
-        edges, crops = (edge["shortest_edge"],) * 2, (crop.get("height"), crop.get("width"))
+    if all(getattr(images, name, False) for name in ("do_resize", "do_center_crop")) and edge.get("shortest_edge"):
+        edges, crops = (edge["shortest_edge"],) * 2, (crop.get("height") or 0, crop.get("width") or 0)
         cut = partial(_cut, edges=edges, crops=crops, resample=images.resample, to_first=int)
     return {
         "prepare_image": _with_cut(prepare, cut, lambda inputs: inputs["pixel_values"]),
@@ -292,7 +292,9 @@ def _cut(image: Image, *, edges: Sequence[int], crops: Sequence[int], **options:
     return central_part(image, edges[is_tall], crops[not is_tall], **options)
 
 
-def _with_cut(prepare: Prepare, cut: Prepare | None, pixels: Callable[[Any], Tensor] = lambda inputs: inputs) -> Prepare:
+def _with_cut(
+    prepare: Prepare, cut: Prepare | None, pixels: Callable[[Any], Tensor] = lambda inputs: inputs
+) -> Prepare:
     """Let `prepare` see only what `cut` leaves of thin images, if this does not change its `pixels`.
 
     Processors of other models resize in other ways under the same names of settings, which an image of noise shows.
