@@ -57,7 +57,12 @@ def central_part(
     part = PIL.Image.fromarray(image[:, low:high] if is_wide else image[low:high])
     along = (start - low, end - low)
     box = (along[0], 0, along[1], short) if is_wide else (0, along[0], short, along[1])
-    return np.array(part.resize((kept, edge) if is_wide else (edge, kept), resample, box=box))
+    size = (kept, edge) if is_wide else (edge, kept)
+    if scale < 1:  # the horizontal pass first, as for the whole image: Pillow chooses the order by the number of rows
+        rows = part.height
+        part = part.resize((size[0], rows), resample, box=(box[0], 0, box[2], rows))
+        box = (0, box[1], size[0], box[3])
+    return np.array(part.resize(size, resample, box=box))
 
 
 def limit_aspect_ratio(image: Image, most: int) -> Image:

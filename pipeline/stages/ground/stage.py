@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.images import StoredImages, corners
@@ -178,7 +179,8 @@ class Ground(Stage):
         for phrase, n in enumerate(self._checked(row), n_chunks):
             own = [corners(box) for box in boxes if box["phrase"] == expressions[n]["chunk"]]
             found = min(((-d.score, d.box) for d in result.boxes if d.phrase == phrase), default=None)
-            if own and not (found and overlap(found[1], own[0]) >= self.config.min_expression_iou):
+            least = np.float32(self.config.min_expression_iou)
+            if own and not (found and np.float32(overlap(found[1], own[0])) >= least):
                 refuted.add(n)
         return (
             with_maximal([item for n, item in enumerate(expressions) if n not in refuted]) if refuted else expressions

@@ -261,9 +261,6 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
     text_config = getattr(model.config, "text_config", model.config)
     length = token_limit(processor.tokenizer, getattr(text_config, "max_position_embeddings", None))
 
-    def prepare(image: Image) -> dict[str, Tensor]:
-        return dict(processor(images=[image], return_tensors="pt", input_data_format="channels_last"))
-
     def encode_images(batch: Sequence[dict[str, Tensor]]) -> Tensor:
         inputs = {name: torch.cat([item[name] for item in batch]).to(device) for name in batch[0]}
         return _pooled(model.get_image_features(**inputs))
@@ -273,17 +270,44 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
         inputs = processor(text=list(batch), return_tensors="pt", **texts)
         return _pooled(model.get_text_features(**inputs.to(device)))
 
-    images = getattr(processor, "image_processor", processor)
-    edge, crop = (getattr(images, name, None) or {} for name in ("size", "crop_size"))
-    cut = None
-    if all(getattr(images, name, False) for name in ("do_resize", "do_center_crop")) and edge.get("shortest_edge"):
-        edges, crops = (edge["shortest_edge"],) * 2, (crop.get("height") or 0, crop.get("width") or 0)
-        cut = partial(_cut, edges=edges, crops=crops, resample=images.resample, to_first=int)
-    return {
-        "prepare_image": _with_cut(prepare, cut, lambda inputs: inputs["pixel_values"]),
-        "encode_images": encode_images,
-        "encode_texts": encode_texts,
-    }
+    prepare = image_preparation(getattr(processor, "image_processor", processor))
+    return {"prepare_image": prepare, "encode_images": encode_images, "encode_texts": encode_texts}
+
+
+def image_preparation(processor: Any) -> Prepare:
+    """Return a function that gives an image to a processor of transformers: of a thin one, what the processor would keep."""
+
+    def prepare(image: Image) -> dict[str, Tensor]:
+        return dict(processor(images=[image], return_tensors="pt", input_data_format="channels_last"))
+
+    size, crop = (getattr(processor, name, None) or {} for name in ("size", "crop_size"))
+    if not (getattr(processor, "do_center_crop", False) and size.get("shortest_edge")):
+        return prepare
+    edges, crops = (size["shortest_edge"],) * 2, (crop.get("height") or 0, crop.get("width") or 0)
+    cut = partial(_cut, edges=edges, crops=crops, resample=processor.resample, to_first=int)
+    return _with_cut(prepare, cut, lambda inputs: inputs["pixel_values"])
+
+
+def open_clip_preparation(transform: Any) -> Prepare:
+    """Return a function that gives an image to a transform of open_clip: of a thin one, what the transform would keep."""
+    from open_clip.transform import ResizeKeepRatio, to_2tuple
+    from PIL import Image as PILImage
+    from torchvision.transforms import CenterCrop, Resize
+    from torchvision.transforms.functional import pil_modes_mapping
+
+    def prepare(image: Image) -> Tensor:
+        return transform(PILImage.fromarray(image))
+
+    resize, crop = transform.transforms[:2]
+    edges = to_2tuple(resize.size)
+    if isinstance(crop, CenterCrop):
+        resample, to_length = pil_modes_mapping[resize.interpolation], int if isinstance(resize, Resize) else round
+        cut = partial(_cut, edges=edges, crops=crop.size, resample=resample, to_length=to_length)
+    elif isinstance(resize, ResizeKeepRatio):  # by the longer side
+        cut = partial(limit_aspect_ratio, most=min(edges))
+    else:
+        return prepare
+    return _with_cut(prepare, cut)
 
 
 def _cut(image: Image, *, edges: Sequence[int], crops: Sequence[int], **options: Any) -> Image:
@@ -297,13 +321,11 @@ def _with_cut(
 ) -> Prepare:
     """Let `prepare` see only what `cut` leaves of thin images, if this does not change its `pixels`.
 
-    Processors of other models resize in other ways under the same names of settings, which an image of noise shows.
+    Processors of other models resize in other ways under the same names of settings, which an image of black and white blocks shows.
     """
-    if cut is None:
-        return prepare
-    for shape in ((8, 67), (67, 8)):
-        noise = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
-        whole, part = pixels(prepare(noise)), pixels(prepare(cut(noise)))
+    blocks = np.random.default_rng(0).integers(0, 2, (8, 43, 3), np.uint8).repeat(40, axis=0).repeat(40, axis=1) * 255
+    for image in (blocks, np.ascontiguousarray(blocks.swapaxes(0, 1))):
+        whole, part = pixels(prepare(image)), pixels(prepare(cut(image)))
         if whole.shape != part.shape or (whole - part).abs().max() > TOLERANCE * (whole.max() - whole.min()):
             return prepare
     return lambda image: prepare(cut(image))
@@ -316,10 +338,6 @@ def _pooled(output: Any) -> Tensor:
 
 def _load_open_clip(name: str, device: torch.device) -> Encoders:
     import open_clip
-    from open_clip.transform import ResizeKeepRatio, to_2tuple
-    from PIL import Image as PILImage
-    from torchvision.transforms import CenterCrop, Resize
-    from torchvision.transforms.functional import pil_modes_mapping
 
     architecture, _, weights = name.partition("/")
     if not weights:
@@ -340,17 +358,7 @@ def _load_open_clip(name: str, device: torch.device) -> Encoders:
         ) from error
     model.eval()
     length = min(tokenizer.context_length, getattr(model, "context_length", tokenizer.context_length))
-    resize, crop = transform.transforms[:2]
-    edges, cut = to_2tuple(resize.size), None
-    if isinstance(crop, CenterCrop):
-        to_length = int if isinstance(resize, Resize) else round
-        resample = pil_modes_mapping[resize.interpolation]
-        cut = partial(_cut, edges=edges, crops=crop.size, resample=resample, to_length=to_length)
-    elif isinstance(resize, ResizeKeepRatio):  # by the longer side
-        cut = partial(limit_aspect_ratio, most=min(edges))
-
-    def prepare(image: Image) -> Tensor:
-        return transform(PILImage.fromarray(image))
+    prepare = open_clip_preparation(transform)
 
     def encode_images(batch: Sequence[Tensor]) -> Tensor:
         return model.encode_image(torch.stack(list(batch)).to(device))
@@ -358,7 +366,7 @@ def _load_open_clip(name: str, device: torch.device) -> Encoders:
     def encode_texts(batch: Sequence[str]) -> Tensor:
         return model.encode_text(tokenizer(list(batch), context_length=length).to(device))
 
-    return {"prepare_image": _with_cut(prepare, cut), "encode_images": encode_images, "encode_texts": encode_texts}
+    return {"prepare_image": prepare, "encode_images": encode_images, "encode_texts": encode_texts}
 
 
 def _first_line(error: BaseException) -> str:
