@@ -26,6 +26,7 @@ def central_part(
     *,
     to_length: Callable[[float], int] = int,
     to_first: Callable[[float], int] = round,
+    is_pillow: bool = False,
 ) -> Image:
     """Resize the shorter side of a thin image to `edge`, and cut the longer one to about `crop` pixels at its centre.
 
@@ -39,6 +40,7 @@ def central_part(
         resample: filter, as Pillow numbers them.
         to_length: how the processor rounds the resized longer side.
         to_first: how it rounds the first pixel of the crop.
+        is_pillow: whether it resizes with Pillow, which shrinks the longer side first; torch resizes the width first.
 
     Returns:
         [h' w' 3], whose sides are `edge` and the larger of `edge` and `crop`; images of other ratios as they are.
@@ -58,11 +60,12 @@ def central_part(
     along = (start - low, end - low)
     box = (along[0], 0, along[1], short) if is_wide else (0, along[0], short, along[1])
     size = (kept, edge) if is_wide else (edge, kept)
-    if scale < 1:  # the horizontal pass first, as for the whole image: Pillow chooses the order by the number of rows
-        rows = part.height
-        part = part.resize((size[0], rows), resample, box=(box[0], 0, box[2], rows))
-        box = (0, box[1], size[0], box[3])
-    return np.array(part.resize(size, resample, box=box))
+    # Each pass rounds, so that their order counts. Pillow would choose that of the part by its own sides.
+    if is_pillow and scale > 1 and not is_wide:
+        part = part.resize((short, kept), resample, box=(0, box[1], short, box[3]))
+        return np.array(part.resize(size, resample))
+    part = part.resize((size[0], part.height), resample, box=(box[0], 0, box[2], part.height))
+    return np.array(part.resize(size, resample, box=(0, box[1], size[0], box[3])))
 
 
 def limit_aspect_ratio(image: Image, most: int) -> Image:

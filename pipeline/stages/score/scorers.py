@@ -302,7 +302,7 @@ def open_clip_preparation(transform: Any) -> Prepare:
     edges = to_2tuple(resize.size)
     if isinstance(crop, CenterCrop):
         resample, to_length = pil_modes_mapping[resize.interpolation], int if isinstance(resize, Resize) else round
-        cut = partial(_cut, edges=edges, crops=crop.size, resample=resample, to_length=to_length)
+        cut = partial(_cut, edges=edges, crops=crop.size, resample=resample, to_length=to_length, is_pillow=True)
     elif isinstance(resize, ResizeKeepRatio):  # by the longer side
         cut = partial(limit_aspect_ratio, most=min(edges))
     else:
@@ -316,12 +316,10 @@ def _cut(image: Image, *, edges: Sequence[int], crops: Sequence[int], **options:
     return central_part(image, edges[is_tall], crops[not is_tall], **options)
 
 
-def _with_cut(
-    prepare: Prepare, cut: Prepare | None, pixels: Callable[[Any], Tensor] = lambda inputs: inputs
-) -> Prepare:
+def _with_cut(prepare: Prepare, cut: Prepare, pixels: Callable[[Any], Tensor] = lambda inputs: inputs) -> Prepare:
     """Let `prepare` see only what `cut` leaves of thin images, if this does not change its `pixels`.
 
-    Processors of other models resize in other ways under the same names of settings, which an image of black and white blocks shows.
+    Processors of other models resize in other ways under the same names of settings, which black and white blocks show.
     """
     blocks = np.random.default_rng(0).integers(0, 2, (8, 43, 3), np.uint8).repeat(40, axis=0).repeat(40, axis=1) * 255
     for image in (blocks, np.ascontiguousarray(blocks.swapaxes(0, 1))):
