@@ -33,6 +33,9 @@ from hypergrit_common.yaml_text import dump_yaml, parse_value, parse_yaml, plain
 Layer = tuple[dict[str, Any], str]
 """Values as they are written, with their source: the file or argument that sets them."""
 
+TRUST: Final = "trust"
+"""Key, the same in every verb, for what a file of an output or of a model may name: classes whose code then runs."""
+
 RESOLVED_FILE = "config.yaml"
 """Name of the file in which a job or a training run saves its resolved configuration."""
 
@@ -48,7 +51,7 @@ def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None)
 
 
 def secret(*, factory: Callable[[], T]) -> T:
-    """Declare a `runtime` field whose value is never saved, recorded or printed: passwords, tokens."""
+    """Declare a `runtime` field whose value is never saved, recorded or printed: passwords, tokens, `trust`."""
     metadata = {"runtime": True, "secret": True}
     value: T = dataclasses.field(default_factory=factory, metadata=metadata, repr=False)
     return value
@@ -91,16 +94,20 @@ def last_value(layers: Sequence[Layer], key: str) -> Any:
 def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) -> None:
     """Raise UserError if a `saved` configuration names a class of the user that no layer `given` by the user names.
 
-    An output may come from anyone, and to import a class runs the code of its module.
+    An output may come from anyone, and to import a class runs the code of its module. `given` names it by the same key, or
+    by the key `trust`, which counts in no saved configuration.
     """
-    named = {key: set(_plugins(given, key)) for key in keys.plugins}
+    trusted = {str(name) for name in last_value(given, TRUST) or ()}
+    named = {key: {*trusted, *_plugins(given, key)} for key in keys.plugins}
     for layer in saved:
+        if TRUST in layer[0]:
+            raise UserError(f"{layer[1]} holds {TRUST}, which only you may give; remove it there")
         for key in keys.plugins:
             for name in _plugins([layer], key):
                 if name not in named[key]:
                     raise UserError(
                         f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you "
-                        f"trust it, give {key} with {name} on the command line too"
+                        f'trust it, give {TRUST}=["{name}"] on the command line'
                     )
 
 

@@ -25,6 +25,7 @@ from hypergrit_common.config import (
     runtime,
     runtime_keys,
     saved_layers,
+    secret,
     split_runtime,
 )
 from hypergrit_common.errors import UserError
@@ -192,6 +193,8 @@ class PipelineConfig:
     # stages of your own, module:Class, such as [my_package.colours:FewColours]; their settings are in groups with their
     # names (docs/extending.md)
     stages: tuple[str, ...] = ()
+    # classes of your own, module:Class, that a saved configuration or a model may name; their code runs (docs/extending.md)
+    trust: tuple[str, ...] = secret(factory=tuple)
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)

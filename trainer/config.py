@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 from hypergrit_common.config import (
+    TRUST,
     Keys,
     Layer,
     check_plugins,
@@ -24,10 +25,11 @@ from hypergrit_common.config import (
     runtime,
     runtime_keys,
     saved_layers,
+    secret,
 )
 from hypergrit_common.config_help import describe, help_topic
 from hypergrit_common.devices import Precision, check_device
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.removed import REMOVED, REMOVED_FROM_TRAIN
 from hypergrit_common.urls import clean
 from trainer.data.config import SYNTHETIC, DataConfig
@@ -38,6 +40,7 @@ from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS, use_model
+from trainer.models.schedules import check_schedules
 from trainer.optim.config import ADAMW, LoRAConfig, OptimConfig
 
 KEYS: Final = Keys(
@@ -134,6 +137,9 @@ class TrainConfig:
     checkpoint_activations: bool = runtime(False)
     # stop before the first step on a CPU if the estimated memory does not fit this machine
     check_memory: bool = runtime(True)
+    # classes of your own, module:Class, that a saved configuration, or the frozen model of a head, may name; their code runs
+    # (docs/extending.md). Never saved: each command says again what it trusts
+    trust: tuple[str, ...] = secret(factory=tuple)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -178,6 +184,8 @@ class TrainConfig:
             raise UserError(f"optim.name={self.optim.name} cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.lora.ranks and self.parallel.strategy == "fsdp":
             raise UserError("lora.ranks cannot be combined with parallel.strategy=fsdp; use ddp")
+        with prefixed("model."):
+            check_schedules(self.model, self.optim.steps)
         if self.model.boxes_as_pairs and self.data.boxes == "all":
             raise UserError(
                 "model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false"
@@ -280,10 +288,10 @@ def model_names() -> str:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """Convert the configuration to plain values, which JSON returns unchanged; URLs have no passwords."""
+    """Convert the configuration to plain values, which JSON returns unchanged; without `trust`; URLs have no passwords."""
     plain = clean(json.loads(json.dumps(asdict(config))), strip_query=False)
     assert isinstance(plain, dict)
-    return plain
+    return {key: value for key, value in plain.items() if key != TRUST}
 
 
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:

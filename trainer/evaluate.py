@@ -35,6 +35,7 @@ may hold the keys of either form. Later files and arguments override earlier one
   hypergrit evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
       "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
   hypergrit evaluate hycoclip.pth model_name=hycoclip shards=out/held_out/train      a released checkpoint
+  hypergrit evaluate out/mine out/hycoclip trust=[my_package.mine:Mine] shards=...   a class of your own beside another
 
 Files that the first form writes to the output folder:
   index.html          all results on one page, with the published rows of the papers, figures and details
@@ -87,8 +88,10 @@ malformed files, or its images could not be compared with train_shards.
 class EvaluateConfig(HeldOutConfig):
     """Settings of the command."""
 
-    # name of the model in a released .pth file; a folder written by the trainer contains the name
+    # name of the model in released .pth files; a folder written by the trainer contains the name
     model_name: str | None = None
+    # classes of your own, module:Class, that a model may name in its files; their code runs (docs/extending.md)
+    trust: tuple[str, ...] = ()
     # JSON file for the results, of several models by their names; empty: none
     output: str = ""
     # folder for MODEL.png, the distances of images, boxes, captions and phrases from the root; empty: none
@@ -114,7 +117,7 @@ def main(arguments: Sequence[str]) -> int:
         return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
     models, config = parse(arguments)
     names = label(models)
-    results = {name: run(model, config, name) for name, model in names.items()}
+    results = {name: run(model, config, name, len(names) == 1) for name, model in names.items()}
     print_text(table(results))
     if config.output:
         write(results if len(results) > 1 else next(iter(results.values())), Path(config.output))
@@ -177,10 +180,11 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], EvaluateConfig]:
     return models, merge(EvaluateConfig, read_layers(arguments[len(models) :], Keys()))
 
 
-def run(model: str, config: EvaluateConfig, name: str = "") -> dict[str, float]:
+def run(model: str, config: EvaluateConfig, name: str = "", is_alone: bool = True) -> dict[str, float]:
     """Load the model at the path `model` and evaluate it. Return the results by name, from 0 to 1.
 
-    The picture of the model, if pictures are written, has its `name`.
+    The picture of the model, if pictures are written, has its `name`. Beside others, a folder may hold another model than
+    `config.model_name`, which is that of the released files then.
 
     Raises UserError for a path without a usable model, and for a configuration that names no data.
     """
@@ -192,7 +196,9 @@ def run(model: str, config: EvaluateConfig, name: str = "") -> dict[str, float]:
     from trainer.evaluation.plots import draw_histograms
 
     try:
-        loaded = load_model(model, config.model_name)
+        loaded = load_model(
+            model, config.model_name if is_alone or not Path(model).is_dir() else None, trust=config.trust
+        )
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     distances: dict[str, Any] | None = {} if config.pictures else None

@@ -26,6 +26,8 @@ class ShardsConfig:
     batch_size: int = 256
     # name of the model in a released .pth file
     model_name: str | None = None
+    # classes of your own, module:Class, that a model may name in its files; their code runs (docs/extending.md)
+    trust: tuple[str, ...] = ()
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = "auto"
 
@@ -49,7 +51,8 @@ def run(arguments: Sequence[str], usage: str, kind: type[C], work: Callable[[str
     path, *others = arguments
     config = merge(kind, read_layers(others, Keys()))
     try:
-        print_text(f"{config.output}: {work(path, load_model(path, config.model_name), config)}")
+        loaded = load_model(path, config.model_name, trust=config.trust)
+        print_text(f"{config.output}: {work(path, loaded, config)}")
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     return 0

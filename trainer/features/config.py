@@ -20,6 +20,8 @@ class FeaturesConfig:
     model: str = ""
     # name of the model in a released file
     model_name: str | None = None
+    # classes of your own, module:Class, that a model may name in its files; their code runs (docs/extending.md)
+    trust: tuple[str, ...] = ()
     # folder of the features, on this machine
     output: str = ""
     # store the features after the projections of the model, in place of those before them

@@ -106,6 +106,7 @@ class Score(Stage):
         scorer: "Scorer | None" = None,
         decode: StoredImages | None = None,
         keeps_pairs: bool = False,
+        trust: Sequence[str] = (),
     ) -> None:
         """Load the scorer of `config` unless one is given."""
         super().__init__(config)
@@ -113,12 +114,12 @@ class Score(Stage):
         if scorer is None and self.has_model(config):
             from pipeline.stages.score.scorers import make_scorer  # imports torch
 
-            scorer = make_scorer(config)
+            scorer = make_scorer(config, trust)
         self.scorer, self.head = scorer, None
         if config.head is not None:
             from pipeline.stages.score.scorers import load_head
 
-            self.head = load_head(config.head, config.device, config.batch_size)
+            self.head = load_head(config.head, config.device, config.batch_size, trust)
         self.decode = decode or StoredImages(max_bytes=0)
 
     @classmethod
@@ -133,7 +134,7 @@ class Score(Stage):
         if cls.has_model(config):
             context.check_model("scorer", scorer_path(config.scorer))
         thresholds = resolve_thresholds(config, ground.grounder)
-        return cls(config, thresholds, decode=context.images, keeps_pairs=ground.keeps_pairs)
+        return cls(config, thresholds, None, context.images, ground.keeps_pairs, context.trust)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         cosines = ModelCosines(table["image"], self.scorer, self.decode, self.head) if self.scorer else None

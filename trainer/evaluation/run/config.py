@@ -17,6 +17,8 @@ class BenchmarkConfig(TaskOptions):
     # models: folders of runs or their folders model/, and released files with the name of their model, such as
     # hycoclip:hycoclip_vit_s.pth
     model: tuple[str, ...] = ()
+    # classes of your own, module:Class, that a model may name in its files; their code runs (docs/extending.md)
+    trust: tuple[str, ...] = ()
     # folder with the files of the tasks; `tasks` below lists them
     data: str = ""
     # names of the tasks; empty: all
