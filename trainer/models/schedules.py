@@ -71,7 +71,15 @@ def with_values(config: C, values: Mapping[str, float]) -> C:
 
 
 def values_at(courses: Mapping[str, list[Course]], step: int) -> dict[str, float]:
-    """The values in a step by setting: that of its last course which has begun, or of its first one."""
+    """The values in a step: those of the last course of each setting which has begun, or of its first one.
+
+    Args:
+        courses: by setting, as of `courses_of`.
+        step: number of completed steps.
+
+    Returns:
+        Values by setting.
+    """
     found = {}
     for name, parts in courses.items():
         found[name] = next((part for part in reversed(parts) if part.steps[0] <= step), parts[0]).at(step)
@@ -79,7 +87,15 @@ def values_at(courses: Mapping[str, list[Course]], step: int) -> dict[str, float
 
 
 def check_schedules(config: ModelConfig, steps: int) -> None:
-    """Check the courses of a run of so many steps. Raises UserError that names the setting and the fix."""
+    """Check the courses of a run.
+
+    Args:
+        config: settings of the model; those without courses are valid.
+        steps: number of steps of the run.
+
+    Raises:
+        UserError: a setting is unknown or no real number, or a course leaves its range or that of the steps.
+    """
     hints = {item.name: get_type_hints(type(config))[item.name] for item in dataclasses.fields(config)}
     numbers = [
         name for name, hint in hints.items() if float in (hint, *get_args(hint)) and get_origin(hint) is not tuple
