@@ -33,9 +33,6 @@ from hypergrit_common.yaml_text import dump_yaml, parse_value, parse_yaml, plain
 Layer = tuple[dict[str, Any], str]
 """Values as they are written, with their source: the file or argument that sets them."""
 
-TRUST: Final = "trust"
-"""Key, the same in every verb, for what a file of an output or of a model may name: classes whose code then runs."""
-
 RESOLVED_FILE = "config.yaml"
 """Name of the file in which a job or a training run saves its resolved configuration."""
 
@@ -55,6 +52,15 @@ def secret(*, factory: Callable[[], T]) -> T:
     metadata = {"runtime": True, "secret": True}
     value: T = dataclasses.field(default_factory=factory, metadata=metadata, repr=False)
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trusting:
+    """Settings with the key `trust`, the same in every verb."""
+
+    # classes of your own, module:Class, that the files of a model or a saved configuration may name; their code runs. Never
+    # saved (docs/extending.md)
+    trust: tuple[str, ...] = secret(factory=tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,17 +103,17 @@ def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) ->
     An output may come from anyone, and to import a class runs the code of its module. `given` names it by the same key, or
     by the key `trust`, which counts in no saved configuration.
     """
-    trusted = {str(name) for name in last_value(given, TRUST) or ()}
+    trusted = {str(name) for name in last_value(given, "trust") or ()}
     named = {key: {*trusted, *_plugins(given, key)} for key in keys.plugins}
     for layer in saved:
-        if TRUST in layer[0]:
-            raise UserError(f"{layer[1]} holds {TRUST}, which only you may give; remove it there")
+        if "trust" in layer[0]:
+            raise UserError(f"{layer[1]} holds trust, which only you may give; remove it there")
         for key in keys.plugins:
             for name in _plugins([layer], key):
                 if name not in named[key]:
                     raise UserError(
                         f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you "
-                        f'trust it, give {TRUST}=["{name}"] on the command line'
+                        f'trust it, give trust=["{name}"] on the command line'
                     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Literal
 from hypergrit_common.config import (
     Keys,
     Layer,
+    Trusting,
     check_plugins,
     check_positive,
     check_range,
@@ -25,7 +26,6 @@ from hypergrit_common.config import (
     runtime,
     runtime_keys,
     saved_layers,
-    secret,
     split_runtime,
 )
 from hypergrit_common.errors import UserError
@@ -168,7 +168,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
+class PipelineConfig(Trusting):
     """The complete configuration of a job."""
 
     # file, folder, glob or URL: parquet, JSONL, CSV, TSV, or tars of image-text pairs
@@ -193,8 +193,6 @@ class PipelineConfig:
     # stages of your own, module:Class, such as [my_package.colours:FewColours]; their settings are in groups with their
     # names (docs/extending.md)
     stages: tuple[str, ...] = ()
-    # classes of your own, module:Class, that a saved configuration or a model may name; their code runs (docs/extending.md)
-    trust: tuple[str, ...] = secret(factory=tuple)
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)

@@ -10,9 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, ClassVar, Final, Literal
 
 from hypergrit_common.config import (
-    TRUST,
     Keys,
     Layer,
+    Trusting,
     check_plugins,
     check_positive,
     check_range,
@@ -25,7 +25,6 @@ from hypergrit_common.config import (
     runtime,
     runtime_keys,
     saved_layers,
-    secret,
 )
 from hypergrit_common.config_help import describe, help_topic
 from hypergrit_common.devices import Precision, check_device
@@ -92,7 +91,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Trusting):
     """The configuration of a training run."""
 
     # model to train, or module:Class of your own (docs/extending.md); --help model_name=NAME lists its settings
@@ -137,9 +136,6 @@ class TrainConfig:
     checkpoint_activations: bool = runtime(False)
     # stop before the first step on a CPU if the estimated memory does not fit this machine
     check_memory: bool = runtime(True)
-    # classes of your own, module:Class, that a saved configuration, or the frozen model of a head, may name; their code runs
-    # (docs/extending.md). Never saved: each command says again what it trusts
-    trust: tuple[str, ...] = secret(factory=tuple)
     model: ModelConfig = field(default_factory=ModelConfig)
     data: DataConfig = field(default_factory=DataConfig)
     optim: OptimConfig = field(default_factory=OptimConfig)
@@ -291,7 +287,7 @@ def as_dict(config: TrainConfig) -> dict[str, Any]:
     """Convert the configuration to plain values, which JSON returns unchanged; without `trust`; URLs have no passwords."""
     plain = clean(json.loads(json.dumps(asdict(config))), strip_query=False)
     assert isinstance(plain, dict)
-    return {key: value for key, value in plain.items() if key != TRUST}
+    return {key: value for key, value in plain.items() if key != "trust"}
 
 
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:

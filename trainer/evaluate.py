@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config import Keys, merge, read_layers
+from hypergrit_common.config import Keys, Trusting, merge, read_layers
 from hypergrit_common.config_help import ALL, describe_topic, help_topic, key_lines, list_keys, print_text
 from hypergrit_common.devices import check_device, pick_device
 from hypergrit_common.errors import UserError
@@ -85,13 +85,11 @@ malformed files, or its images could not be compared with train_shards.
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(HeldOutConfig):
+class EvaluateConfig(HeldOutConfig, Trusting):
     """Settings of the command."""
 
     # name of the model in released .pth files; a folder written by the trainer contains the name
     model_name: str | None = None
-    # classes of your own, module:Class, that a model may name in its files; their code runs (docs/extending.md)
-    trust: tuple[str, ...] = ()
     # JSON file for the results, of several models by their names; empty: none
     output: str = ""
     # folder for MODEL.png, the distances of images, boxes, captions and phrases from the root; empty: none
@@ -196,9 +194,8 @@ def run(model: str, config: EvaluateConfig, name: str = "", is_alone: bool = Tru
     from trainer.evaluation.plots import draw_histograms
 
     try:
-        loaded = load_model(
-            model, config.model_name if is_alone or not Path(model).is_dir() else None, trust=config.trust
-        )
+        is_named = not is_alone and Path(model).is_dir()
+        loaded = load_model(model, None if is_named else config.model_name, trust=config.trust)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     distances: dict[str, Any] | None = {} if config.pictures else None

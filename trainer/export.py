@@ -2,12 +2,11 @@
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config import Keys, merge, read_layers
+from hypergrit_common.config import Keys, Trusting, merge, read_layers
 from hypergrit_common.config_help import describe_topic, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import printable
@@ -42,13 +41,6 @@ extra onnx. trust=[module:Class] loads a model of a class of your own (docs/exte
 """
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExportConfig:
-    """Settings of the command."""
-
-    trust: tuple[str, ...] = ()
-
-
 @command()
 def main(arguments: Sequence[str]) -> int:
     """Run the command and return its exit code, as documented in --help."""
@@ -63,8 +55,8 @@ def main(arguments: Sequence[str]) -> int:
             f"{ONNX} and trust=[CLASS]"
         )
     set_up_logging()
-    config: ExportConfig = merge(ExportConfig, read_layers(settings, Keys()))
-    convert(Path(folders[0]), Path(folders[1]), ONNX in arguments, config.trust)
+    trust = merge(Trusting, read_layers(settings, Keys())).trust
+    convert(Path(folders[0]), Path(folders[1]), ONNX in arguments, trust)
     print_text(f"{printable(folders[1])} is written")
     return 0
 

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.cli import EXIT_CODES, FAILED_SHARDS
-from hypergrit_common.config import TRUST, command_line, flatten, last_value, read_layers, runtime_keys
+from hypergrit_common.config import command_line, flatten, last_value, read_layers, runtime_keys
 from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
@@ -292,7 +292,7 @@ def retry(arguments: Sequence[str]) -> int:
     """Try rows of an output again; return the number of shards that failed, which stay as they are. Raises UserError."""
     output, options, changes = take_arguments(arguments)
     store = Store(output)
-    code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short, TRUST)]
+    code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short, "trust")]
     old = dataclasses.replace(read_config(store, code, loads=True), output=output)
     config = with_absolute_paths(dataclasses.replace(read_config(store, changes, loads=True), output=output))
     before, after = (flatten(dataclasses.asdict(settings)) for settings in (old, config))

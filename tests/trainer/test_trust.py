@@ -5,7 +5,7 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import huggingface_hub
 import PIL.Image
@@ -19,10 +19,10 @@ from tests.trainer.small import small_model
 from tests.trainer.small_run import overrides, run, run_command, small_config
 from trainer import Model, evaluate, export, load_model
 from trainer.analyses import disk
-from trainer.checkpoints.model import load_tower, read_weights, save_model
+from trainer.checkpoints.model import load_frozen, read_weights, save_model
 from trainer.config import as_dict, load_config
 from trainer.data.preprocess import PreprocessConfig
-from trainer.encoders.config import ImageConfig, TextConfig
+from trainer.encoders.config import TextConfig
 from trainer.features import command as features
 from trainer.models import registry
 from trainer.text.tokenizer import openai_tokenizer
@@ -45,16 +45,17 @@ class MineConfig(HyperbolicConfig):
 class Mine(MERU):
     config: MineConfig
 """
-MARK = "imported"
 
 
 class World:
     """Paths of a package, of runs of its class and of MERU, and of the data of both."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.own, self.meru, self.shards = root, root / "own", root / "meru", root / "shards"
-        self.mark = root / "package" / "own_package" / MARK
-        self.images = root / "eval"
+        self.root, self.own, self.meru, self.shards, self.images = (
+            root,
+            *(root / n for n in ("own", "meru", "shards", "eval")),
+        )
+        self.mark = root / "package" / "own_package" / "imported"
 
     def forget(self) -> None:
         """Forget the class, as if the process were new."""
@@ -180,18 +181,9 @@ def test_the_old_forms_name_the_new_one(world: World, capfd: pytest.CaptureFixtu
 def test_a_shared_model_comes_back_and_its_card_says_how(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    uploaded: dict[str, Path] = {}
-
-    class Api:
-        def __init__(self, token: str | None = None) -> None: ...
-        def create_repo(self, name: str, **_: Any) -> str:
-            return f"https://hub/{name}"
-
-        def upload_folder(self, repo_id: str, folder_path: Path, **_: Any) -> None:
-            uploaded[repo_id] = Path(folder_path).rename(tmp_path / "hub")
-
-    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(uploaded[name]))
+    api = Mock(upload_folder=lambda folder_path, **_: Path(folder_path).rename(tmp_path / "hub"))
+    monkeypatch.setattr(huggingface_hub, "HfApi", lambda **_: api)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda *_, **__: str(tmp_path / "hub"))
     model = load_model(world.own, device="cpu", trust=[CLASS])
     model.push_to_hub("me/mine")
     world.forget()
@@ -227,7 +219,7 @@ def test_a_head_that_names_a_class_for_a_released_file_runs_no_code(world: World
     world.forget()
     torch.save({"a": torch.zeros(1)}, tmp_path / "tower.pth")
     with pytest.raises(ValueError, match="trust"):
-        load_tower(tmp_path / "tower.pth", CLASS)
+        load_frozen(tmp_path / "tower.pth", CLASS)
     assert not world.mark.exists()
 
 
@@ -263,19 +255,16 @@ def test_the_pipeline_scores_with_it(world: World) -> None:
         assert load(model, trust=[CLASS])
 
 
-@pytest.mark.rest
 def test_it_goes_to_open_clip_and_back(tmp_path: Path, world: World) -> None:
-    size = {"embed_dim": 16, "depth": 1, "num_heads": 2, "patch_size": 8}
     registry.use_model(CLASS)
     text = TextConfig(context_length=12, width=16, layers=1, heads=2)
-    model = small_model(CLASS, image=ImageConfig(size_px=16, kwargs=size), text=text)
+    model = small_model(CLASS, text=text)
     save_model(
         tmp_path / "own", model, tokenizer=openai_tokenizer(12), preprocess=PreprocessConfig(size_px=16), record={}
     )
     for source, target in (("own", "exported"), ("exported", "again")):
-        paths = [str(tmp_path / source), str(tmp_path / target)]
         world.forget()
-        assert export.main(paths) == 2
+        assert export.main([str(tmp_path / source), str(tmp_path / target)]) == 2
         assert not world.mark.exists()
-        assert export.main([*paths, TRUST]) == 0
+        assert export.main([str(tmp_path / source), str(tmp_path / target), TRUST]) == 0
     assert load_model(tmp_path / "again", device="cpu", trust=[CLASS]).name == CLASS

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hypergrit_common.cli import EXIT_CODES, set_up_logging
-from hypergrit_common.config import Keys, check_range, merge, read_layers
+from hypergrit_common.config import Keys, Trusting, check_range, merge, read_layers
 from hypergrit_common.config_help import describe, print_text
 from hypergrit_common.devices import check_device
 from hypergrit_common.errors import UserError
@@ -13,7 +13,7 @@ from trainer.checkpoints.model import LoadedModel, load_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardsConfig:
+class ShardsConfig(Trusting):
     """Settings of a command that embeds shards."""
 
     # shards in a layout of training shards: a folder, a glob, or several separated by commas
@@ -26,8 +26,6 @@ class ShardsConfig:
     batch_size: int = 256
     # name of the model in a released .pth file
     model_name: str | None = None
-    # classes of your own, module:Class, that a model may name in its files; their code runs (docs/extending.md)
-    trust: tuple[str, ...] = ()
     # device: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = "auto"
 

@@ -136,17 +136,12 @@ def load_model(
     return LoadedModel(model=model.eval(), tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), config={})
 
 
-def load_tower(path: Path, name: str | None, trust: Sequence[str] = ()) -> LoadedModel:
+def load_frozen(path: Path, name: str | None, trust: Sequence[str] = ()) -> LoadedModel:
     """The frozen model of a head. `name` is that of a released file, which the head names: it needs `trust` like a folder."""
     if path.is_dir() or name is None:
         return load_model(path, trust=trust)
     parse_config(name, {}, path, trust)
     return load_model(path, name)
-
-
-def load_frozen(path: Path, name: str | None, trust: Sequence[str] = ()) -> DualEncoder:
-    """The network of `load_tower`."""
-    return load_tower(path, name, trust).model
 
 
 def model_folder(path: Path) -> Path:

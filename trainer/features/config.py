@@ -3,14 +3,14 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from hypergrit_common.config import check_range
+from hypergrit_common.config import Trusting, check_range
 from hypergrit_common.devices import Precision, check_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import n_cpus
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesConfig:
+class FeaturesConfig(Trusting):
     """Features of the images, boxes, captions and phrases of training shards, from the towers of one model."""
 
     # training shards, in a layout that the trainer reads: a folder, a glob, several separated by commas, or a URL
@@ -20,8 +20,6 @@ class FeaturesConfig:
     model: str = ""
     # name of the model in a released file
     model_name: str | None = None
-    # classes of your own, module:Class, that a model may name in its files; their code runs (docs/extending.md)
-    trust: tuple[str, ...] = ()
     # folder of the features, on this machine
     output: str = ""
     # store the features after the projections of the model, in place of those before them

@@ -64,16 +64,13 @@ def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str
     name = str(config["model"])
     title = name.rpartition(":")[2] if is_plugin(name) else MODELS[name].title if name in MODELS else name
     trust = f', trust=["{name}"]' if is_plugin(name) else ""
+    more = [] if name == "clip" else [title if trust else name]
     training = record.get("training")
     front = {
         "license": license,
         "library_name": LIBRARY,
         "pipeline_tag": TASK,
-        "tags": [
-            "image-text",
-            "clip" if name == "clip" else "hyperbolic",
-            *([] if name == "clip" else [title if trust else name]),
-        ],
+        "tags": ["image-text", "clip" if name == "clip" else "hyperbolic", *more],
     }
     code = [f"Its class is `{name}`: the package with it has to be installed."] if trust else []
     parts = [
@@ -81,9 +78,7 @@ def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str
         f"# {title}",
         f"A {title} model with an embedding width of {int(config['config']['embed_dim'])}, trained with HyperGRIT.",
         *code,
-        fenced(
-            "python", 'from trainer import Model\n\nmodel = Model.from_pretrained("FOLDER or OWNER/NAME"' + f"{trust})"
-        ),
+        fenced("python", f'from trainer import Model\n\nmodel = Model.from_pretrained("FOLDER or OWNER/NAME"{trust})'),
         *data_section(record, training),
         *training_section(record, training),
         "## Settings of the model",

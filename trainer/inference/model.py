@@ -21,7 +21,7 @@ from hypergrit_common.images import ImageRejected, decode, to_pixels
 from hypergrit_common.urls import clean
 from trainer.analyses.paths import nearest, path_to_root
 from trainer.batch import Side
-from trainer.checkpoints.model import LoadedModel, load_tower, save_model
+from trainer.checkpoints.model import LoadedModel, load_frozen, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
 from trainer.encoders.cached import CachedImage
@@ -194,7 +194,7 @@ class Model:
                 raise
             return None
         name = None if place.is_dir() else self.module.config.image.kwargs.get("model")
-        return load_tower(place, name, self.trust) if copy else place
+        return load_frozen(place, name, self.trust) if copy else place
 
     def push_to_hub(
         self,

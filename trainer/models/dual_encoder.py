@@ -59,7 +59,7 @@ class DualEncoder(nn.Module, ABC):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.config, self.given, self.courses = config, config, courses_of(config)
-        self.step_number, self.unread = 0, set[str]()
+        self.step_number, self.unread, self.scheduled = 0, set[str](), dict[str, float]()
         self.visual = build_image_encoder(config.image)
         self.textual = build_text_encoder(config.text)
         width, bias = config.embed_dim, config.projection_bias
@@ -80,9 +80,7 @@ class DualEncoder(nn.Module, ABC):
         Returns:
             Name of the parameter, and its value by the present setting, by the name of the setting.
         """
-        return {
-            setting: (name, -math.log(getattr(self.config, setting))) for name, setting in self.temperatures.items()
-        }
+        return {key: (name, -math.log(getattr(self.config, key))) for name, key in self.temperatures.items()}
 
     @torch.no_grad()
     def begin_step(self, step: int) -> None:
@@ -97,7 +95,8 @@ class DualEncoder(nn.Module, ABC):
         self.step_number = step
         if not self.courses:
             return
-        self.config = with_values(self.given, values_at(self.courses, step))
+        self.scheduled = values_at(self.courses, step)
+        self.config = with_values(self.given, self.scheduled)
         self.unread = set() if step else {name.partition(".")[0] for name in self.courses}
         if self.unread:
             self.config = watched(self.config, self.unread)

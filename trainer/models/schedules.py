@@ -35,16 +35,13 @@ class Course:
 
     def at(self, step: int) -> float:
         """The value in a step; before the first step and after the last, that of these."""
-        (start, end), (first, last) = (self.values[0], self.values[-1]), self.steps
-        share = min(max((step - first) / (last - first), 0.0), 1.0)
-        if share in (0.0, 1.0):
-            return end if share else start
-        match self.course:
-            case "log":
-                return start * (end / start) ** share
-            case "cosine":
-                share = math.sin(math.pi / 2 * share) ** 2
-        return start + (end - start) * share
+        start, end = self.values[0], self.values[-1]
+        share = (step - self.steps[0]) / (self.steps[1] - self.steps[0])
+        if not 0 < share < 1:
+            return end if share >= 1 else start
+        if self.course == "log":
+            return start * (end / start) ** share
+        return start + (end - start) * (math.sin(math.pi / 2 * share) ** 2 if self.course == "cosine" else share)
 
 
 def courses_of(config: ModelConfig) -> dict[str, list[Course]]:
@@ -53,9 +50,8 @@ def courses_of(config: ModelConfig) -> dict[str, list[Course]]:
     for name, value in config.schedules.items():
         parts = value if isinstance(value, list | tuple) and value else [value]
         if not all(isinstance(part, Mapping) for part in parts):
-            raise UserError(
-                f"schedules.{name} is {value!r:.80}; give {{course: linear, values: [A, B], steps: [C, D]}}, or several"
-            )
+            form = "{course: linear, values: [A, B], steps: [C, D]}"
+            raise UserError(f"schedules.{name} is {value!r:.80}; give {form}, or several")
         found[name] = [from_plain(Course, part, f"schedules.{name}") for part in parts]
     return found
 
@@ -71,19 +67,9 @@ def with_values(config: C, values: Mapping[str, float]) -> C:
 
 
 def values_at(courses: Mapping[str, list[Course]], step: int) -> dict[str, float]:
-    """The values in a step: those of the last course of each setting which has begun, or of its first one.
-
-    Args:
-        courses: by setting, as of `courses_of`.
-        step: number of completed steps.
-
-    Returns:
-        Values by setting.
-    """
-    found = {}
-    for name, parts in courses.items():
-        found[name] = next((part for part in reversed(parts) if part.steps[0] <= step), parts[0]).at(step)
-    return found
+    """The values in a step: those of the last course of each setting which has begun, or of its first one."""
+    chosen = {name: [part for part in parts if part.steps[0] <= step] or parts[:1] for name, parts in courses.items()}
+    return {name: parts[-1].at(step) for name, parts in chosen.items()}
 
 
 def check_schedules(config: ModelConfig, steps: int) -> None:
@@ -96,11 +82,10 @@ def check_schedules(config: ModelConfig, steps: int) -> None:
     Raises:
         UserError: a setting is unknown or no real number, or a course leaves its range or that of the steps.
     """
-    hints = {item.name: get_type_hints(type(config))[item.name] for item in dataclasses.fields(config)}
-    numbers = [
-        name for name, hint in hints.items() if float in (hint, *get_args(hint)) and get_origin(hint) is not tuple
-    ]
-    weights = [name for name in numbers if get_origin(hints[name]) is dict]
+    types = get_type_hints(type(config))
+    hints = {item.name: (types[item.name], *get_args(types[item.name])) for item in dataclasses.fields(config)}
+    numbers = [name for name, kinds in hints.items() if float in kinds and get_origin(kinds[0]) is not tuple]
+    weights = [name for name in numbers if get_origin(types[name]) is dict]
     settings = ", ".join(f"{name}.NAME" if name in weights else name for name in numbers)
     for name, courses in courses_of(config).items():
         setting, _, entry = name.partition(".")
@@ -109,13 +94,9 @@ def check_schedules(config: ModelConfig, steps: int) -> None:
             raise UserError(f"schedules.{name} {problem}; give one of {settings}")
         ends = [step for course in courses for step in course.steps]
         if ends != sorted(ends):
-            raise UserError(
-                f"schedules.{name} has courses that overlap, or are not in the order of their steps; give later steps"
-            )
+            raise UserError(f"schedules.{name} has courses that overlap or are not in order; give later steps")
         if ends[-1] > steps:
-            raise UserError(
-                f"schedules.{name} ends at step {ends[-1]}, but the run has optim.steps={steps}; give fewer steps"
-            )
+            raise UserError(f"schedules.{name} ends at step {ends[-1]}, after optim.steps={steps}; give fewer steps")
         for value in (value for course in courses for value in course.values):
             with prefixed(f"schedules.{name} cannot become {value:g}: "):
                 with_values(dataclasses.replace(config, schedules={}), {name: value})
@@ -124,14 +105,11 @@ def check_schedules(config: ModelConfig, steps: int) -> None:
 def watched(config: C, unread: set[str]) -> C:
     """A copy that removes each setting of `unread` from it once something reads the setting."""
 
-    def reading(name: str) -> property:
-        def read(copy: C) -> Any:
+    class Watched(type(config)):  # type: ignore[misc]
+        def __getattribute__(self, name: str) -> Any:
             unread.discard(name)
-            return vars(copy)[name]
+            return super().__getattribute__(name)
 
-        return property(read)
-
-    kind = type(type(config).__name__, (type(config),), {name: reading(name) for name in unread})
-    copy: C = object.__new__(kind)
+    copy: C = object.__new__(Watched)
     vars(copy).update(vars(config))
     return copy

@@ -259,10 +259,8 @@ def check_limits(model: DualEncoder) -> None:
         model.clamp_parameters()
         for setting, (name, value) in model.start_values().items():
             if setting in model.courses and not (model.get_parameter(name) - value).abs().max() < 1e-5:
-                raise UserError(
-                    f"model.schedules.{setting} is {getattr(model.config, setting):g} at step {step}, beyond the limit of "
-                    f"the model's {name}; give other values, or another limit, such as model.max_logit_scale"
-                )
+                problem = f"is {model.scheduled[setting]:g} at step {step}, beyond the limit of the model's {name}"
+                raise UserError(f"model.schedules.{setting} {problem}; give other values, or another limit")
 
 
 def standardise_heads(model: DualEncoder, store: FeatureStore) -> None:

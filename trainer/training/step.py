@@ -25,7 +25,6 @@ from trainer.distributed.gather import all_ranks, counts_of_ranks, rank, world_s
 from trainer.distributed.process import average, average_unsharded_gradients, clip_gradients, gradient_norm, mark_queued
 from trainer.metrics.writers import named_values
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.schedules import values_at
 from trainer.optim.config import ADAMW
 from trainer.optim.optimizer import learning_rate
 from trainer.training.build import Training, bf16_weights
@@ -210,7 +209,7 @@ def start_step(run: Training, batch: Batch, *, stopping: bool = False, failed: b
     Weights and optimizer stay unchanged if the loss or the gradient is not finite.
     """
     rate = learning_rate(run.step, run.config.optim)
-    facts = {"lr": rate} | {f"schedule/{name}": value for name, value in values_at(run.model.courses, run.step).items()}
+    facts = {"lr": rate} | {f"schedule/{name}": value for name, value in run.model.scheduled.items()}
     for group in run.optimizer.param_groups:
         group["lr"] = rate * group["lr_ratio"]
     losses = compute_gradients(run, batch)
@@ -234,8 +233,8 @@ def start_step(run: Training, batch: Batch, *, stopping: bool = False, failed: b
     run.average.update(run.step)
     if run.model.unread:
         raise UserError(
-            f"model.schedules: the loss reads no {' and no '.join(sorted(run.model.unread))}, so that the course has no "
-            f"effect; leave it out. A class of your own reads self.config in its terms, or overrides begin_step"
+            f"model.schedules: no step reads {' or '.join(sorted(run.model.unread))}, so that the course has no effect; "
+            "leave it out. A class of your own has to read self.config in its loss, or in begin_step"
         )
     run.step += 1
     run.model.begin_step(run.step)
