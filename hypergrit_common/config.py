@@ -49,10 +49,19 @@ def runtime(default: T | None = None, *, factory: Callable[[], T] | None = None)
 
 
 def secret(*, factory: Callable[[], T]) -> T:
-    """Declare a `runtime` field whose value is never saved, recorded or printed: passwords, tokens."""
+    """Declare a `runtime` field whose value is never saved, recorded or printed: passwords, tokens, `trust`."""
     metadata = {"runtime": True, "secret": True}
     value: T = dataclasses.field(default_factory=factory, metadata=metadata, repr=False)
     return value
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trusting:
+    """Settings with the key `trust`, the same in every verb."""
+
+    # classes of your own, module:Class, that the files of a model or a saved configuration may name; their code runs. Never
+    # saved (docs/extending.md)
+    trust: tuple[str, ...] = secret(factory=tuple)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,16 +101,20 @@ def last_value(layers: Sequence[Layer], key: str) -> Any:
 def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) -> None:
     """Raise UserError if a `saved` configuration names a class of the user that no layer `given` by the user names.
 
-    An output may come from anyone, and to import a class runs the code of its module.
+    An output may come from anyone, and to import a class runs the code of its module. `given` names it by the same key, or
+    by the key `trust`, which counts in no saved configuration.
     """
-    named = {key: set(_plugins(given, key)) for key in keys.plugins}
+    trusted = {str(name) for name in last_value(given, "trust") or ()}
+    named = {key: {*trusted, *_plugins(given, key)} for key in keys.plugins}
     for layer in saved:
+        if "trust" in layer[0]:
+            raise UserError(f"{layer[1]} holds trust, which only you may give; remove it there")
         for key in keys.plugins:
             for name in _plugins([layer], key):
                 if name not in named[key]:
                     raise UserError(
                         f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you "
-                        f"trust it, give {key} with {name} on the command line too"
+                        f'trust it, give trust=["{name}"] on the command line'
                     )
 
 

@@ -13,6 +13,7 @@ from typing import Any, ClassVar, Final, Literal
 from hypergrit_common.config import (
     Keys,
     Layer,
+    Trusting,
     check_plugins,
     check_positive,
     check_range,
@@ -168,7 +169,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PipelineConfig:
+class PipelineConfig(Trusting):
     """The complete configuration of a job."""
 
     # file, folder, glob or URL, or several of them, separated by commas or as a list: parquet, JSONL, CSV, TSV, or tars of

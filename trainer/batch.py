@@ -105,6 +105,7 @@ class Pairs:
     word_contextual: Tensor | None = None  # [b w d] words in the context of their captions
     syntax: Syntax | None = None  # as in `Batch`
     more: Mapping[str, Stream] = field(default_factory=dict)  # features of the streams `Batch.more`
+    step: int = 0  # number of completed steps of the training
 
     @property
     def streams(self) -> dict[str, Stream]:

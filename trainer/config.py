@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Final, Literal
 from hypergrit_common.config import (
     Keys,
     Layer,
+    Trusting,
     check_plugins,
     check_positive,
     check_range,
@@ -27,7 +28,7 @@ from hypergrit_common.config import (
 )
 from hypergrit_common.config_help import describe, help_topic
 from hypergrit_common.devices import Precision, check_device
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.removed import REMOVED, REMOVED_FROM_TRAIN
 from hypergrit_common.urls import clean
 from trainer.data.config import SYNTHETIC, DataConfig
@@ -38,6 +39,7 @@ from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS, use_model
+from trainer.models.schedules import check_schedules
 from trainer.optim.config import ADAMW, LoRAConfig, OptimConfig
 
 KEYS: Final = Keys(
@@ -89,7 +91,7 @@ class RayConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainConfig:
+class TrainConfig(Trusting):
     """The configuration of a training run."""
 
     # model to train, or module:Class of your own (docs/extending.md); --help model_name=NAME lists its settings
@@ -183,6 +185,8 @@ class TrainConfig:
             raise UserError(f"optim.name={self.optim.name} cannot be combined with parallel.strategy=fsdp; use ddp")
         if self.lora.ranks and self.parallel.strategy == "fsdp":
             raise UserError("lora.ranks cannot be combined with parallel.strategy=fsdp; use ddp")
+        with prefixed("model."):
+            check_schedules(self.model, self.optim.steps)
         if self.model.boxes_as_pairs and self.data.boxes == "all":
             raise UserError(
                 "model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false"
@@ -285,10 +289,10 @@ def model_names() -> str:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """Convert the configuration to plain values, which JSON returns unchanged; URLs have no passwords."""
+    """Convert the configuration to plain values, which JSON returns unchanged; without `trust`; URLs have no passwords."""
     plain = clean(json.loads(json.dumps(asdict(config))), strip_query=False)
     assert isinstance(plain, dict)
-    return plain
+    return {key: value for key, value in plain.items() if key != "trust"}
 
 
 def differences(saved: dict[str, Any], config: TrainConfig) -> list[str]:

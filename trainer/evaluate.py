@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE, command, set_up_logging
-from hypergrit_common.config import Keys, merge, read_layers
+from hypergrit_common.config import Keys, Trusting, merge, read_layers
 from hypergrit_common.config_help import ALL, describe_topic, help_topic, key_lines, list_keys, print_text
 from hypergrit_common.devices import check_device, pick_device
 from hypergrit_common.errors import NotFiniteError, UserError
@@ -36,6 +36,7 @@ may hold the keys of either form. Later files and arguments override earlier one
   hypergrit evaluate out/train_demo/hycoclip/model shards=out/train_demo/shards/held_out \\
       "image_folders=[out/train_demo/concepts]" 'prompts=["{}", "a {}", "the {}"]'
   hypergrit evaluate hycoclip.pth model_name=hycoclip shards=out/held_out/train      a released checkpoint
+  hypergrit evaluate out/mine out/hycoclip trust=[my_package.mine:Mine] shards=...   a class of your own beside another
 
 Files that the first form writes to the output folder:
   index.html          all results on one page, with the published rows of the papers, figures and details
@@ -86,10 +87,10 @@ malformed files, or its images could not be compared with train_shards.
 
 
 @dataclass(frozen=True, kw_only=True)
-class EvaluateConfig(HeldOutConfig):
+class EvaluateConfig(HeldOutConfig, Trusting):
     """Settings of the command."""
 
-    # name of the model in a released .pth file; a folder written by the trainer contains the name
+    # name of the model in released .pth files; a folder written by the trainer contains the name
     model_name: str | None = None
     # JSON file for the results, of several models by their names; empty: none
     output: str = ""
@@ -119,7 +120,7 @@ def main(arguments: Sequence[str]) -> int:
     results, n_failed = dict[str, dict[str, float]](), 0
     for name, model in names.items():
         try:
-            results[name] = run(model, config, name)
+            results[name] = run(model, config, name, len(names) == 1)
         except NotFiniteError as error:
             logging.getLogger(__name__).error("%s: %s", name, error)
             n_failed += 1
@@ -186,10 +187,11 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], EvaluateConfig]:
     return models, merge(EvaluateConfig, read_layers(arguments[len(models) :], Keys()))
 
 
-def run(model: str, config: EvaluateConfig, name: str = "") -> dict[str, float]:
+def run(model: str, config: EvaluateConfig, name: str = "", is_alone: bool = True) -> dict[str, float]:
     """Load the model at the path `model` and evaluate it. Return the results by name, from 0 to 1.
 
-    The picture of the model, if pictures are written, has its `name`.
+    The picture of the model, if pictures are written, has its `name`. Beside others, a folder may hold another model than
+    `config.model_name`, which is that of the released files then.
 
     Raises UserError for a path without a usable model, and for a configuration that names no data.
     """
@@ -201,7 +203,8 @@ def run(model: str, config: EvaluateConfig, name: str = "") -> dict[str, float]:
     from trainer.evaluation.plots import draw_histograms
 
     try:
-        loaded = load_model(model, config.model_name)
+        is_named = not is_alone and Path(model).is_dir()
+        loaded = load_model(model, None if is_named else config.model_name, trust=config.trust)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     distances: dict[str, Any] | None = {} if config.pictures else None

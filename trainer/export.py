@@ -6,13 +6,14 @@ from pathlib import Path
 from typing import Any
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.config import Keys, Trusting, merge, read_layers
 from hypergrit_common.config_help import describe_topic, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import printable
 
 ONNX = "format=onnx"
 USAGE = f"""\
-usage: hypergrit export MODEL OUT [format=onnx]
+usage: hypergrit export MODEL OUT [format=onnx] [trust=[CLASS]]
 
 Write the towers of MODEL to the folder OUT in open_clip's layout:
 
@@ -34,7 +35,7 @@ of open_clip/NAME; the tokenizer must be OpenAI's.
 
 format=onnx writes OUT/image.onnx and OUT/text.onnx instead, for any model: from images in [0, 1] and from token ids to
 points [batch width], with the lift into the space inside; OUT/model.json has sizes, padding and curvatures. It needs the
-extra onnx.
+extra onnx. trust=[module:Class] loads a model of a class of your own (docs/extending.md), whose code runs.
 
 {EXIT_CODES}
 """
@@ -46,18 +47,21 @@ def main(arguments: Sequence[str]) -> int:
     if (topic := help_topic(arguments)) is not None:
         print_text(describe_topic(topic, [], USAGE) if topic else USAGE)
         return 0
-    folders = [item for item in arguments if item != ONNX]
+    settings = [item for item in arguments if item.startswith("trust=")]
+    folders = [item for item in arguments if item not in (ONNX, *settings)]
     if len(folders) != 2 or folders[1].startswith("output="):
         raise UserError(
-            f"the arguments are {' '.join(arguments)!r}; give two, the folder of a model and the new folder, and perhaps {ONNX}"
+            f"the arguments are {' '.join(arguments)!r}; give two, the folder of a model and the new folder, and perhaps "
+            f"{ONNX} and trust=[CLASS]"
         )
     set_up_logging()
-    convert(Path(folders[0]), Path(folders[1]), ONNX in arguments)
+    trust = merge(Trusting, read_layers(settings, Keys())).trust
+    convert(Path(folders[0]), Path(folders[1]), ONNX in arguments, trust)
     print_text(f"{printable(folders[1])} is written")
     return 0
 
 
-def convert(source: Path, out: Path, is_onnx: bool = False) -> None:
+def convert(source: Path, out: Path, is_onnx: bool = False, trust: Sequence[str] = ()) -> None:
     """Export the model in `source`, to ONNX if `is_onnx`, or convert an exported one back.
 
     Raises UserError for a model that cannot be read or exported, and if `out` holds files or cannot be written.
@@ -70,7 +74,7 @@ def convert(source: Path, out: Path, is_onnx: bool = False) -> None:
     try:
         if out.exists() and any(out.iterdir()):
             raise UserError(f"{out} is not empty; give a new folder")
-        found = load_model(source)
+        found = load_model(source, trust=trust)
         parts: dict[str, Any] = {"tokenizer": found.tokenizer, "preprocess": found.preprocess}
         parts["record"] = found.config.get("record") or {}
         if is_onnx:

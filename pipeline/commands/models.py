@@ -57,7 +57,7 @@ def fetch(arguments: Sequence[str]) -> None:
 
     check_models(config)  # one request; a download would repeat its own
     make_grounder(dataclasses.replace(config.ground, device="cpu", precision="auto"))
-    make_scorer(dataclasses.replace(config.score, device="cpu"))
+    make_scorer(dataclasses.replace(config.score, device="cpu"), config.trust)
     models = make_provenance(config)["models"]
     for role, model in (("grounder", models["grounder"]), ("scorer", models["scorer"])):
         print_text(f"{role} {model['name']} {model.get('sha256', 'of the hub')}")

@@ -292,7 +292,7 @@ def retry(arguments: Sequence[str]) -> int:
     """Try rows of an output again; return the number of shards that failed, which stay as they are. Raises UserError."""
     output, options, changes = take_arguments(arguments)
     store = Store(output)
-    code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short)]
+    code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short, "trust")]
     old = dataclasses.replace(read_config(store, code, loads=True), output=output)
     config = with_absolute_paths(dataclasses.replace(read_config(store, changes, loads=True), output=output))
     before, after = (flatten(dataclasses.asdict(settings)) for settings in (old, config))

@@ -193,7 +193,7 @@ class Steps:
             torch.set_num_threads(1)
         settings = {stage.name: getattr(self.config, stage.name) for stage in self.classes}
         files = self.store if self.stores else None
-        return stage.load(Context(settings, self.permits, self.images, self.check_model, files))
+        return stage.load(Context(settings, self.permits, self.images, self.check_model, files, self.config.trust))
 
     def check_model(self, role: Role, path: str) -> None:
         """Raise UserError if this machine has other files of a model than the one where the job was started."""

@@ -54,6 +54,7 @@ class Context:
         check_model: called with the role and the path of a model; raises UserError if it differs from that of the
             machine that started the job.
         files: files of the output in which a stage can store what a resumed job needs; None: nothing is stored.
+        trust: classes of the user that a model may name, those of the key `trust`.
     """
 
     settings: Mapping[str, Any]
@@ -61,6 +62,7 @@ class Context:
     images: StoredImages = field(default_factory=StoredImages)
     check_model: Callable[[Role, str], None] = lambda role, path: None
     files: Files | None = None
+    trust: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

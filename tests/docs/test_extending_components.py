@@ -1,23 +1,27 @@
 """Grounder, scorer, input format and model of docs/extending.md, and what is loaded from where."""
 
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import yaml
 
 from hypergrit_common.cli import NOTHING_KEPT
+from hypergrit_common.config import to_yaml
 from hypergrit_common.errors import UserError
 from pipeline import grit
 from pipeline.config import load_config
-from tests.docs.extending import FEW, command, dropped, folder, read_json
+from tests.docs.extending import FEW, PAGE, command, dropped, folder, read_json
 from tests.pipeline.jobs import N_SCENES, run_job
 from tests.trainer import small_run
+from tests.trainer.conftest import free_port
 from trainer import load_model
-from trainer.models import registry
+from trainer.config import load_config as load_training
 
 pytestmark = pytest.mark.usefixtures("folder")
-__all__ = ["folder"]
+__all__ = ["folder", "free_port"]
 
 
 def test_a_grounder_and_a_scorer_find_and_judge_boxes(tars: Path, tmp_path: Path) -> None:
@@ -46,20 +50,40 @@ def test_a_model_is_trained_and_loaded_again_only_by_its_name(tmp_path: Path) ->
     assert small_run.run(output, f"model_name={name}", "steps=3", "model.centre_weight=0.5") == 0
     row = json.loads((output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert "loss/centre" in row
-    assert load_model(output, name, device="cpu").name == name
-    registry.ENTRIES.pop(name)
-    with pytest.raises(UserError, match="if you trust its code"):
+    assert command("export", "Centred") == ["format=onnx", f"trust=[{name}]"]
+    assert load_model(output, device="cpu", trust=[name]).name == name
+    with pytest.raises(UserError, match="if you trust it, give trust="):
         load_model(output, device="cpu")
-    with pytest.raises(UserError, match="on the command line too"):
+    with pytest.raises(UserError, match=r"give trust=.* on the command line"):
         small_run.small_config(tmp_path / "other", str(output / "config.yaml"))
+    assert load_training([str(output / "config.yaml"), f"trust=[{name}]"]).model_name == name
+
+
+def test_a_triplet_loss_with_a_curvature_schedule_is_the_same_on_two_ranks(tmp_path: Path, free_port: int) -> None:
+    (job,) = re.findall(r"```yaml\n# triplet.yaml\n(.*?)```", PAGE, re.DOTALL)
+    (tmp_path / "triplet.yaml").write_text(job.replace("1000", "12").replace("500", "6"), encoding="utf-8")
+    settings = (
+        str(tmp_path / "triplet.yaml"),
+        "model_name=my_package.triplet:TripletMERU",
+    )  # in place of that of small runs
+    assert yaml.safe_load(job)["model_name"] == "my_package.triplet:TripletMERU"
+    assert small_run.run(tmp_path / "one", *settings) == 0
+    assert small_run.run_forked(tmp_path / "two", *settings, port=free_port, faults=[None, None]) == [0, 0]
+    one, two = ([json.loads(line) for line in (tmp_path / run / "metrics.jsonl").open()] for run in ("one", "two"))
+    assert [row["schedule/curv_init"] for row in two] == pytest.approx([0.2 ** (step / 12) for step in range(12)])
+    for name in ("loss/triplet", "loss/total", "geometry/curvature", "schedule/margin"):
+        assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-3), name
 
 
 def test_an_output_never_names_the_code_that_runs(tars: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     assert run_job(tars, output, FEW, "few_colours.min=2") == 0
     saved = str(output / "config.yaml")
-    with pytest.raises(UserError, match=r"stages with my_package\.colours:FewColours on the command line too"):
+    with pytest.raises(UserError, match=r'give trust=\["my_package\.colours:FewColours"\] on the command line'):
         load_config([saved])
+    trusting = load_config([saved, "trust=[my_package.colours:FewColours]"])
+    assert [stage.__name__ for stage in trusting.further] == ["FewColours"]
+    assert "trust" not in to_yaml(trusting)
     assert [stage.__name__ for stage in load_config([saved, FEW]).further] == ["FewColours"]
     forged = tmp_path / "forged" / "config.yaml"
     forged.parent.mkdir()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from hypergrit_common.cli import EXIT_CODES, set_up_logging
-from hypergrit_common.config import Keys, check_range, merge, read_layers
+from hypergrit_common.config import Keys, Trusting, check_range, merge, read_layers
 from hypergrit_common.config_help import describe, print_text
 from hypergrit_common.devices import check_device
 from hypergrit_common.errors import UserError
@@ -14,7 +14,7 @@ from trainer.checkpoints.model import LoadedModel, load_model
 
 
 @dataclass(frozen=True, kw_only=True)
-class ShardsConfig:
+class ShardsConfig(Trusting):
     """Settings of a command that embeds shards."""
 
     # shards in a layout of training shards: a folder, a glob, or several of them, as in training
@@ -50,7 +50,8 @@ def run(arguments: Sequence[str], usage: str, kind: type[C], work: Callable[[str
     path, *others = arguments
     config = merge(kind, read_layers(others, Keys()))
     try:
-        print_text(f"{config.output}: {work(path, load_model(path, config.model_name), config)}")
+        loaded = load_model(path, config.model_name, trust=config.trust)
+        print_text(f"{config.output}: {work(path, loaded, config)}")
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     return 0

@@ -8,6 +8,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from hypergrit_common.config import from_plain
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import shortened
 from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3
@@ -109,26 +111,31 @@ def save_model(
     write_object(config, folder / "config.json")
 
 
-def load_model(path: Path | str, name: str | None = None, tower: Path | str | None = None) -> LoadedModel:
+def load_model(
+    path: Path | str, name: str | None = None, tower: Path | str | None = None, trust: Sequence[str] = ()
+) -> LoadedModel:
     """Load a model in float32 and evaluation mode, from a run, its folder model/, open_clip's folder, or a `.pth` file.
 
     `tower` is the frozen model of a head over cached features, if it is not where the head was trained.
     `name` is the model of a released file, such as "meru": MERU and HyCoCLIP files have the same layout. A folder names
-    its model, and a `name` that contradicts it is an error; it must be given for a class of the user, `module:Class`,
-    since code that only a file names is not loaded. Raises ValueError for files that do not fit, and OSError
-    for files that cannot be read.
+    its model, and a `name` that contradicts it is an error. `trust` has the classes of the user, `module:Class`, that a
+    folder may name, also that of the tower: code that only a file names is not loaded. Raises ValueError for files that
+    do not fit, and OSError for files that cannot be read.
     """
-    if name is not None:
-        use_model(name)
     path = model_folder(Path(path))
     if path.is_dir():
-        loaded = load_folder(path)
+        if is_plugin(name):
+            raise ValueError(f'{path} names its model itself: in place of the name {name}, give trust=["{name}"]')
+        loaded = load_folder(path, trust)
         if name not in (None, found := model_name(loaded.model)):
             raise ValueError(f"{path} holds a {found} model, not {name}; give model_name={found}, or omit it")
         if tower is not None and not cached_towers(loaded.model):
             raise ValueError(f"{path} is no head on cached features, so it takes no tower={tower}; omit it")
-        attach_tower(loaded.model, load_frozen, [path], None if tower is None else model_folder(Path(tower)))
+        given = None if tower is None else model_folder(Path(tower))
+        attach_tower(loaded.model, partial(load_frozen, trust=trust), [path], given)
         return loaded
+    if name is not None:
+        use_model(name)
     state = read_weights(path)
     if name is None or name not in MODELS:
         raise ValueError(
@@ -139,9 +146,12 @@ def load_model(path: Path | str, name: str | None = None, tower: Path | str | No
     return LoadedModel(model=model.eval(), tokenizer=openai_tokenizer(), preprocess=PreprocessConfig(), config={})
 
 
-def load_frozen(path: Path, name: str | None) -> DualEncoder:
-    """The frozen model of a head."""
-    return load_model(path, None if path.is_dir() else name).model
+def load_frozen(path: Path, name: str | None, trust: Sequence[str] = ()) -> LoadedModel:
+    """The frozen model of a head. `name` is that of a released file, which the head names: it needs `trust` like a folder."""
+    if path.is_dir() or name is None:
+        return load_model(path, trust=trust)
+    parse_config(name, {}, path, trust)
+    return load_model(path, name)
 
 
 def model_folder(path: Path) -> Path:
@@ -162,10 +172,10 @@ def model_folder(path: Path) -> Path:
     return path
 
 
-def load_folder(folder: Path) -> LoadedModel:
+def load_folder(folder: Path, trust: Sequence[str] = ()) -> LoadedModel:
     """Load a folder written by `save_model`, or by open_clip. Errors as in `load_model`."""
     if (folder / CONFIG_FILE).is_file():  # first: on the hub, a config.json of transformers may be beside it
-        return from_parts(read_open_clip(folder), folder)
+        return from_parts(read_open_clip(folder, trust), folder)
     for file in ("config.json", "model.safetensors"):
         if not (folder / file).is_file():
             raise FileNotFoundError(
@@ -185,7 +195,7 @@ def load_folder(folder: Path) -> LoadedModel:
             f"{folder / 'config.json'}: {invalid[0]!r} is missing or has the wrong type; copy the folder again, or "
             "save the model again"
         )
-    model = build_model(config["model"], parse_config(config["model"], config["config"], folder))
+    model = build_model(config["model"], parse_config(config["model"], config["config"], folder, trust))
     load_state(model, read_tensors(folder / "model.safetensors"), folder)
     tokenizer = load_tokenizer(config["tokenizer"], folder, model.config.text)
     try:

@@ -7,6 +7,7 @@ the patches of the papers' vision transformers, which open_clip's lack; there it
 """
 
 import dataclasses
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -105,7 +106,7 @@ def export_model(
     write_object({"model_cfg": config, "preprocess_cfg": pixels | images, KEY: settings}, folder / CONFIG_FILE)
 
 
-def read_open_clip(folder: Path) -> FolderParts:
+def read_open_clip(folder: Path, trust: Sequence[str] = ()) -> FolderParts:
     """Read a folder of `export_model`, with the weights that it had, bit for bit, or any CLIP that open_clip saved.
 
     Raises OSError for a file that cannot be read, and ValueError for one that does not fit.
@@ -114,7 +115,7 @@ def read_open_clip(folder: Path) -> FolderParts:
     try:
         settings = whole[KEY] if KEY in whole else clip_settings(whole)
         name = str(settings["model"])
-        model = build_model(name, parse_config(name, settings["config"], folder))
+        model = build_model(name, parse_config(name, settings["config"], folder, trust))
         preprocess = PreprocessConfig(**settings["preprocess"])
     except KeyError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error} is missing; copy the folder again") from error

@@ -26,7 +26,7 @@ WEIGHTS: Final = "model.safetensors"
 OPEN_CLIP_WEIGHTS: Final = ("open_clip_model.safetensors", "open_clip_pytorch_model.bin")
 """File names in a folder that open_clip writes for the Hugging Face hub; the first one that exists is read."""
 
-Load = Callable[[Path, str | None], DualEncoder]
+Load = Callable[[Path, str | None], Any]  # a LoadedModel
 
 
 class FrozenModel:
@@ -91,7 +91,7 @@ def attach_tower(
         path = place()
         try:
             with torch.inference_mode(False):  # the head may need it first there, but its weights serve training too
-                return FrozenModel(load(path, name), bool(projected))
+                return FrozenModel(load(path, name).model, bool(projected))
         except (OSError, ValueError) as error:
             raise UserError(f"the frozen tower of this head cannot be loaded: {error}") from error
 

@@ -26,6 +26,7 @@ from torch import Tensor
 
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.images import ImageRejected
+from hypergrit_common.lazy import is_plugin, plugin_hash
 from hypergrit_common.threads import map_in_threads
 from trainer.data.preprocess import to_pixels
 from trainer.distributed.gather import all_ranks, gather, rank, world_size
@@ -145,10 +146,12 @@ class Prepared(NamedTuple):
 
 
 def hash_model(model: DualEncoder, tokenizer: TextTokenizer) -> str:
-    """SHA-256 of a model's name, settings, weights and vocabulary, in hexadecimal digits."""
+    """SHA-256 of a model's name (of a class of the user: of its file), settings, weights and vocabulary, in hexadecimal digits."""
     digest = hashlib.sha256()
     settings = json.dumps(dataclasses.asdict(model.config), sort_keys=True, default=str)
-    digest.update(f"{VERSION} {model_name(model)} {settings} {tokenizer.context_length}".encode())
+    name = model_name(model)
+    name += plugin_hash(name) if is_plugin(name) else ""  # changed code gives other features
+    digest.update(f"{VERSION} {name} {settings} {tokenizer.context_length}".encode())
     digest.update(tokenizer.definition.encode())
     for name, value in sorted(model.state_dict().items()):
         array = value.detach().cpu().contiguous()

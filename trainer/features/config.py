@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from hypergrit_common.config import check_range
+from hypergrit_common.config import Trusting, check_range
 from hypergrit_common.devices import Precision, check_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.locations import Locations
@@ -11,7 +11,7 @@ from hypergrit_common.processes import n_cpus
 
 
 @dataclass(frozen=True, kw_only=True)
-class FeaturesConfig:
+class FeaturesConfig(Trusting):
     """Features of the images, boxes, captions and phrases of training shards, from the towers of one model."""
 
     # training shards, in a layout that the trainer reads: a folder, a glob, or several of them, as in training

@@ -161,7 +161,7 @@ def write_features(config: FeaturesConfig) -> None:
     """Write the features that `config` describes, or what is missing of them. Raises UserError."""
     with process_group(config.device, TIMEOUT_S) as process:
         try:
-            loaded = load_model(config.model, config.model_name)
+            loaded = load_model(config.model, config.model_name, trust=config.trust)
         except (OSError, ValueError) as error:
             raise UserError(f"model: {error}") from error
         if cached_towers(loaded.model):

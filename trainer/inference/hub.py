@@ -10,6 +10,7 @@ import yaml
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import without_controls
 from hypergrit_common.urls import clean
 from trainer.checkpoints.towers import COPY
@@ -61,19 +62,23 @@ def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str
     check_license(license)
     record = clean(dict(config.get("record") or {}), strip_query=True)
     name = str(config["model"])
-    title = MODELS[name].title if name in MODELS else name
+    title = name.rpartition(":")[2] if is_plugin(name) else MODELS[name].title if name in MODELS else name
+    trust = f', trust=["{name}"]' if is_plugin(name) else ""
+    more = [] if name == "clip" else [title if trust else name]
     training = record.get("training")
     front = {
         "license": license,
         "library_name": LIBRARY,
         "pipeline_tag": TASK,
-        "tags": ["image-text", "clip" if name == "clip" else "hyperbolic", *([] if name == "clip" else [name])],
+        "tags": ["image-text", "clip" if name == "clip" else "hyperbolic", *more],
     }
+    code = [f"Its class is `{name}`: the package with it has to be installed."] if trust else []
     parts = [
         f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
         f"# {title}",
         f"A {title} model with an embedding width of {int(config['config']['embed_dim'])}, trained with HyperGRIT.",
-        fenced("python", 'from trainer import Model\n\nmodel = Model.from_pretrained("FOLDER or OWNER/NAME")'),
+        *code,
+        fenced("python", f'from trainer import Model\n\nmodel = Model.from_pretrained("FOLDER or OWNER/NAME"{trust})'),
         *data_section(record, training),
         *training_section(record, training),
         "## Settings of the model",

@@ -22,7 +22,7 @@ from hypergrit_common.images import ImageRejected, decode, to_pixels
 from hypergrit_common.urls import clean
 from trainer.analyses.paths import nearest, path_to_root
 from trainer.batch import Side
-from trainer.checkpoints.model import LoadedModel, save_model
+from trainer.checkpoints.model import LoadedModel, load_frozen, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
 from trainer.encoders.cached import CachedImage
@@ -81,14 +81,16 @@ def load_model(
     model_name: str | None = None,
     device: str | torch.device = "auto",
     tower: str | Path | None = None,
+    trust: Sequence[str] = (),
 ) -> "Model":
     """Load a trained model for inference.
 
     Args:
         path: folder of a training run, its subfolder model/, a folder of open_clip, or a released `.pth` file.
-        model_name: key of `trainer.MODELS`; needed for a released file and for a class of your own.
+        model_name: key of `trainer.MODELS`; needed for a released file.
         device: "auto", "cpu", "cuda" or "cuda:N", or a torch device.
         tower: frozen model of a head over cached features, if it has moved.
+        trust: classes of your own, "module:Class", that the files may name; their code runs. Others are refused.
 
     Returns:
         The model, in evaluation mode and float32.
@@ -105,7 +107,7 @@ def load_model(
     True
     """
     try:
-        return Model(load_parts(path, model_name, tower), pick_device(device))
+        return Model(load_parts(path, model_name, tower, trust), pick_device(device), trust)
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
 
@@ -120,9 +122,11 @@ class Model:
     Args:
         parts: the loaded files, as of `trainer.checkpoints.model.load_model`; use `load_model` or `from_pretrained`.
         device: device of the computations.
+        trust: that of `load_model`, for the frozen model of a head.
     """
 
-    def __init__(self, parts: LoadedModel, device: torch.device) -> None:
+    def __init__(self, parts: LoadedModel, device: torch.device, trust: Sequence[str] = ()) -> None:
+        self.trust = trust
         self.module: DualEncoder = parts.model.to(device).eval()
         if isinstance(self.module, Cones):
             self.module.eps = 0.0  # the limits of the losses would keep a point away from itself
@@ -141,6 +145,7 @@ class Model:
         token: str | None = None,
         device: str | torch.device = "auto",
         tower: str | Path | None = None,
+        trust: Sequence[str] = (),
     ) -> Self:
         """Load a model from a folder, or else from the Hugging Face hub.
 
@@ -152,6 +157,7 @@ class Model:
             token: token of the hub; None: that of `hf auth login` or HF_TOKEN.
             device: that of `load_model`.
             tower: that of `load_model`.
+            trust: that of `load_model`.
 
         Returns:
             The model.
@@ -160,7 +166,8 @@ class Model:
             UserError: there is no such model, or it cannot be fetched.
         """
         try:
-            return cls(load_parts(fetch_model(str(name), revision, token), tower=tower), pick_device(device))
+            parts = load_parts(fetch_model(str(name), revision, token), tower=tower, trust=trust)
+            return cls(parts, pick_device(device), trust)
         except (OSError, ValueError) as error:
             raise UserError(str(error)) from error
 
@@ -205,7 +212,7 @@ class Model:
                 raise
             return None
         name = None if place.is_dir() else self.module.config.image.kwargs.get("model")
-        return load_parts(place, name) if copy else place
+        return load_frozen(place, name, self.trust) if copy else place
 
     def push_to_hub(
         self,

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Final, Literal
+from typing import Any, ClassVar, Final, Literal
 
 from hypergrit_common.config import check_positive, check_range, runtime
 from hypergrit_common.errors import UserError
@@ -55,6 +55,10 @@ class ModelConfig:
     # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. We train
     # the papers' CLIP and MERU "with boxes" in this way
     boxes_as_pairs: bool = False
+    # courses of numeric settings over the steps, such as {curv_init: {course: log, values: [1, 0.2], steps: [0, 1000]}}: from
+    # the first value to the second, by constant, linear, cosine or log; or several in a list. A setting with a course is
+    # not learned (docs/training.md)
+    schedules: dict[str, Any] = field(default_factory=dict)
     # mean of red, green and blue, subtracted from images in [0, 1]. Loading pretrained weights of a tower changes
     # neither this key nor pixel_std; most weights of open_clip expect OpenAI's mean, 0.48145466, 0.4578275, 0.40821073,
     # and standard deviation, 0.26862954, 0.26130258, 0.27577711. HyCoCLIP's released code used the standard deviation

@@ -11,6 +11,8 @@ Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding widt
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, Self
 
@@ -24,6 +26,7 @@ from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
 from trainer.models.points import Points
+from trainer.models.schedules import courses_of, values_at, watched, with_values
 from trainer.models.terms import Contrast, Entails, Term, gathered_streams, sum_terms
 from trainer.text.syntax import Syntax
 
@@ -55,7 +58,8 @@ class DualEncoder(nn.Module, ABC):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.given, self.courses = config, config, courses_of(config)
+        self.step_number, self.unread, self.scheduled = 0, set[str](), dict[str, float]()
         self.visual = build_image_encoder(config.image)
         self.textual = build_text_encoder(config.text)
         width, bias = config.embed_dim, config.projection_bias
@@ -69,6 +73,36 @@ class DualEncoder(nn.Module, ABC):
         self.register_buffer("pixel_std", torch.tensor(config.pixel_std).view(3, 1, 1))
         for tower in self.frozen_towers():
             tower.requires_grad_(False)
+
+    def start_values(self) -> dict[str, tuple[str, float]]:
+        """The learned scalars whose initial values are settings.
+
+        Returns:
+            Name of the parameter, and its value by the present setting, by the name of the setting.
+        """
+        return {key: (name, -math.log(getattr(self.config, key))) for name, key in self.temperatures.items()}
+
+    @torch.no_grad()
+    def begin_step(self, step: int) -> None:
+        """Set what changes with the step. The training calls it before each step, and after the last one.
+
+        By default, `config` gets the values of `model.schedules`. A learned scalar whose setting has a course is set, and
+        not learned. A model overrides it to change values of its own, and calls that of its base class first.
+
+        Args:
+            step: number of completed steps.
+        """
+        self.step_number = step
+        if not self.courses:
+            return
+        self.scheduled = values_at(self.courses, step)
+        self.config = with_values(self.given, self.scheduled)
+        self.unread = set() if step else {name.partition(".")[0] for name in self.courses}
+        if self.unread:
+            self.config = watched(self.config, self.unread)
+        for setting, (name, value) in self.start_values().items():
+            if setting in self.courses:
+                self.get_parameter(name).requires_grad_(False).fill_(value)
 
     def frozen_towers(self) -> list[nn.Module]:
         """The towers that are not trained."""
@@ -433,9 +467,11 @@ class DualEncoder(nn.Module, ABC):
         Raises:
             ValueError: the batch lacks something that the model needs.
         """
-        pairs = self.features(batch)
+        pairs = replace(self.features(batch), step=self.step_number)
+        # Not compiled while it is observed what the loss reads: `losses` of the object may be compiled.
+        losses = partial(type(self).losses, self) if self.unread else self.losses
         with torch.autocast(batch.images.device.type, enabled=False), tf32(False):
-            return self.losses(pairs)
+            return losses(pairs)
 
     def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Pairs:
         """Features of a batch, before the lift.

@@ -37,6 +37,9 @@ class Hyperbolic(Cones):
         self.visual_alpha = nn.Parameter(torch.full(shape, alpha))
         self.textual_alpha = nn.Parameter(torch.full(shape, alpha))
 
+    def start_values(self) -> dict[str, tuple[str, float]]:
+        return super().start_values() | {"curv_init": ("curv", math.log(self.config.curv_init))}
+
     @abstractmethod
     def lift(self, features: Tensor, log_alpha: Tensor) -> Tensor:
         """Lift features into the space.

@@ -40,6 +40,11 @@ class Points:
     def __post_init__(self) -> None:
         self.streams = self.pairs.streams
 
+    @property
+    def step(self) -> int:
+        """Number of completed steps of the training; 0 in the first one, and outside a training."""
+        return self.pairs.step
+
     def stream(self, name: str) -> Stream:
         """The features of a stream.
 

@@ -1,6 +1,6 @@
 """Registry of the models by name. It imports torch only when the class of a model is used."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from inspect import get_annotations
@@ -144,22 +144,29 @@ def build_model(name: str, config: ModelConfig | None = None) -> "DualEncoder":
     return entry.model(config)
 
 
-def parse_config(name: str, values: dict[str, Any], source: Path) -> ModelConfig:
+def parse_config(name: str, values: dict[str, Any], source: Path, trust: Sequence[str] = ()) -> ModelConfig:
     """Build the configuration of a model from plain values.
 
     Args:
-        name: a key of `MODELS`.
+        name: a key of `MODELS`, or the class of the user that a file names.
         values: a dictionary written by `dataclasses.asdict`, also of an earlier version.
         source: the file or folder of the values, for messages.
+        trust: classes that a file may name: those of the key `trust`.
 
     Returns:
         The configuration.
 
     Raises:
-        ValueError: an unknown model, key or value; the message names `source`.
+        ValueError: an unknown model, key or value, or a class that is not trusted; the message names `source`.
+        UserError: the class cannot be imported, as in `use_model`.
     """
-    if is_plugin(name) and name not in MODELS:
-        raise ValueError(f"{source} is a model of the class {name}; give model_name={name} if you trust its code")
+    if is_plugin(name):
+        if name not in ([trust] if isinstance(trust, str) else trust):
+            raise ValueError(
+                f"{source} is a model of the class {name}, whose code is loaded only if you say so; if you trust it, "
+                f'give trust=["{name}"]'
+            )
+        use_model(name)
     if name not in MODELS:
         raise ValueError(f"{source}: unknown model {name!r}; this version has {', '.join(MODELS)}")
     try:
@@ -183,6 +190,6 @@ def model_name(model: "DualEncoder") -> str:
     """
     location = f"{type(model).__module__}:{type(model).__name__}"
     for name, entry in MODELS.items():
-        if entry.location == location:
+        if entry.location == location or (is_plugin(name) and entry.model is type(model)):  # imported elsewhere
             return name
     raise ValueError(f"class {location} is not registered; add it to trainer.models.registry.MODELS")

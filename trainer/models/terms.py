@@ -184,7 +184,7 @@ def energies(model: HasTerms, points: Points, entails: Entails) -> Tensor:
     def compute() -> Tensor:
         return model.penalty(*points.pair(entails.general, entails.specific), entails)
 
-    return points.once(("energies", entails), compute)
+    return points.once(("energies", entails.name, entails.general, entails.specific), compute)
 
 
 def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:

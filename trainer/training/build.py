@@ -8,6 +8,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Final, Literal
@@ -231,7 +232,7 @@ def new_model(config: TrainConfig) -> DualEncoder:
         ArithmeticError,
     ) as error:  # timm raises these for wrong sizes
         raise UserError(f"model_name={config.model_name} cannot be built from model.*: {error}") from error
-    attach_tower(model, load_frozen)
+    attach_tower(model, partial(load_frozen, trust=config.trust))
     if config.model.image.name != CACHED or config.evaluation.shards or config.evaluation.image_folders:
         check_image_size(model)
     if config.init:  # contains the weights of the towers too
@@ -248,7 +249,20 @@ def new_model(config: TrainConfig) -> DualEncoder:
             raise UserError(f"init: {error}") from error
     else:
         load_towers(model)
+    check_limits(model)
+    model.begin_step(0)
     return model.train()
+
+
+def check_limits(model: DualEncoder) -> None:
+    """Raise UserError if a course leaves the limits to which the model clamps a learned scalar."""
+    for step in [step for parts in model.courses.values() for part in parts for step in part.steps]:
+        model.begin_step(step)
+        model.clamp_parameters()
+        for setting, (name, value) in model.start_values().items():
+            if setting in model.courses and not (model.get_parameter(name) - value).abs().max() < 1e-5:
+                problem = f"is {model.scheduled[setting]:g} at step {step}, beyond the limit of the model's {name}"
+                raise UserError(f"model.schedules.{setting} {problem}; give other values, or another limit")
 
 
 def standardise_heads(model: DualEncoder, store: FeatureStore) -> None:
@@ -373,6 +387,7 @@ def full_model(run: Training) -> DualEncoder:
     if run.wrapped is not run.model or run.process.world_size == 1:
         return run.model
     state = {name: full_tensor(value) for name, value in run.model.state_dict().items()}
-    model = build_model(run.config.model_name, run.config.model).to(run.process.device)
+    model = build_model(run.config.model_name, run.model.config).to(run.process.device)
+    model.begin_step(run.step)
     model.load_state_dict(state)
-    return attach_tower(model, load_frozen)
+    return attach_tower(model, partial(load_frozen, trust=run.config.trust))

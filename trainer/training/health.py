@@ -94,8 +94,9 @@ def pinned(values: dict[str, float], run: Training) -> Iterator[Problem]:
     """Report a temperature or a curvature at the limit to which it is clamped."""
     model = run.config.model
     ratio, center = getattr(model, "curv_max_ratio", 0.0), getattr(model, "curv_init", 0.0)
-    learns = getattr(model, "curv_learnable", False) and ratio > 1
-    limits = [(name, model.max_logit_scale, "model.max_logit_scale") for name in run.model.temperatures]
+    learns = getattr(model, "curv_learnable", False) and ratio > 1 and "curv_init" not in model.schedules
+    learned = [name for name, setting in run.model.temperatures.items() if setting not in model.schedules]
+    limits = [(name, model.max_logit_scale, "model.max_logit_scale") for name in learned]
     limits += [("curvature", center * ratio, "model.curv_max_ratio")] if learns else []
     limits += [("curvature", center / ratio, "model.curv_max_ratio")] if learns else []
     for name, limit, key in limits:

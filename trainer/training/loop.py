@@ -102,6 +102,7 @@ def resume(run: Training) -> None:
         if run.config.resume != "anyway":
             on_rank_0(partial(check_shards, run.loader.versions, run.loader.urls, output, run.folder.url))
         run.step, loader_state = restore_checkpoint(last, run, run.process, changed, run.folder.shown(last))
+        run.model.begin_step(run.step)
         run.loader.load_state_dict(loader_state)
     if run.process.is_main:
         with write_errors_explained(output / "config.yaml"):

@@ -162,7 +162,7 @@ class PendingStep:
     run: Training
     batch: Batch
     number: int  # of the step, from 1
-    rate: float
+    facts: dict[str, float]  # values that the host knows
     names: tuple[str, ...]
     values: Tensor  # [v] on the host, valid once `ready` has been reached
     ready: torch.cuda.Event | None
@@ -179,11 +179,12 @@ class PendingStep:
         """
         if self.ready is not None:
             self.ready.synchronize()
-        values = dict(zip(self.names, self.values.tolist(), strict=False)) | {"lr": self.rate}
+        values = dict(zip(self.names, self.values.tolist(), strict=False)) | self.facts
         run = self.run
         run.skipped = run.skipped + 1 if values.get("fp16/skipped", 0) > 0 else 0
         is_stuck = run.skipped >= min(MAX_SKIPPED, run.config.optim.steps)
         if values.pop("fatal") > 0 or is_stuck:
+            run.model.begin_step(self.number - 1)
             losses = compute_gradients(run, self.batch)  # again: the steps after this one have replaced them
             values |= {name: value.item() for name, value in named_values(losses).items() if name not in values}
             finish_checkpoint()
@@ -208,6 +209,7 @@ def start_step(run: Training, batch: Batch, *, stopping: bool = False, failed: b
     Weights and optimizer stay unchanged if the loss or the gradient is not finite.
     """
     rate = learning_rate(run.step, run.config.optim)
+    facts = {"lr": rate} | {f"schedule/{name}": value for name, value in run.model.scheduled.items()}
     for group in run.optimizer.param_groups:
         group["lr"] = rate * group["lr_ratio"]
     losses = compute_gradients(run, batch)
@@ -229,14 +231,20 @@ def start_step(run: Training, batch: Batch, *, stopping: bool = False, failed: b
     run.optimizer.zero_grad(set_to_none=True)
     run.model.clamp_parameters()
     run.average.update(run.step)
+    if run.model.unread:
+        raise UserError(
+            f"model.schedules: no step reads {' or '.join(sorted(run.model.unread))}, so that the course has no effect; "
+            "leave it out. A class of your own has to read self.config in its loss, or in begin_step"
+        )
     run.step += 1
+    run.model.begin_step(run.step)
     more = {"fatal": is_fatal.float()}
     if run.scaler.is_enabled():
         more |= {"fp16/scale": run.scaler.scale(torch.ones_like(is_fatal, dtype=torch.float32))}
         more |= {"fp16/skipped": norm_is_bad.float()}
     host, ready = to_host(torch.cat([values, torch.stack(list(more.values())), announced]))
     return PendingStep(
-        run=run, batch=batch, number=run.step, rate=rate, names=(*names, *more), values=host, ready=ready
+        run=run, batch=batch, number=run.step, facts=facts, names=(*names, *more), values=host, ready=ready
     )
 
 

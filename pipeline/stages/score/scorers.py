@@ -96,11 +96,12 @@ class Scorer:
         return torch.cat(parts)
 
 
-def make_scorer(config: ScoreConfig) -> Scorer:
+def make_scorer(config: ScoreConfig, trust: Sequence[str] = ()) -> Scorer:
     """Load the scorer of a configuration: a model, or a class of the user.
 
     Args:
         config: settings; `scorer` is not "none".
+        trust: classes of the user that a model of the trainer may name.
 
     Returns:
         The scorer.
@@ -109,7 +110,7 @@ def make_scorer(config: ScoreConfig) -> Scorer:
         UserError: as `load_scorer`, or the class of the user cannot be imported or is no Encoder.
     """
     if not is_plugin(config.scorer) or config.scorer.startswith(OPEN_CLIP):
-        return load_scorer(config.scorer, config.device, config.batch_size)
+        return load_scorer(config.scorer, config.device, config.batch_size, trust)
     encoder: Encoder = load_plugin(config.scorer, Encoder, "scorer")(config)
     return Scorer(encode_images=encoder.encode_images, encode_texts=encoder.encode_texts, batch_size=config.batch_size)
 
@@ -136,7 +137,7 @@ class LinearHead:
         return features @ self.weight + self.bias
 
 
-def load_head(path: str, device: str = "cpu", batch_size: int = 64) -> Head:
+def load_head(path: str, device: str = "cpu", batch_size: int = 64, trust: Sequence[str] = ()) -> Head:
     """Load a linear head, or a hyperbolic model whose score is the distance of the caption to the root.
 
     Args:
@@ -144,6 +145,7 @@ def load_head(path: str, device: str = "cpu", batch_size: int = 64) -> Head:
             or the folder of a hyperbolic model of the trainer.
         device: that of the model: "auto", "cpu", "cuda" or "cuda:N".
         batch_size: number of captions in a batch of the model.
+        trust: that of `make_scorer`.
 
     Returns:
         The head.
@@ -153,7 +155,7 @@ def load_head(path: str, device: str = "cpu", batch_size: int = 64) -> Head:
             model cannot be loaded, or is not hyperbolic.
     """
     if Path(path).is_dir():
-        return _load_root_distance(path, pick_device(device, key="score.device"), batch_size)
+        return _load_root_distance(path, pick_device(device, key="score.device"), batch_size, trust)
     try:
         tensors = {name: value.float() for name, value in read_tensors(Path(path)).items()}
     except (OSError, ValueError) as error:
@@ -168,10 +170,10 @@ def load_head(path: str, device: str = "cpu", batch_size: int = 64) -> Head:
     return LinearHead(path, weight.reshape(-1), bias.reshape(()))
 
 
-def _load_root_distance(path: str, device: torch.device, batch_size: int) -> Head:
+def _load_root_distance(path: str, device: torch.device, batch_size: int, trust: Sequence[str]) -> Head:
     from trainer.models.hyperbolic import Hyperbolic
 
-    model, encoders = _load_trainer_checkpoint(path, device, "score.head")
+    model, encoders = _load_trainer_checkpoint(path, device, "score.head", trust)
     if not isinstance(model, Hyperbolic):
         raise UserError(
             f"score.head: {path} is no hyperbolic model: captions have no distance to its root; give another"
@@ -182,13 +184,14 @@ def _load_root_distance(path: str, device: torch.device, batch_size: int) -> Hea
     return lambda _, captions: scorer.embed_texts(captions)[:, 0]
 
 
-def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
+def load_scorer(scorer: str, device: str, batch_size: int, trust: Sequence[str] = ()) -> Scorer:
     """Load the CLIP model of the setting `score.scorer`, in evaluation mode. Classes of the user are `make_scorer`'s.
 
     Args:
         scorer: `ScoreConfig.scorer`, but no class of the user.
         device: "auto", "cpu", "cuda" or "cuda:N".
         batch_size: items of each batch.
+        trust: that of `make_scorer`.
 
     Returns:
         The scorer.
@@ -201,18 +204,19 @@ def load_scorer(scorer: str, device: str, batch_size: int) -> Scorer:
     if scorer.startswith(OPEN_CLIP):
         return Scorer(**_load_open_clip(scorer.removeprefix(OPEN_CLIP), torch_device), batch_size=batch_size)
     if "format" in read_model_config(Path(path)) or scorer == "miniature":
-        return Scorer(**_load_trainer_checkpoint(path, torch_device, "score.scorer")[1], batch_size=batch_size)
+        encoders = _load_trainer_checkpoint(path, torch_device, "score.scorer", trust)[1]
+        return Scorer(**encoders, batch_size=batch_size)
     return Scorer(**_load_transformers(path, torch_device), batch_size=batch_size)
 
 
-def _load_trainer_checkpoint(path: str, device: torch.device, key: str) -> tuple[Any, Encoders]:
+def _load_trainer_checkpoint(path: str, device: torch.device, key: str, trust: Sequence[str]) -> tuple[Any, Encoders]:
     # The only import of the trainer in the pipeline: a trained model can score the rows of further shards. The import
     # is local, so that the pipeline runs without the trainer.
     from trainer.checkpoints.model import load_model
     from trainer.data.preprocess import fit, to_pixels
 
     try:
-        loaded = load_model(path)
+        loaded = load_model(path, trust=trust)
     except (OSError, ValueError, KeyError, RuntimeError) as error:
         raise UserError(f"{key}: {path} cannot be loaded as a checkpoint of the trainer: {error}") from error
     # The channels-last format makes convolutions and pooling faster; on CPUs, the image tower takes 3/4 of the time.

@@ -108,6 +108,7 @@ class Score(Stage):
         decode: StoredImages | None = None,
         keeps_pairs: bool = False,
         has_grounder: bool = True,
+        trust: Sequence[str] = (),
     ) -> None:
         """Load the scorer of `config` unless one is given."""
         super().__init__(config)
@@ -116,12 +117,12 @@ class Score(Stage):
         if scorer is None and self.has_model(config):
             from pipeline.stages.score.scorers import make_scorer  # imports torch
 
-            scorer = make_scorer(config)
+            scorer = make_scorer(config, trust)
         self.scorer, self.head = scorer, None
         if config.head is not None:
             from pipeline.stages.score.scorers import load_head
 
-            self.head = load_head(config.head, config.device, config.batch_size)
+            self.head = load_head(config.head, config.device, config.batch_size, trust)
         self.decode = decode or StoredImages(max_bytes=0)
 
     @classmethod
@@ -137,7 +138,7 @@ class Score(Stage):
             context.check_model("scorer", scorer_path(config.scorer))
         thresholds = resolve_thresholds(config, ground.grounder)
         pairs = {"keeps_pairs": ground.keeps_pairs, "has_grounder": ground.grounder != NO_MODEL}
-        return cls(config, thresholds, decode=context.images, **pairs)
+        return cls(config, thresholds, decode=context.images, **pairs, trust=context.trust)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         cosines = ModelCosines(table["image"], self.scorer, self.decode, self.head) if self.scorer else None

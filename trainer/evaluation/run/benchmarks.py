@@ -67,7 +67,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
     # Models that do not exist come first: their errors are known at once, not after hours.
     for label, source in sorted(labels(config.model).items(), key=lambda item: Path(split(item[1])[1]).exists()):
         try:
-            loaded = load(source)
+            loaded = load(source, config.trust)
         except UserError as error:
             failed[label] = message(str(error))
             models[label] = {"path": source, "error": failed[label]}
@@ -135,11 +135,11 @@ def split(model: str) -> tuple[str | None, str]:
     return (name, path) if colon and name in MODELS else (None, model)
 
 
-def load(model: str) -> LoadedModel:
+def load(model: str, trust: Sequence[str] = ()) -> LoadedModel:
     """Load a folder, or a released file given as NAME:FILE. Raises UserError."""
     name, path = split(model)
     try:
-        return load_model(path, name)
+        return load_model(path, name, trust=trust)
     except (OSError, ValueError) as error:
         raise UserError(f"model={model}: {error}") from error
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from hypergrit_common.config import check_range
+from hypergrit_common.config import Trusting, check_range
 from hypergrit_common.devices import check_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.locations import Locations
@@ -12,7 +12,7 @@ from trainer.evaluation.task import TaskOptions
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchmarkConfig(TaskOptions):
+class BenchmarkConfig(TaskOptions, Trusting):
     """The benchmarks of the papers on one or several models."""
 
     # models: folders of runs or their folders model/, and released files with the name of their model, such as
