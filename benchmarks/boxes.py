@@ -1,17 +1,25 @@
 """Benchmark: boxes of the miniature models, compared with known objects, on the demo's world.
 
-    python -m benchmarks.boxes [--scenes 150] [--split dev|held-out] [--weights FOLDER]
+    python -m benchmarks.boxes [--scenes 150] [--split dev|held-out] [--weights FOLDER] [--expressions]
 
 The scenes are of the demo's world (`demo/world/`), and no model was trained on them. They are drawn in the art styles of
 the training and in the one that the models never saw. A box is correct at IoU 0.5 with an object of its phrase. Intervals
 are 95 % bootstrap intervals over images. The last line is one JSON object; its `ratio` is the smallest quotient of figure
 and aim.
+
+With --expressions, the scenes show several objects of one kind, which the caption tells apart by colour or by position: "a
+pig in the middle and a pig on the right". The best kept box of an expression's noun chunk is right at IoU 0.5 with the
+object that the expression means. The figures are without and with `ground.check_expressions`; passes are runs of the
+network after the image tower, seconds are CPU time of the ground stage.
 """
 
 import argparse
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -21,8 +29,10 @@ import torch
 
 from benchmarks.phrases import intervals, total
 from demo.make_input import CANVASES
-from demo.world.layout import WorldConfig
-from demo.world.scenes import TEST_SEEDS, Scene, make_scene
+from demo.world.captions import Draft, article
+from demo.world.grammar import POSITIONS
+from demo.world.layout import WorldConfig, draw_layout, position_of
+from demo.world.scenes import TEST_SEEDS, Scene, make_scene, render
 from demo.world.sprites import HELD_OUT_STYLE, TRAIN_STYLES, Style
 from demo.world.truth import MIN_IOU, Truth, iou, matches, object_boxes, phrase_of, prediction_of, truth_of
 from pipeline.images import encode_jpeg
@@ -54,8 +64,12 @@ def main() -> None:
     parser.add_argument("--scenes", type=int, default=150, help="scenes per style")
     parser.add_argument("--split", choices=tuple(SEEDS), default="held-out", help="range of seeds")
     parser.add_argument("--weights", type=Path, help="folder with glip/ and clip/; default: the miniature models")
+    parser.add_argument("--expressions", action="store_true", help="measure expressions instead of phrases")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.expressions:
+        measure_expressions(SEEDS[options.split][: options.scenes], options.weights)
+        return
     stages = load_stages(options.weights)
     results: dict[str, dict[str, Any]] = {}
     for group, (styles, min_precision, min_recall) in GROUPS.items():
@@ -98,6 +112,76 @@ def canvas_scene(seed: int, style: Style) -> Scene:
     return make_scene(seed, style, WorldConfig(width=width, height=height))
 
 
+def measure_expressions(seeds: Sequence[int], weights: Path | None) -> None:
+    """Print the precision of the boxes of expressions without and with the check, and what both cost."""
+    drawn = [part for style in TRAIN_STYLES for seed in seeds if (part := scene_of_one_kind(seed, style))]
+    parse, ground, score = load_stages(weights)
+    results: dict[str, Any] = {}
+    for check in (False, True):
+        checked = Ground(replace(ground.config, check_expressions=check), ground.grounder)
+        costs, counts = Counter[str](), Counter[str]()
+        rows = run([scene for _, scene in drawn], (parse, partial(timed, checked, costs), score))
+        for (kind, scene), row in zip(drawn, rows, strict=True):
+            counts += count_expressions(kind, scene, row)
+        kinds: dict[str, Any] = {}
+        for kind in ("colour", "position"):
+            right, boxes = counts[f"right: {kind}"], counts[f"boxes: {kind}"]
+            kinds[kind] = {"right": right, "boxes": boxes, "precision": round(right / boxes, 3) if boxes else None}
+        results["with" if check else "without"] = {**kinds, "passes": costs["passes"], "seconds": costs["ms"] / 1000}
+    print(json.dumps({"name": "expressions", "scenes": len(drawn), **results}, indent=1))
+
+
+def timed(ground: Ground, costs: Counter[str], table: pa.Table) -> pa.Table:
+    """Ground a table, and add its passes and its CPU time in ms to `costs`."""
+    model: Any = ground.grounder.model  # type: ignore[attr-defined]  # a GLIP
+    handle = model.rpn.register_forward_hook(lambda *_: costs.update(passes=1))
+    start = time.process_time()
+    try:
+        return ground(table)
+    finally:
+        costs["ms"] += round(1000 * (time.process_time() - start))
+        handle.remove()
+
+
+def scene_of_one_kind(seed: int, style: Style) -> tuple[str, Scene] | None:
+    """Generate a scene whose caption tells objects of one kind apart, and by what; None if they have no own positions."""
+    width, height = Random(f"canvas {seed}").choice(CANVASES)
+    config = WorldConfig(width=width, height=height, repeated_share=1.0, tinted_share=0.5)
+    slots, rng, draft = draw_layout(Random(f"layout {seed}"), config), Random(f"caption {seed}"), Draft()
+    names = Counter(slot.concept.name for slot in slots)
+    members = [n for n, slot in enumerate(slots) if slot.concept.name == max(names, key=lambda name: names[name])]
+    places = [position_of(slots[n], config) for n in members]
+    if len(set(places)) < len(members) or len(members) < 2:
+        return None
+    for k, n in enumerate(members):
+        slot = slots[n]
+        colour = f"{slot.colour} " if slot.colour else ""
+        draft.add_text("" if not k else " and " if k == len(members) - 1 else ", ")
+        draft.add_phrase("contrast", (n,), f"{article(colour + slot.concept.noun)} {colour}", slot.concept.noun)
+        draft.add_text(f" {rng.choice(POSITIONS[places[k]])}")
+    image, objects = render(slots, Random(f"picture {seed}"), style, config)
+    scene = Scene(
+        seed=seed, style=style, image=image, objects=objects, caption=draft.text, phrases=tuple(draft.phrases)
+    )
+    return "colour" if len({slots[n].colour for n in members}) > 1 else "position", scene
+
+
+def count_expressions(kind: str, scene: Scene, row: Mapping[str, Any]) -> Counter[str]:
+    """Count the expressions longer than their noun chunk that have a kept box, and those whose best one is right."""
+    truth, counts = truth_of(scene), Counter[str]()
+    pairs = zip(row["boxes"] or (), row["box_scores"] or (), strict=True)
+    kept = [box for box, score in pairs if score["removed"] is None]
+    for expression in row["ref_exps"] or ():
+        chunk = row["noun_chunks"][expression["chunk"]]
+        own = [prediction_of(chunk, box).box for box in kept if box["phrase"] == expression["chunk"]]
+        index = phrase_of(chunk["start"], chunk["end"], truth)
+        if own and expression["end"] > chunk["end"]:
+            counts[f"boxes: {kind}"] += 1
+            true = truth.phrases[index].boxes if index is not None else ()
+            counts[f"right: {kind}"] += bool((iou(own[:1], true) >= MIN_IOU).any())
+    return counts
+
+
 def caption_table(scenes: Sequence[Scene]) -> pa.Table:
     """Return scenes as a table in the schema after the captions stage."""
     return pa.Table.from_pylist([caption_row(index, scene) for index, scene in enumerate(scenes)], CAPTIONED)
@@ -136,7 +220,7 @@ def run(scenes: Sequence[Scene], stages: Iterable[Callable[[Any], Any]]) -> list
         table = caption_table(scenes[start : start + BATCH])
         for stage in stages:
             table = stage(table)
-        rows += table.select(["caption", "noun_chunks", "boxes", "box_scores"]).to_pylist()
+        rows += table.select(["caption", "noun_chunks", "ref_exps", "boxes", "box_scores"]).to_pylist()
     return rows
 
 

@@ -38,6 +38,24 @@ NO_MODEL: Final = "none"
 """Name of the grounder, scorer or parser of a job without one."""
 ANSWER_S: Final = 3.0
 """Time limit for the hub to answer whether it has a model."""
+UNLIMITED: Final = 1_000_000
+"""Lengths from here on say that no length is known: transformers gives a tokenizer without one 10^30 tokens."""
+
+
+def token_limit(tokenizer: Any, *others: int | None) -> int:
+    """Return how many tokens a text of a model may have: the smallest of what its tokenizer and its configuration say.
+
+    `others` are the limits of the configuration; None: it has none.
+
+    Raises UserError if neither says it.
+    """
+    least = min(limit for limit in (tokenizer.model_max_length, *others) if limit is not None)
+    if least >= UNLIMITED:
+        raise UserError(
+            f"neither the {type(tokenizer).__name__} nor the configuration of the model says how long a text may be; set "
+            "model_max_length in its tokenizer_config.json"
+        )
+    return int(least)
 
 
 def local_model(name: str, *, miniature: Path | None = None) -> str:

@@ -15,6 +15,9 @@ class PhraseCounts(TypedDict):
     removed: Annotated[dict[str, int], "noun chunks removed: {reason of PHRASE_REMOVALS: n}"]
     given: Annotated[int, "noun chunks that were not removed: passed to the grounder, or with boxes from the input"]
     grounded: Annotated[int, "noun chunks with at least one kept box"]
+    unconfirmed: NotRequired[
+        Annotated[int, "those whose referring expression was not confirmed; absent without `ground.check_expressions`"]
+    ]
 
 
 class BoxCounts(TypedDict):

@@ -39,7 +39,7 @@ from pipeline.output.source import read_config
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import FoundRows, find_rows, listed_strangers, read_errors, remove_leftovers, unreadable
 from pipeline.output.write.grit import write_arrow, write_grit_parquet
-from pipeline.output.write.samples import count_removed, kept_boxes
+from pipeline.output.write.samples import count_removed, kept_boxes, unconfirmed
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
 from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, read_takedown, taken_down
 from pipeline.report.summary import report
@@ -74,6 +74,8 @@ def without(manifest: Manifest, found: FoundRows) -> Manifest:
             "boxes": subtract(before["boxes"], removed["boxes"]),
         },
     }
+    if n_unconfirmed := changed.pop("unconfirmed", 0) - sum(map(unconfirmed, kept)):
+        changed["unconfirmed"] = n_unconfirmed
     n_pairs = changed.pop("pairs", 0) - sum(not kept_boxes(row) for row in kept)
     return {**changed, "pairs": n_pairs} if n_pairs else changed
 

@@ -52,7 +52,7 @@ Row = Mapping[str, Any]
 """The columns FACTS of a row."""
 
 LEDGER = ("key", "url", "sha256", "status", "stage", "reason")
-FACTS = (*LEDGER, "noun_chunks", "boxes", "box_scores")
+FACTS = (*LEDGER, "noun_chunks", "ref_exps", "boxes", "box_scores")
 
 
 FoundRows = Mapping[str, tuple[Kind, Row]]
@@ -134,7 +134,7 @@ def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind
 def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in the parquet of grit/, which has the kept boxes of kept rows."""
     content = store.read(FILES["grit"][1].path(manifest["shard"])) or b""
-    columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks"]
+    columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks", "ref_exps"]
     rows = (row_of_grit(row) for row in pq.read_table(io.BytesIO(content), columns=columns).to_pylist())
     return matching(entries, rows)
 
@@ -143,6 +143,7 @@ def row_of_grit(row: Row) -> Row:
     """Return FACTS of a row of the parquet; each distinct span is a noun chunk."""
     boxes = row["noun_chunks"] or []
     spans = list(dict.fromkeys((box[0], box[1]) for box in boxes))
+    described = [box[2:] for box in row["ref_exps"] or []]
     stage, _, rest = (row["error_message"] or "").partition(": ")
     return {
         **{name: row[name] for name in ("key", "url", "sha256")},
@@ -150,6 +151,7 @@ def row_of_grit(row: Row) -> Row:
         "stage": stage or None,
         "reason": rest.partition(": ")[0] or None,
         "noun_chunks": [{"removed": None} for _ in spans],
+        "ref_exps": [{"chunk": spans.index((box[0], box[1]))} for box in boxes if box[2:] in described],
         "boxes": [{"phrase": spans.index((box[0], box[1]))} for box in boxes],
         "box_scores": [{"removed": None} for _ in boxes],
     }
@@ -180,6 +182,7 @@ def row_of_train(sample: Mapping[str, Any]) -> Row:
         "stage": None,
         "reason": None,
         "noun_chunks": sample["noun_chunks"],
+        "ref_exps": sample["ref_exps"],
         "boxes": sample["boxes"],
         "box_scores": [{"removed": None} for _ in sample["boxes"]],
     }

@@ -39,6 +39,7 @@ def summary_table(stats: Statistics) -> str:
         *row_lines(stats["rows"]),
         *([f"{'rows kept as pairs, without a box':34}{stats['pairs']:>12,}"] if "pairs" in stats else []),
         *count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"]),
+        *([f"  {'expression not confirmed':32}{phrases['unconfirmed']:>12,}"] if "unconfirmed" in phrases else []),
         *count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"]),
         *stage_lines(stats["stages"]),
         *trainable(stats),

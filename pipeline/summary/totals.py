@@ -23,7 +23,7 @@ Array = NDArray[Any]
 
 COLUMNS: Final = (
     "url", "status", "stage", "reason", "detail", "original_width", "original_height", "sha256",
-    "caption", "tokens", "noun_chunks", "boxes", "box_scores", "clip_similarity", "head_score",
+    "caption", "tokens", "noun_chunks", "ref_exps", "boxes", "box_scores", "clip_similarity", "head_score",
 )  # fmt: skip
 HEAD: Final = "head_score"
 NO_FAILURES: Final = ("taken_down", "duplicate")
@@ -52,6 +52,7 @@ class Totals:
         self.chunks: Counter[str | None] = Counter()  # by removal reason; None: not removed
         self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
         self.n_grounded = 0
+        self.n_unconfirmed = 0  # of these, those without an expression
         self.images = Distinct()
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -73,6 +74,7 @@ class Totals:
         self.boxes[None] += manifest["boxes"]
         self.boxes.update(manifest["removed"]["boxes"])
         self.n_grounded += manifest["phrases"]
+        self.n_unconfirmed += manifest.get("unconfirmed", 0)
 
     def merge(self, other: "Totals") -> None:
         """Add other totals."""
@@ -80,6 +82,7 @@ class Totals:
             histogram.merge(other.histograms[name])
         self.kept += other.kept
         self.n_grounded += other.n_grounded
+        self.n_unconfirmed += other.n_unconfirmed
         self.images.merge(other.images)
         for name in COUNTERS:
             getattr(self, name).update(getattr(other, name))
@@ -113,6 +116,7 @@ class Totals:
             "chunks": sorted_counts(self.chunks),
             "boxes": sorted_counts(self.boxes),
             "grounded": self.n_grounded,
+            **({"unconfirmed": self.n_unconfirmed} if self.n_unconfirmed else {}),
             "images": self.images.to_json(),
         }
 
@@ -130,6 +134,7 @@ class Totals:
         totals.chunks = Counter({reason or None: n for reason, n in value["chunks"].items()})
         totals.boxes = Counter({reason or None: n for reason, n in value["boxes"].items()})
         totals.n_grounded = int(value["grounded"])
+        totals.n_unconfirmed = int(value.get("unconfirmed", 0))
         totals.images = Distinct.from_json(value["images"])
         return totals
 
@@ -201,6 +206,10 @@ class Totals:
         """
         pairs = np.unique(np.stack([rows, phrases], axis=1), axis=0) if len(rows) else np.zeros((0, 2), np.int64)
         self.n_grounded += len(pairs)
+        expressions = pc.list_flatten(batch["ref_exps"]).field("chunk").to_numpy()
+        described = np.stack([pc.list_parent_indices(batch["ref_exps"]).to_numpy(), expressions], axis=1)
+        kept, known = (items.astype(np.int64) @ (1 << 32, 1) for items in (pairs, described))
+        self.n_unconfirmed += int(np.isin(kept, known, invert=True).sum())
         chunks, tokens = pc.list_flatten(batch["noun_chunks"]), pc.list_flatten(batch["tokens"])
         grounded = chunks.take(pa.array(first_items(batch["noun_chunks"])[pairs[:, 0]] + pairs[:, 1]))
         captions = batch["caption"].to_pylist()

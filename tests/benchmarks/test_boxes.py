@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.boxes import count, precision_and_recall, recall
+from benchmarks.boxes import SEEDS, count, count_expressions, precision_and_recall, recall, scene_of_one_kind
 from benchmarks.phrases import intervals
 from demo.world.captions import Phrase
 from demo.world.scenes import Object, Scene
@@ -62,6 +62,25 @@ def test_removed_phrase_is_a_cause() -> None:
     data = row((0, DOG, None))
     data["noun_chunks"] = [CHUNKS[0], {**CHUNKS[1], "removed": "relational"}]
     assert count(scene(), data)["lost: phrase removed: relational"] == 1
+
+
+def test_best_box_of_a_longer_expression_is_compared_with_the_object_of_its_chunk() -> None:
+    expressions = [{"chunk": 0, "start": 0, "end": 12}, {"chunk": 1, "start": 7, "end": 12}]
+    for found, right in (((0, DOG, None), 1), ((0, CAT, None), 0)):
+        data = row(found, (0, DOG, None), (1, CAT, None)) | {"ref_exps": expressions}
+        counts = count_expressions("colour", scene(), data)
+        assert (counts["boxes: colour"], counts["right: colour"]) == (1, right)
+    assert not count_expressions("colour", scene(), row((0, DOG, None)) | {"ref_exps": []})
+
+
+def test_caption_of_several_objects_of_one_kind_names_their_positions() -> None:
+    found = [part for seed in SEEDS["dev"][:12] if (part := scene_of_one_kind(seed, "openmoji"))]
+    assert {kind for kind, _ in found} == {"colour", "position"}
+    for kind, drawn in found:
+        nouns = {drawn.caption[p.noun_start : p.noun_end] for p in drawn.phrases}
+        assert len(nouns) == 1 < len(drawn.phrases)
+        colours = {drawn.objects[p.objects[0]].colour for p in drawn.phrases}
+        assert (len(colours) > 1) == (kind == "colour")
 
 
 def test_interval_encloses_the_figure() -> None:

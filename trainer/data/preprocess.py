@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hypergrit_common.central import central_part
 from hypergrit_common.config import check_positive
 
 
@@ -35,15 +36,17 @@ def preprocess(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
 
 def fit(image: NDArray[np.uint8], config: PreprocessConfig) -> Tensor:
     """Resize and crop an RGB image, uint8 [h w 3], to uint8 [3 size size]."""
-    tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     size = config.size_px
+    if config.mode == "crop":
+        image = central_part(image, size, size)
+    tensor = torch.from_numpy(np.ascontiguousarray(image)).permute(2, 0, 1)
     if config.mode == "squash":
         return resize_tensor(tensor, size, size)
     height, width = tensor.shape[1:]
     shorter = min(height, width)
     height, width = size * height // shorter, size * width // shorter
     top, left = round((height - size) / 2), round((width - size) / 2)  # as torchvision's CenterCrop
-    return resize_tensor(tensor, height, width)[:, top : top + size, left : left + size]
+    return resize_tensor(tensor, height, width)[:, top : top + size, left : left + size].contiguous()
 
 
 def to_pixels(images: Tensor) -> Tensor:

@@ -40,6 +40,12 @@ def kept_boxes(row: Row) -> list[int]:
     return [i for i, score in enumerate(scores) if score["removed"] is None]
 
 
+def unconfirmed(row: Row) -> int:
+    """Return the number of noun chunks of a kept row that have a kept box, but no referring expression."""
+    has_expression = {expression["chunk"] for expression in row["ref_exps"] or ()}
+    return len({row["boxes"][i]["phrase"] for i in kept_boxes(row)} - has_expression)
+
+
 def grounded_phrases(row: Row) -> Iterator[GroundedPhrase]:
     """Yield the noun chunk of each kept box, then all referring expressions of those chunks, as in the GRIT release."""
     kept = kept_boxes(row)

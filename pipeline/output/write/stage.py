@@ -13,7 +13,15 @@ from pipeline.output.lock import check_lease
 from pipeline.output.manifest import is_same, manifest_hash, parse_manifest, plan_json
 from pipeline.output.store import Store
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column, write_arrow, write_grit_parquet
-from pipeline.output.write.samples import Row, count_removed, count_rows, kept_boxes, kept_rows, remove_url_secrets
+from pipeline.output.write.samples import (
+    Row,
+    count_removed,
+    count_rows,
+    kept_boxes,
+    kept_rows,
+    remove_url_secrets,
+    unconfirmed,
+)
 from pipeline.output.write.tar import SamplePlace, TarWriter, file_metadata, write_index
 from pipeline.output.write.train import read_subreddit, train_sample
 from pipeline.read.takedown import refuse_row
@@ -102,6 +110,8 @@ def write_shard(
         }
         if n_pairs := sum(not kept_boxes(row) for row in kept):
             manifest["pairs"] = n_pairs
+        if n_unconfirmed := sum(map(unconfirmed, kept)):
+            manifest["unconfirmed"] = n_unconfirmed
         if origin is not None:
             manifest["origin"] = origin
         summary = summarize(manifest, batches_of(rows))

@@ -72,7 +72,8 @@ class Grounder(Protocol):
         Args:
             images: 1 to `ground.batch_size` images of one bucket, uint8 RGB [h w 3].
             captions: the caption of each image.
-            spans: the phrases of each caption, at least one, as characters [start, end).
+            spans: the phrases of each caption, at least one, as characters [start, end). With `check_expressions`, the
+                expressions come after the noun chunks that they contain. They should not change the boxes of these.
 
         Returns:
             What `forward` takes.
@@ -101,6 +102,15 @@ class Grounder(Protocol):
                 `ungroundable` if all its phrases are in `dropped`.
         """
         ...
+
+
+def apart(spans: Sequence[Span]) -> tuple[list[int], list[int]]:
+    """Return the indices of the spans that overlap none of them before, and those of the others."""
+    first, rest = list[int](), list[int]()
+    for n, (start, end) in enumerate(spans):
+        is_apart = all(end <= spans[k][0] or spans[k][1] <= start for k in first)
+        (first if is_apart else rest).append(n)
+    return first, rest
 
 
 T = TypeVar("T")

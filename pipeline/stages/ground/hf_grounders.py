@@ -11,12 +11,13 @@ from torch import Tensor
 from torchvision.ops import box_convert
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
+from hypergrit_common.central import limit_aspect_ratio
 from hypergrit_common.devices import Precision, resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
-from pipeline.models import fetch, parse_hub_name
-from pipeline.stages.ground.grounder import Detection, Grounded, OnCpu, PhraseDrop, Span, pinned, take
+from pipeline.models import fetch, parse_hub_name, token_limit
+from pipeline.stages.ground.grounder import Detection, Grounded, OnCpu, PhraseDrop, Span, apart, pinned, take
 
 SEPARATOR: Final = " . "
 """Text between the phrases of a Grounding DINO prompt; the words of a phrase do not attend to other phrases."""
@@ -56,9 +57,26 @@ class _HfGrounder:
 
     is_lower: ClassVar[bool] = False
     """True: phrases are passed on in lower case."""
+    separators: ClassVar[tuple[str, ...]] = ()
+    """Texts that end a phrase of a prompt, besides the tokenizer's own; within a phrase, they are passed on as spaces."""
+    is_joint: ClassVar[bool] = False
+    """True: the phrases of a pass see each other, so that those that overlap others have passes of their own."""
 
     def __init__(self, model: Any, processor: Any, floor: float, dtype: torch.dtype = torch.float32) -> None:
         self.model, self.processor, self.floor, self.dtype = model, processor, floor, dtype
+        tokens = (getattr(processor.tokenizer, f"{name}_token", None) for name in ("bos", "eos", "cls", "sep"))
+        self._breaks = [*self.separators, *filter(None, tokens)]
+
+    @property
+    def max_tokens(self) -> int:
+        """The maximum number of tokens of a text."""
+        config = self.model.config
+        return token_limit(self.processor.tokenizer, config.text_config.max_position_embeddings, self._own_limit)
+
+    @property
+    def _own_limit(self) -> int | None:
+        """What the model allows besides; None: nothing less."""
+        return None
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:
         """Return the image size itself, since the image processors pad each image to the largest one of its batch."""
@@ -66,24 +84,34 @@ class _HfGrounder:
 
     def prepare(self, images: Sequence[Image], captions: Sequence[str], spans: Sequence[Sequence[Span]]) -> Prepared:
         """Prepare the images, and the passes of all phrases that can be grounded."""
-        texts = [[c[s:e] for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
-        if self.is_lower:
-            texts = [[text.lower() for text in row] for row in texts]
+        texts = [[self._words(c[s:e]) for s, e in row_spans] for c, row_spans in zip(captions, spans, strict=True)]
         dropped = [
             {n: reason for n, text in enumerate(row) if (reason := self._why_dropped(text)) is not None}
             for row in texts
         ]
-        kept = [[n for n in range(len(row)) if n not in lost] for row, lost in zip(texts, dropped, strict=True)]
-        passes = self._passes(texts, kept)
-        limited = [_limit_aspect_ratio(image) for image in images]
+        groups = zip(*map(apart, spans), strict=True) if self.is_joint else [[range(len(row)) for row in spans]]
+        passes = list[Pass]()
+        for group in groups:
+            kept = [[n for n in row if n not in lost] for row, lost in zip(group, dropped, strict=True)]
+            passes += self._passes(texts, kept)
+        limited = [limit_aspect_ratio(image, MAX_ASPECT_RATIO) for image in images]
         processed = self.processor.image_processor(limited, return_tensors="pt", input_data_format="channels_last")
         pixels = {name: pinned(value, self.model.device) for name, value in processed.items()}
         sizes = [(image.shape[0], image.shape[1]) for image in limited]
         return Prepared(pixels=pixels, sizes=sizes, passes=passes, dropped=dropped)
 
+    def _words(self, text: str) -> str:
+        """Return a phrase as it is passed on, of the same length."""
+        text = text.lower() if self.is_lower else text
+        for mark in self._breaks:
+            text = text.replace(mark, " " * len(mark))
+        return text
+
     def _why_dropped(self, text: str) -> PhraseDrop | None:
         """Return why a phrase cannot be grounded, or None."""
-        raise NotImplementedError
+        if len(text) > MAX_PHRASE_CHARS or len(self.processor.tokenizer(text).input_ids) > self.max_tokens:
+            return "too_many_word_pieces"
+        return None if text.strip() else "no_word_piece"
 
     def _passes(self, texts: Sequence[Sequence[str]], kept: list[list[int]]) -> list[Pass]:
         """Return the passes for the phrases of each image, of which `kept` has the indices that can be grounded."""
@@ -133,11 +161,10 @@ class GroundingDino(_HfGrounder):
     The score of a phrase is the mean probability of its word pieces.
     """
 
-    is_lower = True
+    is_lower, separators, is_joint = True, (".", "?"), True
 
     @property
-    def max_tokens(self) -> int:
-        """The maximum number of word pieces of a prompt."""
+    def _own_limit(self) -> int:
         return int(self.model.config.max_text_len)
 
     def _passes(self, texts: Sequence[Sequence[str]], kept: list[list[int]]) -> list[Pass]:
@@ -185,8 +212,7 @@ class GroundingDino(_HfGrounder):
         columns: list[dict[int, list[int]]] = [{} for _ in rows]
         for k, (phrase_spans, _) in enumerate(prompts):
             for phrase, (start, end) in phrase_spans.items():
-                pieces = {text.char_to_token(k, char) for char in range(start, end)} - {None}
-                columns[k][phrase] = sorted(pieces)
+                columns[k][phrase] = sorted({text.char_to_token(k, char) for char in range(start, end)} - {None})
         return Pass(rows=rows, text=text, columns=columns)
 
 
@@ -203,15 +229,10 @@ class Owlv2(_HfGrounder):
             for phrases, indices in zip(texts, kept, strict=True)
             for query in [*(phrases[n] for n in indices), *[""] * (most - len(indices))]
         ]
-        text = self.processor.tokenizer(queries, return_tensors="pt", padding="max_length", truncation=True)
+        padded: dict[str, Any] = {"padding": "max_length", "max_length": self.max_tokens}
+        text = self.processor.tokenizer(queries, return_tensors="pt", truncation=True, **padded)
         columns = [{n: [column] for column, n in enumerate(indices)} for indices in kept]
         return [Pass(rows=list(range(len(texts))), text=text, columns=columns)]
-
-    def _why_dropped(self, text: str) -> PhraseDrop | None:
-        tokenizer = self.processor.tokenizer
-        if len(text) > MAX_PHRASE_CHARS or len(tokenizer(text).input_ids) > tokenizer.model_max_length:
-            return "too_many_word_pieces"
-        return None if text.strip() else "no_word_piece"
 
     def _fit(self, boxes: Tensor, size: tuple[int, int]) -> Tensor:
         """Convert fractions of the padded image to fractions of the image.
@@ -246,18 +267,13 @@ class Sam3(_HfGrounder):
             passes.append(Pass(rows=rows, text=text, columns=[{kept[row][k]: []} for row in rows]))
         return passes
 
-    def _why_dropped(self, text: str) -> PhraseDrop | None:
-        if len(text) > MAX_PHRASE_CHARS or len(self.processor.tokenizer(text).input_ids) > self._max_tokens:
-            return "too_many_word_pieces"
-        return None if text.strip() else "no_word_piece"
-
     @property
-    def _max_tokens(self) -> int:
-        return min(int(self.model.config.text_config.max_position_embeddings), MAX_SAM3_TOKENS)
+    def _own_limit(self) -> int:
+        return MAX_SAM3_TOKENS
 
     def _embed(self, phrase: str) -> tuple[Tensor, Tensor]:
         """Return features [1 l d] and mask [1 l] of a phrase: alone, so that they do not depend on other phrases."""
-        padded: dict[str, Any] = {"padding": "max_length", "max_length": self._max_tokens}
+        padded: dict[str, Any] = {"padding": "max_length", "max_length": self.max_tokens}
         text = self.processor.tokenizer([phrase], return_tensors="pt", **padded).to(self.model.device)
         found = self.model.get_text_features(input_ids=text.input_ids, attention_mask=text.attention_mask)
         return found.pooler_output, text.attention_mask
@@ -297,17 +313,6 @@ class Sam3(_HfGrounder):
                 presence[row][phrase] = float(present[k].sigmoid())
         results = zip(found, prepared.dropped, presence, strict=True)
         return [Grounded(boxes=boxes, dropped=lost, presence=present) for boxes, lost, present in results]
-
-
-def _limit_aspect_ratio(image: Image) -> Image:
-    """Repeat the rows or columns of an image until its aspect ratio is at most MAX_ASPECT_RATIO.
-
-    Otherwise, the image processor would resize the short side of a very narrow image to 0 pixels. Boxes do not change,
-    since they are fractions of the image.
-    """
-    height, width = image.shape[:2]
-    rows, columns = -(-width // (height * MAX_ASPECT_RATIO)), -(-height // (width * MAX_ASPECT_RATIO))
-    return image.repeat(rows, axis=0).repeat(columns, axis=1)
 
 
 def _detections(phrase: int, boxes: Tensor, scores: Tensor, floor: float) -> list[Detection]:

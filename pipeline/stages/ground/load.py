@@ -65,6 +65,13 @@ class GroundConfig:
     # keep rows without a box as pairs of image and caption, beside rows with boxes; always so with grounder=none
     keep_pairs: bool = False
     """False: rows without a box are dropped, as in GRIT (Kosmos-2, section 2.1) and HyCoCLIP (appendix A)."""
+    # ground the referring expressions too, and keep those whose best box is that of their noun chunk; a chunk whose
+    # expression is not confirmed has none. Rows with given boxes keep their expressions
+    check_expressions: bool = False
+    """False: an expression has the boxes of its noun chunk, as in GRIT (Kosmos-2, section 2.1)."""
+    # minimum intersection over union of these two boxes, 0 to 1
+    min_expression_iou: float = 0.5
+    """A share in [0, 1]. Ours: the usual limit of a correct box."""
 
     nms_iou: ClassVar[float] = 0.6
     """Intersection over union of two boxes of an image above which the one with the lower score is removed, even if their
@@ -72,10 +79,12 @@ class GroundConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "batch_size", least=1)
-        check_range(self, "floor", least=0, most=1)
+        check_range(self, "floor", "min_expression_iou", least=0, most=1)
         check_device(self)
         if self.grounder.startswith(OPENAI):
             parse_endpoint(KEY, self.grounder)
+        if self.grounder == NO_MODEL and self.check_expressions:
+            raise UserError("check_expressions needs a grounder; give one, or leave out the check")
 
     @property
     def keeps_pairs(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 
 from pipeline.images import StoredImages, corners
@@ -45,6 +46,14 @@ def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> lis
     return [good[i] for i in sorted(nms(boxes, scores, nms_iou).tolist())]
 
 
+def overlap(a: Box, b: Box) -> float:
+    """Return the intersection over union of two boxes, 0 if both are empty."""
+    sides = [max(min(a[k + 2], b[k + 2]) - max(a[k], b[k]), 0.0) for k in (0, 1)]
+    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
+    shared = sides[0] * sides[1]
+    return shared / union if (union := sum(areas) - shared) > 0 else 0.0
+
+
 def given_boxes(row: Mapping[str, Any]) -> Boxes:
     """Return the given boxes of a PARSED row, best first; omit those whose phrase is not in the cleaned caption."""
     pairs = zip(row["given_chunks"], row["given_noun_chunks"], strict=True)
@@ -58,7 +67,7 @@ def box_struct(phrase: int, box: Box, score: float) -> dict[str, Any]:
     return {"phrase": phrase, **{name: min(max(value, 0.0), 1.0) for name, value in named}, "score": score}
 
 
-COLUMNS: Final = ["caption", "noun_chunks", "given_noun_chunks", "given_chunks", "width", "height"]
+COLUMNS: Final = ["caption", "noun_chunks", "ref_exps", "given_noun_chunks", "given_chunks", "width", "height"]
 """Columns that are read for all rows at once; `image` is read batch by batch."""
 
 Row = dict[str, Any]
@@ -66,14 +75,17 @@ RemovalReasons = dict[int, str]
 """Index of a noun chunk -> reason why the network cannot ground it (schemas.status.PHRASE_REMOVALS)."""
 Presence = dict[int, list[float | None]]
 """Position of a row -> probability that the image shows each noun chunk, of the rows whose grounder predicts it."""
+Confirmed = dict[int, list[dict[str, Any]]]
+"""Position of a row -> its expressions, of the rows of which the grounder did not confirm all."""
 
 
 class Ground(Stage):
     """Find boxes for the noun chunks of each caption. Takes a PARSED table and returns a GROUNDED table.
 
     Adds `boxes`, best first, and `presence`, which only some networks predict. Rows with given boxes (GRIT input) keep
-    their boxes and skip the network. Sets `removed` for noun chunks that the network cannot ground. Rows without a box
-    are dropped as `no_box` or `ungroundable`, unless the settings keep pairs.
+    their boxes and skip the network. Sets `removed` for noun chunks that the network cannot ground. With
+    `check_expressions`, removes the expressions from `ref_exps` whose best box is not that of their noun chunk. Rows
+    without a box are dropped as `no_box` or `ungroundable`, unless the settings keep pairs.
 
     Args:
         config: settings.
@@ -132,41 +144,75 @@ class Ground(Stage):
         if self.config.keeps_pairs:
             given |= {i: [] for i, row in others.items() if not groundable(row["noun_chunks"])}
             others = {i: row for i, row in others.items() if i not in given}
-        boxes, removed, presence = self._ground(table["image"], others)
+        boxes, removed, presence, confirmed = self._ground(table["image"], others)
+        table = replace_lists(table, "ref_exps", confirmed)
         return add_boxes(table, rows, boxes | given, removed, presence, self.config.keeps_pairs)
 
     def _ground(
         self, images: pa.ChunkedArray, rows: Mapping[int, Row]
-    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons], Presence]:
-        """Ground rows with the network; return by row boxes, the reasons of removed noun chunks, and presence."""
+    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons], Presence, Confirmed]:
+        """Ground rows with the network; return by row boxes, reasons of removed noun chunks, presence, and expressions."""
         boxes: dict[int, Boxes] = {}
         removed: dict[int, RemovalReasons] = {}
         presence: Presence = {}
+        confirmed: Confirmed = {}
         for batch, results in self._run_network(images, rows):
             for i, result in zip(batch, results, strict=True):
                 boxes[i], reasons = self.boxes_of(rows[i], result)
                 if reasons:
                     removed[i] = reasons
+                if len(kept := self._confirmed(rows[i], boxes[i], result)) < len(rows[i]["ref_exps"] or ()):
+                    confirmed[i] = kept
                 if result.presence:
                     presence[i] = [None] * len(rows[i]["noun_chunks"])
                     for phrase, (n, _) in enumerate(groundable(rows[i]["noun_chunks"])):
                         presence[i][n] = result.presence.get(phrase)
-        return boxes, removed, presence
+        return boxes, removed, presence, confirmed
+
+    def _confirmed(self, row: Row, boxes: Boxes, result: Grounded) -> list[dict[str, Any]]:
+        """Return the expressions of a row that stay: those whose best box overlaps the best one of their noun chunk.
+
+        Those that are not longer than their chunk stay, and those of a chunk without a box, which are in no sample.
+        """
+        expressions, n_chunks = row["ref_exps"] or [], len(spans_of(row))
+        refuted = set[int]()
+        for phrase, n in enumerate(self._checked(row), n_chunks):
+            own = [corners(box) for box in boxes if box["phrase"] == expressions[n]["chunk"]]
+            found = min(((-d.score, d.box) for d in result.boxes if d.phrase == phrase), default=None)
+            least = np.float32(self.config.min_expression_iou)
+            if own and not (found and np.float32(overlap(found[1], own[0])) >= least):
+                refuted.add(n)
+        return (
+            with_maximal([item for n, item in enumerate(expressions) if n not in refuted]) if refuted else expressions
+        )
+
+    def _checked(self, row: Row) -> list[int]:
+        """Return the indices of the expressions that are grounded too: those longer than their noun chunk."""
+        if not self.config.check_expressions:
+            return []
+        chunks = dict(groundable(row["noun_chunks"]))
+        numbered = enumerate(row["ref_exps"] or ())
+        return [n for n, e in numbered if (c := chunks.get(e["chunk"])) and span_of(e) != span_of(c)]
+
+    def _spans(self, row: Row) -> list[Span]:
+        """Return the phrases of a row that are grounded: noun chunks, then expressions."""
+        return [*spans_of(row), *(span_of(row["ref_exps"][n]) for n in self._checked(row))]
 
     def boxes_of(self, row: Row, result: Grounded) -> tuple[Boxes, RemovalReasons]:
         """Convert the result of a grounder to the columns of a row.
 
         Args:
             row: a row with `noun_chunks`.
-            result: result for its image; its phrases are the noun chunks that are not removed.
+            result: result for its image; its first phrases are the noun chunks that are not removed.
 
         Returns:
             Boxes that `select` keeps, with the index of their noun chunk; index of a noun chunk -> why it is removed.
         """
         chunks = [n for n, _ in groundable(row["noun_chunks"])]  # phrase -> noun chunk
-        selected = select(result.boxes, self.config.floor, self.config.nms_iou)
+        found = [d for d in result.boxes if d.phrase < len(chunks)]
+        selected = select(found, self.config.floor, self.config.nms_iou)
         boxes = [box_struct(chunks[d.phrase], d.box, d.score) for d in selected]
-        return boxes, {chunks[phrase]: reason for phrase, reason in result.dropped.items()}
+        return boxes, {chunks[n]: reason for n, reason in result.dropped.items() if n < len(chunks)}
 
     def bucket(self, row: Row) -> tuple[int, int]:
         """Return the bucket of the image of a row.
@@ -192,7 +238,7 @@ class Ground(Stage):
 
         def prepare(batch: list[int]) -> tuple[list[int], Any]:
             pixels = [self.decode(images[i].as_py()) for i in batch]
-            spans = [spans_of(rows[i]) for i in batch]
+            spans = [self._spans(rows[i]) for i in batch]
             return batch, self.grounder.prepare(pixels, [rows[i]["caption"] for i in batch], spans)
 
         def collect(item: tuple[list[int], Any]) -> tuple[list[int], list[Grounded]]:
@@ -262,7 +308,12 @@ def spans_of(row: Row) -> list[Span]:
     Returns:
         Spans of the chunks that are not removed, as characters of `caption`.
     """
-    return [(chunk["start"], chunk["end"]) for _, chunk in groundable(row["noun_chunks"])]
+    return [span_of(chunk) for _, chunk in groundable(row["noun_chunks"])]
+
+
+def span_of(item: Mapping[str, Any]) -> Span:
+    """Return the characters of a noun chunk or an expression."""
+    return item["start"], item["end"]
 
 
 def groundable(chunks: Sequence[dict[str, Any]]) -> list[tuple[int, dict[str, Any]]]:
@@ -279,13 +330,30 @@ def batches(indices: Sequence[int], buckets: Mapping[int, Any], size: int) -> It
 
 def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.Table:
     """Store the reasons `removed` (row -> noun chunk -> reason) in the noun chunks of `table`."""
-    if not removed:
-        return table
-    column = table["noun_chunks"].to_pylist()
+    chunks = {i: table["noun_chunks"][i].as_py() for i in removed}
     for i, reasons in removed.items():
         for n, reason in reasons.items():
-            column[i][n]["removed"] = reason
-    return set_column(table, "noun_chunks", pa.array(column, table.schema.field("noun_chunks").type))
+            chunks[i][n]["removed"] = reason
+    return replace_lists(table, "noun_chunks", chunks)
+
+
+def replace_lists(table: pa.Table, name: str, values: Mapping[int, list[dict[str, Any]]]) -> pa.Table:
+    """Return a table with other values of a column in these rows."""
+    if not values:
+        return table
+    column = [values.get(i, value) for i, value in enumerate(table[name].to_pylist())]
+    return set_column(table, name, pa.array(column, table.schema.field(name).type))
+
+
+def with_maximal(expressions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return expressions with `is_maximal` as it is without others; of several with the same span, the first is maximal."""
+    spans = [span_of(item) for item in expressions]
+
+    def is_inside(n: int) -> bool:
+        start, end = spans[n]
+        return any(a <= start and end <= b and ((a, b) != (start, end) or k < n) for k, (a, b) in enumerate(spans))
+
+    return [item | {"is_maximal": not is_inside(n)} for n, item in enumerate(expressions)]
 
 
 def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:

@@ -3,27 +3,33 @@
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hypergrit_common.central import central_part, limit_aspect_ratio
 from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
 from hypergrit_common.lazy import is_plugin, load_plugin
 from hypergrit_common.weights import read_tensors
-from pipeline.models import read_model_config
+from pipeline.models import read_model_config, token_limit
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, ScoreConfig, scorer_path
 
 LENGTH_STEP: Final = 16
 """Texts of the trainer's models are padded to a multiple of this number of tokens, or to the context."""
+TOLERANCE: Final = 3 / 255
+"""Largest difference of pixels that are the same, as a share of their range: resizing rounds in two ways."""
 
-ImageEncoder = Callable[[Sequence[Image]], Tensor]
+Prepare = Callable[[Image], Any]
+ImageEncoder = Callable[[Sequence[Any]], Tensor]
 TextEncoder = Callable[[Sequence[str]], Tensor]
 Encoders = dict[str, Any]
 """The fields of a Scorer that depend on the kind of model."""
@@ -35,10 +41,12 @@ class Scorer:
 
     All batches have `batch_size` items, the last one with repetitions, and texts share a batch only with those of the
     same `padded_length`. Matrix products of another shape add in another order, so an embedding would otherwise depend
-    on the items that share its batch.
+    on the items that share its batch. Images are prepared one by one, before the batch is filled up, so that its memory
+    does not depend on their shapes.
 
     Attributes:
-        encode_images: `batch_size` images to vectors of any length and device.
+        prepare_image: an image to the network's input, without gradients.
+        encode_images: the inputs of `batch_size` images to vectors of any length and device.
         encode_texts: likewise of texts.
         batch_size: items of each batch.
         padded_length: number of tokens to which a text is padded; 0 for all texts if batches do not depend on it.
@@ -47,6 +55,7 @@ class Scorer:
     encode_images: ImageEncoder
     encode_texts: TextEncoder
     batch_size: int
+    prepare_image: Prepare = lambda image: image
     padded_length: Callable[[str], int] = lambda text: 0
     finish: Callable[[Tensor], Tensor] = F.normalize
     """What is done with the outputs of the towers."""
@@ -60,7 +69,7 @@ class Scorer:
         Returns:
             float32 [n d], of unit length, on the CPU, in the order of the images.
         """
-        return self._in_batches(self.encode_images, images)
+        return self._in_batches(self.encode_images, map(self.prepare_image, images))
 
     def embed_texts(self, texts: Sequence[str]) -> Tensor:
         """Embed texts.
@@ -209,8 +218,8 @@ def _load_trainer_checkpoint(path: str, device: torch.device, key: str) -> tuple
     # The channels-last format makes convolutions and pooling faster; on CPUs, the image tower takes 3/4 of the time.
     model = loaded.model.to(device).to(memory_format=torch.channels_last)
 
-    def encode_images(batch: Sequence[Image]) -> Tensor:
-        pixels = torch.stack([fit(image, loaded.preprocess) for image in batch]).to(device)
+    def encode_images(batch: Sequence[Tensor]) -> Tensor:
+        pixels = torch.stack(list(batch)).to(device)
         return model.encode_image(to_pixels(pixels).contiguous(memory_format=torch.channels_last))
 
     tokenizer = loaded.tokenizer
@@ -224,7 +233,9 @@ def _load_trainer_checkpoint(path: str, device: torch.device, key: str) -> tuple
         padded = F.pad(ids, (0, padded_length(batch[0]) - ids.shape[1]), value=tokenizer.pad_id)
         return model.encode_text(padded.to(device))
 
-    return model, {"encode_images": encode_images, "encode_texts": encode_texts, "padded_length": padded_length}
+    prepare = partial(fit, config=loaded.preprocess)
+    encoders = {"prepare_image": prepare, "encode_images": encode_images, "encode_texts": encode_texts}
+    return model, {**encoders, "padded_length": padded_length}
 
 
 def _load_transformers(path: str, device: torch.device) -> Encoders:
@@ -247,18 +258,75 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
         )
     # SigLIP was trained on texts of the full length; for CLIP, which masks its padding, this fixes the shape of a
     # batch.
-    length = getattr(model.config, "text_config", model.config).max_position_embeddings
+    text_config = getattr(model.config, "text_config", model.config)
+    length = token_limit(processor.tokenizer, getattr(text_config, "max_position_embeddings", None))
 
-    def encode_images(batch: Sequence[Image]) -> Tensor:
-        inputs = processor(images=list(batch), return_tensors="pt", input_data_format="channels_last")
-        return _pooled(model.get_image_features(**inputs.to(device)))
+    def encode_images(batch: Sequence[dict[str, Tensor]]) -> Tensor:
+        inputs = {name: torch.cat([item[name] for item in batch]).to(device) for name in batch[0]}
+        return _pooled(model.get_image_features(**inputs))
 
     def encode_texts(batch: Sequence[str]) -> Tensor:
         texts = {"padding": "max_length", "max_length": length, "truncation": True}
         inputs = processor(text=list(batch), return_tensors="pt", **texts)
         return _pooled(model.get_text_features(**inputs.to(device)))
 
-    return {"encode_images": encode_images, "encode_texts": encode_texts}
+    prepare = image_preparation(getattr(processor, "image_processor", processor))
+    return {"prepare_image": prepare, "encode_images": encode_images, "encode_texts": encode_texts}
+
+
+def image_preparation(processor: Any) -> Prepare:
+    """Return a function that gives an image to a processor of transformers: of a thin one, what the processor would keep."""
+
+    def prepare(image: Image) -> dict[str, Tensor]:
+        return dict(processor(images=[image], return_tensors="pt", input_data_format="channels_last"))
+
+    size, crop = (getattr(processor, name, None) or {} for name in ("size", "crop_size"))
+    if not (getattr(processor, "do_center_crop", False) and size.get("shortest_edge")):
+        return prepare
+    edges, crops = (size["shortest_edge"],) * 2, (crop.get("height") or 0, crop.get("width") or 0)
+    cut = partial(_cut, edges=edges, crops=crops, resample=processor.resample, to_first=int)
+    return _with_cut(prepare, cut, lambda inputs: inputs["pixel_values"])
+
+
+def open_clip_preparation(transform: Any) -> Prepare:
+    """Return a function that gives an image to a transform of open_clip: of a thin one, what the transform would keep."""
+    from open_clip.transform import ResizeKeepRatio, to_2tuple
+    from PIL import Image as PILImage
+    from torchvision.transforms import CenterCrop, Resize
+    from torchvision.transforms.functional import pil_modes_mapping
+
+    def prepare(image: Image) -> Tensor:
+        return transform(PILImage.fromarray(image))
+
+    resize, crop = transform.transforms[:2]
+    edges = to_2tuple(resize.size)
+    if isinstance(crop, CenterCrop):
+        resample, to_length = pil_modes_mapping[resize.interpolation], int if isinstance(resize, Resize) else round
+        cut = partial(_cut, edges=edges, crops=crop.size, resample=resample, to_length=to_length, is_pillow=True)
+    elif isinstance(resize, ResizeKeepRatio):  # by the longer side
+        cut = partial(limit_aspect_ratio, most=min(edges))
+    else:
+        return prepare
+    return _with_cut(prepare, cut)
+
+
+def _cut(image: Image, *, edges: Sequence[int], crops: Sequence[int], **options: Any) -> Image:
+    """Return the central part of a thin image. `edges` and `crops` are the height and width of a resize and a crop."""
+    is_tall = image.shape[0] > image.shape[1]
+    return central_part(image, edges[is_tall], crops[not is_tall], **options)
+
+
+def _with_cut(prepare: Prepare, cut: Prepare, pixels: Callable[[Any], Tensor] = lambda inputs: inputs) -> Prepare:
+    """Let `prepare` see only what `cut` leaves of thin images, if this does not change its `pixels`.
+
+    Processors of other models resize in other ways under the same names of settings, which black and white blocks show.
+    """
+    blocks = np.random.default_rng(0).integers(0, 2, (8, 43, 3), np.uint8).repeat(40, axis=0).repeat(40, axis=1) * 255
+    for image in (blocks, np.ascontiguousarray(blocks.swapaxes(0, 1))):
+        whole, part = pixels(prepare(image)), pixels(prepare(cut(image)))
+        if whole.shape != part.shape or (whole - part).abs().max() > TOLERANCE * (whole.max() - whole.min()):
+            return prepare
+    return lambda image: prepare(cut(image))
 
 
 def _pooled(output: Any) -> Tensor:
@@ -268,7 +336,6 @@ def _pooled(output: Any) -> Tensor:
 
 def _load_open_clip(name: str, device: torch.device) -> Encoders:
     import open_clip
-    from PIL import Image as PILImage
 
     architecture, _, weights = name.partition("/")
     if not weights:
@@ -288,14 +355,16 @@ def _load_open_clip(name: str, device: torch.device) -> Encoders:
             f"score.scorer={OPEN_CLIP}{name} cannot be loaded by open_clip: {_first_line(error)}"
         ) from error
     model.eval()
+    length = min(tokenizer.context_length, getattr(model, "context_length", tokenizer.context_length))
+    prepare = open_clip_preparation(transform)
 
-    def encode_images(batch: Sequence[Image]) -> Tensor:
-        return model.encode_image(torch.stack([transform(PILImage.fromarray(image)) for image in batch]).to(device))
+    def encode_images(batch: Sequence[Tensor]) -> Tensor:
+        return model.encode_image(torch.stack(list(batch)).to(device))
 
     def encode_texts(batch: Sequence[str]) -> Tensor:
-        return model.encode_text(tokenizer(list(batch)).to(device))
+        return model.encode_text(tokenizer(list(batch), context_length=length).to(device))
 
-    return {"encode_images": encode_images, "encode_texts": encode_texts}
+    return {"prepare_image": prepare, "encode_images": encode_images, "encode_texts": encode_texts}
 
 
 def _first_line(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from pipeline.stages.ground.glip.config import DetectConfig
 from pipeline.stages.ground.glip.head import to_exclusive
 from pipeline.stages.ground.glip.load import find_vocabulary, find_weights, load_glip
 from pipeline.stages.ground.glip.model import Detections, Glip, GlipOutput, detect
-from pipeline.stages.ground.glip.text import Plan, Prompt, Prompter, pad_prompts, positive_map
+from pipeline.stages.ground.glip.text import PhraseTokens, Plan, Prompt, Prompter, pad_prompts, positive_map
 from pipeline.stages.ground.grounder import Detection, Grounded, OnCpu, Span, pinned, take
 
 # Prepare images for GLIP: resize by the shorter side, pad to a common size, convert to BGR, normalise.
@@ -228,9 +228,10 @@ class GlipGrounder:
             output = GlipOutput(token_logits=logits, deltas=deltas, centerness=centerness, anchors=anchors)
             for k, (i, prompt) in enumerate(items):
                 height, width = prepared.sizes[i]
-                labels = positive_map([tokens for _, tokens in prompt.phrases], logits.shape[2])
-                boxes = detect(output, k, labels, (width, height), config, self.floor)
-                found[i] += to_detections(boxes, prompt, height, width)
+                for phrases in filter(None, (prompt.phrases, prompt.overlapping)):
+                    labels = positive_map([tokens for _, tokens in phrases], logits.shape[2])
+                    boxes = detect(output, k, labels, (width, height), config, self.floor)
+                    found[i] += to_detections(boxes, phrases, height, width)
         return [
             Grounded(boxes=boxes, dropped=dict(plan.dropped)) for boxes, plan in zip(found, prepared.plans, strict=True)
         ]
@@ -240,12 +241,12 @@ class GlipGrounder:
         return torch.autocast(self.device.type, self.dtype if enabled else None, enabled=enabled)
 
 
-def to_detections(found: Detections, prompt: Prompt, height: int, width: int) -> list[Detection]:
-    """Convert boxes in inclusive pixels to fractions of the image; `height` and `width` are its resized size."""
+def to_detections(found: Detections, phrases: Sequence[PhraseTokens], height: int, width: int) -> list[Detection]:
+    """Convert boxes of phrases in inclusive pixels to fractions of the image; `height` and `width` are its resized size."""
     edges = to_exclusive(found.boxes)
     boxes = (edges / edges.new_tensor([width, height] * 2)).clamp(0, 1).tolist()
     rows = zip(found.labels.tolist(), boxes, found.scores.tolist(), strict=True)
-    return [Detection(prompt.phrases[label].phrase, tuple(box), score) for label, box, score in rows]
+    return [Detection(phrases[label].phrase, tuple(box), score) for label, box, score in rows]
 
 
 def load_glip_grounder(

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from pipeline.stages.ground.glip.config import TextConfig
-from pipeline.stages.ground.grounder import PhraseDrop, Span
+from pipeline.stages.ground.grounder import PhraseDrop, Span, apart
 
 MAX_CAPTION_CHARS = 20_000  # phrases that end later are dropped, to limit the number of prompts
+SEPARATORS = (".", "?", "[CLS]", "[SEP]")  # never positive in GLIP's prompts of classes: no part of a phrase's score
 
 
 class PhraseTokens(NamedTuple):
@@ -36,6 +37,7 @@ class Prompt:
 
     ids: tuple[int, ...]  # of the word pieces, including [CLS] and [SEP]
     phrases: tuple[PhraseTokens, ...]
+    overlapping: tuple[PhraseTokens, ...] = ()  # phrases that overlap others; their boxes are selected apart
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +74,8 @@ class Prompter:
             raise UserError(
                 f"{vocab} holds {n_pieces} word pieces; it must hold [UNK] and at most {config.vocab_size} word pieces"
             )
-        self.ignored = {self.tokenizer.token_to_id(word) for word in config.ignored_words}
+        self.max_tokens = min(config.max_tokens, config.max_positions)
+        self.ignored = {self.tokenizer.token_to_id(word) for word in (*config.ignored_words, *SEPARATORS)}
 
     def plan(self, caption: str, spans: Sequence[Span]) -> Plan:
         """Return the prompts for a caption, which together contain every phrase that can be grounded.
@@ -101,8 +104,14 @@ class Prompter:
             else:
                 content = [token for token in tokens if ids[token] not in self.ignored]
                 found.append(PhraseTokens(index, tuple(content or tokens)))
-        prompts, too_long = _split(ids, found, self.config.max_tokens)
-        dropped += [DroppedPhrase(index, "too_many_word_pieces") for index in too_long]
+        groups = [[found[k] for k in group] for group in apart([spans[index] for index, _ in found])]
+        (prompts, too_long), (others, also_long) = (_split(ids, group, self.max_tokens) for group in groups)
+        for other in others:  # the network runs once for the same text
+            same = (n for n, p in enumerate(prompts) if p.ids == other.ids and not p.overlapping)
+            at = next(same, len(prompts))
+            phrases = prompts[at].phrases if at < len(prompts) else ()
+            prompts[at : at + 1] = [Prompt(ids=other.ids, phrases=phrases, overlapping=other.phrases)]
+        dropped += [DroppedPhrase(index, "too_many_word_pieces") for index in [*too_long, *also_long]]
         return Plan(prompts=tuple(prompts), dropped=tuple(sorted(dropped)))
 
 

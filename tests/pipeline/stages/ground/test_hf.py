@@ -180,6 +180,65 @@ def test_boxes_do_not_depend_on_the_other_images_of_the_batch(grounder: Any) -> 
         assert (a.score, *a.box) == pytest.approx((b.score, *b.box), abs=1e-4)
 
 
+def test_an_expression_has_boxes_too_and_those_of_the_noun_chunks_inside_it_stay(grounder: Any) -> None:
+    caption, spans = "a dog on a hat", [(0, 5), (9, 14), (0, 14)]
+    (without,) = detect(grounder, [image()], [caption], [spans[:2]])
+    (beside,) = detect(grounder, [image()], [caption], [spans])
+    assert {d.phrase for d in beside} == {0, 1, 2}
+    for phrase in range(2):
+        for box, other in zip(of_phrase(without, phrase), of_phrase(beside, phrase), strict=True):
+            assert box == pytest.approx(other, abs=1e-6)
+
+
+@pytest.mark.parametrize("caption", ["St. Peter's Sq?", "U.S. flag", "2.5 mm", "a.jpg", "a b c."])
+@pytest.mark.parametrize("save", [tiny_grounding_dino, tiny_mm_grounding_dino])
+def test_full_stops_and_question_marks_within_a_phrase_divide_no_prompt(
+    save: Save, caption: str, loaded: Callable[..., Any]
+) -> None:
+    grounder = loaded(save)
+    spans = [(0, len(caption)), (len(caption) + 1, len(caption) + 4)]
+    batch = [image()], [caption + " dog"], [spans]
+    (item,) = grounder.prepare(*batch).passes
+    words = grounder.processor.tokenizer.convert_ids_to_tokens(item.text.input_ids[0])
+    (columns,) = item.columns
+    assert words.count(".") == 2  # ours
+    assert "?" not in words
+    own = {word for column in columns.values() for i in column for word in [words[i]]}
+    assert not own & {".", "?", "[CLS]", "[SEP]"}
+    assert len(columns[0]) + len(columns[1]) == len(words) - 4
+    spaced = caption.translate(str.maketrans(".?", "  "))
+    assert detect(grounder, *batch) == detect(grounder, [image()], [spaced + " dog"], [spans])
+    assert grounder.prepare([image()], ["a ... ?"], [[(0, 1), (2, 7)]]).dropped == [{1: "no_word_piece"}]
+
+
+@pytest.mark.parametrize("save", [tiny_owlv2, tiny_sam3])
+def test_tokens_of_the_tokenizer_within_a_phrase_do_not_end_it(save: Save, loaded: Callable[..., Any]) -> None:
+    found = [
+        detect(loaded(save), [image()], [caption], [[(0, len(caption))]])
+        for caption in ("a dog<|endoftext|> hat", "a dog" + " " * 13 + " hat")
+    ]
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(("of_tokenizer", "of_config"), [(10**30, 12), (9, 12), (16, 7)])
+def test_length_of_a_phrase_is_the_smaller_of_tokenizer_and_configuration(
+    folder: Path, of_tokenizer: int, of_config: int
+) -> None:
+    grounder: Any = load_grounder(str(folder), "cpu", 0.0)
+    grounder.processor.tokenizer.model_max_length = of_tokenizer
+    grounder.model.config.text_config.max_position_embeddings = of_config
+    least = min(of_tokenizer, of_config)
+    n_own = 3 if isinstance(grounder, GroundingDino) else 2
+    caption = " ".join(["a"] * (least - n_own + 1))
+    prepared = grounder.prepare([image()], [caption], [[(0, len(caption) - 2), (0, len(caption))]])
+    assert prepared.dropped == [{1: "too_many_word_pieces"}]
+    (item,) = prepared.passes
+    if not isinstance(item.text, list):
+        assert item.text.input_ids.shape[1] == least
+    else:
+        assert grounder._embed(item.text[0])[1].shape[1] == least
+
+
 def test_boxes_below_the_floor_are_not_returned(folder: Path, grounder: Any) -> None:
     (every,) = detect(grounder, [image()], [CAPTION], [SPANS])
     floor = sorted(d.score for d in every)[len(every) // 2]

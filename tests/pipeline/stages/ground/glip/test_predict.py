@@ -60,6 +60,13 @@ def predict(
     ]
 
 
+def test_boxes_of_noun_chunks_are_the_same_beside_expressions(grounder: GlipGrounder) -> None:
+    image, caption, chunks = noise(96, 96), "a red dog on the sofa", [(0, 9), (13, 21)]
+    alone, beside = (predict(grounder, [image], [caption], [spans])[0] for spans in (chunks, [*chunks, (0, 21)]))
+    assert alone == [box for box in beside or () if box.phrase < 2]
+    assert any(box.phrase == 2 for box in beside or ())
+
+
 def test_an_image_has_the_same_boxes_alone_and_in_a_batch(grounder: GlipGrounder) -> None:
     images = [noise(96, 96), noise(48, 60, 1), noise(96, 90, 2), noise(60, 48, 3)]
     captions = ["a red dog", "two dogs on a sofa", "dog", "the tennis racket left of a person"]

@@ -55,6 +55,31 @@ def test_ignored_words_count_only_in_phrases_without_other_words(tmp_path: Path)
     assert plan.prompts[0].phrases == ((0, (2,)), (1, (4,)))
 
 
+def test_full_stops_of_a_phrase_count_only_in_phrases_without_other_words(prompter: Prompter) -> None:
+    caption = "the d.c. sofa . a dog [SEP] cat"
+    plan = prompter.plan(caption, [(0, 13), (14, 15), (18, len(caption))])
+    (prompt,) = plan.prompts
+    words = [[prompter.tokenizer.id_to_token(prompt.ids[i]) for i in tokens] for _, tokens in prompt.phrases]
+    assert words == [["the", "d", "c", "sofa"], ["."], ["dog", "cat"]]
+
+
+def test_phrases_that_overlap_others_share_the_text_and_leave_the_others_as_they_are(prompter: Prompter) -> None:
+    caption, chunks = "a red dog on the sofa " * 20, [(22 * n, 22 * n + 9) for n in range(20)]
+    whole = [(start, start + 21) for start, _ in chunks]
+    alone, beside = prompter.plan(caption, chunks), prompter.plan(caption, [*chunks, *whole])
+    assert [(p.ids, p.phrases) for p in beside.prompts if p.phrases] == [(p.ids, p.phrases) for p in alone.prompts]
+    assert sorted(phrase for p in beside.prompts for phrase, _ in p.overlapping) == list(range(20, 40))
+    (prompt,) = prompter.plan(caption[:21], [(0, 9), (0, 21)]).prompts
+    assert (prompt.phrases, prompt.overlapping) == (((0, (1, 2, 3)),), ((1, (1, 2, 3, 4, 5, 6)),))
+
+
+def test_length_of_a_prompt_is_the_smaller_of_prompt_and_position_embeddings(tmp_path: Path) -> None:
+    vocab = write_vocab(tmp_path)
+    for sizes in ({"max_tokens": 64, "max_positions": 7}, {"max_tokens": 7, "max_positions": 64}):
+        plan = Prompter(vocab, replace(TINY.text, **sizes)).plan("dog " * 20, [(4 * n, 4 * n + 3) for n in range(20)])
+        assert max(len(prompt.ids) for prompt in plan.prompts) == 7
+
+
 def test_a_boundary_on_white_space_moves_inwards_by_two_characters_at_most(prompter: Prompter) -> None:
     encoding = prompter.tokenizer.encode("dog  cat")
     assert span_tokens(encoding, (3, 8)) == [2]
@@ -96,7 +121,7 @@ def test_every_phrase_is_in_one_prompt_or_dropped(prompter: Prompter, data: st.D
     position = st.integers(0, len(caption) + 1)
     spans = data.draw(st.lists(st.tuples(position, position), max_size=20))
     plan = prompter.plan(caption, spans)
-    prompted = [index for prompt in plan.prompts for index, _ in prompt.phrases]
+    prompted = [index for prompt in plan.prompts for index, _ in (*prompt.phrases, *prompt.overlapping)]
     assert sorted(prompted + [index for index, _ in plan.dropped]) == list(range(len(spans)))
     for prompt in plan.prompts:
         assert len(prompt.ids) <= prompter.config.max_tokens
