@@ -114,20 +114,21 @@ def canvas_scene(seed: int, style: Style) -> Scene:
 
 def measure_expressions(seeds: Sequence[int], weights: Path | None) -> None:
     """Print the precision of the boxes of expressions without and with the check, and what both cost."""
-    found = [scene for style in TRAIN_STYLES for seed in seeds if (scene := scene_of_one_kind(seed, style))]
+    drawn = [part for style in TRAIN_STYLES for seed in seeds if (part := scene_of_one_kind(seed, style))]
     parse, ground, score = load_stages(weights)
     results: dict[str, Any] = {}
     for check in (False, True):
         checked = Ground(replace(ground.config, check_expressions=check), ground.grounder)
         costs, counts = Counter[str](), Counter[str]()
-        rows = run([scene for _, scene in found], (parse, partial(timed, checked, costs), score))
-        for (kind, scene), row in zip(found, rows, strict=True):
+        rows = run([scene for _, scene in drawn], (parse, partial(timed, checked, costs), score))
+        for (kind, scene), row in zip(drawn, rows, strict=True):
             counts += count_expressions(kind, scene, row)
-        kinds = {kind: {n: counts[f"{n}: {kind}"] for n in ("right", "boxes")} for kind in ("colour", "position")}
-        for values in kinds.values():
-            values["precision"] = round(values["right"] / values["boxes"], 3) if values["boxes"] else None
+        kinds: dict[str, Any] = {}
+        for kind in ("colour", "position"):
+            right, boxes = counts[f"right: {kind}"], counts[f"boxes: {kind}"]
+            kinds[kind] = {"right": right, "boxes": boxes, "precision": round(right / boxes, 3) if boxes else None}
         results["with" if check else "without"] = {**kinds, "passes": costs["passes"], "seconds": costs["ms"] / 1000}
-    print(json.dumps({"name": "expressions", "scenes": len(found), **results}, indent=1))
+    print(json.dumps({"name": "expressions", "scenes": len(drawn), **results}, indent=1))
 
 
 def timed(ground: Ground, costs: Counter[str], table: pa.Table) -> pa.Table:

@@ -231,7 +231,7 @@ class Totals:
         expressions = pc.list_flatten(batch["ref_exps"]).field("chunk").to_numpy()
         described = np.stack([pc.list_parent_indices(batch["ref_exps"]).to_numpy(), expressions], axis=1)
         keys = [items.astype(np.int64) @ (1 << 32, 1) for items in (pairs, described)]
-        self.n_unconfirmed += int(np.isin(*keys, invert=True).sum())
+        self.n_unconfirmed += int(np.isin(keys[0], keys[1], invert=True).sum())
         chunks = pc.list_flatten(batch["noun_chunks"])
         grounded = chunks.take(pa.array(first_items(batch["noun_chunks"])[pairs[:, 0]] + pairs[:, 1]))
         captions = batch["caption"].to_pylist()
