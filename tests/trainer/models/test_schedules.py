@@ -100,7 +100,7 @@ def test_a_scalar_with_a_course_is_set_and_not_learned(name: str) -> None:
         assert (model.config.curv_init, model.config.temperature_init) == pytest.approx((c, temperature))  # type: ignore[attr-defined]
     assert not scale.requires_grad
     assert not model.get_parameter("curv").requires_grad
-    assert model.visual_alpha.requires_grad  # type: ignore[union-attr]
+    assert model.visual_alpha.requires_grad
 
 
 def test_a_weight_with_a_course_weighs_its_term() -> None:

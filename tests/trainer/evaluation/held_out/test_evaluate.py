@@ -175,6 +175,9 @@ def test_the_command_evaluates_a_released_file_with_model_name(
     assert "give model_name, one of clip" in capsys.readouterr().err
     assert main([str(tmp_path / "clip.pth"), f"shards={shards}", "model_name=clip"]) == 0
     assert "retrieval/text_to_image/recall@1" in capsys.readouterr().out
+    beside = str(save(tmp_path / "beside", "meru"))
+    assert main([beside, f"shards={shards}", "model_name=clip"]) == 2  # alone, its own name is another
+    assert main([beside, str(tmp_path / "clip.pth"), f"shards={shards}", "model_name=clip"]) == 0
 
 
 @pytest.mark.parametrize(
