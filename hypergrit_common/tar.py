@@ -25,6 +25,7 @@ PADDING_BLOCK: Final = 1 << 20
 REGULAR: Final = (b"0", b"\0", b"7")
 WITHOUT_CONTENT: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and pipes: the size in their headers does not count."""
+LINKS: Final = WITHOUT_CONTENT[:2]
 PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK, GNU_SPARSE = b"x", b"g", b"L", b"K", b"S"
 EXTENSIONS: Final = (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK)
 PAX_SPARSE: Final = "GNU.sparse."
@@ -83,6 +84,7 @@ class Member(NamedTuple):
     header_offset: int  # first byte of its first header
     data_offset: int  # first byte of its content
     size: int
+    target: str = ""  # of a link, which has no content
 
 
 class TarError(Exception):
@@ -98,13 +100,14 @@ class TarError(Exception):
 
 
 def iter_members(
-    read_at: ReadAt, start: int, end: int, verify: bool = True, needs_mark: bool = False
+    read_at: ReadAt, start: int, end: int, verify: bool = True, needs_mark: bool = False, links: bool = False
 ) -> Iterator[Member]:
     """Yield the regular files from `start`, the offset of a header, up to the end-of-archive mark or `end`.
 
-    `verify` compares the checksum of each header; `needs_mark` requires the mark, of which one block is enough. Raises
-    TarError if a header is damaged, if a header or the content of a member extends beyond `end`, for sparse files, for
-    more than `MAX_EXTENSIONS` extended headers of a member, for a missing mark, and for anything but padding after it.
+    `links`: yield links too, with the beginning of a long target. `verify` compares the checksum of each header;
+    `needs_mark` requires the mark, of which one block is enough. Raises TarError if a header is damaged, if a header or the
+    content of a member extends beyond `end`, for sparse files, for more than `MAX_EXTENSIONS` extended headers of a member,
+    for a missing mark, and for anything but padding after it.
     """
     offset, header_offset = start, None
     # Name and size of the next member, from a pax or GNU header before it.
@@ -146,6 +149,8 @@ def iter_members(
             raise TarError(f"truncated inside {name}", name)
         if kind in REGULAR:
             yield Member(name, header_offset, data_offset, size)
+        elif links and kind in LINKS:
+            yield Member(name, header_offset, data_offset, 0, decode_field(header[157:257]) or "nothing")
         offset, header_offset, long_name, long_size = data_offset + round_up_to_block(size), None, None, None
         n_extensions = 0
     if needs_mark:
@@ -234,7 +239,7 @@ def verify_checksum(header: bytes, offset: int) -> None:
 
     Raises TarError, naming the header's `offset`, if they differ; with a name if the block looks like a header.
     """
-    total = sum_bytes(header[:256]) + sum_bytes(header[256:]) - sum(header[CHECKSUM]) + 8 * ord(" ")
+    total = sum_bytes(header[:256]) + sum_bytes(header[256:]) - sum_bytes(header[CHECKSUM]) + 8 * ord(" ")
     try:
         if total == parse_number(header[CHECKSUM], offset):
             return
