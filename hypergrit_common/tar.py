@@ -7,9 +7,9 @@ img2dataset write. Time and memory are linear in the number of headers, whatever
 
 import errno
 import os
-import zlib
 from collections.abc import Callable, Iterator
 from typing import IO, Final, NamedTuple
+from zlib import adler32
 
 BLOCK: Final = 512
 CHECKSUM: Final = slice(148, 156)
@@ -25,6 +25,7 @@ PADDING_BLOCK: Final = 1 << 20
 REGULAR: Final = (b"0", b"\0", b"7")
 WITHOUT_CONTENT: Final = (b"1", b"2", b"3", b"4", b"5", b"6")
 """Links, devices, folders and pipes: the size in their headers does not count."""
+LINKS: Final = WITHOUT_CONTENT[:2]
 PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK, GNU_SPARSE = b"x", b"g", b"L", b"K", b"S"
 EXTENSIONS: Final = (PAX, PAX_GLOBAL, LONG_NAME, LONG_LINK)
 PAX_SPARSE: Final = "GNU.sparse."
@@ -83,6 +84,7 @@ class Member(NamedTuple):
     header_offset: int  # first byte of its first header
     data_offset: int  # first byte of its content
     size: int
+    target: str = ""  # of a link, which has no content
 
 
 class TarError(Exception):
@@ -98,13 +100,14 @@ class TarError(Exception):
 
 
 def iter_members(
-    read_at: ReadAt, start: int, end: int, verify: bool = True, needs_mark: bool = False
+    read_at: ReadAt, start: int, end: int, verify: bool = True, needs_mark: bool = False, links: bool = False
 ) -> Iterator[Member]:
     """Yield the regular files from `start`, the offset of a header, up to the end-of-archive mark or `end`.
 
-    `verify` compares the checksum of each header; `needs_mark` requires the mark, of which one block is enough. Raises
-    TarError if a header is damaged, if a header or the content of a member extends beyond `end`, for sparse files, for
-    more than `MAX_EXTENSIONS` extended headers of a member, for a missing mark, and for anything but padding after it.
+    `links`: yield links too, with the beginning of a long target. `verify` compares the checksum of each header;
+    `needs_mark` requires the mark, of which one block is enough. Raises TarError if a header is damaged, if a header or the
+    content of a member extends beyond `end`, for sparse files, for more than `MAX_EXTENSIONS` extended headers of a member,
+    for a missing mark, and for anything but padding after it.
     """
     offset, header_offset = start, None
     # Name and size of the next member, from a pax or GNU header before it.
@@ -122,8 +125,8 @@ def iter_members(
             verify_checksum(header, offset)
         header_offset = offset if header_offset is None else header_offset
         kind, size = header[156:157], parse_number(header[124:136], offset)
-        data_offset = offset + BLOCK
-        if kind not in REGULAR and kind in EXTENSIONS:
+        data_offset, is_regular = offset + BLOCK, kind in REGULAR
+        if not is_regular and kind in EXTENSIONS:
             n_extensions += 1
             if n_extensions > MAX_EXTENSIONS:
                 raise TarError(f"more than {MAX_EXTENSIONS} extended headers before byte {offset}")
@@ -140,13 +143,15 @@ def iter_members(
         name, size = long_name or parse_name(header), size if long_size is None else long_size
         if kind == GNU_SPARSE:
             raise TarError(f"{name} is a sparse file; write the tar without --sparse", name)
-        if kind not in REGULAR and kind in WITHOUT_CONTENT:
+        if not is_regular and kind in WITHOUT_CONTENT:
             size = 0
         if data_offset + size > end:
             raise TarError(f"truncated inside {name}", name)
-        if kind in REGULAR:
+        if is_regular:
             yield Member(name, header_offset, data_offset, size)
-        offset, header_offset, long_name, long_size = data_offset + round_up_to_block(size), None, None, None
+        elif links and kind in LINKS:
+            yield Member(name, header_offset, data_offset, 0, decode_field(header[157:257]) or "nothing")
+        offset, header_offset, long_name, long_size = data_offset + -(-size // BLOCK) * BLOCK, None, None, None
         n_extensions = 0
     if needs_mark:
         raise TarError(f"no end-of-archive mark at byte {min(offset, end)}, so the tar may be truncated")
@@ -200,7 +205,7 @@ def decode_field(field: bytes) -> str:
 
 def parse_name(header: bytes) -> str:
     """Return the name in a header, with ustar's prefix. GNU headers use the bytes of the prefix for other fields."""
-    name = decode_field(header[:100])
+    name = header[:100].partition(b"\0")[0].decode("utf-8", "replace")
     if header[257:263] == b"ustar\0" and header[345]:
         return f"{decode_field(header[345:500])}/{name}"
     return name
@@ -234,7 +239,11 @@ def verify_checksum(header: bytes, offset: int) -> None:
 
     Raises TarError, naming the header's `offset`, if they differ; with a name if the block looks like a header.
     """
-    total = sum_bytes(header[:256]) + sum_bytes(header[256:]) - sum(header[CHECKSUM]) + 8 * ord(" ")
+    # The low half of Adler-32 is the sum of up to 256 bytes, plus 1; `sum` takes ten times as long.
+    total = (adler32(header[:256]) & 0xFFFF) + (adler32(header[256:]) & 0xFFFF) - (adler32(header[CHECKSUM]) & 0xFFFF)
+    total += 8 * ord(" ") - 1
+    if header[CHECKSUM] == b"%06o\0 " % total:  # as most programs write it
+        return
     try:
         if total == parse_number(header[CHECKSUM], offset):
             return
@@ -242,11 +251,6 @@ def verify_checksum(header: bytes, offset: int) -> None:
     except TarError as error:
         message = str(error)
     raise TarError(message, damaged_name=parse_name(header) if header[257:262] == MAGIC else "")
-
-
-def sum_bytes(data: bytes) -> int:
-    """Return the sum of at most 256 bytes, which the low half of Adler-32 holds, plus 1; `sum` takes ten times as long."""
-    return (zlib.adler32(data) & 0xFFFF) - 1
 
 
 def parse_pax_records(data: bytes, offset: int) -> dict[str, str]:

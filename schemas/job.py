@@ -29,6 +29,14 @@ class InputFile(TypedDict):
     ]
     inode: NotRequired[Annotated[int, "inode number of a local file"]]
     damage: NotRequired[Annotated[str, "the error at which the rows of a damaged file end"]]
+    reading: NotRequired[Annotated[int, "index in `input.readings` of the job: how the file was understood"]]
+    tally: NotRequired[
+        Annotated[
+            dict[str, int],
+            "counts of a tar: `pictures`, samples with a picture; `without`, those without; `hidden` members; `links`; and "
+            "members that are not read, by the rest of their names",
+        ]
+    ]
     cuts: Annotated[
         list[list[int]],
         "[row, byte, line] of the first row, of each row at which a shard starts (for parquet files these are left "
@@ -46,6 +54,32 @@ class InputBatch(TypedDict):
     files: Annotated[list[InputFile], "the files, in the order of their rows"]
 
 
+class InputReading(TypedDict):
+    """How some input files were understood: those of one format, with the same columns."""
+
+    format: Annotated[str, "name of the format"]
+    pictures: Annotated[str, "where the pictures are"]
+    encoding: NotRequired[Annotated[str, "encoding of the text"]]
+    columns: Annotated[
+        dict[str, list[str]],
+        "use -> columns: `url`, `caption`, `id`, `image`, `image_path`; `extra`: kept beside them; `unread`: not read",
+    ]
+    file: Annotated[str, "the first of these files"]
+    first_row: Annotated[
+        dict[str, str], "its first row as it was read: column of the rows -> text, cut, without the query of a URL"
+    ]
+    files: NotRequired[Annotated[int, "number of these files; in `stats.json` only"]]
+    rows: NotRequired[Annotated[int, "number of their rows; in `stats.json` only"]]
+    tally: NotRequired[Annotated[dict[str, int], "sums of the counts of their tars; in `stats.json` only"]]
+
+
+class UnderstoodInput(TypedDict):
+    """How the input of a job was understood, before its first row was read."""
+
+    readings: Annotated[list[InputReading], "the files of each format with their columns, up to 8"]
+    not_read: Annotated[dict[str, int], "files beside the input files that are not read: suffix -> number"]
+
+
 class JobRecord(TypedDict):
     """`_job.json`: the job that wrote the shards. A later run compares itself with it."""
 
@@ -59,6 +93,7 @@ class JobRecord(TypedDict):
             "values are not stored, and a later run needs them again",
         ]
     ]
+    input: NotRequired[Annotated[UnderstoodInput, "how the input was understood"]]
     batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
 
 

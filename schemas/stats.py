@@ -5,6 +5,7 @@ The second argument of each `Annotated` is the description of the field in docs/
 
 from typing import Annotated, Any, NotRequired, TypedDict
 
+from schemas.job import UnderstoodInput
 from schemas.manifest import Counts, Provenance, RunTimings
 
 
@@ -113,6 +114,9 @@ class RowStatistics(TypedDict):
     top: Annotated[MostFrequent, "most frequent phrases and head nouns"]
     failures: Annotated[list[HostFailures], "hosts with failed downloads, most rows first"]
     http_statuses: NotRequired[Annotated[dict[str, int], "HTTP status of rows dropped as http_error -> rows"]]
+    null_captions: NotRequired[
+        Annotated[dict[str, int], "captions of the input that are the text of a missing value, such as `nan` -> rows"]
+    ]
     histograms: Annotated[dict[str, HistogramJson], "name -> histogram"]
 
 
@@ -140,6 +144,7 @@ class Statistics(RowStatistics):
     config: Annotated[dict[str, Any], "the resolved configuration"]
     places: NotRequired[Annotated[Places, "shards for pictures and examples"]]
     bytes: NotRequired[Annotated[dict[str, int], "format -> bytes of its files in all shards"]]
+    input: NotRequired[Annotated[UnderstoodInput, "how the input was understood; absent for outputs of commands"]]
     damaged: NotRequired[Annotated[list[DamagedFile], "damaged input files; the rows after the damage are not counted"]]
     truth: NotRequired[
         Annotated[dict[str, Any], "precision and recall of the boxes, if the ground truth is known (demo)"]

@@ -31,7 +31,7 @@ from pipeline.read.source import PART_BYTES, planned_rows, read_parts
 from pipeline.read.types import ShardPlan
 from pipeline.report.advice import HINTS
 from pipeline.report.stats import bytes_text
-from pipeline.run.job import plan_with_models
+from pipeline.run.job import plan_with_models, tell_input
 from pipeline.run.loop import Run
 from pipeline.run.provenance import check_no_query, check_output_outside_input, make_provenance, with_absolute_paths
 from pipeline.run.steps import Done, Notes, Part, Recipe, Steps, join
@@ -197,6 +197,7 @@ def dry_run(config: PipelineConfig) -> int:
     provenance = make_provenance(config)
     start = time.monotonic()
     work = plan_with_models(config, files, provenance, output)
+    tell_input(work, config)
     check_secrets(work.old_record, config)
     logger.info("planning took %.1f s, and takes as long in the job", time.monotonic() - start)
     if not work.unfinished:

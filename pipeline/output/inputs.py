@@ -8,11 +8,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from queue import SimpleQueue
+from types import MappingProxyType
 from typing import IO, Final, NamedTuple
 
 from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from hypergrit_common.config import default_settings, flatten, split_runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import is_broken_link
 from hypergrit_common.remote import map_concurrently, open_store, store_errors
@@ -24,7 +26,8 @@ from pipeline.read.listing import format_of
 from pipeline.read.plan import CutFile, Known, cut_files
 from pipeline.read.roots import object_version
 from pipeline.read.samples import Scan, list_folder, scan_tar, scan_tars
-from schemas.job import InputBatch, InputFile, JobRecord
+from pipeline.read.understood import Readings
+from schemas.job import InputBatch, InputFile, InputReading, JobRecord
 
 logger = logging.getLogger("hypergrit")
 
@@ -184,6 +187,8 @@ def scan_in(idle: "SimpleQueue[Child]", file: tuple[str, int]) -> Scan:
 
 Files = Sequence[tuple[str, int]]
 """Input files as pairs (path, size in bytes)."""
+PLAN_SETTINGS: Final = ("limit", "rows_per_shard")
+"""Settings that decide which rows a shard holds. Shards that hold the same rows are kept when they change."""
 
 
 class History(NamedTuple):
@@ -192,29 +197,44 @@ class History(NamedTuple):
     batches: list[InputBatch]
     changes: Mapping[str, str]
     n_appended: int
+    readings: list[InputReading]
 
 
 def plan_history(files: Files, record: JobRecord | None, config: PipelineConfig) -> History:
     """Plan the present input: the files of the record in its order, then the new ones as a batch of their own.
 
-    A change of `limit` or `rows_per_shard` begins a new history. Raises UserError if the input holds no rows, or a file
-    cannot be read.
+    A change of `limit`, `rows_per_shard` or of how rows are read begins a new history. Raises UserError if the input holds
+    no rows, or a file cannot be read.
     """
+    readings = Readings(config.read)
     if record is None:
-        return History(check_rows(plan_batches([files], {}, {}, config), config), {}, 0)
+        return History(check_rows(plan_batches([files], {}, {}, config, readings), config), {}, 0, readings.found)
     sizes = dict(files)
     recorded = {file["path"]: file for batch in record["batches"] for file in batch["files"]}
     present = {file["path"]: file for file in identify_files([item for item in files if item[0] in recorded], recorded)}
     changes = describe_changes(recorded, present, files)
-    if any(record["settings"].get(key) != getattr(config, key) for key in ("limit", "rows_per_shard")):
-        return History(check_rows(plan_batches([files], present, {}, config), config), changes, 0)
+    if is_other_plan(record, config):
+        return History(
+            check_rows(plan_batches([files], present, {}, config, readings), config), changes, 0, readings.found
+        )
     old = [[(file["path"], sizes[file["path"]]) for file in batch["files"] if file["path"] in sizes]
            for batch in record["batches"]]  # fmt: skip
     new = [item for item in files if item[0] not in recorded]
-    known = {} if changes and config.limit is not None else known_cuts(record, changes)
-    batches = check_rows(plan_batches([*old, new], present, known, config), config)
+    found = record["input"]["readings"] if "input" in record else []
+    is_known = not changes or (config.limit is None and not any(reading["file"] in changes for reading in found))
+    known = known_cuts(record, changes) if is_known else {}
+    readings = Readings(config.read, found if is_known else ())
+    batches = check_rows(plan_batches([*old, new], present, known, config, readings, recorded), config)
     n_appended = sum(file["path"] not in recorded for batch in batches for file in batch["files"])
-    return History(batches, changes, n_appended if any(old) else 0)
+    return History(batches, changes, n_appended if any(old) else 0, readings.found)
+
+
+def is_other_plan(record: JobRecord, config: PipelineConfig) -> bool:
+    """Return True if the settings that decide the rows of shards are not those of the record."""
+    now, before = flatten(split_runtime(config)[0]), {**flatten(default_settings(config)), **record["settings"]}
+    return any(
+        before.get(key) != value for key, value in now.items() if key in PLAN_SETTINGS or key.startswith("read.")
+    )
 
 
 def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputBatch]:
@@ -225,19 +245,23 @@ def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputB
 
 
 def plan_batches(
-    groups: Sequence[Files], identified: Mapping[str, InputFile], known: Known, config: PipelineConfig
-) -> list[InputBatch]:
+    groups: Sequence[Files], identified: Mapping[str, InputFile], known: Known, config: PipelineConfig,
+    readings: Readings, recorded: Mapping[str, InputFile] = MappingProxyType({})
+) -> list[InputBatch]:  # fmt: skip
     """Divide groups of files into shards; each group begins a new shard.
 
     Groups without rows are left out, unless a file is damaged, which the record must tell.
-    `identified` holds files whose identity is known already; `known` as in `cut_files`.
+    `identified` holds files whose identity is known already; `known` and `readings` as in `cut_files`; `recorded` are the
+    files of the record.
     """
     batches: list[InputBatch] = []
     n_shards = n_rows = 0
     for files in groups:
         limit = None if config.limit is None else config.limit - n_rows
         cut = (
-            cut_files(files, config.rows_per_shard, limit, config.read, known, scan_in_processes) if limit != 0 else []
+            cut_files(files, config.rows_per_shard, limit, config.read, known, scan_in_processes, readings)
+            if limit != 0
+            else []
         )
         new = identify_files([(file.path, file.size) for file in cut if file.path not in identified], {})
         by_path = {**identified, **{file["path"]: file for file in new}}
@@ -254,17 +278,25 @@ def plan_batches(
                 "first_row": n_rows,
                 "shards": shards,
                 "rows": rows,
-                "files": [with_cuts(by_path[file.path], file) for file in cut],
+                "files": [with_cuts(by_path[file.path], file, recorded if file.path in known else {}) for file in cut],
             }
         )
         n_shards, n_rows = n_shards + shards, n_rows + rows
     return batches
 
 
-def with_cuts(identity: InputFile, file: CutFile) -> InputFile:
-    """Return the record of an input file."""
+def with_cuts(identity: InputFile, file: CutFile, recorded: Mapping[str, InputFile]) -> InputFile:
+    """Return the record of an input file; how it was understood is in `recorded` if its cuts were known."""
     found: InputFile = {**identity, "cuts": [list(cut) for cut in file.cuts]}
-    return {**found, "damage": file.damage} if file.damage else found
+    if file.damage:
+        found["damage"] = file.damage
+    old = recorded.get(file.path, identity) if file.reading is None else identity
+    reading, tally = old.get("reading", file.reading), old.get("tally", dict(file.tally))
+    if reading is not None:
+        found["reading"] = reading
+    if tally:
+        found["tally"] = tally
+    return found
 
 
 def known_cuts(record: JobRecord, changes: Mapping[str, str]) -> Known:

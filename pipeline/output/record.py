@@ -13,7 +13,7 @@ from pipeline.output.manifest import read_failed
 from pipeline.output.store import Store
 from pipeline.read.plan import Batch, CutFile, ShardPlans
 from schemas.files import COMMAND_FILE, JOB_FILE
-from schemas.job import CommandRecord, InputBatch, InputFile, JobRecord, LeftOut
+from schemas.job import CommandRecord, InputBatch, InputFile, JobRecord, LeftOut, UnderstoodInput
 from schemas.manifest import Provenance
 from schemas.rows import VERSION
 
@@ -53,12 +53,16 @@ def check_record(record: JobRecord) -> None:
         raise TypeError("provenance is no object")
 
 
-def make_record(config: PipelineConfig, provenance: Provenance, batches: Sequence[InputBatch]) -> JobRecord:
+def make_record(
+    config: PipelineConfig, provenance: Provenance, batches: Sequence[InputBatch], found: UnderstoodInput | None = None
+) -> JobRecord:
     """Return the record of a job."""
     record: JobRecord = {
         "schema": VERSION, "settings": settings_of(config), "provenance": provenance, "batches": list(batches)
     }  # fmt: skip
-    return {**record, "secrets": found} if (found := config.download.secrets) else record
+    if found is not None:
+        record["input"] = found
+    return {**record, "secrets": names} if (names := config.download.secrets) else record
 
 
 def check_secrets(record: JobRecord | None, config: PipelineConfig) -> None:

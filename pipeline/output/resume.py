@@ -14,7 +14,7 @@ from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import counted, shortened
 from pipeline.config import KEYS, PipelineConfig
 from pipeline.output.finished import Damage, Formats, equal_provenances, find_finished
-from pipeline.output.inputs import Files, History, plan_history
+from pipeline.output.inputs import PLAN_SETTINGS, Files, History, plan_history
 from pipeline.output.listing import list_output
 from pipeline.output.manifest import plan_json, read_manifest
 from pipeline.output.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
@@ -22,7 +22,7 @@ from pipeline.output.store import Store
 from pipeline.read.plan import ShardPlans
 from pipeline.read.types import ShardPlan
 from schemas.files import COMMAND_FILE, REPORT_FILE, STATS_FILE
-from schemas.job import JobRecord
+from schemas.job import JobRecord, UnderstoodInput
 from schemas.manifest import Manifest, Provenance
 
 logger = logging.getLogger("hypergrit")
@@ -33,8 +33,6 @@ logger = logging.getLogger("hypergrit")
 MISSING: Final = "none"
 SHOWN: Final = 12
 """Maximum number of differences in a message."""
-PLAN_SETTINGS: Final = ("limit", "rows_per_shard")
-"""Settings that decide which rows a shard holds. Shards that hold the same rows are kept when they change."""
 FORMATS: Final = "write.formats"
 """Setting that decides which files a shard has; a shard that has more is kept."""
 
@@ -173,9 +171,10 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     if history.n_appended:
         logger.info("%s appended", counted(history.n_appended, "new input file"))
     unfinished = plans.without(finished)
-    record = make_record(config, provenance, history.batches)
+    understood: UnderstoodInput = {"readings": history.readings, "not_read": dict(getattr(files, "not_read", {}))}
+    record = make_record(config, provenance, history.batches, understood)
     if old is not None and not (unfinished or outdated):  # a run that asks for fewer formats, for example
-        record = {**old, "batches": history.batches}
+        record = {**old, "batches": history.batches, "input": understood}
     return Work(plans, unfinished, record, old, outdated, listing.stale_failures(), damages)
 
 

@@ -77,6 +77,18 @@ class ReadConfig:
     columns: tuple[str, ...] = ()
     # true: fields of CSV and TSV files may be in double quotes; false: a quote is a character like any other
     quotes: bool = True
+    # character before a quote or a delimiter that is part of a field of a CSV or TSV file: \ in files of Spark and MySQL; a
+    # field \N is then a missing value. null: a quote within quotes is written twice
+    escape: str | None = None
+    # end of the key of a sample in the names of a tar: first_dot, as in WebDataset, or last_dot, for names such as
+    # photo.2021.jpg
+    tar_key: Literal["first_dot", "last_dot"] = "first_dot"
+    # rest of the name of the picture of a sample in a tar, such as input.jpg; several, such as jpg,input.jpg: the first that
+    # exists. null: jpg, png and the other formats of images
+    image_member: str | None = None
+    # rest of the name of the file with the caption of a sample in a tar, such as output.txt; one with the end json holds
+    # columns. null: txt and json
+    caption_member: str | None = None
     # name of the list with the rows in a .json file that holds an object; null: the file is a list, or one object per row
     json_key: str | None = None
     # rows: a list of objects; columns: an object with a list per column, all of the same length
@@ -108,6 +120,10 @@ class ReadConfig:
         if self.delimiter not in (None, r"\t") and (len(self.delimiter) != 1 or self.delimiter in '"\r\n'):
             raise UserError(
                 f'delimiter is {self.delimiter!r}; give one character, such as ";" or "|", or "\\t" for a tab'
+            )
+        if self.escape is not None and (len(self.escape) != 1 or self.escape in ('"', "\r", "\n", self.delimiter)):
+            raise UserError(
+                f"escape is {self.escape!r}; give one character, such as \\, and neither quote nor delimiter"
             )
         if len(set(self.columns)) != len(self.columns) or not all(self.columns):
             raise UserError(f"columns is {list(self.columns)}; give each column a name of its own")

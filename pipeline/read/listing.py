@@ -3,7 +3,7 @@
 import logging
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Final
 
@@ -19,7 +19,7 @@ from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
 from pipeline.read.parquet import Parquet
 from pipeline.read.roots import object_version
-from pipeline.read.samples import BESIDE, Folder, Tar, count_suffixes, is_image, list_folder
+from pipeline.read.samples import BESIDE, Folder, Tar, count_suffixes, is_image, list_folder, suffix_of
 from pipeline.read.streams import COMPRESSIONS, compression_of
 from pipeline.read.text import Csv, Json, JsonLines, Tsv
 from pipeline.read.types import Format, Piece
@@ -64,11 +64,20 @@ KNOWN: Final = f"{SUFFIXES} (all but .parquet also in {', '.join(COMPRESSIONS)})
 Files = list[tuple[str, int]]
 """Input files as pairs (path, size in bytes)."""
 
+
+class InputFiles(Files):
+    """Input files, with the number of files beside them that are not read, by suffix."""
+
+    def __init__(self, files: Iterable[tuple[str, int]], not_read: Mapping[str, int]) -> None:
+        super().__init__(files)
+        self.not_read = not_read
+
+
 GLOB: Final = "*?["
 """Characters of which a glob has one."""
 
 
-def list_files(input: Locations) -> Files:
+def list_files(input: Locations) -> InputFiles:
     """List the input files as sorted pairs (path, size in bytes).
 
     `input` is a file, folder or glob, as a local path or an fsspec URL, or several of them (`split_locations`);
@@ -86,8 +95,10 @@ def list_files(input: Locations) -> Files:
     urls = ", ".join(item for item in items if "://" in item)
     with reported(f"waiting for the list of {urls}") if urls else nullcontext():
         lists = [*map_concurrently(_list_files, patterns)]
-        check_whole_folders(input, lists)
-    return sorted({path: size for files, _ in lists for path, size in files}.items())
+        check_whole_folders(input, [(files, images) for files, images, _ in lists])
+    chosen = {path: size for files, _, _ in lists for path, size in files}
+    unread = Counter(suffix_of(path) for path in {path for *_, others in lists for path in others} - chosen.keys())
+    return InputFiles(sorted(chosen.items()), dict(unread))
 
 
 def check_whole_folders(input: Locations, lists: Sequence[tuple[Files, Counter[str]]]) -> None:
@@ -100,8 +111,8 @@ def check_whole_folders(input: Locations, lists: Sequence[tuple[Files, Counter[s
             )
 
 
-def _list_files(input: str) -> tuple[Files, Counter[str]]:
-    """Return the files, and the number of images that a glob matches in each folder of images."""
+def _list_files(input: str) -> tuple[Files, Counter[str], list[str]]:
+    """Return the files, the number of images that a glob matches in each folder of images, and the files not read."""
     if "::" in input and os.path.lexists(input):
         raise chain_error(input)
     fs, root = open_store(input)
@@ -119,7 +130,8 @@ def _list_files(input: str) -> tuple[Files, Counter[str]]:
         names = (path.rpartition("/") for path in (found if is_glob else ()))
         counts = Counter(folder for folder, _, name in names if is_image(name))
         images = Counter({_url(fs, f"{folder}/"): n for folder, n in counts.items()})
-        return [(url := _url(fs, path), _size(fs, path, url)) for path in files], images
+        others = [_url(fs, path) for path in unread_files(found, files)]
+        return [(url := _url(fs, path), _size(fs, path, url)) for path in files], images, others
     except store_errors(ValueError) as error:
         reason = refusal(error, "check the URL, the credentials and their permissions")
         raise UserError(
@@ -176,6 +188,19 @@ def choose_files(found: Sequence[str]) -> list[str]:
     if folders and others:
         logger.warning("%s of the input are not read", count_suffixes(others))
     return sorted(f"{folder}/" for folder in folders) or files
+
+
+def unread_files(found: Sequence[str], chosen: Sequence[str]) -> list[str]:
+    """Return the files that are not read: neither chosen, nor in a folder of images an image or beside one."""
+    if not chosen or not chosen[0].endswith("/"):
+        return sorted(set(found) - set(chosen))
+    images = {path for path in found if is_image(path.rpartition("/")[2])}
+    stems = {path.rpartition(".")[0] for path in images}
+    return [
+        path
+        for path in found
+        if path not in images and (path.rpartition(".")[0] not in stems or not path.endswith(BESIDE))
+    ]
 
 
 def check_names(paths: Sequence[str]) -> None:

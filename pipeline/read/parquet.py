@@ -19,8 +19,8 @@ from hypergrit_common.remote import open_file
 from pipeline.faults import is_fault
 from pipeline.read.config import ReadConfig
 from pipeline.read.rows import check_columns, check_image_type, find_columns
-from pipeline.read.streams import input_errors, open_stream
-from pipeline.read.types import BadRecord, Counted, Load, Piece, Record, ShardPlan
+from pipeline.read.streams import DamageError, input_errors, open_stream
+from pipeline.read.types import BadRecord, Counted, Load, Piece, Record, ShardPlan, Survey
 
 BATCH_ROWS: Final = 4096
 BATCH_BYTES: Final = 1 << 24
@@ -90,7 +90,7 @@ class Stream:
         self.is_local = is_local
         sizes = [metadata.row_group(group).num_rows for group in range(metadata.num_row_groups)]
         self.starts = np.cumsum([0, *sizes])
-        self.names = self._columns()
+        self.names = read_columns(self.parquet.schema_arrow, config)
         self.waiting: tuple[int, pa.RecordBatch] | None = None
         # that of the first row; the last one for a row that the file does not have
         self.group = max(
@@ -146,12 +146,13 @@ class Stream:
                 row, self.next_row = self.next_row, self.next_row + batch.num_rows
                 yield row, batch
 
-    def _columns(self) -> list[str]:
-        schema, config = self.parquet.schema_arrow, self.config
-        columns = find_columns(schema.names, config, Parquet.has_images)
-        binary = {columns.url, columns.id, columns.path, columns.image, *columns.captions}
-        binary |= config.selection.columns.keys() if config.selection else set()
-        return [item.name for item in schema if item.name in binary or not has_bytes(item.type)]
+
+def read_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
+    """Return the columns that are read: all but those with bytes that have no use."""
+    columns = find_columns(schema.names, config, Parquet.has_images)
+    binary = {columns.url, columns.id, columns.path, columns.image, *columns.captions}
+    binary |= config.selection.columns.keys() if config.selection else set()
+    return [item.name for item in schema if item.name in binary or not has_bytes(item.type)]
 
 
 def _is_local(file: Any) -> bool:
@@ -355,11 +356,19 @@ class Parquet(Counted):
     has_images = True
 
     def count(self, path: str, config: ReadConfig) -> int:
+        return self.survey(path, config).n_rows
+
+    def survey(self, path: str, config: ReadConfig) -> Survey:
         with input_errors(path), open_stream(path) as file:
             parquet = pq.ParquetFile(file)
-            check_columns(path, parquet.schema_arrow.names, config, self)
-            check_image_type(path, parquet.schema_arrow, config)
-            return int(parquet.metadata.num_rows)
+            schema, metadata = parquet.schema_arrow, parquet.metadata
+            check_columns(path, schema.names, config, self)
+            check_image_type(path, schema, config)
+            n_rows = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
+            if n_rows != metadata.num_rows:
+                raise DamageError(f"its footer counts {metadata.num_rows} rows, its row groups have {n_rows}")
+            read = read_columns(schema, config)
+            return Survey(n_rows, read, [name for name in schema.names if name not in read])
 
     def loads(
         self, piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]

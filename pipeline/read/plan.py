@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
 from types import MappingProxyType
-from typing import NamedTuple, overload
+from typing import IO, NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +19,10 @@ from pipeline.read.listing import input_format, list_files, use_format
 from pipeline.read.roots import Roots
 from pipeline.read.rows import check_columns
 from pipeline.read.samples import Scan, Scanner, Tar, damage_of, scan_tar, scan_tars
-from pipeline.read.streams import DamagedFileError, input_errors
-from pipeline.read.types import Counted, Piece, Sequential, ShardPlan
+from pipeline.read.streams import DamagedFileError, LayoutError, input_errors
+from pipeline.read.text import wide_encoding
+from pipeline.read.types import Counted, Piece, Sequential, ShardPlan, Survey
+from pipeline.read.understood import Readings, first_of
 
 # The plans of the shards of an input as a sequence that computes them when asked: their number may be a million.
 
@@ -36,6 +38,8 @@ class CutFile(NamedTuple):
     cuts: Sequence[Sequence[int]]  # row, byte and line of each (pipeline.read.plan.Cut)
     version: str = ""  # Piece.version
     damage: str = ""  # the error at which the rows of a damaged file end
+    reading: int | None = None  # how it was understood: index in `Readings.found`
+    tally: Mapping[str, int] = MappingProxyType({})  # counts of a tar (schemas.job.InputFile)
 
     @property
     def n_rows(self) -> int:
@@ -198,12 +202,14 @@ def cut_files(
     config: ReadConfig,
     known: Known = MappingProxyType({}),
     scan: Scanner = scan_tars,
+    readings: Readings | None = None,
 ) -> list[CutFile]:
     """Find the rows of `files`, pairs (path, size), at which shards start; files after the first `limit` rows are left out.
 
     The files of `known` are not opened if the number of rows before them is the same, and parquet files never. `scan`
     finds the samples of the tars among the others. Of a damaged file, the rows before the damage are planned; if there
-    are none, `read.skip_damaged` decides. Raises UserError for a file that is unreadable or lacks a required column.
+    are none, `read.skip_damaged` decides. `readings` takes note of how files
+    were understood. Raises UserError for a file that is unreadable or lacks a required column.
     """
     use_format(config.format)
     Roots(config.image_roots)  # checks them
@@ -215,7 +221,7 @@ def cut_files(
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
     # are not raised.
     with (
-        closing(map_concurrently(partial(_count_rows, config=config), with_counts)) as counts,
+        closing(map_concurrently(partial(_survey, config=config), with_counts)) as counts,
         closing(scan(tars, config, limit)) as scans,
     ):
         for path, size in files:
@@ -223,30 +229,40 @@ def cut_files(
                 break
             max_rows = None if limit is None else limit - total
             n_before, cuts, damage = known.get(path, (None, [], ""))
+            reading, tally = None, CutFile._field_defaults["tally"]
             match input_format(path):
                 case Counted():
-                    n_rows, damage = (cuts[-1][0], damage) if cuts else next(counts)
-                    cuts = [Cut(0), Cut(n_rows if max_rows is None else min(n_rows, max_rows))]
+                    survey, damage = (Survey(cuts[-1][0]), damage) if cuts else next(counts)
+                    n_rows = survey.n_rows if max_rows is None else min(survey.n_rows, max_rows)
+                    if readings and n_rows and path not in known:
+                        load = partial(first_of, path, size, 0, config)
+                        reading = readings.add(path, survey.columns, survey.unread, load)
+                    cuts = [Cut(0), Cut(n_rows)]
                 case Tar() if n_before != total:
                     found = scan_tar(path, size, config, max_rows) if path in known else next(scans)
                     cuts, damage = _cut_tar(found, total, rows_per_shard, max_rows)
+                    tally = found.tally
+                    if readings and len(found.starts):
+                        reading = readings.add(
+                            path, None, (), partial(first_of, path, size, int(found.starts[0]), config)
+                        )
                 case Sequential() as kind if n_before != total:
-                    cuts, damage = _cut_text(path, kind, config, total, rows_per_shard, max_rows)
+                    cuts, damage, reading = _cut_text(path, kind, config, total, rows_per_shard, max_rows, readings)
             if damage:
                 logger.warning("only %s of a damaged file can be read: %s", counted(cuts[-1][0], "row"), damage)
-            cut.append(CutFile(path, size, tuple(cuts), damage=damage))
+            cut.append(CutFile(path, size, tuple(cuts), damage=damage, reading=reading, tally=tally))
             total += cut[-1].n_rows
     return cut
 
 
-def _count_rows(path: str, config: ReadConfig) -> tuple[int, str]:
-    """The number of rows of a file, and its damage. Raises UserError if it lacks a required column."""
+def _survey(path: str, config: ReadConfig) -> tuple[Survey, str]:
+    """The number of rows of a file with its columns, and its damage. Raises UserError if it lacks a required column."""
     kind = input_format(path)
     assert isinstance(kind, Counted)
     try:
-        return kind.count(path, config), ""
+        return kind.survey(path, config), ""
     except DamagedFileError as error:
-        return 0, damage_of(error, 0, config)
+        return Survey(0), damage_of(error, 0, config)
 
 
 def _cut_tar(found: Scan, n_before: int, rows_per_shard: int, max_rows: int | None) -> tuple[list[Cut], str]:
@@ -259,23 +275,42 @@ def _cut_tar(found: Scan, n_before: int, rows_per_shard: int, max_rows: int | No
 
 
 def _cut_text(
-    path: str, kind: Sequential, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None
-) -> tuple[list[Cut], str]:
-    """The cuts of a file, and its damage: its first row, the rows at which shards start, and its end.
+    path: str, kind: Sequential, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None,
+    readings: Readings | None
+) -> tuple[list[Cut], str, int | None]:  # fmt: skip
+    """The cuts of a file, its damage, and its reading. Cut are its first row, the rows at which shards start, and its end.
 
     The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored.
     """
     cuts: list[Cut] = []
-    n, damage = 0, ""
+    n, damage, reading = 0, "", None
     try:
         with input_errors(path), kind.open(path, config) as file:
-            check_columns(path, kind.columns(file, config), config, kind)
+            if kind.is_text:
+                check_encoding(file, config)
+            names = kind.columns(file, config)
+            file.seek(0)
+            header = kind.header(file, config)
+            check_columns(path, names, config, kind)
             for raw in kind.find(file, 0, 1, 0, config):
                 if n == max_rows:
                     break
+                if n == 0 and readings:
+                    reading = readings.add(path, names, (), partial(kind.load, raw.payload, header, file, config))
                 if n == 0 or (n_before + n) % rows_per_shard == 0:
                     cuts.append(Cut(n, raw.offset, raw.line))
                 n += 1
     except DamagedFileError as error:
         damage = damage_of(error, n, config)
-    return [*cuts, Cut(n)], damage
+    return [*cuts, Cut(n)], damage, reading
+
+
+def check_encoding(file: IO[bytes], config: ReadConfig) -> None:
+    """Raise LayoutError for a text in UTF-16 or UTF-32 that `read.encoding` does not name."""
+    file.seek(0)
+    wide = wide_encoding(file.read(4))
+    file.seek(0)
+    if wide:
+        raise LayoutError(
+            f"it looks like {wide}, and read.encoding is {config.encoding}; set read.encoding, such as {wide}"
+        )

@@ -18,7 +18,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
 from pipeline.read.roots import SCHEME, Location, RefusedError, Roots, is_web
-from pipeline.read.types import IMAGE, BadRecord, BadRowError, Format, Record
+from pipeline.read.types import IMAGE, MEMBERS, BadRecord, BadRowError, Format, Record
 from pipeline.read.where import WhereError
 from schemas.rows import GIVEN_BOX
 from schemas.status import DROPPED, given_code
@@ -239,7 +239,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     if isinstance(record, BadRecord):
         raise BadRowError(record.message)
     config = context.config
-    image = record.pop(IMAGE, None)
+    image, members = record.pop(IMAGE, None), record.pop(MEMBERS, None)
     if not isinstance(image, bytes | Location):  # the value of a JSON key with the same name
         image = None
     columns = find_columns(record, config, context.kind.has_images)
@@ -274,7 +274,9 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
                 return row | dropped("image_refused", f"{place[:300]}: {error}")
     if isinstance(image, Location):
         return row | {LOCATION: image}
-    return row | {"image": image} if url or image else row | dropped("missing_url", "")
+    if url or image:
+        return row | {"image": image}
+    return row | dropped("missing_url", f"the sample has neither a picture nor a URL: {members}" if members else "")
 
 
 def dropped(reason: str, detail: str) -> dict[str, Any]:

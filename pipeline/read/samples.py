@@ -3,13 +3,15 @@
 import hashlib
 import json
 import os
+import re
 from array import array
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import islice
+from functools import lru_cache, partial
+from itertools import chain, islice
+from types import MappingProxyType
 from typing import IO, Any, Final, NamedTuple
 
 import numpy as np
@@ -23,21 +25,91 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
-from hypergrit_common.text import counted
+from hypergrit_common.text import counted, shortened
 from pipeline.read.config import ReadConfig
 from pipeline.read.roots import Location, RefusedError, Root, file_size, object_version, read_file
-from pipeline.read.streams import INVALID, DamagedFileError, compression_of, input_errors, is_stream, open_stream
-from pipeline.read.text import parse_json
-from pipeline.read.types import IMAGE, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
+from pipeline.read.streams import DamagedFileError, LayoutError, compression_of, input_errors, is_stream, open_stream
+from pipeline.read.text import decode, parse_json
+from pipeline.read.types import IMAGE, MEMBERS, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
 from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX_FILE, MANIFEST_FILE, ShardPath
 
 IMAGE_SUFFIXES: Final = (
     *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "j2k", "jpx", "heic", "heif"),
 )
+PICTURES: Final = frozenset(IMAGE_SUFFIXES)
 
-# Samples of a tar: consecutive files with the same name up to the first dot.
+# Which files of a sample of a tar are read.
+
+
+class Layout(NamedTuple):
+    """The use of the files of a sample, by suffix."""
+
+    image: str | None
+    caption: str | None
+    columns: str | None  # a JSON object
+    unread: tuple[str, ...]
+    n_pictures: int  # files with the suffix of a picture, read or not
+    kinds: int  # a bit each for pictures, a caption, columns, and files that are not read
+    problem: str  # why it is no sample that can be read right, with the fix; "" if it is one
+
+
+@lru_cache(maxsize=16)
+def names_of(image_member: str | None, caption_member: str | None) -> tuple[tuple[str, ...], ...]:
+    """Return the suffixes of pictures, captions and JSON objects that are read, the best of each first."""
+    images, texts = (
+        [name.strip().lower() for name in (some or "").split(",")] for some in (image_member, caption_member)
+    )
+    columns = tuple(name for name in texts if name.endswith(GRIT_JSON)) or (GRIT_JSON,)
+    captions = tuple(name for name in texts if name and name not in columns) or (GRIT_CAPTION,)
+    return tuple(filter(None, images)) or IMAGE_SUFFIXES, captions, columns
+
+
+@lru_cache(maxsize=1 << 14)
+def is_picture(suffix: str) -> bool:
+    """Return True if a suffix, which may have several parts, ends with that of a picture."""
+    return suffix.rpartition(".")[2] in IMAGE_SUFFIXES
+
+
+def layout_of(suffixes: Collection[str], config: ReadConfig) -> Layout:
+    """Return the use of the files of a sample."""
+    find = _layout if len(suffixes) <= MAX_CACHED else _layout.__wrapped__
+    return find(tuple(suffixes), config.image_member, config.caption_member)
+
+
+@lru_cache(maxsize=256)
+def _layout(suffixes: tuple[str, ...], image_member: str | None, caption_member: str | None) -> Layout:
+    known = names_of(image_member, caption_member)
+    found = set(suffixes)
+    image, caption, columns = (next(filter(found.__contains__, names), None) for names in known)
+    found -= {image, caption, columns}
+    unread, pictures = [suffix for suffix in suffixes if suffix in found], list(filter(is_picture, suffixes))
+    texts = [suffix for suffix in unread if suffix.endswith((f".{GRIT_CAPTION}", f".{GRIT_JSON}"))]
+    starts = {suffix.rpartition(".")[0] for suffix in texts}
+    several = [suffix for suffix in pictures if suffix in found and suffix.rpartition(".")[0] in starts]
+    problem = ""
+    if image_member is None and len(several) > (image is None):
+        problem = (f"have the same key, which ends at the first dot, although {several[0]} has a text of its own; set "
+                   f"read.tar_key=last_dot, or read.image_member={image or several[0]} if they are one sample")  # fmt: skip
+    elif image_member is None and pictures and image is None:
+        problem = (f"are a sample without a picture, since none is named {', '.join(IMAGE_SUFFIXES[:3])}, ...; set "
+                   f"read.image_member={pictures[0]}, or read.tar_key=last_dot if its key has dots")  # fmt: skip
+    elif caption_member is None and image is not None and caption is None and columns is None and texts:
+        problem = f"are a sample without a text, since none is named txt or json; set read.caption_member={texts[0]}"
+    kinds = sum(1 << i for i, part in enumerate((pictures, caption, columns, unread)) if part)
+    return Layout(image, caption, columns, tuple(unread), len(pictures), kinds, problem)
+
+
+# Samples of a tar: consecutive files with the same key, which ends at the first dot of a name, or the last.
 
 MAX_MEMBERS: Final = 30_000
+SHOWN: Final = 4
+"""Files of a sample that a message names."""
+MAX_CACHED: Final = 64
+"""Files of a sample up to which its layout is remembered."""
+MAX_SUFFIX: Final = 40
+MAX_LAYOUTS: Final = 4096
+MAX_KINDS: Final = 20
+"""Kinds of files that are not read, of which a tar counts each; the others are counted together."""
 CHECKED_SAMPLES: Final = 100
 """Samples of a tar in which the columns of `read.where` are looked for."""
 
@@ -54,55 +126,86 @@ class Sample:
 
     def keep(self, suffix: str, file: IO[bytes], config: ReadConfig) -> None:
         """Read the content of a file that `parse_sample` uses, unless it is too long. Of several images one is kept."""
-        member = self.members[suffix]
-        if suffix in IMAGE_SUFFIXES:
-            rank = IMAGE_SUFFIXES.index(suffix)
-            if any(name in self.members for name in IMAGE_SUFFIXES[:rank]):
-                return
-            for name in IMAGE_SUFFIXES[rank:]:
-                self.contents.pop(name, None)
-        elif suffix not in (GRIT_JSON, GRIT_CAPTION):
+        names = {*chain(*names_of(config.image_member, config.caption_member))}
+        member, layout = self.members[suffix], layout_of([name for name in self.members if name in names], config)
+        if suffix not in names or suffix in layout.unread:
             return
-        if member.size <= (config.max_image_bytes if suffix in IMAGE_SUFFIXES else config.max_row_bytes):
+        for name in layout.unread:
+            self.contents.pop(name, None)
+        if member.size <= (config.max_image_bytes if suffix == layout.image else config.max_row_bytes):
             self.contents[suffix] = _content(member, file)
 
+    def names(self) -> str:
+        """Return the names of the files, of many the first ones."""
+        return shortened([member.name for member in islice(self.members.values(), SHOWN + 1)], SHOWN, ", ")
 
-def tar_rows(file: IO[bytes], offset: int, config: ReadConfig) -> Iterator[RawRow]:
-    """Yield the samples from byte `offset`; only headers are read, and of a compressed tar the contents of the sample.
 
-    Of adjacent samples with the same name, all but the last are bad rows: their files cannot be told apart. A row
-    depends only on what follows its first byte, so reading may start at any sample. Raises TarError for a damaged or
-    truncated tar, after the samples before the damage; the last of them is left out if it may continue there.
+Found = tuple[int, str, Sample, bool]
+"""A sample of a tar: the byte of its first header, its key, its files, and True if the next one has the same key."""
+HIDDEN: Final = re.compile(r"(?:^|/)(?:\.(?!\.?/)|__MACOSX/)")
+"""Names of files that macOS adds, such as ._a.jpg, and of others that are hidden; not ./a.jpg."""
+
+
+def find_samples(file: IO[bytes], offset: int, config: ReadConfig, tally: Counter[str]) -> Iterator[Found]:
+    """Yield the samples from byte `offset`, and count in `tally` what belongs to none, and all pictures.
+
+    Only headers are read, and of a compressed tar the contents of the sample. Raises TarError for a damaged or truncated
+    tar, after the samples before the damage; the last of them is left out if it may continue there. Raises LayoutError
+    for a link in place of a picture or text.
     """
-
-    is_compressed = is_stream(file)
+    is_compressed, is_last = is_stream(file), config.tar_key == "last_dot"
     size = MAX_SIZE if is_compressed else file.seek(0, os.SEEK_END)
     key: str | None = None
-    start = 0
-    sample = Sample()
+    start = n_pictures = 0
+    sample = Sample({}, {})
+    members = sample.members
     damage: TarError | None = None
     try:
-        for member in iter_members(reader_of(file), offset, size, needs_mark=True):
-            member_key, suffix = split_name(member.name)
+        for member in iter_members(reader_of(file), offset, size, needs_mark=True, links=True):
+            name = member.name
+            if (name[:1] == "." or "/" in name) and HIDDEN.search(name):
+                tally["hidden"] += 1
+                continue
+            member_key, suffix = split_name(name, is_last)
+            if member.target:
+                layout = layout_of([suffix], config)
+                if layout.problem or not layout.unread:
+                    raise LayoutError(f"{name} is a link to {member.target}; write the tar with --hard-dereference, and with "
+                                      "--dereference for symbolic links")  # fmt: skip
+                tally["links"] += 1
+                continue
             is_same = member_key == key
-            if sample.members and (not is_same or suffix in sample.members):
-                yield RawRow(start, 0, _row(sample, is_followed=is_same))
-                sample = Sample()
-            if not sample.members:
+            if members and (not is_same or suffix in members):
+                yield start, key or "", sample, is_same
+                members = {}
+                sample = Sample(members, {})
+            if not members:
                 key, start = member_key, member.header_offset
-            if len(sample.members) < MAX_MEMBERS:
-                sample.members[suffix] = member
+            if len(members) < MAX_MEMBERS:
+                n_pictures += suffix in PICTURES or ("." in suffix and is_picture(suffix))
+                members[suffix] = member
                 if is_compressed:
                     sample.keep(suffix, file, config)
     except TarError as error:
         damage = error
-        if key is not None and not _is_complete(key, sample.members, error):
-            name = next(iter(sample.members.values())).name
+        if key is not None and not _is_complete(key, members, error, config):
+            name = next(iter(members.values())).name
             raise TarError(f"{error}; the sample of {name} may be incomplete and is left out") from error
-    if sample.members:
-        yield RawRow(start, 0, _row(sample, is_followed=False))
+    if members:
+        yield start, key or "", sample, False
+    tally["found"] = n_pictures
     if damage:
         raise damage
+
+
+def tar_rows(file: IO[bytes], offset: int, config: ReadConfig) -> Iterator[RawRow]:
+    """Yield the samples from byte `offset` as `find_samples` does, and raise like it.
+
+    Of adjacent samples with the same name, all but the last are bad rows: their files cannot be told apart. A row
+    depends only on what follows its first byte, so reading may start at any sample.
+    """
+    for start, _, sample, is_followed in find_samples(file, offset, config, Counter()):
+        yield RawRow(start, 0, _row(sample, is_followed))
 
 
 class Tar(Sequential):
@@ -118,27 +221,34 @@ class Tar(Sequential):
         return parse_sample(payload, file, config)
 
 
-def split_name(name: str) -> tuple[str, str]:
+def split_name(name: str, is_last: bool = False) -> tuple[str, str]:
     """Split the name of a file into the key of its sample, which ends at the first dot, and its suffix in lower case.
 
-    >>> split_name("folder/000001.seg.PNG")
-    ('folder/000001', 'seg.png')
+    `is_last`: it ends at the last dot.
+
+    >>> split_name("folder/000001.seg.PNG"), split_name("folder/000001.seg.PNG", is_last=True)
+    (('folder/000001', 'seg.png'), ('folder/000001.seg', 'png'))
     """
     folder, slash, file = name.rpartition("/")
+    if is_last:
+        stem, dot, suffix = file.rpartition(".")
+        return f"{folder}{slash}{stem if dot else suffix}", suffix.lower() if dot else ""
     stem, _, suffix = file.partition(".")
     return f"{folder}{slash}{stem}", suffix.lower()
 
 
-def _is_complete(key: str, members: Members, damage: TarError) -> bool:
+def _is_complete(key: str, members: Members, damage: TarError, config: ReadConfig) -> bool:
     """True if the sample `key`, of which `members` precede the damage, has no other file.
 
     The name of a truncated file is certain. That in a damaged header may be wrong, so the sample must also have an
     image and a caption. Nothing is known of what follows a header that is truncated or missing.
     """
-    if damage.member:
-        return split_name(damage.member)[0] != key
-    has_pair = any(suffix in members for suffix in IMAGE_SUFFIXES) and (GRIT_CAPTION in members or GRIT_JSON in members)
-    return has_pair and bool(damage.damaged_name) and split_name(damage.damaged_name)[0] != key
+    if name := damage.member or damage.damaged_name:
+        layout = layout_of(members, config)
+        has_pair = layout.image is not None and (layout.caption or layout.columns) is not None
+        is_other = split_name(name, config.tar_key == "last_dot")[0] != key
+        return is_other and (has_pair or bool(damage.member))
+    return False
 
 
 def _row(sample: Sample, is_followed: bool) -> Sample | BadRecord:
@@ -158,39 +268,42 @@ def _content(member: Member, file: IO[bytes]) -> bytes:
 
 def parse_sample(sample: Sample, file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
     """The record of a tar sample: the columns of its json, its image, and its txt if the json has no caption."""
-    members = sample.members
-    image_suffix = next((suffix for suffix in IMAGE_SUFFIXES if suffix in members), None)
-    used = [(members[name], config.max_row_bytes) for name in (GRIT_JSON, GRIT_CAPTION) if name in members]
-    used += [(members[image_suffix], config.max_image_bytes)] if image_suffix else []
-    for member, limit in used:
-        if member.size > limit:
-            return BadRecord(f"{member.name} has {member.size} bytes, more than the limit of {limit}")
+    members, layout = sample.members, layout_of(sample.members, config)
+    for name in (layout.columns, layout.caption, layout.image):
+        limit = config.max_image_bytes if name == layout.image else config.max_row_bytes
+        if name is not None and members[name].size > limit:
+            return BadRecord(f"{members[name].name} has {members[name].size} bytes, more than the limit of {limit}")
 
     def content(suffix: str) -> bytes:
         return sample.contents[suffix] if suffix in sample.contents else _content(members[suffix], file)
 
     record: Record = {}
-    if GRIT_JSON in members:
-        parsed = parse_json(content(GRIT_JSON))
+    if layout.columns is not None:
+        parsed = parse_json(content(layout.columns), config.encoding)
         if isinstance(parsed, BadRecord):
-            return parsed
+            return BadRecord(f"{members[layout.columns].name}: {parsed.message}")
         record = parsed
-    if GRIT_CAPTION in members and record.get("caption") is None:
-        try:
-            record["caption"] = content(GRIT_CAPTION).decode(config.encoding)
-        except UnicodeError as error:
-            return BadRecord(f"the caption is not {config.encoding}: {one_line(error)}; see read.encoding")
-    return {**record, IMAGE: content(image_suffix)} if image_suffix else record
+    is_chosen = config.caption_member is not None and layout.caption != GRIT_CAPTION
+    if layout.caption is not None and (is_chosen or record.get("caption") is None):
+        text = decode(content(layout.caption), config.encoding)
+        if isinstance(text, BadRecord):
+            return BadRecord(f"{members[layout.caption].name}: {text.message}")
+        record["caption"] = text
+    return record | ({MEMBERS: sample.names()} if layout.image is None else {IMAGE: content(layout.image)})
 
 
 # Find the samples of tars for planning: from the index of an output, or from their headers.
 
 
 class Scan(NamedTuple):
-    """The bytes [n] at which the samples of a tar start, and the error at which they end, if it is damaged."""
+    """The bytes [n] at which the samples of a tar start, and the error at which they end, if it is damaged.
+
+    `tally` as in schemas.job.InputFile; empty for a tar whose samples an index names.
+    """
 
     starts: NDArray[np.int64]
     damage: str = ""
+    tally: Mapping[str, int] = MappingProxyType({})
 
 
 Scanner = Callable[[Sequence[tuple[str, int]], ReadConfig, int | None], Generator[Scan, None, None]]
@@ -213,16 +326,77 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
         return Scan(starts)
     if config.selection is not None:
         check_selection(path, config)
-    found, damage = array("q"), ""
+    found, keys, kinds, damage = array("q"), array("q"), bytearray(), ""
+    tally, counts = Counter[str](), dict[tuple[str, ...], list[Any]]()
+    most = None if limit is None else limit + 1
     try:
         with input_errors(path), open_stream(path, headers=True) as file:
-            for raw in tar_rows(file, 0, config):
-                found.append(raw.offset)
-                if limit is not None and len(found) > limit:
+            for start, key, sample, _ in find_samples(file, 0, config, tally):
+                found.append(start)
+                suffixes = tuple(sample.members)
+                count = counts.get(suffixes)
+                if count is None:
+                    if len(counts) == MAX_LAYOUTS:
+                        count_members(counts, tally)
+                    layout = layout_of(suffixes, config)
+                    if layout.problem:
+                        raise LayoutError(f"{sample.names()} {layout.problem}")
+                    count = counts[suffixes] = [layout, 0, layout.kinds]
+                count[1] += 1
+                keys.append(hash(key))
+                kinds.append(count[2])
+                if len(found) == most:
                     break
+            else:
+                count_members(counts, tally)
+                if tally["found"] != tally["placed"]:
+                    raise LayoutError(
+                        f"it has {counted(tally['found'], 'picture')}, its samples {tally['placed']:,}; write it anew"
+                    )
+                check_together(file, found, keys, kinds)
     except DamagedFileError as error:
         damage = damage_of(error, len(found), config)
-    return Scan(np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64), damage)
+    found_starts = np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)
+    count_members(counts, tally)
+    return Scan(
+        found_starts, damage, {name: n for name, n in sorted(tally.items()) if n and name not in ("found", "placed")}
+    )
+
+
+def check_together(file: IO[bytes], starts: Sequence[int], keys: Sequence[int], kinds: Sequence[int]) -> None:
+    """Raise LayoutError if the files of samples are not together.
+
+    Then a key, of which `keys` has the hash, comes again with files of other kinds (`Layout.kinds`), or no sample has both a
+    picture and a text, and as many have one of them. A key that comes again with files of the same kinds is another sample.
+    """
+    codes, kind = np.asarray(keys, np.int64), np.asarray(kinds, np.uint8)
+    order = np.argsort(codes, kind="stable")
+    is_apart = (np.diff(codes[order]) == 0) & (kind[order][1:] & kind[order][:-1] == 0)
+    pictures, texts = np.flatnonzero(kind & 1), np.flatnonzero(kind & 6)
+    if is_apart.any():
+        first = order[:-1][is_apart].argmin()  # the hashes have another order in each process
+        places = np.array([order[:-1][is_apart][first], order[1:][is_apart][first]])
+    elif len(pictures) and len(pictures) == len(texts) and not np.intersect1d(pictures, texts).size:
+        places = np.array([pictures[0], texts[0]])
+    else:
+        return
+    first, second = (next(iter_members(reader_of(file), starts[i], MAX_SIZE)).name for i in sorted(places.tolist()))
+    raise LayoutError(
+        f"{first} and {second} are apart: the files of a sample must follow each other, with the same name in the same "
+        "folder; write the tar with --sort=name"
+    )
+
+
+def count_members(counts: dict[tuple[str, ...], list[Any]], tally: Counter[str]) -> None:
+    """Move the counts of layouts into those of a tar, as in schemas.job.InputFile, and `placed`, the pictures of samples."""
+    others = Counter[str]()
+    for layout, n, _ in counts.values():
+        tally["placed"] += layout.n_pictures * n
+        tally["pictures" if layout.image else "without"] += n
+        others.update({f".{suffix}"[:MAX_SUFFIX]: n for suffix in layout.unread})
+    for suffix, n in sorted(others.items(), key=lambda item: (-item[1], item[0])):
+        tally[suffix if suffix in tally or len(tally) < MAX_KINDS else ".*"] += n
+    counts.clear()
 
 
 def check_selection(path: str, config: ReadConfig) -> None:
@@ -233,10 +407,11 @@ def check_selection(path: str, config: ReadConfig) -> None:
         for raw in islice(tar_rows(file, 0, config), CHECKED_SAMPLES):
             if isinstance(sample := raw.payload, BadRecord):
                 continue
-            texts = {name: member for name, member in sample.members.items() if name in (GRIT_JSON, GRIT_CAPTION)}
+            layout = layout_of(sample.members, config)
+            texts = {name: sample.members[name] for name in (layout.columns, layout.caption) if name}
             record = parse_sample(Sample(texts, sample.contents), file, config)
             if not isinstance(record, BadRecord):
-                names |= dict.fromkeys(record)
+                names |= dict.fromkeys(name for name in record if name != MEMBERS)
             if names.keys() >= config.selection.columns.keys():
                 return
     if names:
@@ -317,9 +492,14 @@ def count_suffixes(names: Iterable[str]) -> str:
     >>> count_suffixes(["a.svg", "b.SVG", "c.psd"])
     '3 files (2 .svg, 1 .psd)'
     """
-    counts = Counter(_suffix(name.rpartition("/")[2]) for name in names)
-    parts = ", ".join(f"{n} .{suffix}"[:40] for suffix, n in counts.most_common(8))
+    counts = Counter(map(suffix_of, names))
+    parts = ", ".join(f"{n} {suffix}" for suffix, n in counts.most_common(8))
     return f"{counted(counts.total(), 'file')} ({parts})"
+
+
+def suffix_of(path: str) -> str:
+    """Return the last suffix of a path, with its dot and cut."""
+    return f".{_suffix(path.rpartition('/')[2])}"[:MAX_SUFFIX]
 
 
 def _suffix(name: str) -> str:
@@ -397,15 +577,16 @@ def _record(image: ImageFile, root: Root, config: ReadConfig) -> Record | BadRec
     try:
         if image.columns is not None:
             columns = _beside(image.columns, root, config)
-            parsed = columns if isinstance(columns, BadRecord) else parse_json(columns)
+            parsed = columns if isinstance(columns, BadRecord) else parse_json(columns, config.encoding)
             if isinstance(parsed, BadRecord):
                 return BadRecord(f"{image.columns}: {parsed.message}")
             record = parsed
         if image.caption is not None and record.get("caption") is None:
-            text = _beside(image.caption, root, config)
+            content = _beside(image.caption, root, config)
+            text = content if isinstance(content, BadRecord) else decode(content, config.encoding)
             if isinstance(text, BadRecord):
                 return BadRecord(f"{image.caption}: {text.message}")
-            record["caption"] = text.decode(config.encoding, INVALID).removeprefix("\ufeff")
+            record["caption"] = text
     except RefusedError as error:
         return BadRecord(f"{image.name}: {error}")
     except FileNotFoundError as error:

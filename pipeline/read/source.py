@@ -137,10 +137,11 @@ def read_rows(
     rows = f"rows {piece.first_row} to {piece.first_row + piece.n_rows - 1} of "
     with input_errors(piece.path, rows):
         for i, (line, load) in enumerate(context.kind.loads(piece, context.config, is_wanted), piece.first_row):
-            yield line, isolated(partial(_convert, load, context)) if load and is_wanted(i) else None
+            yield line, isolated(partial(convert, load, context)) if load and is_wanted(i) else None
 
 
-def _convert(load: Load, context: Context) -> Row | BadRecord:
+def convert(load: Load, context: Context) -> Row | BadRecord:
+    """Return a row of READ, without its origin, or a BadRecord."""
     try:
         return to_row(load(), context)
     except BadRowError as error:

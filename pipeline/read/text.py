@@ -23,12 +23,47 @@ SAMPLE_ROWS: Final = 1000
 """Rows in which the columns of `read.where` are looked for, and in which a valid row must be."""
 
 
-def parse_json(text: bytes) -> Record | BadRecord:
-    """Parse a JSON object; anything else becomes a BadRecord."""
+UNICODE: Final = {"1010": "utf-16-le", "0101": "utf-16-be", "1000": "utf-32-le", "0001": "utf-32-be"}
+"""Which of the first four bytes of ASCII characters are not zero -> the encoding."""
+NULS: Final = "it has NUL bytes: space that was reserved and never written, or text in UTF-16; see read.encoding"
+
+
+def wide_encoding(head: bytes) -> str:
+    """Return the name of UTF-16 or UTF-32 by the first four bytes of a text, "" for another encoding.
+
+    >>> wide_encoding("\ufeffurl".encode("utf-16-be")), wide_encoding(b'{"ur')
+    ('utf-16', '')
+    """
+    if head in (b"\xff\xfe\0\0", b"\0\0\xfe\xff"):
+        return "utf-32"
+    if head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    return UNICODE.get("".join(str(int(byte > 0)) for byte in head), "")
+
+
+def decode(content: bytes, encoding: str = "utf-8", named: str = "") -> str | BadRecord:
+    """Decode a text strictly, without a byte order mark; NUL bytes may be at its end only.
+
+    `named`: the encoding of the file, if its bytes were converted to `encoding`.
+    """
+    try:
+        text = content.decode(encoding).removeprefix("\ufeff")
+    except UnicodeError:
+        wide = wide_encoding(content[:4])
+        return BadRecord(f"not valid {named or encoding}{wide and f', but {wide}'}; see read.encoding")
+    is_hollow = "\0" in text and (not text.strip("\0") or "\0" in text.rstrip("\0"))
+    return BadRecord(NULS) if is_hollow else text
+
+
+def parse_json(content: bytes, encoding: str = "utf-8", named: str = "") -> Record | BadRecord:
+    """Parse a JSON object; anything else becomes a BadRecord. The encoding is as in `decode`."""
+    text = decode(content, encoding, named)
+    if isinstance(text, BadRecord):
+        return text
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return BadRecord(f"not valid JSON: {error}")
+        return BadRecord(NULS if "\0" in text else f"not valid JSON: {error}")
     return record if isinstance(record, dict) else BadRecord(f"a JSON {type(record).__name__}, not an object")
 
 
@@ -54,7 +89,7 @@ class JsonRows(Sequential):
         return SAMPLE_ROWS if config.selection else 1
 
     def parse(self, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
-        return parse_json(payload)
+        return parse_json(payload, named=config.encoding)
 
 
 # Lines, JSON lines, CSV and TSV.
@@ -99,7 +134,7 @@ class Lines:
             return None
         n_bytes = len(text)
         if n_bytes > max_bytes and not text.endswith(b"\n"):
-            text = None
+            text = b"\0" if text.startswith(b"\0") else None  # reserved space: one NUL tells as much
             while rest := read_line(SKIP_BYTES):
                 n_bytes += len(rest)
                 if rest.endswith(b"\n"):
@@ -151,6 +186,10 @@ class JsonLines(JsonRows):
 csv.field_size_limit(ReadConfig.max_row_bytes)  # of all readers; 131,072 characters by default
 
 
+NULL_FIELD: Final = r"\N"
+"""A missing value in a file with a backslash as `read.escape`."""
+
+
 class Csv(Sequential):
     """Fields between commas or other delimiters; a field in quotes may have line breaks."""
 
@@ -177,14 +216,15 @@ class Csv(Sequential):
                 raise csv.Error(f"the header has more than the limit of {config.max_row_bytes} bytes")
             text = line.decode("utf-8-sig")
         try:
-            return next(csv.reader(io.StringIO(text), **self.dialect(config)), [])
+            return next(csv.reader(io.StringIO(text), **self.dialect(config), strict=True), [])
         except csv.Error as error:
             raise csv.Error(f"line 1: {csv_problem(error)}") from error
 
     def dialect(self, config: ReadConfig) -> dict[str, Any]:
         """Return the options of csv.reader."""
         quoting = csv.QUOTE_MINIMAL if config.quotes else csv.QUOTE_NONE
-        return {"delimiter": (config.delimiter or self.delimiter).replace(r"\t", "\t"), "quoting": quoting}
+        delimiter = (config.delimiter or self.delimiter).replace(r"\t", "\t")
+        return {"delimiter": delimiter, "quoting": quoting, "escapechar": config.escape}
 
     def find(self, file: IO[bytes], offset: int, line: int, n_columns: int, config: ReadConfig) -> Iterator[RawRow]:
         if not offset:
@@ -196,9 +236,12 @@ class Csv(Sequential):
         return csv_rows(file, self.dialect(config), offset, line, n_columns, config)
 
     def parse(self, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
+        if any("\0" in value for value in payload):
+            return BadRecord(NULS)
         if len(payload) != len(header):
             return BadRecord(f"{len(payload)} fields where the header has {len(header)}")
-        return dict(zip(header, payload, strict=True))
+        values = payload if config.escape is None else ("" if value == NULL_FIELD else value for value in payload)
+        return dict(zip(header, values, strict=True))
 
 
 class Tsv(Csv):
@@ -223,11 +266,11 @@ def csv_rows(
     lines = Lines(file, offset, number, config)
     again = deque[Line]()  # lines to read once more
     taken: list[Line] = []  # lines of the current row
-    is_at_end = False
     damage: list[Exception] = []
+    end = re.escape(dialect["delimiter"])  # the parser would make an N of a missing value
+    null_field = re.compile(rf"(?<![^{end}])\\N(?![^{end}\r\n])") if dialect.get("escapechar") == "\\" else None
 
     def feed() -> Iterator[str]:
-        nonlocal is_at_end
         while True:
             try:
                 line = again.popleft() if again else None if damage else lines.next()
@@ -235,23 +278,23 @@ def csv_rows(
                 damage.append(error)
                 line = None
             if line is None:
-                is_at_end = True
                 return
             if taken and (line.text is None or len(taken) == config.max_row_lines):
                 again.appendleft(line)
                 raise UnclosedQuoteError
             taken.append(line)
-            yield _decode(line)
+            text = (line.text or b"").decode("utf-8", errors="surrogateescape")
+            yield null_field.sub(r"\\\\N", text) if null_field and NULL_FIELD in text else text
 
-    reader = csv.reader(feed(), **dialect)
+    reader = csv.reader(feed(), **dialect, strict=True)
     while True:
         taken.clear()
         problem = ""
         values: list[str] = []
         try:
             values = next(reader)
-            if is_at_end or (len(taken) > 1 and not _is_row(taken, dialect, n_fields)):
-                problem = "a quoted field does not end in this row"
+            if len(taken) > 1 and len(values) != n_fields:
+                problem = UNCLOSED
         except StopIteration:
             if damage:
                 raise damage[0] from None
@@ -259,42 +302,35 @@ def csv_rows(
         except UnclosedQuoteError:
             problem = f"a quoted field does not end within {len(taken)} lines"
         except csv.Error as error:
-            problem = csv_problem(error)
+            problem = csv_problem(error) if len(taken) == 1 else UNCLOSED
         first = taken[0]
         if first.text is None:
             yield RawRow(first.offset, first.number, first.too_long(config))
         elif problem:
             yield RawRow(first.offset, first.number, BadRecord(problem))
             again.extendleft(reversed(taken[1:]))
-            is_at_end = False
-            reader = csv.reader(feed(), **dialect)
+            reader = csv.reader(feed(), **dialect, strict=True)
         elif values:
             yield RawRow(first.offset, first.number, values)
         elif not again:
             lines.skip_blank(first, LINE_ENDS)
 
 
+UNCLOSED: Final = "a quoted field does not end in this row"
+PROBLEMS: Final = {
+    "new-line character": "a carriage return (\\r) that is not part of a line end; end lines with \\n or \\r\\n, or quote the "
+    "field",
+    "unexpected end of data": UNCLOSED,
+    "'": "text after a closing quote; set read.escape, such as \\ for files of Spark and MySQL, or read.quotes=false if "
+    "quotes are characters like any other",
+}
+"""Beginning of a message of the CSV parser -> a description with the fix."""
+
+
 def csv_problem(error: csv.Error) -> str:
     """Describe an error of the CSV parser, with the fix where its message has none."""
     text = str(error)
-    if text.startswith("new-line character"):
-        return (
-            "a carriage return (\\r) that is not part of a line end; end lines with \\n or \\r\\n, or quote the field"
-        )
-    return text
-
-
-def _decode(line: Line) -> str:
-    return (line.text or b"").decode("utf-8", errors="surrogateescape")
-
-
-def _is_row(lines: list[Line], dialect: dict[str, Any], n_fields: int) -> bool:
-    """True if lines are exactly one row with `n_fields` fields and correct quotes."""
-    try:
-        rows = list(csv.reader(map(_decode, lines), **dialect, strict=True))
-    except csv.Error:
-        return False
-    return len(rows) == 1 and len(rows[0]) == n_fields
+    return next((problem for start, problem in PROBLEMS.items() if text.startswith(start)), text)
 
 
 # Values of JSON files.
@@ -428,7 +464,8 @@ def _rows(file: IO[bytes], offset: int, config: ReadConfig) -> Iterator[RawRow]:
         if byte == b"]" and is_list:
             values.take()
             if not is_inner and values.peek():
-                raise DamageError(f"more text behind the end of the list at byte {start}")
+                kind = "NUL bytes" if values.peek() == b"\0" else "more text"
+                raise DamageError(f"{kind} behind the end of the list at byte {start}")
             return
         if byte in b"]}":
             raise DamageError(f"{byte.decode()} at byte {start}, where a value is expected")
@@ -469,7 +506,7 @@ def keys(values: Values) -> Iterator[str]:
             raise DamageError(f"no key at byte {values.offset}")
         text = values.value()
         try:
-            name = str(json.loads(text)) if isinstance(text, bytes) else "?"
+            name = str(json.loads(text.decode())) if isinstance(text, bytes) else "?"
         except ValueError:
             raise DamageError(f"no key before byte {values.offset}") from None
         if not values.peek():
@@ -507,10 +544,11 @@ def column_lists(file: IO[bytes], config: ReadConfig) -> dict[str, int]:
     return found
 
 
-def join_columns(payload: dict[str, Any]) -> Any:
+def join_columns(payload: dict[str, Any], config: ReadConfig) -> Any:
     """Return the row of `_columns` as a record, or a BadRecord."""
     record: dict[str, Any] = {}
-    for name, text in payload.items():
+    for name, value in payload.items():
+        text = value if isinstance(value, BadRecord) else decode(value, named=config.encoding)
         if isinstance(text, BadRecord):
             return BadRecord(f"{name}: {text.message}")
         try:
@@ -548,4 +586,8 @@ class Json(JsonRows):
         return _rows(file, offset, config)
 
     def parse(self, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
-        return join_columns(payload) if config.json_layout == "columns" else parse_json(payload)
+        return (
+            join_columns(payload, config)
+            if config.json_layout == "columns"
+            else super().parse(payload, header, file, config)
+        )

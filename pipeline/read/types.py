@@ -1,7 +1,7 @@
 """The types of reading: records, pieces of files, plans of shards, and the base classes of the input formats."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,6 +15,9 @@ Record = dict[str, Any]
 """A row of an input file: values by column name."""
 IMAGE: Final = "__image__"
 """Key of the encoded image in a record of a tar; chosen so that no column has this name."""
+
+MEMBERS: Final = "__members__"
+"""Key of the names of the files of a sample without an image, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,14 @@ class RawRow(NamedTuple):
     payload: Any
 
 
+class Survey(NamedTuple):
+    """What planning learns of a file whose rows are counted: their number, the columns, and those that are not read."""
+
+    n_rows: int
+    columns: Sequence[str] | None = None
+    unread: Sequence[str] = ()
+
+
 class Format(ABC):
     """An input format: a subclass of Counted or Sequential, and an entry in FORMATS (pipeline.read.listing)."""
 
@@ -113,6 +124,10 @@ class Counted(Format):
     @abstractmethod
     def count(self, path: str, config: ReadConfig) -> int:
         """Return the number of rows. Raises UserError, also for a file that lacks a required column."""
+
+    def survey(self, path: str, config: ReadConfig) -> Survey:
+        """Return what planning learns of a file, in one reading. Raises like `count`."""
+        return Survey(self.count(path, config))
 
 
 class Sequential(Format):

@@ -1,4 +1,4 @@
-"""Warnings that a person should act on: six cases, found in the statistics of a report."""
+"""Warnings that a person should act on: seven cases, found in the statistics of a report."""
 
 from collections.abc import Iterator
 from typing import Final, NamedTuple
@@ -21,7 +21,8 @@ HINTS: Final = {
     "too_small": "Lower download.min_side_px.",
     "image_refused": "Name the folder of the images in read.image_roots.",
     "image_not_found": "Look at the paths of the images, and at read.image_roots.",
-    "missing_url": "Name the column of the URLs: read.url_column.",
+    "bad_row": "The examples name file, line and cause; most causes have a setting, such as read.encoding or read.escape.",
+    "missing_url": "Name the column of the URLs: read.url_column. In tars, the detail names the files of the sample.",
     "wrong_language": "Add the language to parse.languages.",
     "no_phrase": "Head nouns that were wrongly removed belong into parse.keep.",
     "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
@@ -75,6 +76,10 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
         yield Advice("nothing_kept", "no row was kept", f"{stage} dropped {n:,} of them as {reason}: {action}", "rows")
     elif n >= MIN_ROWS and n > MOST * n_rows and reason not in CHOSEN:
         yield Advice("one_reason", f"{stage} dropped {n / n_rows:.0%} of all rows as {reason}", action, "rows")
+    if nulls := stats.get("null_captions"):
+        texts = ", ".join(f"{text} ({n:,})" for text, n in nulls.items())
+        text = f"{sum(nulls.values()):,} of the captions of the input mean a missing value: {texts}"
+        yield Advice("null_captions", text, "write them as empty fields, or leave them out: read.where", "rows")
     lost = {name: n for name, n in boxes["removed"].items() if name in GIVEN_REMOVALS}
     left = boxes["found"] - sum(lost.values())
     for name, threshold in FILTERS.items():

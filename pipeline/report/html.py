@@ -19,6 +19,7 @@ from hypergrit_common.yaml_text import dump_yaml
 from pipeline.config import ReportConfig
 from pipeline.output.ledger import read_manifests_of, stamp_of
 from pipeline.output.store import Store
+from pipeline.read.understood import input_lines
 from pipeline.report.advice import HINTS, Advice, find_advice
 from pipeline.report.cards import Picture, Row, Thumbnail, find_dropped, make_card, pick_examples, pick_pictures
 from pipeline.report.charts import histogram_chart, number
@@ -167,6 +168,7 @@ def render(
         script_hash=base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         head=describe_run(stats),
         trainable=trainable(stats),
+        understood=list(input_lines(stats["input"])) if "input" in stats else [],
         advice=advice,
         explorer=f"hypergrit explore {shlex.quote(output)}",
         funnel=list(funnel(stats, examples, dropped)),

@@ -27,6 +27,7 @@ from pipeline.output.ledger import (
 )
 from pipeline.output.manifest import fits, read_failed
 from pipeline.output.store import Store, files_of_shards
+from pipeline.read.understood import understood_input
 from pipeline.summary.histogram import Frequent
 from pipeline.summary.totals import Summary, SummaryFile, Totals, parse_summary
 from schemas.files import (
@@ -459,6 +460,10 @@ def make_stats(store: Store, part: ShardSums, only: Collection[int] | None = Non
         stats["planned"] = planned
     if sizes := {kind: summary.n_bytes[kind] for kind in FILES if kind in summary.n_bytes}:
         stats["bytes"] = sizes
+    if nulls := part.summary.totals.null_captions:
+        stats["null_captions"] = dict(most_frequent(nulls))
+    if (understood := understood_input(job)) is not None:
+        stats["input"] = understood
     if damaged := damaged_files(job):
         stats["damaged"] = damaged
     return stats

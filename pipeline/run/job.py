@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from functools import partial
 
-from hypergrit_common.cli import notify
+from hypergrit_common.cli import logs_json, notify
 from hypergrit_common.config import RESOLVED_FILE, to_yaml
+from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted
 from pipeline.config import PipelineConfig, content_hash, with_formats
@@ -25,6 +26,7 @@ from pipeline.output.takedowns import check_recorded
 from pipeline.read.listing import list_files
 from pipeline.read.takedown import listed
 from pipeline.read.types import ShardPlan, Task
+from pipeline.read.understood import input_lines, understood_input
 from pipeline.report.stats import read_run
 from pipeline.report.summary import report
 from pipeline.run.loop import JobResult, Run
@@ -159,6 +161,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         n_shards = len(work.plans)
         if len(work.unfinished) < n_shards:
             check_recorded(output, entries, config.read.takedown)
+        tell_input(work, config)
         logger.info("%s", describe_work(work, output))
         lease.check()
         output.remove_drafts()
@@ -194,6 +197,18 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         text = f"{n_failed} of {counted(n_shards, 'shard')} failed, see {config.output}/{FAILED_FOLDER}/"
         notify(f"{text}; run the same command again to try them again")
     return JobResult(n_failed + n_damaged, n_kept)
+
+
+def tell_input(work: Work, config: PipelineConfig) -> None:
+    """Print how the input was understood, or log it if the lines of the log are JSON."""
+    found = understood_input(work.record)
+    lines = (
+        [] if found is None else list(input_lines(found, sum(len(batch["files"]) for batch in work.record["batches"])))
+    )
+    if logs_json():
+        logger.info("%s", "; ".join(f"{label}: {text}" for label, text in lines))
+    elif not config.quiet:
+        print_text("\n".join(f"{label:10}{text}" for label, text in lines))
 
 
 def write_run(output: Store, start: float, plans: Sequence[ShardPlan | Task], n_failed: int, command: str) -> None:

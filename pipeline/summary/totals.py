@@ -36,7 +36,9 @@ NO_FAILURES: Final = ("taken_down", "duplicate")
 HOST: Final = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#]*@)?\[?(?P<host>[^/?#:\]]*|[^/?#\]]*)(?:[\]:/?#]|$)"
 """Host name of a URL, in the syntax of RE2; it need not agree with `host_of` for malformed URLs."""
 HTTP_STATUS: Final = re.compile(r"\d{3}")
-COUNTERS: Final = ("drops", "http_statuses", "chunks", "boxes", "given")
+COUNTERS: Final = ("drops", "http_statuses", "chunks", "boxes", "given", "null_captions")
+NULL_TEXTS: Final = ("nan", "NaN", "NULL", "null", "None", "\\N", "<NA>", "N/A")
+"""Texts that programs write for a missing value; a caption that is one of them describes no picture."""
 SKETCHES: Final = ("phrases", "heads", "kept_heads", "hosts", "host_rows")
 
 
@@ -54,6 +56,7 @@ class Totals:
         self.hosts = Frequent()  # `reason host` of the rows that download dropped
         self.host_rows = Frequent()  # of all rows with a URL
         self.http_statuses: Counter[str] = Counter()
+        self.null_captions: Counter[str] = Counter()
         self.chunks: Counter[str | None] = Counter()  # by removal reason; None: not removed
         self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
         self.given: Counter[str] = Counter()  # boxes, rows, split (schemas.stats.BoxCounts)
@@ -65,6 +68,8 @@ class Totals:
         """Count one batch, which has COLUMNS. `has_grounder`: it looked for the phrases of rows without given boxes."""
         self._count_rows(batch)
         self._count_images(batch)
+        captions = batch["caption_original"]
+        self.null_captions.update(captions.filter(pc.is_in(captions, pa.array(NULL_TEXTS))).to_pylist())
         captions = pc.utf8_length(batch["caption"].filter(pc.is_valid(batch["caption"])))
         self.histograms["caption_length"].add("captions", captions.to_numpy(zero_copy_only=False))
         self.histograms["clip_similarity"].add("images", floats(batch["clip_similarity"].drop_null()))
@@ -120,6 +125,7 @@ class Totals:
             **{name: getattr(self, name).to_json() for name in SKETCHES},
             "removed": {reason: self.removed[reason].to_json() for reason in sorted(self.removed)},
             "http_statuses": sorted_counts(self.http_statuses),
+            **({"null_captions": sorted_counts(self.null_captions)} if self.null_captions else {}),
             "chunks": sorted_counts(self.chunks),
             "boxes": sorted_counts(self.boxes),
             "given": sorted_counts(self.given),
@@ -139,6 +145,7 @@ class Totals:
             setattr(totals, name, Frequent.from_json(value[name]))
         totals.removed = {reason: Frequent.from_json(texts) for reason, texts in value["removed"].items()}
         totals.http_statuses = Counter(value["http_statuses"])
+        totals.null_captions = Counter(value.get("null_captions", {}))
         totals.chunks = Counter({reason or None: n for reason, n in value["chunks"].items()})
         totals.boxes = Counter({reason or None: n for reason, n in value["boxes"].items()})
         totals.given = Counter(value["given"])

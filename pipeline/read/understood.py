@@ -1,0 +1,183 @@
+"""How the input was understood: found when the job is planned, and told before its first row is read."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, Final, cast
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.remote import store_errors
+from hypergrit_common.text import counted, one_line, printable, shortened
+from hypergrit_common.urls import text_without_secrets
+from pipeline.read.config import ReadConfig
+from pipeline.read.listing import input_format
+from pipeline.read.roots import Roots
+from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, utf8
+from pipeline.read.samples import BESIDE, Folder, Tar, is_picture
+from pipeline.read.source import RowFault, convert, isolated
+from pipeline.read.streams import input_errors
+from pipeline.read.types import IMAGE, MEMBERS, BadRecord, Format, Load, Piece, Record
+from schemas.job import InputReading, JobRecord, UnderstoodInput
+from schemas.status import DROPPED
+
+MAX_READINGS: Final = 8
+"""Formats and sets of columns that are told; further files are counted."""
+MAX_NAMES: Final = 100
+MAX_TEXT: Final = 200
+SHOWN: Final = 20
+"""Columns and kinds of files that a line names."""
+FIRST_ROW: Final = ("dropped", "url", "caption", "id", "image", "extra")
+ROLES: Final = ("url", "caption", "id", "image", "image_path")
+
+
+class Readings:
+    """The ways in which the files of an input were understood; `found` are those of an earlier run."""
+
+    def __init__(self, config: ReadConfig, found: Iterable[InputReading] = ()) -> None:
+        self.config, self.found, self.roots = config, list(found), Roots(config.image_roots)
+
+    def add(self, path: str, names: Sequence[str] | None, unread: Sequence[str], load: Load) -> int | None:
+        """Return the index of the reading of a file; None for more than MAX_READINGS.
+
+        `names` are its columns, None if they are those of its first row, which `load` reads if the reading is new.
+        """
+        kind = input_format(path)
+        same: dict[str, Any] = {"format": kind.name}
+        if kind.is_text or isinstance(kind, Tar | Folder):
+            same["encoding"] = self.config.encoding
+        if names is not None:
+            same |= self.columns(kind, names, unread)
+        for i, known in enumerate(self.found):
+            if all(known.get(key) == value for key, value in same.items()):
+                return i
+        if len(self.found) == MAX_READINGS:
+            return None
+        first = attempt(load)
+        if names is None:
+            record = {} if isinstance(first, BadRecord) else first
+            names = [name for name in record if name not in (IMAGE, MEMBERS)]
+            same |= self.columns(kind, names, unread, IMAGE in record)
+        first_row = self.first_row(first, Context(self.config, self.roots, path, kind))
+        self.found.append(cast(InputReading, {**same, "file": path, "first_row": first_row}))
+        return len(self.found) - 1
+
+    def columns(
+        self, kind: Format, names: Sequence[str], unread: Sequence[str], has_picture: bool = False
+    ) -> dict[str, Any]:
+        """Return the use of each column, and where the pictures are."""
+        found = find_columns(names, self.config, kind.has_images)
+        uses = dict(zip(ROLES, (found.url, found.captions, found.id, found.image, found.path), strict=True))
+        columns = {use: list(name) if isinstance(name, tuple) else [name] for use, name in uses.items() if name}
+        used = {*GRIT_COLUMNS, *(name for some in columns.values() for name in some)}
+        columns |= {"extra": [name for name in names if name not in used], "unread": [*unread]}
+        if has_picture or isinstance(kind, Tar | Folder):
+            pictures = "in the input"
+        elif found.image or found.path:
+            pictures = f"in the column {found.image}" if found.image else f"files that the column {found.path} names"
+        else:
+            pictures = "to fetch by the URL, or to read from read.image_roots" if self.roots else "to fetch by the URL"
+        return {
+            "pictures": cut(pictures),
+            "columns": {use: [cut(name) for name in some[:MAX_NAMES]] for use, some in columns.items() if some},
+        }
+
+    def first_row(self, record: Record | BadRecord, context: Context) -> dict[str, str]:
+        """Return the first row as the job reads it: the columns that are not null, and why it is dropped."""
+        row = isolated(partial(convert, lambda: record, context))
+        if isinstance(row, RowFault | BadRecord):
+            return {"dropped": cut(row.detail if isinstance(row, RowFault) else f"bad_row: {row.message}")}
+        image = row.get("image") or row.get(LOCATION)
+        shown = {"url": row["url"], "caption": row["caption_original"], "id": row["id"], "extra": row["extra"]}
+        shown["image"] = f"{len(image):,} bytes" if isinstance(image, bytes) else image and str(image)
+        if row.get("status") == DROPPED:
+            shown["dropped"] = f"{row['reason']}: {row['detail'] or ''}"
+        return {name: cut(value) for name, value in shown.items() if value is not None}
+
+
+def attempt(load: Callable[[], Record | BadRecord]) -> Record | BadRecord:
+    """Return the first row of a file; a failure, which the job will meet again, becomes a BadRecord."""
+    try:
+        found = isolated(load)
+    except store_errors(UserError) as error:
+        return BadRecord(one_line(error))
+    return BadRecord(found.detail) if isinstance(found, RowFault) else found
+
+
+def first_of(path: str, size: int, offset: int, config: ReadConfig) -> Record | BadRecord:
+    """Read the first row of a file as the job does; it starts at byte `offset`."""
+    with input_errors(path):
+        for _, load in input_format(path).loads(Piece(path, 0, 1, size, offset), config, lambda _: True):
+            if load is not None:
+                return load()
+    return BadRecord("it has no row")
+
+
+def cut(text: str) -> str:
+    """Return a value for the record: without secrets, in UTF-8 and cut."""
+    text = utf8(text[: 10 * MAX_TEXT])
+    bare = text_without_secrets(text, strip_query=True)
+    bare += "?…" if "?" in text and "?" not in bare else ""
+    return bare if len(bare) <= MAX_TEXT else f"{bare[:MAX_TEXT]}…"
+
+
+def understood_input(record: JobRecord | Mapping[str, Any]) -> UnderstoodInput | None:
+    """Return how the input of a job was understood, with the counts of its files; None if its record does not tell."""
+    if (found := record.get("input")) is None:
+        return None
+    readings: list[InputReading] = [{**reading, "files": 0, "rows": 0} for reading in found["readings"]]
+    tallies = [Counter[str]() for _ in readings]
+    for file in (file for batch in record["batches"] for file in batch["files"] if "reading" in file):
+        reading = readings[file["reading"]]
+        reading["files"] += 1
+        reading["rows"] += file["cuts"][-1][0]
+        tallies[file["reading"]].update(file.get("tally", {}))
+    for reading, tally in zip(readings, tallies, strict=True):
+        if tally:
+            reading["tally"] = dict(sorted(tally.items()))
+    return {"readings": [reading for reading in readings if reading["files"]], "not_read": found["not_read"]}
+
+
+def input_lines(found: UnderstoodInput, n_files: int = 0) -> Iterator[tuple[str, str]]:
+    """Yield how the input was understood as (label, text), for the terminal and the report; the texts are printable.
+
+    `n_files`: the files of the input, of which those with further columns are counted.
+    """
+    for reading in found["readings"]:
+        columns, tally = reading["columns"], reading.get("tally", {})
+        files = counted(reading.get("files", 0), f"{reading['format']} file")
+        yield "input", printable(f"{files} with {counted(reading.get('rows', 0), 'row')}, the first: {reading['file']}")
+        for use, missing in (("url", "none"), ("caption", "none; read.caption_column=NAME sets one"), ("id", "none")):
+            yield use, printable(", ".join(columns.get(use, ())) or missing)
+        in_tar = (
+            f"; {tally.get('pictures', 0):,} samples have one, {tally.get('without', 0):,} have none" if tally else ""
+        )
+        yield "pictures", printable(reading["pictures"] + in_tar)
+        if "encoding" in reading:
+            yield "encoding", printable(reading["encoding"])
+        yield "extra", printable(shortened(columns.get("extra", []), SHOWN, ", ") or "no other columns")
+        first = reading["first_row"]
+        yield "first row", printable("; ".join(f"{name}: {first[name]}" for name in FIRST_ROW if name in first))
+        if unread := [*unread_parts(columns.get("unread", []), tally)]:
+            yield "not read", printable("; ".join(unread))
+    left = n_files - sum(reading.get("files", 0) for reading in found["readings"])
+    if found["readings"] and left > 0:
+        yield "input", f"{counted(left, 'further file')} with other columns, or without rows"
+    if found["not_read"]:
+        counts = sorted(found["not_read"].items(), key=lambda item: (-item[1], item[0]))
+        kinds = [f"{n:,} {suffix}" for suffix, n in counts]
+        text = f"files beside these: {shortened(kinds, SHOWN, ', ')}; input= as a glob or a folder that matches only them reads them"
+        yield "not read", printable(text)
+
+
+def unread_parts(columns: Sequence[str], tally: Mapping[str, int]) -> Iterator[str]:
+    """Yield what is not read of the files that are read, with the setting that would read it."""
+    if columns:
+        yield f"columns with bytes: {shortened(columns, SHOWN, ', ')}; read.image_column=NAME reads one"
+    for name, n in tally.items():
+        if name.startswith("."):
+            setting = "image_member" if is_picture(name[1:]) else "caption_member" if name.endswith(BESIDE) else ""
+            yield f"{counted(n, 'member')} {name}" + (f"; read.{setting}={name[1:]} reads them" if setting else "")
+    if hidden := tally.get("hidden"):
+        yield f"{counted(hidden, 'hidden file')}, such as those of macOS; rename them to read them"
+    if links := tally.get("links"):
+        yield f"{counted(links, 'link')}; tar --hard-dereference --dereference stores files in their place"
