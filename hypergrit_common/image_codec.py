@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import is_machine_error
 from hypergrit_common.image_header import (
+    MAGIC,
     READ,
     SIMPLE_FRAMES,
     JpegHeader,
@@ -35,7 +36,6 @@ Reason = Literal["not_an_image", "undecodable", "too_many_pixels", "too_small", 
 
 STRIP_PIXELS: Final = 4_000_000
 """Pixels that are converted at a time, so that a large image is not in memory several times."""
-MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 JPEG_END: Final = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000")
 HEIC_FIX: Final = "HEIC, which needs `pip install '.[heic]'` in the folder of the package"
@@ -152,7 +152,7 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
             raise ImageRejected("not_an_image", HEIC_FIX) from error
         if kind and kind not in READ:
             raise ImageRejected("not_an_image", f"{kind}, which is not read") from error
-        reason: Reason = "undecodable" if kind or data.startswith(MAGIC) else "not_an_image"
+        reason: Reason = "undecodable" if kind or data.startswith((*MAGIC, b"BM")) else "not_an_image"
         raise ImageRejected(reason, f"{kind}{': ' if kind else ''}{type(error).__name__}: {text}"[:200]) from error
 
 

@@ -45,6 +45,8 @@ TIFF_NUMBERS: Final = {1: "B", 3: "H", 4: "I"}
 TIFF_WIDTH, TIFF_HEIGHT, TIFF_TILE_WIDTH, TIFF_TILE_HEIGHT = 256, 257, 322, 323
 
 
+MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
+"""First bytes of the usual images, but for BMP's two letters."""
 READ: Final = ("AVIF", "HEIC", "JPEG 2000")
 """Types of `type_of` that are decoded in a child process; HEIC needs a package."""
 TYPES: Final = (
@@ -82,6 +84,11 @@ def type_of(data: bytes) -> str:
     if start.lstrip()[:1] == b"<":
         return "SVG" if SVG.search(start) else "a web page" if HTML.match(start) else ""
     return next((name for magic, name in TYPES if data.startswith(magic)), "")
+
+
+def is_picture(data: bytes) -> bool:
+    """Return True for bytes that begin like an image of a format that is read."""
+    return data.startswith(MAGIC) or type_of(data) in READ
 
 
 def _read_pixels(data: bytes) -> int:

@@ -140,6 +140,21 @@ class ReadConfig:
         return tuple((self.caption_column or "").split(","))
 
     @cached_property
+    def named_columns(self) -> tuple[str, ...]:
+        """The names of all columns that settings name."""
+        names = (self.url_column, *self.caption_columns, self.image_column, self.image_path_column)
+        more = (
+            *(self.level_rule.columns if self.level_rule else ()),
+            *(self.selection.columns if self.selection else ()),
+        )
+        return tuple(dict.fromkeys(name for name in (*names, *more) if name))
+
+    @cached_property
+    def nested_columns(self) -> tuple[str, ...]:
+        """Those of them that may be fields of columns, such as `image.url`."""
+        return tuple(name for name in self.named_columns if "." in name or "[" in name)
+
+    @cached_property
     def selection(self) -> Where | None:
         """The compiled condition `where`. Raises UserError if it is not valid."""
         return None if self.where is None else Where(self.where)

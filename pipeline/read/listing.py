@@ -5,7 +5,7 @@ import math
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from typing import Final
 
@@ -20,7 +20,8 @@ from hypergrit_common.remote import map_concurrently, one_line, open_store, stor
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
 from pipeline.read.parquet import Parquet
-from pipeline.read.roots import object_version
+from pipeline.read.roots import is_web, object_version
+from pipeline.read.rows import pictures_beside
 from pipeline.read.samples import BESIDE, Folder, Tar, count_suffixes, is_image, list_folder
 from pipeline.read.streams import COMPRESSIONS, compression_of
 from pipeline.read.text import Csv, Json, JsonLines, Tsv
@@ -68,6 +69,7 @@ Files = list[tuple[str, int]]
 
 GLOB: Final = "*?["
 """Characters of which a glob has one."""
+GLOB_START: Final = re.compile(r"/[^/]*[*?\[]")
 MAX_PATTERNS: Final = 1_000_000
 RANGE: Final = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?\}")
 
@@ -154,41 +156,100 @@ def _size(fs: AbstractFileSystem, path: str, url: str) -> int:
 
 
 def find_files(fs: AbstractFileSystem, root: str) -> list[str]:
-    """Return the paths of a glob, those below a folder that are not hidden, or the path of a file that exists."""
+    """Return the paths of a glob, those below a folder that are not hidden, or the path of a file that exists.
+
+    A folder is one whatever its name: engines write tables as folders `pairs.parquet/`.
+    """
     fs.invalidate_cache()  # other machines may have added files since this process listed them
     if any(sign in root for sign in GLOB) and not fs.exists(root):
-        found = list(fs.glob(root))
-        if any(format_of(path) for path in found):
-            return found
-        folders = [path for path in found if fs.isdir(path)]
-        return [path for folder in folders for path in _below(fs, folder)] or found
-    if format_of(root) in (None, "folder") and fs.isdir(root):
+        found = fs.glob(root, detail=True)
+        check_tables([*found])
+        check_tables(log for log in [f"{GLOB_START.split(root)[0]}/_delta_log"] if not is_web(root) and fs.exists(log))
+        folders = {path for path, info in found.items() if info["type"] != "file" and fs.isdir(path)}
+        files = [path for path in found if path not in folders]
+        if any(format_of(path) for path in files):
+            folders = {path for path in folders if format_of(path)}
+        return list(dict.fromkeys([*files, *(path for folder in sorted(folders) for path in _below(fs, folder))]))
+    if is_folder(fs, root):
         return _below(fs, root)
     return [root] if fs.exists(root) else []
 
 
+def is_folder(fs: AbstractFileSystem, root: str) -> bool:
+    """Return True for a folder; a web server is not asked for the listing of what has the name of a file."""
+    if is_web(root) and format_of(root) not in (None, Folder.name):
+        return False
+    return bool(fs.isdir(root))
+
+
 def _below(fs: AbstractFileSystem, folder: str) -> list[str]:
     """Return the files below a folder that are not hidden."""
-    parts = ((path, path[len(folder) :].split("/")) for path in fs.find(folder))
+    found = fs.find(folder)
+    check_tables(found)
+    parts = ((path, path[len(folder) :].split("/")) for path in found)
     return [path for path, names in parts if not any(name.startswith((".", "_")) for name in names)]
 
 
+TABLE_LOG: Final = re.compile(
+    r"(?P<Delta>/_delta_log(?:/|$))|(?P<Hudi>/\.hoodie(?:/|$))|(?P<Iceberg>/metadata/[^/]*\.(?:metadata\.json|avro)$)"
+)
+"""A part of a path by which a table of an engine is known."""
+PRESENT: Final = {
+    "Delta": "DeltaTable(TABLE).to_pyarrow_dataset().to_batches()",
+    "Hudi": "spark.read.format('hudi').load(TABLE).toArrow().to_batches()",
+    "Iceberg": "catalog.load_table(NAME).scan().to_arrow_batch_reader()",
+}
+"""Format of a table -> the batches of its present rows, in Python."""
+
+
+def check_tables(paths: Iterable[str]) -> None:
+    """Raise UserError for a table whose files also hold the rows that were deleted or replaced."""
+    for path in paths:
+        if (found := TABLE_LOG.search(path)) and (name := found.lastgroup):
+            raise UserError(
+                f"the input folder {path[: found.start()]} is a {name} table, whose files also hold deleted rows; write "
+                f"its present rows as an input of their own: pipeline.write_input({PRESENT[name]}, FOLDER)"
+            )
+
+
 def choose_files(found: Sequence[str]) -> list[str]:
-    """Return the sorted files that are read: tars, or else rows, or else folders of images, or else .json files."""
-    files = sorted(path for path in found if format_of(path))
-    tars = [path for path in files if format_of(path) == "tar"]
+    """Return the sorted files that are read, and warn about the others.
+
+    They are tars, or else tables, or else folders of images, or else .json files. Tables that img2dataset writes beside
+    each folder of images, with the same rows, do not count.
+    """
+    known = sorted(path for path in found if format_of(path) and not CACHE.search(path))
+    images = [path for path in found if is_image(path.rpartition("/")[2])]
+    folders = {path.rpartition("/")[0] for path in images}
+    tars = [path for path in known if format_of(path) == "tar"]
+    tables = [path for path in known if format_of(path) != "json"]
     if tars:
-        warn_about_ignored(tars, files)
-        return tars
-    if rows := [path for path in files if format_of(path) != "json"]:
-        if len(rows) < len(files):
-            logger.info("%d .json files beside the other input files are not read", len(files) - len(rows))
-        return rows
-    folders = {path.rpartition("/")[0] for path in found if is_image(path.rpartition("/")[2])}
-    others = [path for path in found if not is_image(path.rpartition("/")[2]) and not path.endswith(BESIDE)]
-    if folders and others:
-        logger.warning("%s of the input are not read", count_suffixes(others))
-    return sorted(f"{folder}/" for folder in folders) or files
+        chosen, kind = tars, "tars"
+    elif tables and not folders.issuperset(map(_stem, tables)):
+        chosen, kind = tables, "tables"
+        if any(map(pictures_beside, tables)):
+            images, found = [], [path for path in found if path not in {*images}]
+    elif folders:
+        chosen, kind = sorted(f"{folder}/" for folder in folders), "folders of images"
+        found = [path for path in found if path not in {*images} and not path.endswith(BESIDE)]
+        images = []
+    else:
+        return known
+    names = {folder.rstrip("/") if folder.endswith("/") else _stem(folder) for folder in chosen}
+    read = {*chosen}
+    ignored = [path for path in found if path not in read and _stem(path).removesuffix("_stats") not in names]
+    if ignored:
+        known_too = any(format_of(path) for path in ignored) or images
+        fix = "; to read them, give input= as a folder or glob of them alone" if known_too else ""
+        logger.warning(
+            "%s of the input are not read, only its %s (%d); the first: %s%s",
+            count_suffixes(ignored), kind, len(chosen), ignored[0], fix,
+        )  # fmt: skip
+    return chosen
+
+
+CACHE: Final = re.compile(r"(^|/)(cache|indices)[^/]*\.arrow$")
+"""Files of Hugging Face's datasets beside the rows of a data set, which are computed from these."""
 
 
 def check_names(paths: Sequence[str]) -> None:
@@ -208,20 +269,10 @@ def chain_error(path: str) -> UserError:
     )
 
 
-def warn_about_ignored(tars: list[str], files: list[str]) -> None:
-    """Log a warning about files that are ignored because the input has tars, except files named like a tar."""
-    stems = {_stem(tar) for tar in tars} | {f"{_stem(tar)}_stats" for tar in tars}
-    ignored = [path for path in files if format_of(path) != "tar" and path.rsplit(".", 1)[0] not in stems]
-    if ignored:
-        logger.warning(
-            "only the tars of the input are read (%d), not the other files (%d, first: %s); "
-            "to read those, give input= as a glob that matches them",
-            len(tars), len(ignored), ignored[0],
-        )  # fmt: skip
-
-
-def _stem(tar: str) -> str:
-    return tar[: len(tar) - len(compression_of(tar))].removesuffix(".tar").removesuffix(".tgz")
+def _stem(path: str) -> str:
+    """The path of a file without its suffixes, as img2dataset names what belongs to a shard."""
+    plain = path[: len(path) - len(compression_of(path))]
+    return plain.removesuffix(".tgz").rpartition(".")[0] if "." in plain.rpartition("/")[2] else plain
 
 
 # Notice that an input file changed between planning and reading.
