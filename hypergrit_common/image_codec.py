@@ -40,6 +40,10 @@ JPEG_END: Final = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000")
 HEIC_FIX: Final = "HEIC, which needs `pip install '.[heic]'` in the folder of the package"
 warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)  # `check_header` has limits of its own
+warnings.filterwarnings(
+    "ignore", module=r"PIL\."
+)  # about damaged metadata: the image is kept, or dropped with a reason
+PNG_TEXTS: Final = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 PIL.AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the limit on CPU time counts all threads
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
@@ -147,6 +151,8 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
     except CODEC_ERRORS as error:
         if is_machine_error(error):
             raise
+        if "MAX_TEXT" in str(error) and (lean := without_texts(data)) != data:
+            return decode_here(lean, header, limits, short_side)
         kind, text = type_of(data), MEMORY_ADDRESS.sub("", str(error))
         if kind == "HEIC" and not heif_formats():
             raise ImageRejected("not_an_image", HEIC_FIX) from error
@@ -154,6 +160,17 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
             raise ImageRejected("not_an_image", f"{kind}, which is not read") from error
         reason: Reason = "undecodable" if kind or data.startswith((*MAGIC, b"BM")) else "not_an_image"
         raise ImageRejected(reason, f"{kind}{': ' if kind else ''}{type(error).__name__}: {text}"[:200]) from error
+
+
+def without_texts(png: bytes) -> bytes:
+    """Return a PNG without its texts and color profile, of which Pillow refuses those above 1 MiB."""
+    found, start = [png[:8]], 8
+    while start + 8 <= len(png):
+        end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+        if png[start + 4 : start + 8] not in PNG_TEXTS:
+            found.append(png[start:end])
+        start = end
+    return b"".join(found)
 
 
 @cache

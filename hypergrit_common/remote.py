@@ -6,6 +6,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import IO, Any, Final, cast
 
 from fsspec import AbstractFileSystem
+from fsspec.asyn import sync
 from fsspec.caching import BaseCache, register_cache
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -97,15 +98,48 @@ def open_file(url: str, headers: bool = False) -> IO[bytes]:
     fs, path = open_store(url)
     if isinstance(fs, LocalFileSystem):
         check_file(path)
+    elif "http" in protocols(fs) and (content := sync(fs.loop, whole_content, fs, path)) is not None:
+        return io.BytesIO(content)
     elif headers:
         return cast(IO[bytes], fs.open(path, "rb", cache_type=HeaderCache.name))
     file = fs.open(path, "rb")
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
 
 
+WHOLE_BYTES: Final = 64_000_000
+"""Largest file that is read as a whole from a web server that sends no parts of files."""
+
+
+async def whole_content(fs: Any, url: str) -> bytes | None:
+    """Return the content of a file of a web server that does not send parts of files, and None of any other.
+
+    Raises UserError for a larger file than WHOLE_BYTES, and one of `store_errors`.
+    """
+    options = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), "Range": "bytes=0-0"}}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **options) as answer:
+        if answer.status in (206, 416):  # a part, or a file without a byte
+            return None
+        fs._raise_not_found_for_status(answer, url)
+        content = bytearray()
+        async for block in answer.content.iter_chunked(BUFFER):
+            content += block
+            if len(content) > WHOLE_BYTES:
+                raise UserError(
+                    f"cannot read {url}: its server sends no parts of files, and the file has more than {WHOLE_BYTES} bytes; "
+                    "download it first, by curl -LO URL, and give the file"
+                )
+        return bytes(content)
+
+
+def protocols(fs: AbstractFileSystem) -> tuple[str, ...]:
+    """Return the protocols of a file system."""
+    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+
+
 def is_s3(fs: AbstractFileSystem) -> bool:
     """Return True for the file system of s3fs."""
-    return "s3" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
+    return "s3" in protocols(fs)
 
 
 def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:

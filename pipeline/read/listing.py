@@ -19,6 +19,7 @@ from hypergrit_common.lazy import load_plugin
 from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
+from pipeline.read.arrow import Arrow
 from pipeline.read.parquet import Parquet
 from pipeline.read.roots import is_web, object_version
 from pipeline.read.rows import pictures_beside
@@ -29,7 +30,7 @@ from pipeline.read.types import Format, Piece
 
 logger = logging.getLogger(__name__)
 
-BUILT_IN: Final = (Parquet(), JsonLines(), Json(), Csv(), Tsv(), Tar(), Folder())
+BUILT_IN: Final = (Parquet(), Arrow(), JsonLines(), Json(), Csv(), Tsv(), Tar(), Folder())
 """The input formats. A new one is an entry here, or a class that `read.format` names."""
 FORMATS: Final[dict[str, Format]] = {kind.name: kind for kind in BUILT_IN}
 """The input formats of this process by name; the first with the suffix of a file reads it."""

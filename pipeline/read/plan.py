@@ -18,7 +18,7 @@ from pipeline.read.listing import input_format, list_files, use_format
 from pipeline.read.roots import Roots
 from pipeline.read.rows import check_columns
 from pipeline.read.samples import Scan, Scanner, Tar, damage_of, scan_tar, scan_tars
-from pipeline.read.streams import DamagedFileError, input_errors
+from pipeline.read.streams import DamagedFileError, check_text, input_errors
 from pipeline.read.types import Counted, Piece, Sequential, ShardPlan
 
 # The plans of the shards of an input as a sequence that computes them when asked: their number may be a million.
@@ -268,6 +268,7 @@ def _cut_text(
     n, damage = 0, ""
     try:
         with input_errors(path), kind.open(path, config) as file:
+            check_text(path, file)
             check_columns(path, kind.columns(file, config), config, kind)
             for raw in kind.find(file, 0, 1, 0, config):
                 if n == max_rows:

@@ -26,7 +26,7 @@ from pipeline.read.nested import (
     types_of,
 )
 from pipeline.read.roots import SCHEME, Location, RefusedError, Roots, is_web
-from pipeline.read.types import IMAGE, BadRecord, BadRowError, Format, Record
+from pipeline.read.types import IMAGE, BadRecord, BadRowError, ColumnNames, Format, Record
 from pipeline.read.where import WhereError
 from schemas.rows import GIVEN_BOX
 from schemas.status import DROPPED
@@ -105,10 +105,6 @@ IMAGE_NAMES: Final = (
     *("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "image_data", "image_base64", "bytes", "images"),
 )
 PATH_NAMES: Final = ("image_path", "file_name", "filename", "filepath")
-
-
-ColumnNames = Sequence[str] | Mapping[str, Any]
-"""The columns of a file: their names, or a mapping of them to types, or to the values of a row."""
 
 
 class Columns(NamedTuple):

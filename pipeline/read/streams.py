@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import is_broken_link
+from hypergrit_common.image_header import type_of
 from hypergrit_common.remote import BUFFER, one_line, open_file, store_errors
 from hypergrit_common.tar import TarError
 
@@ -232,6 +233,39 @@ def open_stream(path: str, encoding: str = "utf-8", headers: bool = False) -> It
         yield file
 
 
+OWN: Final[dict[str, tuple[str, ...]]] = {
+    "a parquet file": (".parquet",),
+    "an Arrow file": (".arrow", ".feather"),
+    "a tar": (".tar",),
+    "gzip data": (".gz", ".tgz"),
+    "bzip2 data": (".bz2",),
+    "Zstandard data": (".zst",),
+}
+"""Type of a file -> ends of the names that say so."""
+
+
+def mistaken_type(path: str, head: bytes | None = None) -> str:
+    """Return what a file is, by its first bytes, if its name does not say so; "" if that is unknown.
+
+    `head`: the first bytes of its decompressed content; None: those of the file are read.
+    """
+    try:
+        if head is None:
+            with open_file(path) as file:
+                head = file.read(1024)
+    except store_errors(ValueError, UserError):
+        return ""
+    kind = type_of(head)
+    return "" if kind in OWN and path.lower().endswith(OWN[kind]) else kind
+
+
+def check_text(path: str, file: IO[bytes]) -> None:
+    """Raise DamageError for a file of text that is something else; an empty one has no rows."""
+    if (head := file.read(1024)) and (kind := mistaken_type(path, head)):
+        raise DamageError(f"it is {kind}")
+    file.seek(0)
+
+
 @contextmanager
 def input_errors(path: str, rows: str = "") -> Iterator[None]:
     """Convert the errors of reading a file to UserError, which names it.
@@ -246,6 +280,8 @@ def input_errors(path: str, rows: str = "") -> Iterator[None]:
         is_broken = is_broken_link(path)
         kind = DamagedFileError if is_broken or isinstance(error, UNREADABLE) else UserError
         reason = "it is a link to a file that does not exist, or to itself" if is_broken else one_line(error)
+        if kind is DamagedFileError and not is_broken and (found := mistaken_type(path)) and found not in reason:
+            reason = f"it is {found} ({reason})"
         fix = "replace the file, or remove it from the input"
         fix = f"set read.encoding, such as utf-16, or {fix}" if isinstance(error, UnicodeDecodeError) else fix
         raise kind(f"cannot read {rows}input file {path}: {reason}; {fix}") from error
