@@ -208,7 +208,7 @@ def check_tables(paths: Iterable[str]) -> None:
     for path in paths:
         if (found := TABLE_LOG.search(path)) and (name := found.lastgroup):
             raise UserError(
-                f"the input folder {path[: found.start()]} is a {name} table, whose files also hold deleted rows; write "
+                f"the input folder {path[: found.start()]} is a table of {name}, whose files also hold deleted rows; write "
                 f"its present rows as an input of their own: pipeline.write_input({PRESENT[name]}, FOLDER)"
             )
 

@@ -154,6 +154,7 @@ def find_columns(
 
 NONE, ABSENT, TEXT, BYTES = range(4)
 """What a value or type holds of a picture: nothing, nothing in this row, text that may be its path, its bytes."""
+MOST_CHECKED: Final = 10
 
 
 def _picture_column(columns: Mapping[str, Any], least: int) -> str | None:
@@ -183,8 +184,8 @@ def picture_rank(value: Any) -> int:
             return ABSENT
         case [item]:
             return picture_rank(item)
-        case list():  # several pictures, of which none can be chosen
-            return TEXT
+        case list():  # perhaps of several pictures, of which none can be chosen
+            return min(TEXT, max(map(picture_rank, value[:MOST_CHECKED])))
     return NONE
 
 
@@ -222,7 +223,11 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
     has_files = bool(config.image_roots or pictures_beside(path))
     found = find_columns(names, config, kind.has_images, pictures_beside(path) is not None)
     if not any((found.url, found.image, found.path, config.url_column, config.image_column, has_files)) and (
-        name := find_column(names, config.image_path_column, (*PATH_NAMES, *IMAGE_NAMES))
+        name := find_column(
+            [name for name, value in names.items() if picture_rank(value) != NONE],
+            config.image_path_column,
+            (*PATH_NAMES, *IMAGE_NAMES),
+        )
     ):
         raise UserError(
             f"{path} has paths of images in its column {name}, which are read only from folders that "
