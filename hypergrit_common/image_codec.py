@@ -165,10 +165,9 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
 def without_texts(png: bytes) -> bytes:
     """Return a PNG without its texts and color profile, of which Pillow refuses those above 1 MiB."""
     found, start = [png[:8]], 8
-    while start + 8 <= len(png):
+    while start < len(png):
         end = start + 12 + int.from_bytes(png[start : start + 4], "big")
-        if png[start + 4 : start + 8] not in PNG_TEXTS:
-            found.append(png[start:end])
+        found.append(png[start:end] if png[start + 4 : start + 8] not in PNG_TEXTS else b"")
         start = end
     return b"".join(found)
 

@@ -60,18 +60,12 @@ TYPES: Final = (
     (b"\x1aE\xdf\xa3", "a video (WebM)"),
     (b"version https://git-lfs.github.com/", "a pointer of git LFS, not the file: run git lfs pull"),
     (b"# xet version ", "a pointer of Xet, not the file: download it with huggingface_hub, or run git xet"),
-    (b"/annex/objects/", "a pointer of git-annex, not the file: run git annex get"),
-    (b"PAR1\x15", "a parquet file"),
-    (b"ARROW1\0\0", "an Arrow file"),
-    (b"Obj\x01", "an Avro file"),
-    (b"PK\3\4", "a zip file"),
-    (b"\x1f\x8b", "gzip data"),
-    (b"BZh91AY&SY", "bzip2 data"),
-    (b"\x28\xb5\x2f\xfd", "Zstandard data"),
-    (b"\xfd7zXZ\0", "xz data"),
-    (b"7z\xbc\xaf\x27\x1c", "a 7z file"),
-    (b"SQLite format 3", "an SQLite database"),
-    (b"\x89HDF\r\n", "an HDF5 file"),
+    (b"PAR1\x15", "a parquet file (.parquet)"),
+    (b"PK\3\4", "a zip file (.zip)"),
+    (b"\x1f\x8b", "gzip data (.gz)"),
+    (b"BZh91AY&SY", "bzip2 data (.bz2)"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard data (.zst)"),
+    (b"\xfd7zXZ\0", "xz data (.xz)"),
 )
 BRANDS: Final = (
     ((b"avif", b"avis"), "AVIF"),
@@ -80,8 +74,6 @@ BRANDS: Final = (
 """Brands of the ISO media format; those of AVIF come first, since mif1 is a brand of both."""
 SVG: Final = re.compile(rb"<(?:svg|!DOCTYPE svg)[\s>]", re.IGNORECASE)
 HTML: Final = re.compile(rb"\s*(?:<\?xml[^<]{0,200})?<(?:!DOCTYPE html|html|head|body)[\s>]", re.IGNORECASE)
-ERROR: Final = re.compile(rb"\s*(?:<\?xml[^<]{0,200})?<Error>")
-"""The answer of an object store in place of an object."""
 JP2_SIZE: Final = re.compile(rb"\xff\x4f\xff\x51.{4}(.{4})(.{4})(.{4})(.{4})", re.DOTALL)
 HEADER_BYTES: Final = 1 << 16
 SLOW_S: Final = 400e-9
@@ -100,10 +92,9 @@ def type_of(data: bytes) -> str:
         return next((name for brands, name in BRANDS if not found.isdisjoint(brands)), "a video (MP4)")
     start = data[:1024].removeprefix(b"\xef\xbb\xbf")
     if start.lstrip()[:1] == b"<":
-        page = "a web page" if HTML.match(start) else "the error message of a store" if ERROR.match(start) else ""
-        return "SVG" if SVG.search(start) else page
+        return "SVG" if SVG.search(start) else "a web page" if HTML.match(start) else ""
     if data[257:262] == b"ustar":
-        return "a tar"
+        return "a tar (.tar)"
     return next((name for magic, name in TYPES if data.startswith(magic)), "")
 
 

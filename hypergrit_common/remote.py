@@ -1,5 +1,6 @@
 """Access to files by path or fsspec URL: opening, the exceptions of stores, and concurrent requests."""
 
+import asyncio
 import io
 import sys
 from collections.abc import Callable, Generator, Iterable
@@ -98,7 +99,7 @@ def open_file(url: str, headers: bool = False) -> IO[bytes]:
     fs, path = open_store(url)
     if isinstance(fs, LocalFileSystem):
         check_file(path)
-    elif "http" in protocols(fs) and (content := sync(fs.loop, whole_content, fs, path)) is not None:
+    elif hasattr(fs, "encode_url") and (content := sync(fs.loop, whole_content, fs, path)) is not None:  # of HTTP
         return io.BytesIO(content)
     elif headers:
         return cast(IO[bytes], fs.open(path, "rb", cache_type=HeaderCache.name))
@@ -121,25 +122,19 @@ async def whole_content(fs: Any, url: str) -> bytes | None:
         if answer.status in (206, 416):  # a part, or a file without a byte
             return None
         fs._raise_not_found_for_status(answer, url)
-        content = bytearray()
-        async for block in answer.content.iter_chunked(BUFFER):
-            content += block
-            if len(content) > WHOLE_BYTES:
-                raise UserError(
-                    f"cannot read {url}: its server sends no parts of files, and the file has more than {WHOLE_BYTES} bytes; "
-                    "download it first, by curl -LO URL, and give the file"
-                )
-        return bytes(content)
-
-
-def protocols(fs: AbstractFileSystem) -> tuple[str, ...]:
-    """Return the protocols of a file system."""
-    return (fs.protocol,) if isinstance(fs.protocol, str) else tuple(fs.protocol)
+        try:
+            await answer.content.readexactly(WHOLE_BYTES + 1)
+        except asyncio.IncompleteReadError as end:
+            return end.partial
+    raise UserError(
+        f"{url} has more than {WHOLE_BYTES} bytes, and its server sends no parts of files; download it first, by curl -LO "
+        "URL, and give the file"
+    )
 
 
 def is_s3(fs: AbstractFileSystem) -> bool:
     """Return True for the file system of s3fs."""
-    return "s3" in protocols(fs)
+    return "s3" in ((fs.protocol,) if isinstance(fs.protocol, str) else fs.protocol)
 
 
 def store_errors(*others: type[Exception]) -> tuple[type[Exception], ...]:

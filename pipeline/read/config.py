@@ -141,18 +141,10 @@ class ReadConfig:
 
     @cached_property
     def named_columns(self) -> tuple[str, ...]:
-        """The names of all columns that settings name."""
+        """The names of all columns that settings name; those with a dot or bracket may be fields of columns."""
         names = (self.url_column, *self.caption_columns, self.image_column, self.image_path_column)
-        more = (
-            *(self.level_rule.columns if self.level_rule else ()),
-            *(self.selection.columns if self.selection else ()),
-        )
-        return tuple(dict.fromkeys(name for name in (*names, *more) if name))
-
-    @cached_property
-    def nested_columns(self) -> tuple[str, ...]:
-        """Those of them that may be fields of columns, such as `image.url`."""
-        return tuple(name for name in self.named_columns if "." in name or "[" in name)
+        levels, where = self.level_rule, self.selection
+        return tuple(filter(None, (*names, *(levels.columns if levels else ()), *(where.columns if where else ()))))
 
     @cached_property
     def selection(self) -> Where | None:

@@ -19,7 +19,6 @@ from hypergrit_common.lazy import load_plugin
 from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
-from pipeline.read.arrow import Arrow
 from pipeline.read.parquet import Parquet
 from pipeline.read.roots import is_web, object_version
 from pipeline.read.rows import pictures_beside
@@ -30,7 +29,7 @@ from pipeline.read.types import Format, Piece
 
 logger = logging.getLogger(__name__)
 
-BUILT_IN: Final = (Parquet(), Arrow(), JsonLines(), Json(), Csv(), Tsv(), Tar(), Folder())
+BUILT_IN: Final = (Parquet(), JsonLines(), Json(), Csv(), Tsv(), Tar(), Folder())
 """The input formats. A new one is an entry here, or a class that `read.format` names."""
 FORMATS: Final[dict[str, Format]] = {kind.name: kind for kind in BUILT_IN}
 """The input formats of this process by name; the first with the suffix of a file reads it."""
@@ -126,6 +125,7 @@ def _list_files(input: str) -> tuple[Files, Counter[str]]:
     try:
         found = find_files(fs, root)
         if found == [root] and format_of(root) is None:
+            check_no_arrow(found)
             raise UserError(f"input file {input!r} has no known format; its name must end in {KNOWN}")
         if not found and not fs.isdir(root):
             raise UserError(f"input {input!r} does not exist; give a file, a folder, a glob or a URL")
@@ -171,16 +171,10 @@ def find_files(fs: AbstractFileSystem, root: str) -> list[str]:
         if any(format_of(path) for path in files):
             folders = {path for path in folders if format_of(path)}
         return list(dict.fromkeys([*files, *(path for folder in sorted(folders) for path in _below(fs, folder))]))
-    if is_folder(fs, root):
+    has_name_of_file = is_web(root) and format_of(root) not in (None, Folder.name)  # whose listing is its content
+    if not has_name_of_file and fs.isdir(root):
         return _below(fs, root)
     return [root] if fs.exists(root) else []
-
-
-def is_folder(fs: AbstractFileSystem, root: str) -> bool:
-    """Return True for a folder; a web server is not asked for the listing of what has the name of a file."""
-    if is_web(root) and format_of(root) not in (None, Folder.name):
-        return False
-    return bool(fs.isdir(root))
 
 
 def _below(fs: AbstractFileSystem, folder: str) -> list[str]:
@@ -194,23 +188,24 @@ def _below(fs: AbstractFileSystem, folder: str) -> list[str]:
 TABLE_LOG: Final = re.compile(
     r"(?P<Delta>/_delta_log(?:/|$))|(?P<Hudi>/\.hoodie(?:/|$))|(?P<Iceberg>/metadata/[^/]*\.(?:metadata\.json|avro)$)"
 )
-"""A part of a path by which a table of an engine is known."""
-PRESENT: Final = {
-    "Delta": "DeltaTable(TABLE).to_pyarrow_dataset().to_batches()",
-    "Hudi": "spark.read.format('hudi').load(TABLE).toArrow().to_batches()",
-    "Iceberg": "catalog.load_table(NAME).scan().to_arrow_batch_reader()",
-}
-"""Format of a table -> the batches of its present rows, in Python."""
 
 
 def check_tables(paths: Iterable[str]) -> None:
-    """Raise UserError for a table whose files also hold the rows that were deleted or replaced."""
-    for path in paths:
-        if (found := TABLE_LOG.search(path)) and (name := found.lastgroup):
-            raise UserError(
-                f"the input folder {path[: found.start()]} is a table of {name}, whose files also hold deleted rows; write "
-                f"its present rows as an input of their own: pipeline.write_input({PRESENT[name]}, FOLDER)"
-            )
+    """Raise UserError for a table of an engine whose files also hold the rows that were deleted or replaced."""
+    if found := next(filter(None, map(TABLE_LOG.search, paths)), None):
+        raise UserError(
+            f"the input folder {found.string[: found.start()]} is a table of {found.lastgroup}, whose files also hold "
+            "deleted rows; read it by that engine, and write its rows as parquet, or by pipeline.write_input"
+        )
+
+
+def check_no_arrow(paths: Iterable[str]) -> None:
+    """Raise UserError for Arrow files, such as those of Hugging Face's save_to_disk, whose .json files are no rows."""
+    if path := next((path for path in paths if path.endswith((".arrow", ".feather"))), None):
+        raise UserError(
+            f"{path} is an Arrow file, which is not read; write its rows as parquet: "
+            "datasets.load_from_disk(FOLDER).to_parquet(FILE), or pipeline.write_input(pyarrow.ipc.open_stream(FILE), FOLDER)"
+        )
 
 
 def choose_files(found: Sequence[str]) -> list[str]:
@@ -219,38 +214,28 @@ def choose_files(found: Sequence[str]) -> list[str]:
     They are tars, or else tables, or else folders of images, or else .json files. Tables that img2dataset writes beside
     each folder of images, with the same rows, do not count.
     """
-    known = sorted(path for path in found if format_of(path) and not CACHE.search(path))
-    images = [path for path in found if is_image(path.rpartition("/")[2])]
-    folders = {path.rpartition("/")[0] for path in images}
+    known = sorted(path for path in found if format_of(path))
+    images = {path for path in found if is_image(path.rpartition("/")[2])}
+    folders = sorted({path.rpartition("/")[0] for path in images})
     tars = [path for path in known if format_of(path) == "tar"]
     tables = [path for path in known if format_of(path) != "json"]
-    if tars:
-        chosen, kind = tars, "tars"
-    elif tables and not folders.issuperset(map(_stem, tables)):
-        chosen, kind = tables, "tables"
-        if any(map(pictures_beside, tables)):
-            images, found = [], [path for path in found if path not in {*images}]
-    elif folders:
-        chosen, kind = sorted(f"{folder}/" for folder in folders), "folders of images"
-        found = [path for path in found if path not in {*images} and not path.endswith(BESIDE)]
-        images = []
-    else:
+    if not (tars or tables or folders):
+        check_no_arrow(found)
         return known
-    names = {folder.rstrip("/") if folder.endswith("/") else _stem(folder) for folder in chosen}
-    read = {*chosen}
-    ignored = [path for path in found if path not in read and _stem(path).removesuffix("_stats") not in names]
-    if ignored:
-        known_too = any(format_of(path) for path in ignored) or images
-        fix = "; to read them, give input= as a folder or glob of them alone" if known_too else ""
+    has_folders = not tars and {*folders}.issuperset(map(_stem, tables))
+    kind, chosen = ("tars", tars) if tars else ("tables", tables)
+    if has_folders:
+        kind, chosen = "folders of images", [f"{folder}/" for folder in folders]
+    names = {*(folders if has_folders else map(_stem, chosen))}
+    read = {*chosen} | (images if has_folders or any(map(pictures_beside, chosen)) else set())
+    others = [path for path in found if path not in read and not (has_folders and path.endswith(BESIDE))]
+    others = [path for path in others if _stem(path).removesuffix("_stats") not in names]
+    if others:
         logger.warning(
-            "%s of the input are not read, only its %s (%d); the first: %s%s",
-            count_suffixes(ignored), kind, len(chosen), ignored[0], fix,
+            "%s of the input are not read, only its %s (%d); the first: %s; to read others, give a folder or glob of them "
+            "alone", count_suffixes(others), kind, len(chosen), others[0],
         )  # fmt: skip
     return chosen
-
-
-CACHE: Final = re.compile(r"(^|/)(cache|indices)[^/]*\.arrow$")
-"""Files of Hugging Face's datasets beside the rows of a data set, which are computed from these."""
 
 
 def check_names(paths: Sequence[str]) -> None:

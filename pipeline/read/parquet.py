@@ -157,24 +157,16 @@ def read_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
 
 def image_column(schema: pa.Schema, config: ReadConfig) -> str | None:
     """Return the column with images, or with the field that has them."""
-    columns = with_named(types := types_of(schema), config, "")
-    image = find_columns(columns, config, Parquet.has_images).image
-    return root_of(image, types) if image is not None else None
+    image = find_columns(with_named(types := types_of(schema), config), config, Parquet.has_images).image
+    return None if image is None else root_of(image, types)
 
 
 def needed_columns(schema: pa.Schema, config: ReadConfig) -> set[str]:
     """Return the columns whose values make a row, or decide about it; the others become `extra`."""
-    found = find_columns(with_named(types := types_of(schema), config, ""), config, Parquet.has_images)
-    names = (found.url, found.id, found.path, found.image, *found.captions, *config.named_columns)
-    roots = {root_of(name, types) for name in names if name and _has(name, types)}
+    found = find_columns(columns := with_named(types := types_of(schema), config), config, Parquet.has_images)
+    names = {found.url, found.id, found.path, found.image, *found.captions, *config.named_columns}
+    roots = {root_of(name, types) for name in names if name and name in columns}
     return roots | ({*GRIT_COLUMNS, FINEHARD_COLUMN} & types.keys())
-
-
-def _has(name: str, types: dict[str, Any]) -> bool:
-    try:
-        return bool(root_of(name, types))
-    except LookupError:
-        return False
 
 
 def _is_local(file: Any) -> bool:
@@ -355,8 +347,6 @@ def _lengths_of_codes(array: Any) -> Sizes:
 
 VALUE_ERRORS: Final = (OverflowError, ValueError, KeyError)
 """Exceptions of pyarrow for a value that no Python object can represent; KeyError for an unknown time zone."""
-MAX_ITEMS: Final = 1000
-"""Items of a list of which the text of Arrow has each."""
 ROW_FACTOR: Final = 16
 """A row above `max_row_bytes` by this factor is not converted. The limits of `read` for its values, which count
 characters and JSON, are all below it."""
@@ -373,31 +363,19 @@ class Parquet(Counted):
     def count(self, path: str, config: ReadConfig) -> int:
         with input_errors(path), open_stream(path) as file:
             parquet = pq.ParquetFile(file)
-            check_types(path, parquet.schema_arrow, config, self)
+            schema, types = parquet.schema_arrow, types_of(parquet.schema_arrow)
+            check_image_type(path, schema, config)
+            check_columns(path, types if len(types) == len(schema) else schema.names, config, self)
             return int(parquet.metadata.num_rows)
 
     def loads(
         self, piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Load | None]]:
         for row, batch in read_batches(piece, config):
-            yield from batch_loads(row, batch, config, is_wanted)
-
-
-def check_types(path: str, schema: pa.Schema, config: ReadConfig, kind: Counted) -> None:
-    """Raise UserError unless a file with types has the columns that a row needs."""
-    types = types_of(schema)
-    check_image_type(path, schema, config)
-    check_columns(path, types if len(types) == len(schema.names) else schema.names, config, kind)
-
-
-def batch_loads(
-    row: int, batch: pa.RecordBatch, config: ReadConfig, is_wanted: Callable[[int], bool]
-) -> Iterator[tuple[int, Load | None]]:
-    """Yield the rows of a batch, whose first one is `row` of the file, like `Format.loads`."""
-    wanted = [is_wanted(row + i) for i in range(batch.num_rows)]
-    image = image_column(batch.schema, config)
-    loads = _loads(batch if all(wanted) else batch.filter(pa.array(wanted, pa.bool_())), image, config)
-    yield from ((0, next(loads) if is_one else None) for is_one in wanted)
+            wanted = [is_wanted(row + i) for i in range(batch.num_rows)]
+            image = image_column(batch.schema, config)
+            loads = _loads(batch if all(wanted) else batch.filter(pa.array(wanted, pa.bool_())), image, config)
+            yield from ((0, next(loads) if is_one else None) for is_one in wanted)
 
 
 def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iterator[Load]:
@@ -477,8 +455,18 @@ def _value(name: str, one: Any, is_needed: bool) -> Any:
     try:
         return one[0].as_py()
     except (*VALUE_ERRORS, pa.ArrowException) as error:
-        if is_needed:
-            return BadRecord(f"the {one.type} in column {name} cannot be read: {error}")
+        return BadRecord(f"the {one.type} in column {name} cannot be read: {error}") if is_needed else _as_text(one)
+
+
+def _as_text(one: Any) -> Any:
+    """The only value of an array, with texts of Arrow for the values in it that Python cannot represent."""
+    if isinstance(one, pa.ExtensionArray):
+        return _value("", one.storage, False)
+    if pa.types.is_struct(one.type):
+        return {one.type.field(i).name: _value("", one.field(i), False) for i in range(one.type.num_fields)}
+    if hasattr(one.type, "value_type"):  # of lists
+        items = one.flatten()
+        return [_value("", items[i : i + 1], False) for i in range(len(items))]
     if is_text(one.type):
         return one.cast(pa.large_binary())[0].as_py().decode(errors="replace")
-    return one.to_string(indent=0, window=MAX_ITEMS, container_window=MAX_ITEMS, skip_new_lines=True)[1:-1]
+    return one.to_string(indent=0, skip_new_lines=True)[1:-1]

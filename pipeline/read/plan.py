@@ -268,7 +268,7 @@ def _cut_text(
     n, damage = 0, ""
     try:
         with input_errors(path), kind.open(path, config) as file:
-            check_text(path, file)
+            check_text(file)
             check_columns(path, kind.columns(file, config), config, kind)
             for raw in kind.find(file, 0, 1, 0, config):
                 if n == max_rows:

@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
@@ -15,11 +16,11 @@ import pyarrow as pa
 from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
 from pipeline.read.nested import (
+    END,
     has_bytes,
-    is_list,
     is_picture_text,
     is_text,
-    nested_values,
+    look_up,
     path_columns,
     picture_in,
     root_of,
@@ -105,6 +106,7 @@ IMAGE_NAMES: Final = (
     *("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "image_data", "image_base64", "bytes", "images"),
 )
 PATH_NAMES: Final = ("image_path", "file_name", "filename", "filepath")
+PATHS: Final = (*PATH_NAMES, *IMAGE_NAMES)
 
 
 class Columns(NamedTuple):
@@ -154,7 +156,6 @@ def find_columns(
 
 NONE, ABSENT, TEXT, BYTES = range(4)
 """What a value or type holds of a picture: nothing, nothing in this row, text that may be its path, its bytes."""
-MOST_CHECKED: Final = 10
 
 
 def _picture_column(columns: Mapping[str, Any], least: int) -> str | None:
@@ -176,27 +177,24 @@ def picture_rank(value: Any) -> int:
             return BYTES
         case str():
             return BYTES if is_picture_text(value) else TEXT
-        case {"bytes": bytes() | str() as data} if picture_rank(data) == BYTES:
-            return BYTES
-        case {"path": str()}:
-            return TEXT
-        case {"bytes": None} | {"path": None}:
-            return ABSENT
+        case {"bytes": _} | {"path": _}:
+            return max(picture_rank(value.get("bytes")), min(TEXT, picture_rank(value.get("path"))))
         case [item]:
             return picture_rank(item)
-        case list():  # perhaps of several pictures, of which none can be chosen
-            return min(TEXT, max(map(picture_rank, value[:MOST_CHECKED])))
+        case [item, *_]:  # several pictures, of which none can be chosen
+            return min(TEXT, picture_rank(item))
     return NONE
 
 
-def with_named(columns: Mapping[str, Any], config: ReadConfig, source: str) -> dict[str, Any]:
-    """Return columns, and what settings name beyond them: fields of columns, and columns in the path `source`.
-
-    A caption or a URL is not looked for in the names of folders unless a setting says so.
-    """
-    folders = {name: value for name, value in path_columns(source).items() if name in config.named_columns}
-    found = {**folders, **columns}
-    return {**found, **nested_values(found, config.nested_columns)}
+def with_named(columns: Mapping[str, Any], config: ReadConfig, source: str = "") -> dict[str, Any]:
+    """Return columns, and what settings name beyond them: columns in the path `source`, and fields of columns."""
+    folders = path_columns(source)
+    found = {**{name: folders[name] for name in config.named_columns if name in folders}, **columns}
+    for name in config.named_columns:
+        if name not in found and END.search(name):
+            with suppress(LookupError):
+                found[name] = look_up(found, name)
+    return found
 
 
 METADATA: Final = re.compile(r"(^|/)metadata\.(csv|tsv|jsonl|ndjson|parquet)(\.[a-z0-9]+)?$")
@@ -223,11 +221,7 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
     has_files = bool(config.image_roots or pictures_beside(path))
     found = find_columns(names, config, kind.has_images, pictures_beside(path) is not None)
     if not any((found.url, found.image, found.path, config.url_column, config.image_column, has_files)) and (
-        name := find_column(
-            [name for name, value in names.items() if picture_rank(value) != NONE],
-            config.image_path_column,
-            (*PATH_NAMES, *IMAGE_NAMES),
-        )
+        name := find_column(filter(lambda name: picture_rank(names[name]), names), config.image_path_column, PATHS)
     ):
         raise UserError(
             f"{path} has paths of images in its column {name}, which are read only from folders that "
@@ -277,7 +271,7 @@ def holds_images(kind: Any) -> bool:
     """
     if isinstance(kind, pa.BaseExtensionType):
         return holds_images(kind.storage_type)
-    if pa.types.is_dictionary(kind) or is_list(kind):
+    if hasattr(kind, "value_type"):  # of lists and dictionaries
         return holds_images(kind.value_type)
     if pa.types.is_struct(kind):
         found = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
@@ -433,8 +427,9 @@ def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[st
     if config.levels is not None:
         others["levels"] = levels
     value = record.get(root)
-    if isinstance(value, dict) and (more := {name: item for name, item in value.items() if _is_fact(item)}):
-        others[root] = more
+    if isinstance(value, dict):
+        more = {name: item for name, item in value.items() if picture_rank(item) not in (ABSENT, BYTES)}
+        others |= {root: more} if more else {}
     elif isinstance(value, str) and not is_picture_text(value):
         others[root] = value
     try:
@@ -446,11 +441,6 @@ def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[st
             f"the other columns have {len(text)} bytes, more than the limit of {2 * config.max_row_bytes}"
         )
     return text
-
-
-def _is_fact(item: Any) -> bool:
-    """Return True for what is told of an image besides its bytes."""
-    return item not in (None, "") and picture_rank(item) != BYTES
 
 
 def _id(value: Any) -> Any:

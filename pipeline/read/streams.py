@@ -233,35 +233,19 @@ def open_stream(path: str, encoding: str = "utf-8", headers: bool = False) -> It
         yield file
 
 
-OWN: Final[dict[str, tuple[str, ...]]] = {
-    "a parquet file": (".parquet",),
-    "an Arrow file": (".arrow", ".feather"),
-    "a tar": (".tar",),
-    "gzip data": (".gz", ".tgz"),
-    "bzip2 data": (".bz2",),
-    "Zstandard data": (".zst",),
-}
-"""Type of a file -> ends of the names that say so."""
-
-
-def mistaken_type(path: str, head: bytes | None = None) -> str:
-    """Return what a file is, by its first bytes, if its name does not say so; "" if that is unknown.
-
-    `head`: the first bytes of its decompressed content; None: those of the file are read.
-    """
+def mistaken_type(path: str) -> str:
+    """Return what a file is by its first bytes, with the end of a name for it, unless `path` has that; "" if unknown."""
     try:
-        if head is None:
-            with open_file(path) as file:
-                head = file.read(1024)
+        with open_file(path) as file:
+            kind = type_of(file.read(1024))
     except store_errors(ValueError, UserError):
         return ""
-    kind = type_of(head)
-    return "" if kind in OWN and path.lower().endswith(OWN[kind]) else kind
+    return "" if path.lower().endswith(kind.rpartition("(")[2].rstrip(")") or "?") else kind
 
 
-def check_text(path: str, file: IO[bytes]) -> None:
-    """Raise DamageError for a file of text that is something else; an empty one has no rows."""
-    if (head := file.read(1024)) and (kind := mistaken_type(path, head)):
+def check_text(file: IO[bytes]) -> None:
+    """Raise DamageError if a file of text is something else; an empty one has no rows."""
+    if (head := file.read(1024)) and (kind := type_of(head)):
         raise DamageError(f"it is {kind}")
     file.seek(0)
 
@@ -280,7 +264,7 @@ def input_errors(path: str, rows: str = "") -> Iterator[None]:
         is_broken = is_broken_link(path)
         kind = DamagedFileError if is_broken or isinstance(error, UNREADABLE) else UserError
         reason = "it is a link to a file that does not exist, or to itself" if is_broken else one_line(error)
-        if kind is DamagedFileError and not is_broken and (found := mistaken_type(path)) and found not in reason:
+        if kind is DamagedFileError and (found := mistaken_type(path)) and found not in reason:
             reason = f"it is {found} ({reason})"
         fix = "replace the file, or remove it from the input"
         fix = f"set read.encoding, such as utf-16, or {fix}" if isinstance(error, UnicodeDecodeError) else fix

@@ -14,7 +14,8 @@ from itertools import chain, islice
 from typing import IO, Any, ClassVar, Final, NamedTuple
 
 from pipeline.read.config import ReadConfig
-from pipeline.read.nested import nested_values
+from pipeline.read.nested import END
+from pipeline.read.rows import with_named
 from pipeline.read.streams import DAMAGE, DamageError, LayoutError, is_stream
 from pipeline.read.types import BadRecord, ColumnNames, RawRow, Record, Sequential
 
@@ -48,15 +49,14 @@ class JsonRows(Sequential):
         valid = (record for record in chain([first], sample) if record and not isinstance(record, BadRecord))
         found: Record = {}
         for record in islice(valid, self._n_rows(config)):
-            record = {**record, **nested_values(record, config.nested_columns)}
-            found |= {name: value for name, value in record.items() if found.get(name) is None}
+            found |= {name: value for name, value in with_named(record, config).items() if found.get(name) is None}
         return found or None
 
     def refuse_first(self, first: BadRecord, config: ReadConfig) -> None:
         """Raise LayoutError if a first value that is no row tells that the rows are elsewhere."""
 
     def _n_rows(self, config: ReadConfig) -> int:
-        return SAMPLE_ROWS if config.selection or config.nested_columns else 1
+        return SAMPLE_ROWS if config.selection or any(map(END.search, config.named_columns)) else 1
 
     def parse(self, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
         return parse_json(payload)
