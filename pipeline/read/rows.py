@@ -160,10 +160,15 @@ NONE, ABSENT, TEXT, BYTES = range(4)
 
 def _picture_column(columns: Mapping[str, Any], least: int) -> str | None:
     """Return the column with a name of IMAGE_NAMES that holds most of a picture, and at least `least`."""
-    by_lower_case = names_by_lower_case(tuple(columns))
-    found = [by_lower_case[name] for name in IMAGE_NAMES if name in by_lower_case]
-    best = max(found, key=lambda name: picture_rank(columns[name]), default=None)
-    return best if best is not None and picture_rank(columns[best]) >= least else None
+    ranks = {name: picture_rank(columns[name]) for name in _picture_names(tuple(columns))}
+    best = max(ranks, key=ranks.__getitem__, default=None)
+    return best if best is not None and ranks[best] >= least else None
+
+
+@lru_cache(maxsize=64)
+def _picture_names(names: tuple[str, ...]) -> list[str]:
+    by_lower_case = names_by_lower_case(names)
+    return [by_lower_case[name] for name in IMAGE_NAMES if name in by_lower_case]
 
 
 def picture_rank(value: Any) -> int:
@@ -189,7 +194,7 @@ def picture_rank(value: Any) -> int:
 def with_named(columns: Mapping[str, Any], config: ReadConfig, source: str = "") -> dict[str, Any]:
     """Return columns, and what settings name beyond them: columns in the path `source`, and fields of columns."""
     folders = path_columns(source)
-    found = {**{name: folders[name] for name in config.named_columns if name in folders}, **columns}
+    found = {**{name: folders[name] for name in folders if name in config.named_columns}, **columns}
     for name in config.named_columns:
         if name not in found and END.search(name):
             with suppress(LookupError):
@@ -200,6 +205,7 @@ def with_named(columns: Mapping[str, Any], config: ReadConfig, source: str = "")
 METADATA: Final = re.compile(r"(^|/)metadata\.(csv|tsv|jsonl|ndjson|parquet)(\.[a-z0-9]+)?$")
 
 
+@lru_cache(maxsize=4096)
 def pictures_beside(path: str) -> str | None:
     """Return the folder of a file metadata.csv or the like, whose rows name pictures below it; None for other files."""
     return (path.rpartition("/")[0] or ".") if METADATA.search(path) and not is_web(path) else None
@@ -310,7 +316,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     own = {**path_columns(context.source), **record}
     record = with_named(record, config, context.source)
     columns = find_columns(record, config, context.kind.has_images, pictures_beside(context.source) is not None)
-    is_selected = _is_selected({**own, **record}, context)
+    is_selected = config.selection is None or _is_selected({**own, **record}, context)
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters) or None
     found, path = _image(record, columns, config)
     image = image or found
