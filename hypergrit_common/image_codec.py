@@ -39,10 +39,7 @@ STRIP_PIXELS: Final = 4_000_000
 JPEG_END: Final = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000")
 HEIC_FIX: Final = "HEIC, which needs `pip install '.[heic]'` in the folder of the package"
-warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)  # `check_header` has limits of its own
-warnings.filterwarnings(
-    "ignore", module=r"PIL\."
-)  # about damaged metadata: the image is kept, or dropped with a reason
+warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata, and sizes, for which `check_header` has limits
 PNG_TEXTS: Final = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 PIL.AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the limit on CPU time counts all threads
 ORIENTATION_TAG = 0x0112

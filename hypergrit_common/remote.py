@@ -112,10 +112,7 @@ WHOLE_BYTES: Final = 64_000_000
 
 
 async def whole_content(fs: Any, url: str) -> bytes | None:
-    """Return the content of a file of a web server that does not send parts of files, and None of any other.
-
-    Raises UserError for a larger file than WHOLE_BYTES, and one of `store_errors`.
-    """
+    """Return a file of a web server that sends no parts of files; None for other servers. Raises like `open_file`."""
     options = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), "Range": "bytes=0-0"}}
     session = await fs.set_session()
     async with session.get(fs.encode_url(url), **options) as answer:

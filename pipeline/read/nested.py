@@ -118,14 +118,12 @@ def path_columns(path: str) -> Mapping[str, str | int | None]:
 # Pictures as text: base64, alone or in a data: URL.
 
 DATA_URL: Final = re.compile(r"\s*data:[^,]{0,200};base64,", re.IGNORECASE)
-LEAST: Final = 32
-"""Characters of a base64 text; the smallest pictures have more."""
 PLAIN: Final = str.maketrans("-_", "+/", " \t\r\n")
 
 
 def is_picture_text(text: str) -> bool:
-    """Return True for a text that begins as a picture in base64 or a data: URL, and not as a path."""
-    return bool(DATA_URL.match(text)) or (len(text) >= LEAST and is_picture(picture_in(text[:24]) or b""))
+    """Return True for a text that begins as a picture in base64, of 32 characters or more, or as a data: URL of one."""
+    return bool(DATA_URL.match(text)) or (len(text) >= 32 and is_picture(picture_in(text[:24]) or b""))
 
 
 def picture_in(text: str) -> bytes | None:

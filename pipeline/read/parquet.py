@@ -433,11 +433,8 @@ def as_records(batch: pa.RecordBatch, needed: Collection[str]) -> Iterator[Load]
     ]
     for values in zip(*columns, strict=True) if columns else [()] * batch.num_rows:
         bad = next((value for value in values if isinstance(value, BadRecord)), None)
-        yield partial(_same, dict(zip(batch.schema.names, values, strict=True)) if bad is None else bad)
-
-
-def _same(record: Record | BadRecord) -> Record | BadRecord:
-    return record
+        pairs = list(zip(batch.schema.names, values, strict=True))
+        yield partial(dict, pairs) if bad is None else partial(BadRecord, bad.message)
 
 
 def _values(name: str, column: Any, is_needed: bool) -> list[Any]:
