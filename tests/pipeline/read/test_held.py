@@ -8,13 +8,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hypergrit_common.errors import UserError
 from pipeline.read.listing import list_files
 from pipeline.stages.download.stage import Download, DownloadConfig
 from schemas.rows import READ
 from tests.hypergrit_common.test_image_types import encoded
 from tests.pipeline.read.test_nested import lines
-from tests.pipeline.read.test_stage import read_all, write_tar
+from tests.pipeline.read.test_stage import error_message, read_all, write_tar
 
 PICTURE = encoded("JPEG")
 URLS = ["http://x.invalid/0", "http://x.invalid/1"]
@@ -117,7 +116,4 @@ def test_pictures_beside_a_metadata_file_are_read(tmp_path: Path, kind: str) -> 
     assert [row["reason"] for row in read_all(path)] == [None, "image_not_found", "image_refused"]
     lines(path.with_suffix(".jsonl"), [row | {"url": URLS[1]} for row in rows])
     assert found(read_all(path.with_suffix(".jsonl"))) == [(PICTURE, URLS[1], None), *[(None, URLS[1], None)] * 2]
-    path.rename(tmp_path / f"train/pairs.{kind}")
-    if kind == "csv":
-        with pytest.raises(UserError, match=r"read only from folders that read.image_roots"):
-            read_all(tmp_path / "train/pairs.csv")
+    assert kind == "jsonl" or "folders that read.image_roots" in error_message(path.rename(tmp_path / "pairs.csv"))

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.read.nested import is_picture_text, look_up, path_columns, picture_in
+from pipeline.read.nested import is_picture_text, path_columns, picture_in
 from tests.hypergrit_common.test_image_types import encoded
 from tests.pipeline.read.test_stage import read_all
 
@@ -69,8 +69,6 @@ def test_names_reach_into_maps_and_texts_of_json(tmp_path: Path) -> None:
         ("http://a", "a dog", PICTURE),
         (None, None, PICTURE),
     ]
-    with pytest.raises(LookupError):
-        look_up({"a": [1]}, "a[1]")
 
 
 def test_columns_in_names_of_folders_travel_along_and_can_be_conditions(tmp_path: Path) -> None:
