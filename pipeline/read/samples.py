@@ -25,7 +25,9 @@ from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_st
 from hypergrit_common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
 from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
+from pipeline.read.nested import path_columns
 from pipeline.read.roots import Location, RefusedError, Root, file_size, object_version, read_file
+from pipeline.read.rows import with_named
 from pipeline.read.streams import INVALID, DamagedFileError, compression_of, input_errors, is_stream, open_stream
 from pipeline.read.text import parse_json
 from pipeline.read.types import IMAGE, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
@@ -236,7 +238,7 @@ def check_selection(path: str, config: ReadConfig) -> None:
             texts = {name: member for name, member in sample.members.items() if name in (GRIT_JSON, GRIT_CAPTION)}
             record = parse_sample(Sample(texts, sample.contents), file, config)
             if not isinstance(record, BadRecord):
-                names |= dict.fromkeys(record)
+                names |= dict.fromkeys({**path_columns(path), **with_named(record, config, path)})
             if names.keys() >= config.selection.columns.keys():
                 return
     if names:

@@ -12,7 +12,7 @@ import pytest
 from hypergrit_common.errors import UserError
 from pipeline.read.nested import is_picture_text, path_columns, picture_in
 from tests.hypergrit_common.test_image_types import encoded
-from tests.pipeline.read.test_stage import read_all
+from tests.pipeline.read.test_stage import read_all, write_tar
 
 PICTURE = encoded("PNG")
 TEXT = base64.b64encode(PICTURE).decode()
@@ -83,6 +83,9 @@ def test_columns_in_names_of_folders_travel_along_and_can_be_conditions(tmp_path
     chosen = read_all(tmp_path / "t", where="lang == 'en' and dt > '2023' and n == 8")
     assert [row["reason"] for row in chosen] == ["not_selected", None]
     assert captions(read_all(tmp_path / "t", caption_column="lang")) == ["de", "en"]
+    write_tar(tmp_path / "t/lang=en/a.tar", {"0.jpg": PICTURE, "0.json": b'{"caption": "x", "meta": {"n": 1}}'})
+    tar = read_all(tmp_path / "t/lang=en/a.tar", where="lang == 'en' and column('meta.n') == 1")
+    assert [(row["image"], row["reason"]) for row in tar] == [(PICTURE, None)]
     with pytest.raises(UserError, match=r"has no column land.*did you mean lang"):
         read_all(tmp_path / "t", where="land == 'en'")
 
