@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import is_machine_error
 from hypergrit_common.image_header import (
+    MAGIC,
     READ,
     SIMPLE_FRAMES,
     JpegHeader,
@@ -35,11 +36,11 @@ Reason = Literal["not_an_image", "undecodable", "too_many_pixels", "too_small", 
 
 STRIP_PIXELS: Final = 4_000_000
 """Pixels that are converted at a time, so that a large image is not in memory several times."""
-MAGIC = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"BM", b"II*\0", b"MM\0*")
 JPEG_END: Final = b"\xff\xd9"
 FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF", "AVIF", "JPEG2000")
 HEIC_FIX: Final = "HEIC, which needs `pip install '.[heic]'` in the folder of the package"
-warnings.filterwarnings("ignore", category=PIL.Image.DecompressionBombWarning)  # `check_header` has limits of its own
+warnings.filterwarnings("ignore", module=r"PIL\.")  # about metadata, and sizes, for which `check_header` has limits
+PNG_TEXTS: Final = (b"iCCP", b"tEXt", b"zTXt", b"iTXt")
 PIL.AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # the limit on CPU time counts all threads
 ORIENTATION_TAG = 0x0112
 TRANSPOSES = {
@@ -147,6 +148,8 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
     except CODEC_ERRORS as error:
         if is_machine_error(error):
             raise
+        if "MAX_TEXT" in str(error) and (lean := without_texts(data)) != data:
+            return decode_here(lean, header, limits, short_side)
         kind, text = type_of(data), MEMORY_ADDRESS.sub("", str(error))
         if kind == "HEIC" and not heif_formats():
             raise ImageRejected("not_an_image", HEIC_FIX) from error
@@ -159,6 +162,16 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
 def begins_as_image(data: bytes) -> bool:
     """Return True if the first bytes are those of an image that is read."""
     return data.startswith(MAGIC) or type_of(data) in READ
+
+
+def without_texts(png: bytes) -> bytes:
+    """Return a PNG without its texts and color profile, of which Pillow refuses those above 1 MiB."""
+    found, start = [png[:8]], 8
+    while start < len(png):
+        end = start + 12 + int.from_bytes(png[start : start + 4], "big")
+        found.append(png[start:end] if png[start + 4 : start + 8] not in PNG_TEXTS else b"")
+        start = end
+    return b"".join(found)
 
 
 @cache

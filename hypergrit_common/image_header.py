@@ -45,6 +45,8 @@ TIFF_NUMBERS: Final = {1: "B", 3: "H", 4: "I"}
 TIFF_WIDTH, TIFF_HEIGHT, TIFF_TILE_WIDTH, TIFF_TILE_HEIGHT = 256, 257, 322, 323
 
 
+MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
+"""First bytes of the usual images, but for BMP's two letters."""
 READ: Final = ("AVIF", "HEIC", "JPEG 2000")
 """Types of `type_of` that are decoded in a child process; HEIC needs a package."""
 TYPES: Final = (
@@ -56,6 +58,14 @@ TYPES: Final = (
     (b"\0\0\1\0", "an icon (ICO)"),
     (b"%PDF", "PDF"),
     (b"\x1aE\xdf\xa3", "a video (WebM)"),
+    (b"version https://git-lfs.github.com/", "a pointer of git LFS, not the file: run git lfs pull"),
+    (b"# xet version ", "a pointer of Xet, not the file: download it with huggingface_hub, or run git xet"),
+    (b"PAR1\x15", "a parquet file (.parquet)"),
+    (b"PK\3\4", "a zip file (.zip)"),
+    (b"\x1f\x8b", "gzip data (.gz)"),
+    (b"BZh91AY&SY", "bzip2 data (.bz2)"),
+    (b"\x28\xb5\x2f\xfd", "Zstandard data (.zst)"),
+    (b"\xfd7zXZ\0", "xz data (.xz)"),
 )
 BRANDS: Final = (
     ((b"avif", b"avis"), "AVIF"),
@@ -73,7 +83,9 @@ SLOW_BYTES: Final = 32
 
 
 def type_of(data: bytes) -> str:
-    """Return the type of an image or a file by its first bytes, "" for the usual images and unknown data."""
+    """Return what an image or a file is by its first kilobyte, "" for the usual images and unknown data."""
+    if not data:
+        return "empty"
     if data[4:8] == b"ftyp":
         end = min(int.from_bytes(data[:4], "big"), 256)
         found = {data[i : i + 4] for i in range(8, end, 4)}
@@ -81,7 +93,14 @@ def type_of(data: bytes) -> str:
     start = data[:1024].removeprefix(b"\xef\xbb\xbf")
     if start.lstrip()[:1] == b"<":
         return "SVG" if SVG.search(start) else "a web page" if HTML.match(start) else ""
+    if data[257:262] == b"ustar":
+        return "a tar (.tar)"
     return next((name for magic, name in TYPES if data.startswith(magic)), "")
+
+
+def is_picture(data: bytes) -> bool:
+    """Return True for bytes that begin like an image of a format that is read."""
+    return data.startswith(MAGIC) or type_of(data) in READ
 
 
 def _read_pixels(data: bytes) -> int:

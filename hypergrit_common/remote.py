@@ -1,5 +1,6 @@
 """Access to files by path or fsspec URL: opening, the exceptions of stores, and concurrent requests."""
 
+import asyncio
 import io
 import os
 import re
@@ -8,6 +9,7 @@ from collections.abc import Callable, Generator, Iterable
 from typing import IO, Any, Final, cast
 
 from fsspec import AbstractFileSystem
+from fsspec.asyn import sync
 from fsspec.caching import BaseCache, register_cache
 from fsspec.core import url_to_fs
 from fsspec.implementations.local import LocalFileSystem
@@ -105,10 +107,34 @@ def open_file(url: str, headers: bool = False) -> IO[bytes]:
     fs, path = open_store(url)
     if isinstance(fs, LocalFileSystem):
         check_file(path)
+    elif hasattr(fs, "encode_url") and (content := sync(fs.loop, whole_content, fs, path)) is not None:  # of HTTP
+        return io.BytesIO(content)
     elif headers:
         return cast(IO[bytes], fs.open(path, "rb", cache_type=HeaderCache.name))
     file = fs.open(path, "rb")
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
+
+
+WHOLE_BYTES: Final = 64_000_000
+"""Largest file that is read as a whole from a web server that sends no parts of files."""
+
+
+async def whole_content(fs: Any, url: str) -> bytes | None:
+    """Return a file of a web server that sends no parts of files; None for other servers. Raises like `open_file`."""
+    options = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), "Range": "bytes=0-0"}}
+    session = await fs.set_session()
+    async with session.get(fs.encode_url(url), **options) as answer:
+        if answer.status in (206, 416):  # a part, or a file without a byte
+            return None
+        fs._raise_not_found_for_status(answer, url)
+        try:
+            await answer.content.readexactly(WHOLE_BYTES + 1)
+        except asyncio.IncompleteReadError as end:
+            return end.partial
+    raise UserError(
+        f"{url} has more than {WHOLE_BYTES} bytes, and its server sends no parts of files; download it first, by curl -LO "
+        "URL, and give the file"
+    )
 
 
 def is_s3(fs: AbstractFileSystem) -> bool:

@@ -44,7 +44,8 @@ def time_limits(url: str) -> dict[str, dict[str, Any]]:
             from aiohttp import ClientTimeout  # takes half a second
 
             limits = ClientTimeout(total=None, sock_connect=CONNECT_S, sock_read=HTTP_READ_S)
-            found[protocol] = {"client_kwargs": {"timeout": limits}}
+            # Parts of files, and their sizes, are those of the bytes as they are stored.
+            found[protocol] = {"client_kwargs": {"timeout": limits, "headers": {"Accept-Encoding": "identity"}}}
     return found
 
 

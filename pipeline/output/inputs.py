@@ -17,7 +17,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypergrit_common.config import default_settings, flatten, split_runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import is_broken_link
-from hypergrit_common.remote import map_concurrently, open_store, store_errors
+from hypergrit_common.remote import map_concurrently, open_file, open_store, store_errors
 from hypergrit_common.remote import one_line as one_remote_line
 from pipeline.config import PipelineConfig
 from pipeline.faults import Child, ProcessDiedError, RemoteError, StepTimeoutError
@@ -106,8 +106,8 @@ def _identify_object(fs: AbstractFileSystem, path: str, name: str, known: InputF
         if known and (known["size"], known["hash"]) == (found["size"], found["hash"]) and "footer" in known:
             found["footer"] = known["footer"]
         else:
-            with fs.open(name, "rb", block_size=BLOCK_BYTES) as file:
-                found["footer"] = hash_footer(file, found["size"])
+            with open_file(path) as file:
+                found["footer"] = hash_footer(file, file.seek(0, os.SEEK_END))
     return found
 
 

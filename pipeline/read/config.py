@@ -42,13 +42,15 @@ def parse_levels(text: str) -> LevelRule:
 class ReadConfig:
     """The columns of the input that hold URL, caption and identifier, and limits on the size of a row."""
 
-    # column with the image URL; null: url, image_url or link, in any letter case
+    # column with the image URL; null: url, image_url or link, in any letter case. Here and in the next ones, image.url and
+    # chat[1].value are fields of columns
     url_column: str | None = None
     # column with the caption; null: caption, text, alt_text, alt or title. Several, such as caption,title: those that are
     # not empty form a list, used as read.captions says
     caption_column: str | None = None
-    # column with the image itself: its bytes, or a struct {bytes, path} as in Hugging Face datasets; null: image or img,
-    # in files without a URL column
+    # column with the image itself: its bytes, also as base64, or a struct {bytes, path} as in Hugging Face datasets; null:
+    # image, img, jpg, png, webp, image_bytes, bytes and the like, beside a URL column if it has bytes. Only rows without
+    # an image are downloaded
     image_column: str | None = None
     # column with the path of an image file; null: image_path, file_name, filename or filepath, in files with neither a
     # URL nor an image column
@@ -154,6 +156,13 @@ class ReadConfig:
     def caption_columns(self) -> tuple[str, ...]:
         """The names of the columns in `caption_column`."""
         return tuple((self.caption_column or "").split(","))
+
+    @cached_property
+    def named_columns(self) -> tuple[str, ...]:
+        """The names of all columns that settings name; those with a dot or bracket may be fields of columns."""
+        names = (self.url_column, *self.caption_columns, self.image_column, self.image_path_column)
+        levels, where = self.level_rule, self.selection
+        return tuple(filter(None, (*names, *(levels.columns if levels else ()), *(where.columns if where else ()))))
 
     @cached_property
     def selection(self) -> Where | None:

@@ -14,7 +14,7 @@ from hypergrit_common.image_header import CostlyImageError, jpeg_header
 from pipeline.read.config import ReadConfig
 from pipeline.read.rows import UNPLACED
 from pipeline.read.text import JsonLines, parse_json
-from pipeline.read.types import IMAGE, BadRecord, RawRow, Record
+from pipeline.read.types import IMAGE, BadRecord, ColumnNames, RawRow, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Gligen(JsonLines):
 
     name, suffixes = "gligen", (".tsv",)
 
-    def columns(self, file: IO[bytes], config: ReadConfig) -> list[str] | None:
+    def columns(self, file: IO[bytes], config: ReadConfig) -> ColumnNames | None:
         """Return None: all rows have the same columns, which need no check."""
         return None
 

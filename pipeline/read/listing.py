@@ -2,6 +2,7 @@
 
 import logging
 import os
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -18,7 +19,8 @@ from hypergrit_common.remote import map_concurrently, one_line, open_store, refu
 from hypergrit_common.time_limits import reported
 from hypergrit_common.urls import check_no_user, text_without_secrets
 from pipeline.read.parquet import Parquet
-from pipeline.read.roots import object_version
+from pipeline.read.roots import is_web, object_version
+from pipeline.read.rows import pictures_beside
 from pipeline.read.samples import BESIDE, Folder, Tar, count_suffixes, is_image, list_folder, suffix_of
 from pipeline.read.streams import COMPRESSIONS, compression_of
 from pipeline.read.text import Csv, Json, JsonLines, Tsv
@@ -75,6 +77,7 @@ class InputFiles(Files):
 
 GLOB: Final = "*?["
 """Characters of which a glob has one."""
+GLOB_START: Final = re.compile(r"/[^/]*[*?\[]")
 
 
 def list_files(input: Locations) -> InputFiles:
@@ -119,10 +122,11 @@ def _list_files(input: str) -> tuple[Files, Counter[str], list[str]]:
     try:
         found = find_files(fs, root)
         if found == [root] and format_of(root) is None:
+            check_no_arrow(found)
             raise UserError(f"input file {input!r} has no known format; its name must end in {KNOWN}")
         if not found and not fs.isdir(root):
             raise UserError(f"input {input!r} does not exist; give a file, a folder, a glob or a URL")
-        files = choose_files(found)
+        files, unread = choose_files(found)
         if not files:
             raise UserError(f"input {input!r} holds no file of a known format; names must end in {KNOWN}")
         check_names(files)
@@ -130,7 +134,7 @@ def _list_files(input: str) -> tuple[Files, Counter[str], list[str]]:
         names = (path.rpartition("/") for path in (found if is_glob else ()))
         counts = Counter(folder for folder, _, name in names if is_image(name))
         images = Counter({_url(fs, f"{folder}/"): n for folder, n in counts.items()})
-        others = [_url(fs, path) for path in unread_files(found, files)]
+        others = [_url(fs, path) for path in unread]
         return [(url := _url(fs, path), _size(fs, path, url)) for path in files], images, others
     except store_errors(ValueError) as error:
         reason = refusal(error, "check the URL, the credentials and their permissions")
@@ -153,54 +157,88 @@ def _size(fs: AbstractFileSystem, path: str, url: str) -> int:
 
 
 def find_files(fs: AbstractFileSystem, root: str) -> list[str]:
-    """Return the paths of a glob, those below a folder that are not hidden, or the path of a file that exists."""
+    """Return the paths of a glob, those below a folder that are not hidden, or the path of a file that exists.
+
+    A folder is one whatever its name: engines write tables as folders `pairs.parquet/`.
+    """
     fs.invalidate_cache()  # other machines may have added files since this process listed them
     if any(sign in root for sign in GLOB) and not fs.exists(root):
-        found = list(fs.glob(root))
-        if any(format_of(path) for path in found):
-            return found
-        folders = [path for path in found if fs.isdir(path)]
-        return [path for folder in folders for path in _below(fs, folder)] or found
-    if format_of(root) in (None, "folder") and fs.isdir(root):
+        found = fs.glob(root, detail=True)
+        check_tables([*found])
+        check_tables(log for log in [f"{GLOB_START.split(root)[0]}/_delta_log"] if not is_web(root) and fs.exists(log))
+        folders = {path for path, info in found.items() if info["type"] != "file" and fs.isdir(path)}
+        files = [path for path in found if path not in folders]
+        if any(format_of(path) for path in files):
+            folders = {path for path in folders if format_of(path)}
+        return list(dict.fromkeys([*files, *(path for folder in sorted(folders) for path in _below(fs, folder))]))
+    has_name_of_file = is_web(root) and format_of(root) not in (None, Folder.name)  # whose listing is its content
+    if not has_name_of_file and fs.isdir(root):
         return _below(fs, root)
     return [root] if fs.exists(root) else []
 
 
 def _below(fs: AbstractFileSystem, folder: str) -> list[str]:
     """Return the files below a folder that are not hidden."""
-    parts = ((path, path[len(folder) :].split("/")) for path in fs.find(folder))
+    found = fs.find(folder)
+    check_tables(found)
+    parts = ((path, path[len(folder) :].split("/")) for path in found)
     return [path for path, names in parts if not any(name.startswith((".", "_")) for name in names)]
 
 
-def choose_files(found: Sequence[str]) -> list[str]:
-    """Return the sorted files that are read: tars, or else rows, or else folders of images, or else .json files."""
-    files = sorted(path for path in found if format_of(path))
-    tars = [path for path in files if format_of(path) == "tar"]
-    if tars:
-        warn_about_ignored(tars, files)
-        return tars
-    if rows := [path for path in files if format_of(path) != "json"]:
-        if len(rows) < len(files):
-            logger.info("%d .json files beside the other input files are not read", len(files) - len(rows))
-        return rows
-    folders = {path.rpartition("/")[0] for path in found if is_image(path.rpartition("/")[2])}
-    others = [path for path in found if not is_image(path.rpartition("/")[2]) and not path.endswith(BESIDE)]
-    if folders and others:
-        logger.warning("%s of the input are not read", count_suffixes(others))
-    return sorted(f"{folder}/" for folder in folders) or files
+TABLE_LOG: Final = re.compile(
+    r"(?P<Delta>/_delta_log(?:/|$))|(?P<Hudi>/\.hoodie(?:/|$))|(?P<Iceberg>/metadata/[^/]*\.(?:metadata\.json|avro)$)"
+)
 
 
-def unread_files(found: Sequence[str], chosen: Sequence[str]) -> list[str]:
-    """Return the files that are not read: neither chosen, nor in a folder of images an image or beside one."""
-    if not chosen or not chosen[0].endswith("/"):
-        return sorted(set(found) - set(chosen))
+def check_tables(paths: Iterable[str]) -> None:
+    """Raise UserError for a table of an engine whose files also hold the rows that were deleted or replaced."""
+    if found := next(filter(None, map(TABLE_LOG.search, paths)), None):
+        raise UserError(
+            f"the input folder {found.string[: found.start()]} is a table of {found.lastgroup}, whose files also hold "
+            "deleted rows; read it by that engine, and write its rows as parquet, or by pipeline.write_input"
+        )
+
+
+def check_no_arrow(paths: Iterable[str]) -> None:
+    """Raise UserError for Arrow files, such as those of Hugging Face's save_to_disk, whose .json files are no rows."""
+    if path := next((path for path in paths if path.endswith((".arrow", ".feather"))), None):
+        raise UserError(
+            f"{path} is an Arrow file, which is not read; write its rows as parquet: "
+            "datasets.load_from_disk(FOLDER).to_parquet(FILE), or pipeline.write_input(pyarrow.ipc.open_stream(FILE), FOLDER)"
+        )
+
+
+def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the sorted files that are read, and those that are not; warn about what is in no file that is read.
+
+    They are tars, or else tables, or else folders of images, or else .json files. Tables that img2dataset writes beside
+    each folder of images, with the same rows, do not count.
+    """
+    known = sorted(path for path in found if format_of(path))
     images = {path for path in found if is_image(path.rpartition("/")[2])}
-    stems = {path.rpartition(".")[0] for path in images}
-    return [
-        path
-        for path in found
-        if path not in images and (path.rpartition(".")[0] not in stems or not path.endswith(BESIDE))
-    ]
+    folders = sorted({path.rpartition("/")[0] for path in images})
+    tars = [path for path in known if format_of(path) == "tar"]
+    tables = [path for path in known if format_of(path) != "json"]
+    if not (tars or tables or folders):
+        check_no_arrow(found)
+        return known, sorted({*found} - {*known})
+    has_folders = not tars and {*folders}.issuperset(map(_stem, tables))
+    kind, chosen = ("tars", tars) if tars else ("tables", tables)
+    if has_folders:
+        kind, chosen = "folders of images", [f"{folder}/" for folder in folders]
+    names = {*(folders if has_folders else map(_stem, chosen))}
+    read = {*chosen} | (images if has_folders or any(map(pictures_beside, chosen)) else set())
+    unread = [path for path in found if path not in read]
+    if has_folders:  # what stands beside an image belongs to it
+        stems = {path.rpartition(".")[0] for path in images}
+        unread = [path for path in unread if not (path.endswith(BESIDE) and path.rpartition(".")[0] in stems)]
+    others = [path for path in unread if _stem(path).removesuffix("_stats") not in names]
+    if others:
+        logger.warning(
+            "%s of the input are not read, only its %s (%d); the first: %s; to read others, give a folder or glob of them "
+            "alone", count_suffixes(others), kind, len(chosen), others[0],
+        )  # fmt: skip
+    return chosen, sorted(unread)
 
 
 def check_names(paths: Sequence[str]) -> None:
@@ -220,20 +258,10 @@ def chain_error(path: str) -> UserError:
     )
 
 
-def warn_about_ignored(tars: list[str], files: list[str]) -> None:
-    """Log a warning about files that are ignored because the input has tars, except files named like a tar."""
-    stems = {_stem(tar) for tar in tars} | {f"{_stem(tar)}_stats" for tar in tars}
-    ignored = [path for path in files if format_of(path) != "tar" and path.rsplit(".", 1)[0] not in stems]
-    if ignored:
-        logger.warning(
-            "only the tars of the input are read (%d), not the other files (%d, first: %s); "
-            "to read those, give input= as a glob that matches them",
-            len(tars), len(ignored), ignored[0],
-        )  # fmt: skip
-
-
-def _stem(tar: str) -> str:
-    return tar[: len(tar) - len(compression_of(tar))].removesuffix(".tar").removesuffix(".tgz")
+def _stem(path: str) -> str:
+    """The path of a file without its suffixes, as img2dataset names what belongs to a shard."""
+    plain = path[: len(path) - len(compression_of(path))]
+    return plain.removesuffix(".tgz").rpartition(".")[0] if "." in plain.rpartition("/")[2] else plain
 
 
 # Notice that an input file changed between planning and reading.

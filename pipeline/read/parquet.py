@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from hypergrit_common.remote import open_file
 from pipeline.faults import is_fault
 from pipeline.read.config import ReadConfig
-from pipeline.read.rows import check_columns, check_image_type, find_columns
+from pipeline.read.nested import has_bytes, is_text, root_of, types_of
+from pipeline.read.rows import FINEHARD_COLUMN, GRIT_COLUMNS, check_columns, check_image_type, find_columns, with_named
 from pipeline.read.streams import DamageError, input_errors, open_stream
 from pipeline.read.types import BadRecord, Counted, Load, Piece, Record, ShardPlan, Survey
 
@@ -82,6 +83,7 @@ class Stream:
                 read_dictionary=_coded_columns(metadata),
                 pre_buffer=not is_local,
                 buffer_size=BUFFER_BYTES if is_local else 0,
+                coerce_int96_timestamp_unit="us",  # nanoseconds end in the year 2262
             )
         except BaseException:
             self.close()
@@ -149,10 +151,22 @@ class Stream:
 
 def read_columns(schema: pa.Schema, config: ReadConfig) -> list[str]:
     """Return the columns that are read: all but those with bytes that have no use."""
-    columns = find_columns(schema.names, config, Parquet.has_images)
-    binary = {columns.url, columns.id, columns.path, columns.image, *columns.captions}
-    binary |= config.selection.columns.keys() if config.selection else set()
-    return [item.name for item in schema if item.name in binary or not has_bytes(item.type)]
+    needed = needed_columns(schema, config)
+    return [item.name for item in schema if item.name in needed or not has_bytes(item.type)]
+
+
+def image_column(schema: pa.Schema, config: ReadConfig) -> str | None:
+    """Return the column with images, or with the field that has them."""
+    image = find_columns(with_named(types := types_of(schema), config), config, Parquet.has_images).image
+    return None if image is None else root_of(image, types)
+
+
+def needed_columns(schema: pa.Schema, config: ReadConfig) -> set[str]:
+    """Return the columns whose values make a row, or decide about it; the others become `extra`."""
+    found = find_columns(columns := with_named(types := types_of(schema), config), config, Parquet.has_images)
+    names = {found.url, found.id, found.path, found.image, *found.captions, *config.named_columns}
+    roots = {root_of(name, types) for name in names if name and name in columns}
+    return roots | ({*GRIT_COLUMNS, FINEHARD_COLUMN} & types.keys())
 
 
 def _is_local(file: Any) -> bool:
@@ -180,16 +194,6 @@ def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
     """The number of rows of a batch with BATCH_BYTES, on average."""
     n_bytes = sum(column.total_uncompressed_size for column in _chunks(group, names))
     return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(n_bytes, 1))))
-
-
-def has_bytes(type_: pa.DataType) -> bool:
-    """True for binary types, and lists or structs that contain one, such as the images of Hugging Face datasets."""
-    if pa.types.is_dictionary(type_):
-        return has_bytes(type_.value_type)
-    if type_.num_fields:
-        return any(has_bytes(type_.field(i).type) for i in range(type_.num_fields))
-    is_type = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return any(check(type_) for check in is_type)
 
 
 # Rows of parquet files that one process reads for many workers, shard after shard.
@@ -223,7 +227,8 @@ def pack_rows(plan: ShardPlan, config: ReadConfig) -> Packed | None:
     for piece in plan.pieces:
         batches = list[pa.RecordBatch]()
         for _, batch in read_batches(piece, config):
-            if not batches and find_columns(batch.schema.names, config, Parquet.has_images).image:
+            image = image_column(batch.schema, config)
+            if image is not None and has_bytes(batch.schema.field(image).type):
                 return None
             batches.append(compact(batch))
             n_left -= batches[-1].nbytes
@@ -361,21 +366,22 @@ class Parquet(Counted):
     def survey(self, path: str, config: ReadConfig) -> Survey:
         with input_errors(path), open_stream(path) as file:
             parquet = pq.ParquetFile(file)
-            schema, metadata = parquet.schema_arrow, parquet.metadata
-            check_columns(path, schema.names, config, self)
+            schema, metadata, types = parquet.schema_arrow, parquet.metadata, types_of(parquet.schema_arrow)
             check_image_type(path, schema, config)
+            check_columns(path, types if len(types) == len(schema) else schema.names, config, self)
             n_rows = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
             if n_rows != metadata.num_rows:
                 raise DamageError(f"its footer counts {metadata.num_rows} rows, its row groups have {n_rows}")
             read = read_columns(schema, config)
-            return Survey(n_rows, read, [name for name in schema.names if name not in read])
+            columns = {name: types[name] for name in read}
+            return Survey(n_rows, columns, [name for name in schema.names if name not in columns])
 
     def loads(
         self, piece: Piece, config: ReadConfig, is_wanted: Callable[[int], bool]
     ) -> Iterator[tuple[int, Load | None]]:
         for row, batch in read_batches(piece, config):
             wanted = [is_wanted(row + i) for i in range(batch.num_rows)]
-            image = find_columns(batch.schema.names, config, self.has_images).image
+            image = image_column(batch.schema, config)
             loads = _loads(batch if all(wanted) else batch.filter(pa.array(wanted, pa.bool_())), image, config)
             yield from ((0, next(loads) if is_one else None) for is_one in wanted)
 
@@ -397,18 +403,21 @@ def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iter
 
 def _with_image(load: Load, name: str, images: pa.Array, i: int) -> Record | BadRecord:
     record = load()
-    return record if isinstance(record, BadRecord) else {**record, name: images[i].as_py()}
+    if isinstance(record, BadRecord) or not images[i].is_valid:
+        return record
+    return {**record, name: images[i].as_py()}
 
 
 def _records(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
     """Yield the rows of a batch without image; those that are too long become a BadRecord and are not converted."""
     sizes, most = batch_sizes(batch), max(ROW_FACTOR * config.max_row_bytes, BATCH_BYTES)
+    needed = needed_columns(batch.schema, config)
     for start, end in _ranges(sizes):
         if end - start == 1 and sizes[start] > most:
             message = f"the row has {sizes[start]} bytes, more than the limit of {ROW_FACTOR * config.max_row_bytes}"
             yield partial(BadRecord, message)
         else:
-            yield from as_records(batch.slice(start, end - start))
+            yield from as_records(batch.slice(start, end - start), needed)
 
 
 def _ranges(sizes: Sizes) -> Iterator[tuple[int, int]]:
@@ -421,29 +430,48 @@ def _ranges(sizes: Sizes) -> Iterator[tuple[int, int]]:
         start = end
 
 
-def as_records(batch: pa.RecordBatch) -> Iterator[Load]:
-    """Convert a batch to records; a row with a value that Python cannot represent becomes a BadRecord.
+def as_records(batch: pa.RecordBatch, needed: Collection[str]) -> Iterator[Load]:
+    """Convert a batch to records.
 
-    Examples are a date in the year 50,000 and text in Latin-1.
+    A value that Python cannot represent, such as a date in the year 50,000 or text in Latin-1, becomes Arrow's text of
+    it; in one of the columns `needed`, its row becomes a BadRecord.
     """
+    columns = [
+        _values(name, column, name in needed) for name, column in zip(batch.schema.names, batch.columns, strict=True)
+    ]
+    for values in zip(*columns, strict=True) if columns else [()] * batch.num_rows:
+        bad = next((value for value in values if isinstance(value, BadRecord)), None)
+        pairs = list(zip(batch.schema.names, values, strict=True))
+        yield partial(dict, pairs) if bad is None else partial(BadRecord, bad.message)
+
+
+def _values(name: str, column: Any, is_needed: bool) -> list[Any]:
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
     try:
-        plain = [item.dictionary_decode() if pa.types.is_dictionary(item.type) else item for item in batch.columns]
-        records = pa.RecordBatch.from_arrays(plain, names=batch.schema.names).to_pylist()
+        return list(column.to_pylist())
     except BaseException as error:
         if not is_fault(error):
             raise
-        yield from (partial(_record, batch, i) for i in range(batch.num_rows))  # one by one, to find the bad row
-        return
-    yield from (lambda record=record: record for record in records)
+    return [_value(name, column[i : i + 1], is_needed) for i in range(len(column))]  # one by one, to find the bad one
 
 
-def _record(batch: pa.RecordBatch, i: int) -> Record | BadRecord:
-    record: Record = {}
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        try:
-            record[name] = column[i].as_py()
-        except VALUE_ERRORS as error:
-            kind: Any = column.type
-            plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-            return BadRecord(f"the {plain} in column {name} cannot be read: {error}")
-    return record
+def _value(name: str, one: Any, is_needed: bool) -> Any:
+    try:
+        return one[0].as_py()
+    except (*VALUE_ERRORS, pa.ArrowException) as error:
+        return BadRecord(f"the {one.type} in column {name} cannot be read: {error}") if is_needed else _as_text(one)
+
+
+def _as_text(one: Any) -> Any:
+    """The only value of an array, with texts of Arrow for the values in it that Python cannot represent."""
+    if isinstance(one, pa.ExtensionArray):
+        return _value("", one.storage, False)
+    if pa.types.is_struct(one.type):
+        return {one.type.field(i).name: _value("", one.field(i), False) for i in range(one.type.num_fields)}
+    if hasattr(one.type, "value_type"):  # of lists
+        items = one.flatten()
+        return [_value("", items[i : i + 1], False) for i in range(len(items))]
+    if is_text(one.type):
+        return one.cast(pa.large_binary())[0].as_py().decode(errors="replace")
+    return one.to_string(indent=0, skip_new_lines=True)[1:-1]

@@ -19,7 +19,7 @@ from pipeline.read.listing import input_format, list_files, use_format
 from pipeline.read.roots import Roots
 from pipeline.read.rows import check_columns
 from pipeline.read.samples import Scan, Scanner, Tar, damage_of, scan_tar, scan_tars
-from pipeline.read.streams import DamagedFileError, LayoutError, input_errors
+from pipeline.read.streams import DamagedFileError, LayoutError, check_text, input_errors
 from pipeline.read.text import wide_encoding
 from pipeline.read.types import Counted, Piece, Sequential, ShardPlan, Survey
 from pipeline.read.understood import Readings, first_of
@@ -286,6 +286,7 @@ def _cut_text(
     n, damage, reading = 0, "", None
     try:
         with input_errors(path), kind.open(path, config) as file:
+            check_text(file)
             if kind.is_text:
                 check_encoding(file, config)
             names = kind.columns(file, config)

@@ -5,7 +5,8 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
 from functools import lru_cache
 from itertools import pairwise
@@ -17,8 +18,19 @@ import pyarrow as pa
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
+from pipeline.read.nested import (
+    END,
+    has_bytes,
+    is_picture_text,
+    is_text,
+    look_up,
+    path_columns,
+    picture_in,
+    root_of,
+    types_of,
+)
 from pipeline.read.roots import SCHEME, Location, RefusedError, Roots, is_web
-from pipeline.read.types import IMAGE, MEMBERS, BadRecord, BadRowError, Format, Record
+from pipeline.read.types import IMAGE, MEMBERS, BadRecord, BadRowError, ColumnNames, Format, Record
 from pipeline.read.where import WhereError
 from schemas.rows import GIVEN_BOX
 from schemas.status import DROPPED, given_code
@@ -93,8 +105,11 @@ def read_levels(record: Record, config: ReadConfig) -> list[str | None]:
 URL_NAMES: Final = ("url", "image_url", "link")
 CAPTION_NAMES: Final = ("caption", "text", "alt_text", "alt", "title")
 ID_NAMES: Final = ("id", "uid", "sample_id", "image_id", "key")
-IMAGE_NAMES: Final = ("image", "img")
+IMAGE_NAMES: Final = (
+    *("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "image_data", "image_base64", "bytes", "images"),
+)
 PATH_NAMES: Final = ("image_path", "file_name", "filename", "filepath")
+PATHS: Final = (*PATH_NAMES, *IMAGE_NAMES)
 
 
 class Columns(NamedTuple):
@@ -121,44 +136,109 @@ def names_by_lower_case(names: tuple[str, ...]) -> dict[str, str]:
     return {name.lower(): name for name in sorted(names, reverse=True)} | {name: name for name in names}
 
 
-def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool) -> Columns:
-    """Find the columns among the `names` of a row.
+def find_columns(
+    names: Iterable[str], config: ReadConfig, has_images: bool, has_pictures_beside: bool = False
+) -> Columns:
+    """Find the columns of a row among `names`: a mapping of them to values or types, or names alone.
 
-    In rows without a URL column, those with an image or its path are recognised by their names if images may be read
-    from files, and that with an image in formats that have images (`Format.has_images`).
+    The column of the image is recognised by its name. Beside a URL column it must hold the bytes of a picture, of which
+    the URL need not be fetched. Without one, paths and web addresses will do, in formats that have images
+    (`Format.has_images`), and if images may be read from files.
     """
-    names = list(names)
-    url = find_column(names, config.url_column, URL_NAMES)
-    may_be_image = url is None and (has_images or bool(config.image_roots))
-    image = find_column(names, config.image_column, IMAGE_NAMES if may_be_image else ())
-    is_path = config.image_roots and url is None and image is None
-    path = find_column(names, config.image_path_column, PATH_NAMES if is_path else ())
-    captions = (find_column(names, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
-    return Columns(url, tuple(filter(None, captions)), find_column(names, None, ID_NAMES), image, path)
+    columns = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
+    url = find_column(columns, config.url_column, URL_NAMES)
+    image = find_column(columns, config.image_column, ())
+    has_files = bool(config.image_roots) or has_pictures_beside
+    if config.image_column is None:
+        image = _picture_column(columns, ABSENT if url is None and (has_images or has_files) else BYTES)
+    is_path = image is None and (has_pictures_beside or (config.image_roots and url is None))
+    path = find_column(columns, config.image_path_column, PATH_NAMES if is_path else ())
+    captions = (find_column(columns, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
+    return Columns(url, tuple(filter(None, captions)), find_column(columns, None, ID_NAMES), image, path)
 
 
-def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: Format) -> None:
+NONE, ABSENT, TEXT, BYTES = range(4)
+"""What a value or type holds of a picture: nothing, nothing in this row, text that may be its path, its bytes."""
+
+
+def _picture_column(columns: Mapping[str, Any], least: int) -> str | None:
+    """Return the column with a name of IMAGE_NAMES that holds most of a picture, and at least `least`."""
+    ranks = {name: picture_rank(columns[name]) for name in _picture_names(tuple(columns))}
+    best = max(ranks, key=ranks.__getitem__, default=None)
+    return best if best is not None and ranks[best] >= least else None
+
+
+@lru_cache(maxsize=64)
+def _picture_names(names: tuple[str, ...]) -> list[str]:
+    by_lower_case = names_by_lower_case(names)
+    return [by_lower_case[name] for name in IMAGE_NAMES if name in by_lower_case]
+
+
+def picture_rank(value: Any) -> int:
+    """Return NONE, ABSENT, TEXT or BYTES for a value or an Arrow type."""
+    match value:
+        case pa.DataType():
+            return NONE if not holds_images(value) else BYTES if has_bytes(value) else TEXT
+        case None | "" | b"" | []:
+            return ABSENT
+        case bytes():
+            return BYTES
+        case str():
+            return BYTES if is_picture_text(value) else TEXT
+        case {"bytes": _} | {"path": _}:
+            return max(picture_rank(value.get("bytes")), min(TEXT, picture_rank(value.get("path"))))
+        case [item]:
+            return picture_rank(item)
+        case [item, *_]:  # several pictures, of which none can be chosen
+            return min(TEXT, picture_rank(item))
+    return NONE
+
+
+def with_named(columns: Mapping[str, Any], config: ReadConfig, source: str = "") -> dict[str, Any]:
+    """Return columns, and what settings name beyond them: columns in the path `source`, and fields of columns."""
+    folders = path_columns(source)
+    found = {**{name: folders[name] for name in folders if name in config.named_columns}, **columns}
+    for name in config.named_columns:
+        if name not in found and END.search(name):
+            with suppress(LookupError):
+                found[name] = look_up(found, name)
+    return found
+
+
+METADATA: Final = re.compile(r"(^|/)metadata\.(csv|tsv|jsonl|ndjson|parquet)(\.[a-z0-9]+)?$")
+
+
+@lru_cache(maxsize=4096)
+def pictures_beside(path: str) -> str | None:
+    """Return the folder of a file metadata.csv or the like, whose rows name pictures below it; None for other files."""
+    return (path.rpartition("/")[0] or ".") if METADATA.search(path) and not is_web(path) else None
+
+
+def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, kind: Format) -> None:
     """Raise UserError unless the file has a column with images and one with captions, and those of `where`.
 
-    Tars, with `names=None`, pass.
+    `columns` are their names, or a mapping of them to types or to values of a row. Tars, with None, pass.
     """
-    if names is None:
+    if columns is None:
         return
-    if twice := next((name for name, n in Counter(filter(None, names)).items() if n > 1), None):
+    if twice := next((name for name, n in Counter(filter(None, columns)).items() if n > 1), None):
         raise UserError(
             f"{path} has several columns {twice!r}; give each a name of its own, in CSV by read.columns=[...]"
         )
-    found = find_columns(names, config, kind.has_images)
-    if not any((found.url, found.image, found.path, config.url_column, config.image_column, config.image_roots)) and (
-        name := find_column(names, config.image_path_column, (*PATH_NAMES, *IMAGE_NAMES))
+    own = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
+    names = with_named(own, config, path)
+    has_files = bool(config.image_roots or pictures_beside(path))
+    found = find_columns(names, config, kind.has_images, pictures_beside(path) is not None)
+    if not any((found.url, found.image, found.path, config.url_column, config.image_column, has_files)) and (
+        name := find_column(filter(lambda name: picture_rank(names[name]), names), config.image_path_column, PATHS)
     ):
         raise UserError(
             f"{path} has paths of images in its column {name}, which are read only from folders that "
             "read.image_roots=[FOLDER, ...] names; or set read.url_column=NAME"
         )
     more = "; or, if the rows are in a list within an object, read.json_key=NAME" if kind.name == "json" else ""
-    if kind.name in ("csv", "tsv") and len(names) == 1:
-        more = next((f"; or read.delimiter={sign!r}" for sign in ",;|\t" if sign in names[0]), "")
+    if kind.name in ("csv", "tsv") and len(own) == 1:
+        more = next((f"; or read.delimiter={sign!r}" for sign in ",;|\t" if sign in next(iter(own))), "")
     for role, configured, known in (
         ("url", config.url_column, URL_NAMES),
         ("image", config.image_column, IMAGE_NAMES),
@@ -175,16 +255,18 @@ def check_columns(path: str, names: list[str] | None, config: ReadConfig, kind: 
     for name in config.level_rule.columns if config.level_rule else ():
         if name not in names:
             raise UserError(f"{path} has no column {name}, which read.levels names (it has {', '.join(names)})")
-    if found.path and not config.image_roots:
+    if found.path and not has_files:
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
-        config.selection.check(path, names)
+        config.selection.check(path, list({**path_columns(path), **names}))
 
 
 def check_image_type(path: str, schema: pa.Schema, config: ReadConfig) -> None:
-    """Raise UserError, with the type, if the column with the images of a parquet file can hold none."""
-    name = find_columns(schema.names, config, has_images=True).image
-    if name is not None and not holds_images(kind := schema.field(name).type):
+    """Raise UserError, with the type, if the column with the images of a file with types can hold none."""
+    found = find_columns(columns := with_named(types_of(schema), config, path), config, has_images=True)
+    known = IMAGE_NAMES if found.url is None and found.path is None else ()
+    name = found.image or find_column(columns, config.image_column, known)
+    if name is not None and not holds_images(kind := columns[name]):
         raise UserError(
             f"{path}: the column {name} has the type {kind}, but images are bytes (binary), paths (string), or both "
             "(struct<bytes: binary, path: string>); set read.image_column=NAME or read.url_column=NAME"
@@ -192,25 +274,19 @@ def check_image_type(path: str, schema: pa.Schema, config: ReadConfig) -> None:
 
 
 def holds_images(kind: Any) -> bool:
-    """Return True for types of text and bytes, and for structs with a field `bytes` of bytes or a field `path`.
+    """Return True for types of text and bytes, structs with a field `bytes` of bytes or a field `path`, and lists of these.
 
     Text in a field `bytes` is no image.
     """
     if isinstance(kind, pa.BaseExtensionType):
         return holds_images(kind.storage_type)
-    if pa.types.is_dictionary(kind):
+    if hasattr(kind, "value_type"):  # of lists and dictionaries
         return holds_images(kind.value_type)
     if pa.types.is_struct(kind):
         found = {kind.field(i).name: kind.field(i).type for i in range(kind.num_fields)}
         has_text = any(name == "bytes" and is_text(field) for name, field in found.items())
         return not has_text and any(name in ("bytes", "path") and holds_images(field) for name, field in found.items())
-    checks = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_fixed_size_binary, pa.types.is_binary_view)
-    return is_text(kind) or any(check(kind) for check in (*checks, pa.types.is_null))
-
-
-def is_text(kind: Any) -> bool:
-    """Return True for types of text."""
-    return any(check(kind) for check in (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view))
+    return is_text(kind) or has_bytes(kind) or pa.types.is_null(kind)
 
 
 BOX_FIELDS: Final = tuple(item.name for item in GIVEN_BOX)
@@ -242,8 +318,10 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     image, members = record.pop(IMAGE, None), record.pop(MEMBERS, None)
     if not isinstance(image, bytes | Location):  # the value of a JSON key with the same name
         image = None
-    columns = find_columns(record, config, context.kind.has_images)
-    is_selected = _is_selected(record, context)
+    own = {**path_columns(context.source), **record}
+    record = with_named(record, config, context.source)
+    columns = find_columns(record, config, context.kind.has_images, pictures_beside(context.source) is not None)
+    is_selected = config.selection is None or _is_selected({**own, **record}, context)
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters) or None
     found, path = _image(record, columns, config)
     image = image or found
@@ -258,7 +336,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
         "id": _text(_id(_value(record, columns.id)), "the id", config.max_row_bytes),
         "given_noun_chunks": boxes["noun_chunks"] or boxes["ref_exps"] or boxes["noun_chunks"],
         "given_ref_exps": boxes["ref_exps"],
-        "extra": _extra(record, columns, config),
+        "extra": _extra(own, columns, config, read_levels(record, config)),
     }
     if not is_selected:
         return row | dropped("not_selected", "")
@@ -271,6 +349,8 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
             try:
                 image = context.roots.locate(place, context.source)
             except RefusedError as error:
+                if is_web(url or ""):  # which the download stage fetches
+                    return row
                 return row | dropped("image_refused", f"{place[:300]}: {error}")
     if isinstance(image, Location):
         return row | {LOCATION: image}
@@ -292,7 +372,7 @@ def _is_selected(record: Record, context: Context) -> bool:
     """Return True for a row that `read.where` selects. An empty field of an untyped format is a missing value."""
     where = context.config.selection
     if where is not None and context.kind.is_untyped:
-        record = {name: record.get(name) or None for name in where.columns}
+        record = {name: None if record.get(name) == "" else record.get(name) for name in where.columns}
     try:
         return where is None or where(record)
     except WhereError as error:
@@ -303,10 +383,18 @@ def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes 
     """Return the bytes of an image, or its path or URL. A dictionary {bytes, path} is that of Hugging Face datasets."""
     value = _value(record, columns.image)
     path = _value(record, columns.path)
+    if isinstance(value, list) and len(value) > 1:
+        raise BadRowError(f"the row has {len(value)} images; name one, such as read.image_column={columns.image}[0]")
+    if isinstance(value, list):
+        value = value[0] if value else None
     if isinstance(value, dict):
         path = value.get("path") if value.get("path") is not None else path
         value = value.get("bytes")
-    if isinstance(value, str):
+    if isinstance(value, str) and is_picture_text(value):
+        value = picture_in(value)
+        if value is None:
+            raise BadRowError("the image begins as base64, but is not valid base64")
+    elif isinstance(value, str):
         path, value = value, None
     if value is not None and not isinstance(value, bytes):
         raise BadRowError(f"the image is a {type(value).__name__}, not bytes or a path")
@@ -345,17 +433,19 @@ def _all_captions(record: Record, columns: Columns, config: ReadConfig) -> list[
     return [{"kind": kind, "text": text} for text, kind in found.items()] if len(found) > 1 else None
 
 
-def _extra(record: Record, columns: Columns, config: ReadConfig) -> str | None:
+def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[str | None]) -> str | None:
     """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
-    used = {columns.url, *columns.captions, columns.id, columns.image, *GRIT_COLUMNS}
+    root = root_of(columns.image, record) if columns.image is not None else ""
+    used = {columns.url, *columns.captions, columns.id, root, *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
     if config.levels is not None:
-        others["levels"] = read_levels(record, config)
-    value = _value(record, columns.image)
-    if columns.image is not None and isinstance(value, dict) and value.get("path"):
-        others[columns.image] = {"path": value["path"]}
-    elif columns.image is not None and isinstance(value, str):
-        others[columns.image] = value
+        others["levels"] = levels
+    value = record.get(root)
+    if isinstance(value, dict):
+        more = {name: item for name, item in value.items() if picture_rank(item) not in (ABSENT, BYTES)}
+        others |= {root: more} if more else {}
+    elif isinstance(value, str) and not is_picture_text(value):
+        others[root] = value
     try:
         text = json.dumps(_json_value(others), sort_keys=True) if others else None
     except RecursionError:

@@ -27,8 +27,17 @@ from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_st
 from hypergrit_common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
 from hypergrit_common.text import counted, shortened
 from pipeline.read.config import ReadConfig
+from pipeline.read.nested import path_columns
 from pipeline.read.roots import Location, RefusedError, Root, file_size, object_version, read_file
-from pipeline.read.streams import DamagedFileError, LayoutError, compression_of, input_errors, is_stream, open_stream
+from pipeline.read.rows import with_named
+from pipeline.read.streams import (
+    DamagedFileError,
+    LayoutError,
+    compression_of,
+    input_errors,
+    is_stream,
+    open_stream,
+)
 from pipeline.read.text import decode, parse_json
 from pipeline.read.types import IMAGE, MEMBERS, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
 from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX_FILE, MANIFEST_FILE, ShardPath
@@ -411,7 +420,8 @@ def check_selection(path: str, config: ReadConfig) -> None:
             texts = {name: sample.members[name] for name in (layout.columns, layout.caption) if name}
             record = parse_sample(Sample(texts, sample.contents), file, config)
             if not isinstance(record, BadRecord):
-                names |= dict.fromkeys(name for name in record if name != MEMBERS)
+                named = {**path_columns(path), **with_named(record, config, path)}
+                names |= dict.fromkeys(name for name in named if name != MEMBERS)
             if names.keys() >= config.selection.columns.keys():
                 return
     if names:

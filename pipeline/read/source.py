@@ -13,8 +13,8 @@ from hypergrit_common.remote import THREADS, one_line, store_errors
 from pipeline.faults import Fault, describe, format_traceback, is_fault
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import changed, check_unchanged, input_format, use_format
-from pipeline.read.roots import Location, RefusedError, Roots, file_size, read_file
-from pipeline.read.rows import LOCATION, Context, dropped, to_row
+from pipeline.read.roots import Location, RefusedError, Roots, file_size, is_web, read_file
+from pipeline.read.rows import LOCATION, Context, dropped, pictures_beside, to_row
 from pipeline.read.streams import input_errors
 from pipeline.read.takedown import entries_of, refuse_urls
 from pipeline.read.types import BadRecord, BadRowError, Load, Piece, ShardPlan
@@ -94,7 +94,7 @@ def _read_rows(
 ) -> Iterator[Row]:
     """Yield the rows of a shard, all or those with a key in `given`; add the rows that raised to `faults`."""
     use_format(config.format)
-    n_before, roots = 0, Roots(config.image_roots)
+    n_before, all_roots = 0, Roots(config.image_roots)
     for piece in plan.pieces:
         first_key = plan.first_row + n_before - piece.first_row  # key of row 0 of the file, which may be negative
 
@@ -102,6 +102,8 @@ def _read_rows(
             return given is None or given.get(f"{first_key + row:012d}", {}).get("status") == KEPT
 
         n = 0
+        folder = pictures_beside(piece.path)
+        roots = Roots((*config.image_roots, folder)) if folder is not None else all_roots
         context = Context(config, roots, piece.path, input_format(piece.path))
         try:
             for line, found in read_rows(piece, context, is_wanted):
@@ -218,6 +220,8 @@ def _read_window(
             if isinstance(value, RowFault):
                 faults.append(Fault(row["key"], "read", value.detail, value.traceback))
                 value = dropped(INTERNAL_ERROR, value.detail)
+            elif value and value.get("reason") == "image_not_found" and is_web(row["url"] or ""):
+                value = None  # the download stage fetches it
             yield row if value is None else row | value
         start = end
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import is_broken_link
+from hypergrit_common.image_header import type_of
 from hypergrit_common.remote import BUFFER, one_line, open_file, store_errors
 from hypergrit_common.tar import TarError
 
@@ -232,6 +233,23 @@ def open_stream(path: str, encoding: str = "utf-8", headers: bool = False) -> It
         yield file
 
 
+def mistaken_type(path: str) -> str:
+    """Return what a file is by its first bytes, with the end of a name for it, unless `path` has that; "" if unknown."""
+    try:
+        with open_file(path) as file:
+            kind = type_of(file.read(1024))
+    except store_errors(ValueError, UserError):
+        return ""
+    return "" if path.lower().endswith(kind.rpartition("(")[2].rstrip(")") or "?") else kind
+
+
+def check_text(file: IO[bytes]) -> None:
+    """Raise DamageError if a file of text is something else; an empty one has no rows."""
+    if (head := file.read(1024)) and (kind := type_of(head)):
+        raise DamageError(f"it is {kind}")
+    file.seek(0)
+
+
 @contextmanager
 def input_errors(path: str, rows: str = "") -> Iterator[None]:
     """Convert the errors of reading a file to UserError, which names it.
@@ -246,6 +264,8 @@ def input_errors(path: str, rows: str = "") -> Iterator[None]:
         is_broken = is_broken_link(path)
         kind = DamagedFileError if is_broken or isinstance(error, UNREADABLE) else UserError
         reason = "it is a link to a file that does not exist, or to itself" if is_broken else one_line(error)
+        if kind is DamagedFileError and (found := mistaken_type(path)) and found not in reason:
+            reason = f"it is {found} ({reason})"
         fix = "replace the file, or remove it from the input"
         fix = f"set read.encoding, such as utf-16, or {fix}" if isinstance(error, UnicodeDecodeError) else fix
         raise kind(f"cannot read {rows}input file {path}: {reason}; {fix}") from error

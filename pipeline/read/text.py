@@ -14,8 +14,10 @@ from itertools import chain, islice
 from typing import IO, Any, ClassVar, Final, NamedTuple
 
 from pipeline.read.config import ReadConfig
+from pipeline.read.nested import END
+from pipeline.read.rows import with_named
 from pipeline.read.streams import DAMAGE, DamageError, LayoutError, is_stream
-from pipeline.read.types import BadRecord, RawRow, Record, Sequential
+from pipeline.read.types import BadRecord, ColumnNames, RawRow, Record, Sequential
 
 # Parsing of untrusted JSON objects.
 
@@ -72,21 +74,24 @@ class JsonRows(Sequential):
 
     is_text = True
 
-    def columns(self, file: IO[bytes], config: ReadConfig) -> list[str] | None:
-        """Return the columns of the first valid row, or of more if `read.where` may name others."""
+    def columns(self, file: IO[bytes], config: ReadConfig) -> ColumnNames | None:
+        """Return the columns of the first valid row with its values, or of more rows if settings may name others."""
         records = (self.load(raw.payload, [], file, config) for raw in self.find(file, 0, 1, 0, config))
         sample = islice(records, SAMPLE_ROWS)
         first = next(sample, None)
         if isinstance(first, BadRecord):
             self.refuse_first(first, config)
         valid = (record for record in chain([first], sample) if record and not isinstance(record, BadRecord))
-        return list(dict.fromkeys(name for record in islice(valid, self._n_rows(config)) for name in record)) or None
+        found: Record = {}
+        for record in islice(valid, self._n_rows(config)):
+            found |= {name: value for name, value in with_named(record, config).items() if found.get(name) is None}
+        return found or None
 
     def refuse_first(self, first: BadRecord, config: ReadConfig) -> None:
         """Raise LayoutError if a first value that is no row tells that the rows are elsewhere."""
 
     def _n_rows(self, config: ReadConfig) -> int:
-        return SAMPLE_ROWS if config.selection else 1
+        return SAMPLE_ROWS if config.selection or any(map(END.search, config.named_columns)) else 1
 
     def parse(self, payload: Any, header: list[str], file: IO[bytes], config: ReadConfig) -> Record | BadRecord:
         return parse_json(payload, named=config.encoding)
@@ -219,6 +224,12 @@ class Csv(Sequential):
             return next(csv.reader(io.StringIO(text), **self.dialect(config), strict=True), [])
         except csv.Error as error:
             raise csv.Error(f"line 1: {csv_problem(error)}") from error
+
+    def columns(self, file: IO[bytes], config: ReadConfig) -> ColumnNames | None:
+        names = self.header(file, config)
+        first: Any = next((raw.payload for raw in self.find(file, 0, 1, 0, config)), None)
+        is_row = isinstance(first, list) and len(first) == len(names) == len({*names})
+        return dict(zip(names, first, strict=True)) if is_row else names or None
 
     def dialect(self, config: ReadConfig) -> dict[str, Any]:
         """Return the options of csv.reader."""
@@ -568,7 +579,7 @@ class Json(JsonRows):
     name = "json"
     suffixes = (".json",)
 
-    def columns(self, file: IO[bytes], config: ReadConfig) -> list[str] | None:
+    def columns(self, file: IO[bytes], config: ReadConfig) -> ColumnNames | None:
         if config.json_layout == "rows":
             return super().columns(file, config)
         if is_stream(file):

@@ -1,7 +1,7 @@
 """The types of reading: records, pieces of files, plans of shards, and the base classes of the input formats."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
@@ -13,6 +13,8 @@ from pipeline.read.streams import open_stream
 
 Record = dict[str, Any]
 """A row of an input file: values by column name."""
+ColumnNames = Sequence[str] | Mapping[str, Any]
+"""The columns of a file: their names, or a mapping of them to types, or to the values of a row."""
 IMAGE: Final = "__image__"
 """Key of the encoded image in a record of a tar; chosen so that no column has this name."""
 
@@ -91,7 +93,7 @@ class Survey(NamedTuple):
     """What planning learns of a file whose rows are counted: their number, the columns, and those that are not read."""
 
     n_rows: int
-    columns: Sequence[str] | None = None
+    columns: ColumnNames | None = None
     unread: Sequence[str] = ()
 
 
@@ -137,8 +139,8 @@ class Sequential(Format):
         """Read the column names at the start of a file, if the format has them there."""
         return []
 
-    def columns(self, file: IO[bytes], config: ReadConfig) -> list[str] | None:
-        """Return the column names, for a check of the settings; None if they are not known.
+    def columns(self, file: IO[bytes], config: ReadConfig) -> ColumnNames | None:
+        """Return the columns, with the values of a row if they are known, for a check of the settings; None if they are not known.
 
         Raises LayoutError for a file whose rows are not where the settings say.
         """

@@ -11,12 +11,13 @@ from hypergrit_common.text import counted, one_line, printable, shortened
 from hypergrit_common.urls import text_without_secrets
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import input_format
+from pipeline.read.nested import path_columns, root_of
 from pipeline.read.roots import Roots
-from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, utf8
+from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, pictures_beside, utf8, with_named
 from pipeline.read.samples import BESIDE, Folder, Tar, is_picture
 from pipeline.read.source import RowFault, convert, isolated
 from pipeline.read.streams import input_errors
-from pipeline.read.types import IMAGE, MEMBERS, BadRecord, Format, Load, Piece, Record
+from pipeline.read.types import IMAGE, MEMBERS, BadRecord, ColumnNames, Load, Piece, Record
 from schemas.job import InputReading, JobRecord, UnderstoodInput
 from schemas.status import DROPPED
 
@@ -36,7 +37,7 @@ class Readings:
     def __init__(self, config: ReadConfig, found: Iterable[InputReading] = ()) -> None:
         self.config, self.found, self.roots = config, list(found), Roots(config.image_roots)
 
-    def add(self, path: str, names: Sequence[str] | None, unread: Sequence[str], load: Load) -> int | None:
+    def add(self, path: str, names: ColumnNames | None, unread: Sequence[str], load: Load) -> int | None:
         """Return the index of the reading of a file; None for more than MAX_READINGS.
 
         `names` are its columns, None if they are those of its first row, which `load` reads if the reading is new.
@@ -46,7 +47,7 @@ class Readings:
         if kind.is_text or isinstance(kind, Tar | Folder):
             same["encoding"] = self.config.encoding
         if names is not None:
-            same |= self.columns(kind, names, unread)
+            same |= self.columns(path, names, unread)
         for i, known in enumerate(self.found):
             if all(known.get(key) == value for key, value in same.items()):
                 return i
@@ -55,25 +56,29 @@ class Readings:
         first = attempt(load)
         if names is None:
             record = {} if isinstance(first, BadRecord) else first
-            names = [name for name in record if name not in (IMAGE, MEMBERS)]
-            same |= self.columns(kind, names, unread, IMAGE in record)
+            names = {name: value for name, value in record.items() if name not in (IMAGE, MEMBERS)}
+            same |= self.columns(path, names, unread, IMAGE in record)
         first_row = self.first_row(first, Context(self.config, self.roots, path, kind))
         self.found.append(cast(InputReading, {**same, "file": path, "first_row": first_row}))
         return len(self.found) - 1
 
     def columns(
-        self, kind: Format, names: Sequence[str], unread: Sequence[str], has_picture: bool = False
+        self, path: str, names: ColumnNames, unread: Sequence[str], has_picture: bool = False
     ) -> dict[str, Any]:
         """Return the use of each column, and where the pictures are."""
-        found = find_columns(names, self.config, kind.has_images)
+        kind, own = input_format(path), names if isinstance(names, Mapping) else dict.fromkeys(names, "")
+        named = with_named(own, self.config, path)
+        found = find_columns(named, self.config, kind.has_images, pictures_beside(path) is not None)
         uses = dict(zip(ROLES, (found.url, found.captions, found.id, found.image, found.path), strict=True))
         columns = {use: list(name) if isinstance(name, tuple) else [name] for use, name in uses.items() if name}
-        used = {*GRIT_COLUMNS, *(name for some in columns.values() for name in some)}
-        columns |= {"extra": [name for name in names if name not in used], "unread": [*unread]}
+        roots = [root_of(name, own) for name in columns.get("image", ())]
+        used = {*GRIT_COLUMNS, *roots, *(name for some in columns.values() for name in some)}
+        columns |= {"extra": [name for name in {**path_columns(path), **own} if name not in used], "unread": [*unread]}
         if has_picture or isinstance(kind, Tar | Folder):
             pictures = "in the input"
         elif found.image or found.path:
             pictures = f"in the column {found.image}" if found.image else f"files that the column {found.path} names"
+            pictures += ", and to fetch by the URL where it has none" if found.image and found.url else ""
         else:
             pictures = "to fetch by the URL, or to read from read.image_roots" if self.roots else "to fetch by the URL"
         return {

@@ -1,8 +1,10 @@
 """AVIF, JPEG 2000 and HEIC are decoded in a child process; what is not read is named by its type."""
 
 import io
+import struct
 import subprocess
 import sys
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -128,6 +130,30 @@ def test_a_large_picture_is_dropped_without_a_warning_of_pillow() -> None:
     done = subprocess.run([sys.executable, "-W", "always", "-c", program], capture_output=True, text=True, timeout=300)
     assert done.stdout == "too_many_pixels\n"
     assert "DecompressionBomb" not in done.stderr
+
+
+@pytest.mark.parametrize("kind", [b"zTXt", b"iTXt", b"iCCP"])
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_png_with_large_texts_or_profiles_is_decoded_upright(kind: bytes, is_last: bool) -> None:
+    exif = PIL.Image.Exif()
+    exif[0x0112] = 6
+    png = encoded("PNG", exif=exif)
+    head = {b"zTXt": b"k\0\0", b"iTXt": b"k\0\1\0\0\0", b"iCCP": b"k\0\0"}[kind]
+    content = kind + head + zlib.compress(bytes(3_000_000))
+    chunk = struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
+    place = len(png) - 12 if is_last else 33  # before the end, or behind the header
+    assert decode(png[:place] + chunk + png[place:]).shape == (300, 200, 3)
+
+
+def test_warnings_of_pillow_about_metadata_stay_off_the_terminal() -> None:
+    program = (
+        "import io, PIL.Image\nfrom hypergrit_common.images import decode\n"
+        "f = io.BytesIO(); PIL.Image.new('P', (30, 20)).save(f, 'PNG', transparency=b'ab')\n"
+        "decode(f.getvalue()); f = io.BytesIO(); PIL.Image.new('RGB', (30, 20)).save(f, 'JPEG', exif=b'Exif\\0\\0II*\\0aa')\n"
+        "print(decode(f.getvalue()).shape)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300)
+    assert (done.stdout, done.stderr) == ("(20, 30, 3)\n", "")
 
 
 def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

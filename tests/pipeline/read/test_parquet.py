@@ -37,10 +37,10 @@ def test_columns_that_contain_bytes_are_not_read(tmp_path: Path) -> None:
     assert [json.loads(row["extra"]) for row in read_all(tmp_path / "a.parquet")] == [{"n": 1}, {"n": 2}, {"n": 3}]
 
 
-def test_a_value_that_python_cannot_represent_makes_one_bad_row(tmp_path: Path) -> None:
+def test_a_value_that_python_cannot_represent_makes_one_bad_row_if_it_is_needed(tmp_path: Path) -> None:
     dates = pa.array([0, 2**50, None], pa.timestamp("ms"))
     pq.write_table(pa.table({"url": URLS, "caption": URLS, "seen": dates}), tmp_path / "a.parquet")
-    rows = read_all(tmp_path / "a.parquet")
+    rows = read_all(tmp_path / "a.parquet", where="seen is None or seen != ''")
     assert [row["reason"] for row in rows] == [None, "bad_row", None]
     assert "row 1: the timestamp[ms] in column seen cannot be read" in rows[1]["detail"]
 

@@ -310,7 +310,7 @@ def test_in_a_folder_with_tars_only_these_are_read_and_other_files_are_warned_ab
     assert caplog.text == ""
     write(tmp_path / "pairs.parquet", ROWS)
     assert len(read_all(tmp_path)) == 1
-    assert "not the other files (1, first: " in caplog.text
+    assert "1 file (1 .parquet) of the input are not read, only its tars (1)" in caplog.text
     assert "pairs.parquet" in caplog.text
 
 
