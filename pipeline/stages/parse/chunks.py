@@ -7,8 +7,7 @@ from typing import Final, NamedTuple
 import regex
 from spacy.tokens import Span
 
-from pipeline.stages.parse.lexicon import is_animate, is_known, is_person, is_verb, listed, visible
-from pipeline.stages.parse.lexicon import words as known_words
+from pipeline.stages.parse import lexicon
 from pipeline.stages.parse.normalise import SMALL_WORDS, Segment
 from pipeline.stages.parse.types import Token
 
@@ -17,13 +16,13 @@ NOUNS: Final = frozenset({"NOUN", "PROPN"})
 MODIFIERS: Final = frozenset({"det", "amod", "poss", "compound", "nummod", "nmod"})
 """Labels of words that belong to the phrase of the noun after them."""
 PLURAL_NOUNS: Final = frozenset({"NNS", "NNPS"})
-DEPICTIONS: Final = listed("depictions")
+DEPICTIONS: Final = lexicon.listed("depictions")
 """Nouns that name the picture itself: before "of" or after the noun that it shows."""
-POSITIONS: Final = listed("positions")
+POSITIONS: Final = lexicon.listed("positions")
 """Nouns that name a place in the picture, or a part of a thing."""
-COLLECTIVES: Final = listed("collectives")
+COLLECTIVES: Final = lexicon.listed("collectives")
 """Nouns of quantity, arrangement and container, which form one phrase with "of" and the noun after it."""
-PARTITIVES: Final = listed("partitives")
+PARTITIVES: Final = lexicon.listed("partitives")
 """Words that form one phrase with "of" and the phrase after it: "two of the dogs"."""
 SINGULAR_DETERMINERS: Final = frozenset({"a", "an", "one", "another", "this", "that", "each", "every"})
 DETERMINERS: Final = SINGULAR_DETERMINERS | {"the", "his", "her", "its", "their"}
@@ -133,18 +132,14 @@ def _is_participle(scene: Scene, phrase: NounPhrase, i: int) -> bool:
     """True if word `i` says what the noun before it does: "girl" + "holding" + "balloon", but not "a baby changing table"."""
     words, tokens = scene.words, scene.tokens
     word, noun = words[i], singular(tokens[i - 1])
-    if (
-        not word.endswith("ing")
-        or len(word) < 5
-        or not any(is_verb(base) for base in (word[:-3], f"{word[:-3]}e", word[:-4]))
-    ):
+    if not lexicon.is_present_participle(word):
         return False
-    if f"{noun}_{word}" in known_words() or "_".join(words[i : i + 2]) in known_words():
+    if f"{noun}_{word}" in lexicon.words() or "_".join(words[i : i + 2]) in lexicon.words():
         return False
     is_plural = tokens[phrase.root].tag in PLURAL_NOUNS
     if words[phrase.first] in SINGULAR_DETERMINERS:
         return is_plural or i == phrase.end - 1
-    return is_person(noun) or (is_animate(noun) and words[phrase.first] in DETERMINERS)
+    return lexicon.is_person(noun) or (lexicon.is_animate(noun) and words[phrase.first] in DETERMINERS)
 
 
 def _is_finite(scene: Scene, phrase: NounPhrase) -> bool:
@@ -152,11 +147,11 @@ def _is_finite(scene: Scene, phrase: NounPhrase) -> bool:
     words, tokens = scene.words, scene.tokens
     first, end = phrase.first, phrase.end
     word, before = words[end - 1], tokens[end - 2]
-    is_verb_form = word.endswith("s") and (is_verb(word[:-1]) or is_verb(word[:-2])) and before.tag in ("NN", "NNP")
+    is_verb_form = lexicon.is_third_person(word) and before.tag in ("NN", "NNP")
     following = tokens[end].pos if end < len(tokens) else ""
     if words[first] in SINGULAR_DETERMINERS and not any(t.pos == "NUM" for t in tokens[first:end]):
         return is_verb_form and following in ("ADP", "DET", "PRON", "PROPN", "ADV")
-    is_name = before.pos == "PROPN" and not is_known(words[end - 2])
+    is_name = before.pos == "PROPN" and not lexicon.is_known(words[end - 2])
     return is_verb_form and is_name and following in ("DET", "PRON", "PROPN")
 
 
@@ -183,7 +178,7 @@ def _without_depiction(words: Sequence[str], tokens: Sequence[Token], phrase: No
 
 
 def _can_be_noun(word: str, token: Token) -> bool:
-    return token.pos in NOUNS or (visible(word) or 0) > 0.5
+    return token.pos in NOUNS or (lexicon.visible(word) or 0) > 0.5
 
 
 def merge_collectives(words: Sequence[str], tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
@@ -237,14 +232,10 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
     root = tokens[phrase.root]
     for opening, closing in PAIRS:
         if (opened := text.count(opening, start, end)) != (closed := text.count(closing, start, end)):
-            mark = opening if opened > closed else closing
-            place = text.rfind(mark, start, end) if opened > closed else text.find(mark, start, end)
-            start, end = (
-                (place + 1, end) if place < root.start else (start, place) if place >= root.end else (start, end)
-            )
+            place = text.rfind(opening, start, end) if opened > closed else text.find(closing, start, end)
+            start, end = _part_with(root, start, place, end)
     if text.count('"', start, end) % 2 and not re.search(r'[\d½¼¾]"', text[start:end]):
-        place = text.find('"', start, end)
-        start, end = (place + 1, end) if place < root.start else (start, place) if place >= root.end else (start, end)
+        start, end = _part_with(root, start, text.find('"', start, end), end)
     while start < root.end - 1 and not EDGE.match(text, start):
         start += 1
     while end > max(root.start, start) + 1 and not LAST.match(text, end - 1) and not _closes(text, start, end):
@@ -252,6 +243,13 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
     if text.count('"', start, end) % 2 and text[start - 1 : start] == '"':
         start -= 1  # of a quotation within the phrase: '"Home" sign'
     return whole_graphemes(text, start, end)
+
+
+def _part_with(root: Token, start: int, place: int, end: int) -> tuple[int, int]:
+    """Return the part of a span before or behind the mark at `place` that has the root; all if the mark is inside that."""
+    if place < root.start:
+        return place + 1, end
+    return (start, place) if place >= root.end else (start, end)
 
 
 def _closes(text: str, start: int, end: int) -> bool:

@@ -49,14 +49,12 @@ def read_masks(path: Path) -> Iterator[Mask]:
 MASKS: Final = tuple(read_masks(Path(__file__).with_name("masks.txt")))
 """In this order; of several masks of a character, the last one counts."""
 EMOJI: Final = re.compile("[\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff\ufe0f\u200d\U000e0000-\U000e007f]+")
+SEPARATORS: Final = r"[|→>…–—]|--+|(?<=[^\W\d]),(?=[^\W\d])|(?<=[^\W_])_(?=[^\W_])"
 SEPARATOR: Final = re.compile(
-    r"\|+|[•·»«►▶★→;…>]|::|\.{3,}|(?<=\s)[-~/\\+]+(?=\s)|(?<=\s)vs\.?(?=\s)|–|—|--+|:(?=\s|$)|(?<=[^\W\d]),(?=[^\W\d])|(?<=\w)_(?=\w)"
+    rf"{SEPARATORS}|[•·»«►▶★;]|::|\.{{3,}}|(?<=\s)[-~/\\+]+(?=\s)|(?<=\s)vs\.?(?=\s)|:(?=\s|$)"
 )
 """Marks that end a segment."""
-GLUED: Final = (
-    r"(?:\||–|—|--+|→|>|…|(?<=[^\W\d]),(?=[^\W\d])|(?<=\w)[;~](?=\w)|(?<=[^\W_])_(?=[^\W_])"
-    r"|[\U0001f000-\U0001faff\u2600-\u27bf])"
-)
+GLUED: Final = rf"(?:{SEPARATORS}|(?<=\w)[;~](?=\w)|[\U0001f000-\U0001faff\u2600-\u27bf])"
 """Separators that spaCy's tokenizer leaves inside a word."""
 TAG_SIGN: Final = re.compile(r"(?<!\w)#(?=[^\W\d])")
 """The sign of a hashtag that stands for a word of a sentence."""

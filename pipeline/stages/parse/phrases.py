@@ -7,7 +7,7 @@ removed, and each remaining noun phrase is expanded along the dependency tree. d
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import Final
@@ -126,22 +126,22 @@ class PhraseRules:
         first, end, root, top = phrase
         if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
             return "pronoun"
-        names = {tokens[root].lemma.lower(), singular(tokens[root])}
+        head = singular(tokens[root])
+        names = {tokens[root].lemma.lower(), head}
         if names & self.keep:
             return None
         if names & self.abstract:
             return "abstract"
         if not (self.is_english and self.rules.remove_invisible):
             return None
-        is_sign = singular(tokens[root]) in ("sign", "symbol", "icon")
-        if (words[first] in NEGATIONS and not is_sign) or is_absent(scene, phrase):
+        if (words[first] in NEGATIONS and head not in ("sign", "symbol", "icon")) or is_absent(scene, phrase):
             return "absent"
-        if is_hung(scene, phrase):
+        if head in DEPICTIONS and is_hung(scene, phrase):
             return None
         if (
-            is_the_picture(scene, phrase)
-            or is_position(scene, phrase)
-            or (is_abstract(singular(tokens[root])) and root == top)
+            (head in DEPICTIONS and is_the_picture(scene, phrase))
+            or is_position(scene, phrase, head)
+            or (is_abstract(head) and root == top)
         ):
             return "invisible"
         return "invisible" if visible.score(scene, phrase) < self.least else None
@@ -153,11 +153,11 @@ class PhraseRules:
         tree, without punctuation at its end. Conjuncts (`conj`, `cc`) are not followed in GRIT's form. Otherwise those
         of its descendants are followed if they describe the head (`_describes`), and it ends where `_stop` says.
         """
-        expander = Expander(scene, self.rules.describe, self.is_english)
+        expander = Expander(scene, chunks, phrases, self.rules.describe, self.is_english)
         found: list[tuple[int, int, int]] = []
         for number, (chunk, phrase) in enumerate(zip(chunks, phrases, strict=True)):
             if chunk.removed is None:
-                end = expander.end(phrase, chunks, phrases)
+                end = expander.end(phrase)
                 found.append((number, chunk.start, chunk.end if end <= phrase.end else scene.tokens[end - 1].end))
         return mark_maximal(found)
 
@@ -182,10 +182,8 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
 
 
 def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
-    """True if a picture is a thing within the picture: "a framed photo", "two drawings on a fridge", "a portrait hangs"."""
+    """True if the phrase of a picture names a thing within this one: "a framed photo", "drawings on a fridge"."""
     words, end = scene.words, phrase.end
-    if singular(scene.tokens[phrase.root]) not in DEPICTIONS:
-        return False
     is_on = any(
         words[i] == "on" and SURFACES.intersection(words[i + 1 : i + 4]) for i in range(end, min(end + 3, len(words)))
     )
@@ -193,20 +191,16 @@ def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
 
 
 def is_the_picture(scene: Scene, phrase: NounPhrase) -> bool:
-    """True if a phrase names the picture itself: "a photo of a cat", "the image shows", but not "takes a photo of a cat"."""
+    """True if the phrase of a picture names this one: "a photo of a cat", but not "takes a photo of a cat"."""
     tokens, end = scene.tokens, phrase.end
-    if (
-        singular(tokens[phrase.root]) not in DEPICTIONS
-        or tokens[phrase.root].dep in ("dobj", "pobj", "conj")
-        or end == len(tokens)
-    ):
+    if tokens[phrase.root].dep in ("dobj", "pobj", "conj") or end == len(tokens):
         return False
     return scene.words[end] == "of" or tokens[end].lemma in ("show", "depict", "feature", "portray", "capture")
 
 
-def is_position(scene: Scene, phrase: NounPhrase) -> bool:
+def is_position(scene: Scene, phrase: NounPhrase, head: str) -> bool:
     """True if a phrase names a place in the picture: "the left", "the upper left corner", but not "the left side of a boat"."""
-    words, head = scene.words, singular(scene.tokens[phrase.root])
+    words = scene.words
     has_side = any(word in SIDES for word in words[phrase.first : phrase.root])
     is_part = words[phrase.end : phrase.end + 1] == ["of"]
     return head in DIRECTIONS or (head in POSITIONS and has_side and not is_part)
@@ -215,14 +209,17 @@ def is_position(scene: Scene, phrase: NounPhrase) -> bool:
 class Expander:
     """Finds the ends of the expressions of a caption. `describes`: with the rules beyond GRIT's."""
 
-    def __init__(self, scene: Scene, describes: bool, is_english: bool) -> None:
+    def __init__(
+        self, scene: Scene, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase], describes: bool, is_english: bool
+    ) -> None:
         self.scene, self.describes, self.is_english = scene, describes, is_english
+        self.starting = {phrase.first: (phrase, chunk) for phrase, chunk in zip(phrases, chunks, strict=True)}
         self.children: list[list[int]] = [[] for _ in scene.tokens]
         for index, token in enumerate(scene.tokens):
             if token.head != index:
                 self.children[token.head].append(index)
 
-    def end(self, phrase: NounPhrase, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase]) -> int:
+    def end(self, phrase: NounPhrase) -> int:
         """Return the end of the tokens of the expression of a phrase."""
         tokens, segment_of = self.scene.tokens, self.scene.segment_of
         inside = self._descendants(phrase)
@@ -236,7 +233,7 @@ class Expander:
                 break  # the rest is a gap, such as a part in brackets
             end += 1
         if self.describes:
-            high = self._stop(phrase, high, chunks, phrases)
+            high = self._stop(phrase, high)
         is_cut = high < len(tokens) and segment_of[high] == -1 and ALPHANUMERIC.search(self.scene.words[high])
         while high > phrase.end and (self._is_edge_mark(high - 1) or (is_cut and tokens[high - 1].pos in STRANDED)):
             high -= 1
@@ -265,10 +262,9 @@ class Expander:
                 last = max(conjuncts, default=node if tokens[node].dep == "conj" else -1)
                 followed += conjuncts
                 followed += [child for child in children[node] if tokens[child].dep == "cc" and child < last]
-                followed = (
-                    [child for child in followed if not self._is_wearers(node, child)] if node == top else followed
-                )
             followed = [child for child in followed if child not in inside]
+            if self.describes and node == top:
+                followed = [child for child in followed if not self._is_wearers(node, child)]
             inside.update(followed)
             pending += followed
         return inside
@@ -329,25 +325,24 @@ class Expander:
     def _is_animate(self, token: Token) -> bool:
         return self.is_english and is_animate(singular(token))
 
-    def _stop(self, phrase: NounPhrase, end: int, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase]) -> int:
+    def _stop(self, phrase: NounPhrase, end: int) -> int:
         """Return the end after a whole list, and before what is no description.
 
         That is a finite verb without a relative word, a comma that neither a list nor a clause follows, a time or an event at
         the end, and a mark without its partner.
         """
-        scene = self.scene
+        scene, starting = self.scene, self.starting
         words, tokens = scene.words, scene.tokens
-        starting = {other.first: (other, chunk) for other, chunk in zip(phrases, chunks, strict=True)}
         for i in range(phrase.end, end):
             if words[i] in RELATIVES:
                 break
             if tokens[i].tag in ("VBZ", "VBP", "MD"):
                 end = i
         for i in range(phrase.end, end - 1):
-            if words[i] == "," and not self._goes_on(phrase, i + 1, end, starting.get(i + 1)):
+            if words[i] == "," and not self._goes_on(phrase, i + 1, end):
                 end = i
                 break
-        end = max(end, self._list_end(phrase, end, starting))
+        end = max(end, self._list_end(phrase, end))
         last = next((i for i in range(end - 1, phrase.end, -1) if i in starting), None)
         if (
             last is not None
@@ -370,7 +365,7 @@ class Expander:
             end = max(phrase.end, _first(words, '"', phrase.end, end))
         return end
 
-    def _list_end(self, phrase: NounPhrase, end: int, starting: Mapping[int, tuple[NounPhrase, Chunk]]) -> int:
+    def _list_end(self, phrase: NounPhrase, end: int) -> int:
         """Return the end of a list after "with", whose first items end at `end`; `end` if there is none."""
         words, tokens, segment_of = self.scene.words, self.scene.tokens, self.scene.segment_of
         if not any(words[i] in LISTING for i in range(phrase.end, end)):
@@ -380,7 +375,7 @@ class Expander:
             is_last = words[i] != ","
             i += 1 + (words[i] == "," and words[i + 1] in ("and", "&"))
             is_last |= words[i - 1] in ("and", "&")
-            item = starting.get(i)
+            item = self.starting.get(i)
             if (
                 item is None
                 or item[1].removed
@@ -394,9 +389,9 @@ class Expander:
                 return i if has_comma else found
         return found
 
-    def _goes_on(self, phrase: NounPhrase, i: int, end: int, after: tuple[NounPhrase, Chunk] | None) -> bool:
+    def _goes_on(self, phrase: NounPhrase, i: int, end: int) -> bool:
         """True if a list or a clause that belongs to a phrase begins at token `i`, after a comma."""
-        words, tokens = self.scene.words, self.scene.tokens
+        words, tokens, after = self.scene.words, self.scene.tokens, self.starting.get(i)
         if after and after[1].removed and after[1].removed != "pronoun":
             return False
         head = after[0].root if after else i

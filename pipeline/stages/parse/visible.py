@@ -17,6 +17,11 @@ from pipeline.stages.parse.normalise import SMALL_WORDS
 WEIGHTS: Final = Path(__file__).with_name("web") / "visible.json"
 UNKNOWN: Final = 0.6
 """Share of visible senses of a noun that WordNet does not have: most are names of things or people."""
+ARTICLES: Final = frozenset({"a", "an", "the", "is", "are", "his", "her", "their"})
+"""Words that tell a caption from a title."""
+COUNTED: Final = frozenset({"a", "an", "two", "three", "several"})
+"""Words before things, rather than what is done with them: "a basketball"."""
+ABSTRACT_ENDINGS: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude", "tion")
 
 
 @cache
@@ -41,7 +46,7 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
     for start in range(max(first, root - 1), root):  # the compound that WordNet has
         if "_".join([*words[start:root], head]) in lexicon.words():
             noun = "_".join([*words[start:root], head])
-    share = lexicon.visible(noun)
+    classes, share = lexicon.shares(noun), lexicon.visible(noun)
 
     def near(i: int) -> str:
         """The word of a closed class at a place, or its part of speech."""
@@ -54,13 +59,12 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         and segments[0].case is None
         and (text[-1] in ".!?" or any(word in ARTICLES for word in words))
     )
-    found = {f"class={name}": value for name, value in lexicon.shares(noun).items()}
+    found = {f"class={name}": value for name, value in classes.items()}
     found |= {
         "bias": 1.0,
         "share": UNKNOWN if share is None else share,
         "unknown": share is None,
-        "a thing": words[first] in COUNTED
-        and any(lexicon.VISIBLE.get(name, 0) >= 0.9 for name in lexicon.shares(noun)),
+        "a thing": words[first] in COUNTED and any(lexicon.VISIBLE.get(name, 0) >= 0.9 for name in classes),
         "share<.2": share is not None and share < 0.2,
         "share<.5": share is not None and 0.2 <= share < 0.5,
         f"before={near(first - 1)}": 1.0,
@@ -100,13 +104,6 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         "clean, share<.2": is_clean and share is not None and share < 0.2,
         "clean, share<.5": is_clean and share is not None and 0.2 <= share < 0.5,
         "clean, one word": is_clean and end - first == 1,
-        "sentence": any(tag in ("VBZ", "VBP") for tag in (tokens[i].tag for i in segments[segment].tokens)),
+        "sentence": any(tokens[i].tag in ("VBZ", "VBP") for i in segments[segment].tokens),
     }
     return {name: float(value) for name, value in found.items() if value}
-
-
-ARTICLES: Final = frozenset({"a", "an", "the", "is", "are", "his", "her", "their"})
-"""Words that tell a caption from a title."""
-COUNTED: Final = frozenset({"a", "an", "two", "three", "several"})
-"""Words before things, rather than what is done with them: "a basketball"."""
-ABSTRACT_ENDINGS: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude", "tion")
