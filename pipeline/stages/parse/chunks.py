@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 import regex
-from spacy.tokens import Span
 
 from pipeline.stages.parse import lexicon
 from pipeline.stages.parse.normalise import SMALL_WORDS, Segment
@@ -58,12 +57,15 @@ class Scene(NamedTuple):
     segments: Sequence[Segment]
 
 
-def plain_phrase(chunk: Span, places: Sequence[int]) -> NounPhrase:
-    """Return a noun chunk of a segment whose tokens are at `places` of the caption: the part around its root without a gap."""
-    root = first = last = chunk.root.i
-    while first > chunk.start and places[first - 1] == places[first] - 1:
+def plain_phrase(start: int, end: int, heads: Sequence[int], places: Sequence[int]) -> NounPhrase:
+    """Return the noun chunk [start, end) of a segment whose tokens are at `places` of the caption.
+
+    That is the part without a gap around its root, the first token whose head is itself or outside.
+    """
+    root = first = last = next(i for i in range(start, end) if heads[i] == i or not start <= heads[i] < end)
+    while first > start and places[first - 1] == places[first] - 1:
         first -= 1
-    while last < chunk.end - 1 and places[last + 1] == places[last] + 1:
+    while last < end - 1 and places[last + 1] == places[last] + 1:
         last += 1
     return NounPhrase(places[first], places[last] + 1, places[root], places[root])
 

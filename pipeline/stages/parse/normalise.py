@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from spacy.attrs import IDX
+from spacy.attrs import IDX, ORTH
 from spacy.language import Language
 from spacy.tokens import Doc
 from spacy.util import compile_infix_regex, compile_prefix_regex, compile_suffix_regex
@@ -22,6 +22,7 @@ class Mask(NamedTuple):
 
     reason: str
     pattern: re.Pattern[str]
+    has_case: bool
     has_digit: bool
     has_name: bool
 
@@ -42,8 +43,11 @@ def read_masks(path: Path) -> Iterator[Mask]:
                 found.append((name, []))
             found[-1][1].append(pattern)
     for name, patterns in found:
-        compiled = re.compile("|".join(patterns), 0 if name.endswith(("!", "?")) else re.IGNORECASE)
-        yield Mask(name.rstrip("!?#"), compiled, name.endswith("#"), name.endswith("?"))
+        reason = name.rstrip("!?#+")
+        flags = name[len(reason) :]
+        joined = "|".join(patterns)
+        compiled = re.compile(rf"\b(?=\w)(?:{joined})" if "+" in flags else joined)
+        yield Mask(reason, compiled, bool({"!", "?"} & {*flags}), "#" in flags, "?" in flags)
 
 
 MASKS: Final = tuple(read_masks(Path(__file__).with_name("masks.txt")))
@@ -122,14 +126,15 @@ def normalise(doc: Doc, text: str, is_english: bool = True) -> tuple[list[Segmen
 
     `text` is that of `doc`, which takes long to put together. Titles in other languages keep their case.
     """
-    words = [token.text for token in doc]
+    strings, (orths, starts) = doc.vocab.strings, doc.to_array([ORTH, IDX]).T.tolist()
+    words = [strings[orth] for orth in orths]
     masked, ends = _marks(text)
     hidden, done, groups = list[Hidden](), list[list[int]](), [list[int]()]
     if not any(masked) and not any(ends) and not BRACKET.search(text):
         groups = [list(range(len(words)))]
     else:
         outer: list[tuple[str, list[list[int]]]] = []
-        for i, (word, start) in enumerate(zip(words, doc.to_array(IDX).tolist(), strict=True)):
+        for i, (word, start) in enumerate(zip(words, starts, strict=True)):
             end = start + len(word)
             mask = max(masked[start:end])
             if mask:
@@ -159,9 +164,11 @@ def normalise(doc: Doc, text: str, is_english: bool = True) -> tuple[list[Segmen
 def _marks(text: str) -> tuple[bytearray, bytearray]:
     """Return the number of the mask of each character, from 1, and 1 where a segment ends."""
     masked, ends = bytearray(len(text)), bytearray(len(text))
-    has_digit = DIGIT.search(text) is not None
+    lower, has_digit = text.replace("İ", "I").lower(), DIGIT.search(text) is not None  # of equal length
     for number, mask in enumerate(MASKS, 1):
-        for match in mask.pattern.finditer(text) if has_digit or not mask.has_digit else ():
+        if mask.has_digit and not has_digit:
+            continue
+        for match in mask.pattern.finditer(text if mask.has_case else lower):
             start, end = match.span()
             is_masked = not mask.has_name or any(
                 word not in SMALL_WORDS and not is_known(word) for word in WORD.findall(match[0].lower())

@@ -342,19 +342,19 @@ class CaptionParser:
     def _convert(self, prepared: Prepared, docs: Sequence[Doc]) -> Analysis:
         """Return the parse of a caption from those of its segments."""
         text, doc, segments, hidden = prepared
-        strings = self.nlp.vocab.strings
+        strings, noun_chunks = self.nlp.vocab.strings, self.nlp.vocab.get_noun_chunks
         positions = doc.to_array([IDX, LENGTH]).astype(np.int64).tolist()
         found, segment_of, phrases = dict[int, Token](), [-1] * len(doc), list[NounPhrase]()
         for number, (segment, part) in enumerate(zip(segments, docs, strict=True)):
             places = segment.tokens
             annotations = self.token_table.annotate(part) if self.token_table else read_annotations(part)
-            heads = part.to_array([HEAD]).astype(np.int64).ravel() + np.arange(len(part))
-            for place, head, a in zip(places, heads.tolist(), annotations, strict=True):
+            heads = (part.to_array([HEAD]).astype(np.int64).ravel() + np.arange(len(part))).tolist()
+            for place, head, a in zip(places, heads, annotations, strict=True):
                 start, length = positions[place]
                 labels = (strings[a.dep], strings[a.pos], strings[a.tag], a.lemma)
                 found[place] = Token(start, start + length, places[head], *labels)
                 segment_of[place] = number
-            phrases += (plain_phrase(chunk, places) for chunk in part.noun_chunks)
+            phrases += (plain_phrase(start, end, heads, places) for start, end, _ in noun_chunks(part))
         tokens = [found.get(i) or unparsed(doc[i]) for i in range(len(doc))]
         words = [text[token.start : token.end].lower() for token in tokens]
         scene = Scene(text, words, tokens, segment_of, segments)
