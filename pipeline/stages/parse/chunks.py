@@ -263,7 +263,7 @@ def _closes(text: str, start: int, end: int) -> bool:
 
 def whole_graphemes(text: str, start: int, end: int) -> tuple[int, int]:
     """Extend the span [start, end) to whole grapheme clusters, such as a letter with its accents or an emoji."""
-    if text.isascii():
+    if text[start].isascii() and text[end : end + 1].isascii():
         return start, end
     for cluster in GRAPHEME.finditer(text):
         if cluster.start() < start < cluster.end():

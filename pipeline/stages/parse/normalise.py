@@ -5,7 +5,8 @@ words in brackets, and the words around them without these. Titles are lower-cas
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -118,7 +119,13 @@ def set_up_tokenizer(nlp: Language) -> None:
         ("infix_finditer", compile_infix_regex, nlp.Defaults.infixes),
     ):
         pattern = compile_regex([GLUED, *(default or ())])
-        setattr(tokenizer, name, pattern.finditer if name == "infix_finditer" else pattern.search)
+        find, nothing = (pattern.finditer, ()) if name == "infix_finditer" else (pattern.search, None)
+        setattr(tokenizer, name, partial(_find, find, nothing) if nlp.lang == "en" else find)
+
+
+def _find(find: Callable[[str], Any], nothing: Any, word: str) -> Any:
+    """Return the affixes of a word: `nothing` for one of English letters, which is faster than the patterns."""
+    return nothing if word.isascii() and word.isalpha() else find(word)
 
 
 def normalise(doc: Doc, text: str, is_english: bool = True) -> tuple[list[Segment], list[Hidden]]:

@@ -34,11 +34,11 @@ def weights() -> Mapping[str, float]:
 def score(scene: Scene, phrase: NounPhrase) -> float:
     """Return the log odds that a phrase names something that can be seen."""
     known = weights()
-    return sum(value * known.get(name, 0.0) for name, value in features(scene, phrase).items())
+    return sum(value * known.get(name, 0.0) for name, value in features(scene, phrase).items() if value)
 
 
 def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
-    """Return the features of a phrase that are not 0."""
+    """Return the features of a phrase; those that are not there are 0."""
     text, words, tokens, segment_of, segments = scene
     first, end, root, top = phrase
     segment, head, tag = segment_of[root], singular(tokens[root]), tokens[root].tag
@@ -59,7 +59,7 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         and segments[0].case is None
         and (text[-1] in ".!?" or any(word in ARTICLES for word in words))
     )
-    found = {f"class={name}": value for name, value in classes.items()}
+    found: dict[str, float] = {f"class={name}": value for name, value in classes.items()}
     found |= {
         "bias": 1.0,
         "share": UNKNOWN if share is None else share,
@@ -106,4 +106,4 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         "clean, one word": is_clean and end - first == 1,
         "sentence": any(tokens[i].tag in ("VBZ", "VBP") for i in segments[segment].tokens),
     }
-    return {name: float(value) for name, value in found.items() if value}
+    return found
