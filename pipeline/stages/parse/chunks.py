@@ -1,7 +1,8 @@
 """Noun phrases from the noun chunks of spaCy; docs/phrases.md explains the rules and what each of them gains."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Final, NamedTuple
 
 import regex
@@ -19,6 +20,14 @@ DEPICTIONS: Final = lexicon.listed("depictions")
 """Nouns that name the picture itself: before "of" or after the noun that it shows."""
 POSITIONS: Final = lexicon.listed("positions")
 """Nouns that name a place in the picture, or a part of a thing."""
+IDEAS: Final = lexicon.listed("ideas")
+"""Nouns that name nothing visible and that WordNet lacks, or has for things too."""
+UNITS: Final = lexicon.listed("units")
+NUMBERED: Final = lexicon.listed("numbered")
+"""Words behind and in front of a number, which may stand in front of a thing."""
+LEAST_VISIBLE: Final = 0.2
+MOSTLY_VISIBLE: Final = 0.55
+"""Shares of visible senses of a noun that is an idea, and of one that is a thing."""
 COLLECTIVES: Final = lexicon.listed("collectives")
 """Nouns of quantity, arrangement and container, which form one phrase with "of" and the noun after it."""
 PARTITIVES: Final = lexicon.listed("partitives")
@@ -30,6 +39,7 @@ EDGE: Final = re.compile(r"[^\W_]|[$€£#@&%°]")
 LAST: Final = re.compile(r"[^\W_]|[.'’%°+]|(?<=\d)[\"”″]")
 """Character that a phrase can end with."""
 LETTER: Final = regex.compile(r"\p{L}")
+LATIN: Final = regex.compile(r"\p{Latin}")
 GRAPHEME: Final = regex.compile(r"\X")
 PAIRS: Final = (("(", ")"), ("[", "]"), ("{", "}"), ("“", "”"), ("«", "»"))
 
@@ -57,15 +67,17 @@ class Scene(NamedTuple):
     segments: Sequence[Segment]
 
 
-def plain_phrase(start: int, end: int, heads: Sequence[int], places: Sequence[int]) -> NounPhrase:
+def plain_phrase(
+    start: int, end: int, heads: Sequence[int], places: Sequence[int], is_gap: Callable[[int, int], bool]
+) -> NounPhrase:
     """Return the noun chunk [start, end) of a segment whose tokens are at `places` of the caption.
 
     That is the part without a gap around its root, the first token whose head is itself or outside.
     """
     root = first = last = next(i for i in range(start, end) if heads[i] == i or not start <= heads[i] < end)
-    while first > start and places[first - 1] == places[first] - 1:
+    while first > start and not is_gap(places[first - 1], places[first]):
         first -= 1
-    while last < end - 1 and places[last + 1] == places[last] + 1:
+    while last < end - 1 and not is_gap(places[last], places[last + 1]):
         last += 1
     return NounPhrase(places[first], places[last] + 1, places[root], places[root])
 
@@ -73,8 +85,10 @@ def plain_phrase(start: int, end: int, heads: Sequence[int], places: Sequence[in
 def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
     """Repair phrases: join the chunks of a flat title, take out verbs, and end before a word for the picture itself."""
     found = list[NounPhrase]()
-    for phrase in sorted([*phrases, *_before_verbs(scene, phrases)]):
+    for phrase in sorted([*map(partial(_with_thing, scene), phrases), *_before_verbs(scene, phrases)]):
         before = found[-1] if found else None
+        if before and phrase.root < before.end:
+            continue  # the thing behind a measure is in the phrase of that
         if (
             before
             and scene.segment_of[before.root] == scene.segment_of[phrase.root]
@@ -85,6 +99,21 @@ def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
             found.append(phrase)
     divided = (part for phrase in found for part in _without_verb(scene, phrase))
     return [_without_depiction(scene.words, scene.tokens, phrase) for phrase in divided]
+
+
+def _with_thing(scene: Scene, phrase: NounPhrase) -> NounPhrase:
+    """Return the phrase of a measure, a number or thanks with the thing behind it: "750 ml" + "flask", "season 3" + "cast"."""
+    words, (first, end, *_) = scene.words, phrase
+    first -= words[max(first - 1, 0) : end] == ["thank", "you"]
+    is_numbered = words[end - 1] in NUMBERED and "".join(words[end : end + 1]).isdigit()
+    if not is_numbered and first == phrase.first and (words[end - 1] not in UNITS or not words[end - 2][:1].isdigit()):
+        return phrase
+    end += is_numbered
+    while end < len(words) and words[end].isalpha() and words[end] not in SMALL_WORDS:
+        end += 1
+    is_whole = scene.segment_of[end - 1] == scene.segment_of[phrase.root] and end > phrase.end + is_numbered
+    is_thing = is_whole and can_be_noun(words[end - 1], scene.tokens[end - 1])
+    return NounPhrase(first, end, end - 1, end - 1) if is_thing else phrase
 
 
 def _before_verbs(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
@@ -161,6 +190,9 @@ def _is_flat(scene: Scene, before: NounPhrase, phrase: NounPhrase) -> bool:
     """True if at most two words of open classes, no verbs, lie between two chunks of a title: "Spinner" + "Wheels"."""
     between = range(before.end, phrase.first)
     case = scene.segments[scene.segment_of[phrase.root]].case
+    is_done_to = len(between) == 1 and (lexicon.visible(singular(scene.tokens[before.root])) or 1) < MOSTLY_VISIBLE
+    if is_done_to and scene.tokens[before.end].tag == "VBG" and scene.words[phrase.first] not in SMALL_WORDS:
+        return True  # "noise" + "cancelling" + "headphones"
     if not case or len(between) > 2 or scene.words[phrase.first] in SMALL_WORDS:
         return False
     return all(
@@ -170,16 +202,31 @@ def _is_flat(scene: Scene, before: NounPhrase, phrase: NounPhrase) -> bool:
 
 
 def _without_depiction(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> NounPhrase:
-    """Remove words for the picture at the end, if they follow the noun that it shows: "skyline" of "skyline photo"."""
+    """Return the visible part of a compound, without words for the picture: "skyline photo", "chicken pasta recipe"."""
     root = phrase.root
-    while root > phrase.first and singular(tokens[root]) in DEPICTIONS:
+    while root > phrase.first and (singular(tokens[root]) in DEPICTIONS or _is_idea(words, tokens, phrase, root)):
         root -= 1
-    if root == phrase.root or phrase.top != phrase.root or not _can_be_noun(words[root], tokens[root]):
+    if root == phrase.root or phrase.top != phrase.root or not can_be_noun(words[root], tokens[root]):
         return phrase
     return NounPhrase(phrase.first, root + 1, root, root)
 
 
-def _can_be_noun(word: str, token: Token) -> bool:
+def _is_idea(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, i: int) -> bool:
+    """True if word `i` names nothing visible, and a thing is in front of it: "recipe" after "chicken pasta"."""
+    noun, before = singular(tokens[i]), singular(tokens[i - 1])
+    is_compound = can_be_noun(words[i - 1], tokens[i - 1]) and f"{words[i - 1]}_{noun}" not in lexicon.words()
+    return (
+        is_compound
+        and (noun in IDEAS or 0 <= (lexicon.visible(noun) if lexicon.shares(noun) else -1) <= LEAST_VISIBLE)
+        and (
+            (lexicon.visible(before) or 0) >= MOSTLY_VISIBLE
+            or (i - 1 > phrase.first and _is_idea(words, tokens, phrase, i - 1))
+        )
+    )
+
+
+def can_be_noun(word: str, token: Token) -> bool:
+    """Return True for a noun, and for what the parser took for another part of speech if most senses as a noun are visible."""
     return token.pos in NOUNS or (lexicon.visible(word) or 0) > 0.5
 
 

@@ -7,6 +7,7 @@ words in brackets, and the words around them without these. Titles are lower-cas
 import re
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -74,7 +75,18 @@ LETTER: Final = re.compile(r"[^\W\d_]")
 OPENING: Final = {"(": ")", "[": "]", "{": "}"}
 SMALL_WORDS: Final = listed("small")
 """Words of closed classes, which are no evidence of a title and never names."""
-REPLACED: Final = {"w/": "with", "&": "and", "+": "and"}
+NEGATED: Final = {f"{word}nt": word for word in listed("auxiliaries")} | {"cant": "can", "wont": "will"}
+"""Contraction without its apostrophe -> the word that the parser sees."""
+REPLACED: Final = {
+    "w/": "with",
+    "&": "and",
+    "+": "and",
+    "im": "i",
+    "ive": "i",
+    "theyre": "they",
+    "youre": "you",
+    **NEGATED,
+}
 LEAST: Final = 2
 """Words with four letters or more that a title has at least."""
 CASED_SHARE: Final = 0.85
@@ -208,7 +220,10 @@ def _segment(doc: Doc, words: Sequence[str], tokens: list[int], is_english: bool
     """Return the segment of some tokens."""
     written = [words[i] for i in tokens]
     case = _case(written) if is_english else None
-    shown = [REPLACED.get(word, word) for word in (_lower_words(written, case) if case else written)]
+    shown = [
+        word if word.lower() in NEGATED and before.lower() in ("a", "the") else REPLACED.get(word.lower(), word)
+        for before, word in pairwise(["", *(_lower_words(written, case) if case else written)])
+    ]
     if len(tokens) == len(doc) and shown == written:
         return Segment(tokens, doc, case)
     spaces = [bool(doc[i].whitespace_) for i in tokens]

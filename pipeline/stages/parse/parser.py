@@ -26,7 +26,7 @@ from hypergrit_common.files import check_folder_files
 from hypergrit_common.text import one_line
 from pipeline.stages.parse.chunks import NounPhrase, Scene, plain_phrase
 from pipeline.stages.parse.config import ParseConfig, Rules, check_parser, parser_path, spacy_package
-from pipeline.stages.parse.normalise import Hidden, Segment, normalise, set_up_tokenizer
+from pipeline.stages.parse.normalise import EMOJI, Hidden, Segment, normalise, set_up_tokenizer
 from pipeline.stages.parse.phrases import PhraseRules
 from pipeline.stages.parse.types import CaptionParse, Token
 
@@ -344,6 +344,11 @@ class CaptionParser:
         text, doc, segments, hidden = prepared
         strings, noun_chunks = self.nlp.vocab.strings, self.nlp.vocab.get_noun_chunks
         positions = doc.to_array([IDX, LENGTH]).astype(np.int64).tolist()
+
+        def is_gap(left: int, right: int) -> bool:
+            """True if more than an emoji lies between two tokens."""
+            return right > left + 1 and not EMOJI.fullmatch(doc[left + 1 : right].text)
+
         found, segment_of, phrases = dict[int, Token](), [-1] * len(doc), list[NounPhrase]()
         for number, (segment, part) in enumerate(zip(segments, docs, strict=True)):
             places = segment.tokens
@@ -354,7 +359,7 @@ class CaptionParser:
                 labels = (strings[a.dep], strings[a.pos], strings[a.tag], a.lemma)
                 found[place] = Token(start, start + length, places[head], *labels)
                 segment_of[place] = number
-            phrases += (plain_phrase(start, end, heads, places) for start, end, _ in noun_chunks(part))
+            phrases += (plain_phrase(start, end, heads, places, is_gap) for start, end, _ in noun_chunks(part))
         tokens = [found.get(i) or unparsed(doc[i]) for i in range(len(doc))]
         words = [text[token.start : token.end].lower() for token in tokens]
         scene = Scene(text, words, tokens, segment_of, segments)

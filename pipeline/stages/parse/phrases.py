@@ -16,11 +16,13 @@ from pipeline.stages.captions import GivenBox, Span, move_span
 from pipeline.stages.parse import visible
 from pipeline.stages.parse.chunks import (
     DEPICTIONS,
+    LATIN,
     LETTER,
     NOUNS,
     POSITIONS,
     NounPhrase,
     Scene,
+    can_be_noun,
     merge_collectives,
     repair,
     singular,
@@ -28,7 +30,7 @@ from pipeline.stages.parse.chunks import (
 )
 from pipeline.stages.parse.config import ParseConfig, Rules
 from pipeline.stages.parse.lexicon import is_abstract, is_animate, listed, shares
-from pipeline.stages.parse.normalise import Hidden
+from pipeline.stages.parse.normalise import NEGATED, Hidden
 from pipeline.stages.parse.types import Chunk, RefExp, Token
 
 CONJUNCTS: Final = frozenset({"conj", "cc"})
@@ -37,17 +39,23 @@ SUBJECTS: Final = frozenset({"nsubj", "nsubjpass", "nsubj:pass", "expl"})
 """Labels of a subject. A conjunct with a subject of its own begins another clause."""
 EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ", "ADP"})
 """Parts of speech that are removed from the ends of an expression."""
-STRANDED: Final = frozenset({"DET", "ADJ", "VERB", "AUX", "PRON", "NUM"})
+STRANDED: Final = frozenset({"DET", "ADJ", "VERB", "AUX", "PRON", "NUM", "PART"})
 """Parts of speech that end no expression if the words behind it are hidden: "a woman with a" (@handle)."""
 GRIT_NOUNS: Final = listed("grit_nouns")
 """The nouns that GRIT removes, as its author lists them (github.com/microsoft/unilm, issue 1421)."""
-NEGATIONS: Final = frozenset({"no", "zero", "not", "neither", "nor", "never", "hardly"})
-"""First words of a phrase that names what is absent."""
 ABSENT: Final = re.compile(
-    r"\b(?:without|no|neither|nor|not|minus|lacking|(?:free|instead|devoid|lack|absence) of|rather than)"
-    r"(?: (?:an?|any|the|his|her|its|their))?$"
+    r"\b(?:without|no|neither|nor|not|minus|lack(?:s|ed|ing)?|missing|no longer|free from"
+    r"|(?:free|instead|devoid|lack|absence) of|rather than)(?: (?:an?|any|the|his|her|its|their))?$"
 )
 """Text before a thing that is absent."""
+ABSENT_PHRASE: Final = re.compile(
+    r"(?:no|not|zero|neither|nor|never|hardly|none)\b(?![-.]| (?:only|just|merely|simply|(?:more|less|fewer) than"
+    r"|bake|churn|cook|knead|sew|show|slip)\b)(?!.*\b(?:sign|symbol|icon)s?$)"
+)
+"""Phrase of what is absent, but not "not only a dog", "no-bake cake" and "no parking sign"."""
+NEGATIONS: Final = frozenset({"not", "n't", "n’t", "never", "no", "neither", "nobody", "none", "cannot", *NEGATED})
+HAVING: Final = listed("having")
+"""Words that negate a clause, and its verbs whose object is then absent: "does not have a roof"."""
 HANGING: Final = listed("hanging")
 SURFACES: Final = listed("surfaces")
 """Words for pictures that are things, and where these are."""
@@ -102,9 +110,15 @@ class PhraseRules:
         chunks = list[Chunk]()
         for phrase in sorted(removed):
             start, end = self.span(scene, phrase)
-            has_letter = LETTER.search(scene.text, start, end)
+            has_letter = self._has_letters(scene.text[start:end])
             chunks.append(Chunk(start, end, phrase.root, removed[phrase] if has_letter else "no_letter"))
         return chunks, sorted(removed)
+
+    def _has_letters(self, part: str) -> bool:
+        """True for a letter; for an English model if at least half of the letters are Latin ones."""
+        if part.isascii() or not (self.is_english and self.rules.normalise):
+            return LETTER.search(part) is not None
+        return 2 * len(LATIN.findall(part)) >= (len(LETTER.findall(part)) or 1)
 
     def repaired(self, scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
         """Apply the rules for the ends of phrases."""
@@ -122,9 +136,11 @@ class PhraseRules:
 
     def removal(self, scene: Scene, phrase: NounPhrase) -> str | None:
         """Return why a noun phrase is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded."""
-        words, tokens = scene.words, scene.tokens
-        first, end, root, top = phrase
-        if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
+        tokens, (first, end, root, top) = scene.tokens, phrase
+        is_taken_for_verb = tokens[root].pos == "VERB" and can_be_noun(scene.words[root], tokens[root])
+        if all(token.pos not in NOUNS for token in tokens[first:end]) and not (
+            is_taken_for_verb or tokens[root].pos == "ADJ"
+        ):
             return "pronoun"
         head = singular(tokens[root])
         names = {tokens[root].lemma.lower(), head}
@@ -134,7 +150,7 @@ class PhraseRules:
             return "abstract"
         if not (self.is_english and self.rules.remove_invisible):
             return None
-        if (words[first] in NEGATIONS and head not in ("sign", "symbol", "icon")) or is_absent(scene, phrase):
+        if is_absent(scene, phrase):
             return "absent"
         if head in DEPICTIONS and is_hung(scene, phrase):
             return None
@@ -163,14 +179,20 @@ class PhraseRules:
 
 
 def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
-    """True if a phrase names what is not in the picture: "without a hat or coat", "instead of a bed"."""
+    """True if a phrase names what is not in the picture: "without a hat or coat", "there isn't a bed"."""
     words, tokens = scene.words, scene.tokens
     i = phrase.first
+    if ABSENT_PHRASE.match(" ".join(words[i : phrase.end]).lstrip("\"' ").replace(" - ", "-")):
+        return True
+    if words[i] == "any" and NEGATIONS.intersection(words[:i]):
+        return True
     while True:
         before = " ".join(words[max(i - 3, 0) : i])
         if ABSENT.search(before):
             return True
         head = tokens[phrase.root].head
+        if is_negated(scene, phrase):
+            return True
         if words[i - 1] not in ("or", "nor") or tokens[phrase.root].dep != "conj" or head >= i:
             return False
         i = head
@@ -179,6 +201,17 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
         if words[i] in NEGATIONS:
             return True
         phrase = NounPhrase(i, head + 1, head, head)
+
+
+def is_negated(scene: Scene, phrase: NounPhrase) -> bool:
+    """True if a phrase is the object of a verb that is negated: "does not have a bed", "nobody wears a hat"."""
+    words, tokens = scene.words, scene.tokens
+    verb = tokens[phrase.top].head
+    if tokens[verb].lemma not in HAVING:
+        return False
+    verbs = {verb, tokens[verb].head if tokens[verb].dep == "xcomp" else verb}  # "does not seem to have a bed"
+    before = [i for i in range(phrase.first) if tokens[i].head in verbs]
+    return any(words[i] in NEGATIONS or words[max(i - 1, 0)] == "no" for i in before)
 
 
 def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
@@ -410,6 +443,8 @@ class Expander:
     def _is_edge_mark(self, index: int) -> bool:
         """True for white space, marks, conjunctions and prepositions to remove from the end of an expression."""
         word, pos = self.scene.words[index], self.scene.tokens[index].pos
+        if word in ("'s", "’s"):
+            return True
         if word in (")", "]", '"', "'", "”", "’"):
             return False  # its partner is inside, see _stop
         return (pos in EDGE_MARKS and (self.describes or pos != "ADP")) or not ALPHANUMERIC.search(word)

@@ -37,6 +37,17 @@ def score(scene: Scene, phrase: NounPhrase) -> float:
     return sum(value * known.get(name, 0.0) for name, value in features(scene, phrase).items() if value)
 
 
+def _governors(scene: Scene, node: int) -> tuple[str, str]:
+    """Return the preposition or the label that a noun, or the list in which it is, depends on, and that of its clause."""
+    tokens = scene.tokens
+    while tokens[node].dep in ("conj", "appos") and tokens[node].head != node:
+        node = tokens[node].head
+    under = scene.words[tokens[node].head] if tokens[node].dep == "pobj" else tokens[node].dep
+    while tokens[node].pos != "VERB" and tokens[node].head != node:
+        node = tokens[node].head
+    return under, f"{tokens[node].dep} {tokens[node].tag}" if tokens[node].pos == "VERB" else ""
+
+
 def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
     """Return the features of a phrase; those that are not there are 0."""
     text, words, tokens, segment_of, segments = scene
@@ -54,6 +65,7 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
             return "^" if i < first else "$"
         return words[i] if words[i] in SMALL_WORDS or words[i] in (",", "of") else tokens[i].pos
 
+    under, clause = _governors(scene, top)
     is_clean = (
         len(segments) == 1
         and segments[0].case is None
@@ -73,7 +85,14 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         f"tag={tag}": 1.0,
         f"dep={tokens[root].dep}": 1.0,
         f"parent={tokens[tokens[top].head].pos if tokens[top].head != top else 'ROOT'}": 1.0,
+        f"under={under}": 1.0,
+        f"clause={clause}": 1.0,
+        f"under={under}, clause={clause}": 1.0,
         f"segment={min(segment, 2)}": 1.0,
+        "whole last segment": segment == len(segments) - 1 > 0 and end - first == len(segments[segment].tokens),
+        "whole last name": segment == len(segments) - 1 > 0
+        and end - first == len(segments[segment].tokens)
+        and text[tokens[root].start].isupper(),
         "last segment": segment == len(segments) - 1 and segment > 0,
         "whole segment": end - first == len(segments[segment].tokens),
         "words": min(end - first, 6) / 6,
@@ -99,6 +118,8 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         "possessive position": head in POSITIONS and tokens[first].tag == "PRP$",
         "modified position": head in POSITIONS and root > first and tokens[root - 1].pos in ("ADJ", "NOUN", "PROPN"),
         "abstract ending": lexicon.visible(head) is None and head.endswith(ABSTRACT_ENDINGS),
+        f"before head={tokens[root - 1].pos if root > first else ''}": 1.0,
+        "named, share<.5": share is not None and share < 0.5 and root > first and tokens[root - 1].pos == "PROPN",
         "place in text": first / n,
         "clean": is_clean,
         "clean, share<.2": is_clean and share is not None and share < 0.2,
