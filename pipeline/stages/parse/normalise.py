@@ -66,6 +66,11 @@ TAG_SIGN: Final = re.compile(r"(?<!\w)#(?=[^\W\d])")
 """The sign of a hashtag that stands for a word of a sentence."""
 ARTICLE_BEFORE: Final = re.compile(r"\b(?:an?|the|my|our|his|her|their|this|that|some|two|three)\s+$", re.IGNORECASE)
 """Before an emoji within a phrase: "my \U0001f408 cat"."""
+ARTICLE: Final = re.compile(r"\b(?:an?|the|with|his|her|their)\b")
+COMMA: Final = re.compile(r",(?=\s)")
+LEAST_KEYWORDS: Final = 4
+WORDS_OF_KEYWORD: Final = 2.2
+"""Commas and words for each of them of a list of keywords, which has no article."""
 NO_REASON: Final = 255
 """Number of the mask of signs and emoji."""
 WORD: Final = re.compile(r"[^\W\d_]+")
@@ -203,6 +208,10 @@ def _marks(text: str) -> tuple[bytearray, bytearray]:
         masked[match.start()] = masked[match.start()] or NO_REASON
     for match in SEPARATOR.finditer(text):
         ends[match.start()] = 1
+    items = text.count(",")
+    if items >= LEAST_KEYWORDS and len(WORD.findall(text)) <= WORDS_OF_KEYWORD * items and not ARTICLE.search(lower):
+        for match in COMMA.finditer(text):
+            ends[match.start()] = 1
     return masked, ends
 
 

@@ -65,6 +65,8 @@ SIDES: Final = frozenset({"upper", "lower", "left", "right", "far", "top", "bott
 CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
 """Labels of a description after a comma."""
 RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
+TIMES: Final = frozenset({"after", "before", "until", "since", "because"})
+"""Words before a clause that does not describe a thing: "a man on a bench after it rained"."""
 LISTING: Final = frozenset({"with", "w/", "featuring", "including", "incl", "incl."})
 """Words before a list of what a thing has."""
 ALPHANUMERIC: Final = re.compile(r"[^\W_]")
@@ -367,10 +369,13 @@ class Expander:
         scene, starting = self.scene, self.starting
         words, tokens = scene.words, scene.tokens
         for i in range(phrase.end, end):
-            if words[i] in RELATIVES:
-                break
-            if tokens[i].tag in ("VBZ", "VBP", "MD"):
+            is_finite = tokens[i].tag in ("VBZ", "VBP", "MD") or words[i] in ("was", "were")
+            is_owner = words[i] == "by" and tokens[min(i + 1, end - 1)].pos == "PROPN" and tokens[i - 1].pos != "VERB"
+            is_time = words[i] in TIMES and tokens[i].dep == "mark"
+            if is_owner or is_time or (is_finite and words[i] not in RELATIVES):
                 end = i
+            if i >= end or words[i] in RELATIVES:
+                break
         for i in range(phrase.end, end - 1):
             if words[i] == "," and not self._goes_on(phrase, i + 1, end):
                 end = i
