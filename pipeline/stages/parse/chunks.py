@@ -21,7 +21,8 @@ DEPICTIONS: Final = lexicon.listed("depictions")
 POSITIONS: Final = lexicon.listed("positions")
 """Nouns that name a place in the picture, or a part of a thing."""
 IDEAS: Final = lexicon.listed("ideas")
-"""Nouns that name nothing visible and that WordNet lacks, or has for things too."""
+THINGS: Final = lexicon.listed("things")
+"""Nouns that name nothing visible although WordNet lacks them or has things among their senses, and the reverse."""
 UNITS: Final = lexicon.listed("units")
 NUMBERED: Final = lexicon.listed("numbered")
 """Words behind and in front of a number, which may stand in front of a thing."""
@@ -208,21 +209,23 @@ def _without_depiction(words: Sequence[str], tokens: Sequence[Token], phrase: No
         root -= 1
     if root == phrase.root or phrase.top != phrase.root or not can_be_noun(words[root], tokens[root]):
         return phrase
-    return NounPhrase(phrase.first, root + 1, root, root)
+    is_count = (
+        words[phrase.first].isdigit() and tokens[phrase.root].tag in PLURAL_NOUNS
+    )  # of ideas: "15 lunch box ideas"
+    return NounPhrase(phrase.first + (is_count and root > phrase.first), root + 1, root, root)
 
 
 def _is_idea(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, i: int) -> bool:
     """True if word `i` names nothing visible, and a thing is in front of it: "recipe" after "chicken pasta"."""
     noun, before = singular(tokens[i]), singular(tokens[i - 1])
-    is_compound = can_be_noun(words[i - 1], tokens[i - 1]) and f"{words[i - 1]}_{noun}" not in lexicon.words()
-    return (
-        is_compound
-        and (noun in IDEAS or 0 <= (lexicon.visible(noun) if lexicon.shares(noun) else -1) <= LEAST_VISIBLE)
-        and (
-            (lexicon.visible(before) or 0) >= MOSTLY_VISIBLE
-            or (i - 1 > phrase.first and _is_idea(words, tokens, phrase, i - 1))
-        )
-    )
+    if noun not in IDEAS:
+        is_thing = any(lexicon.VISIBLE.get(name, 0) >= MOSTLY_VISIBLE for name in lexicon.shares(noun))
+        if is_thing or noun in THINGS or (lexicon.visible(noun) or not lexicon.shares(noun)) > LEAST_VISIBLE:
+            return False
+    if not can_be_noun(words[i - 1], tokens[i - 1]) or f"{words[i - 1]}_{noun}" in lexicon.words():
+        return False
+    is_shown = (lexicon.visible(before) or 0) >= MOSTLY_VISIBLE
+    return is_shown or (i - 1 > phrase.first and _is_idea(words, tokens, phrase, i - 1))
 
 
 def can_be_noun(word: str, token: Token) -> bool:

@@ -257,6 +257,9 @@ class Expander:
     def end(self, phrase: NounPhrase) -> int:
         """Return the end of the tokens of the expression of a phrase."""
         tokens, segment_of = self.scene.tokens, self.scene.segment_of
+        after = tokens[phrase.end] if self.describes and tokens[phrase.root].head == phrase.end else None
+        if after and after.pos in NOUNS and singular(after) not in DEPICTIONS:
+            return phrase.end  # of the visible part of a compound
         inside = self._descendants(phrase)
         high = end = phrase.end
         while end < len(tokens):
