@@ -209,9 +209,7 @@ def _without_depiction(words: Sequence[str], tokens: Sequence[Token], phrase: No
         root -= 1
     if root == phrase.root or phrase.top != phrase.root or not can_be_noun(words[root], tokens[root]):
         return phrase
-    is_count = (
-        words[phrase.first].isdigit() and tokens[phrase.root].tag in PLURAL_NOUNS
-    )  # of ideas: "15 lunch box ideas"
+    is_count = words[phrase.first].isdigit() and tokens[phrase.root].tag in PLURAL_NOUNS  # "15 lunch box ideas"
     return NounPhrase(phrase.first + (is_count and root > phrase.first), root + 1, root, root)
 
 

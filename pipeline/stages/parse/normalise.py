@@ -66,11 +66,9 @@ TAG_SIGN: Final = re.compile(r"(?<!\w)#(?=[^\W\d])")
 """The sign of a hashtag that stands for a word of a sentence."""
 ARTICLE_BEFORE: Final = re.compile(r"\b(?:an?|the|my|our|his|her|their|this|that|some|two|three)\s+$", re.IGNORECASE)
 """Before an emoji within a phrase: "my \U0001f408 cat"."""
-ARTICLE: Final = re.compile(r"\b(?:an?|the|with|his|her|their)\b")
-COMMA: Final = re.compile(r",(?=\s)")
-LEAST_KEYWORDS: Final = 4
-WORDS_OF_KEYWORD: Final = 2.2
-"""Commas and words for each of them of a list of keywords, which has no article."""
+NO_KEYWORD: Final = re.compile(r"\b(?:an?|the|with|his|her|their)\b")
+LEAST_KEYWORDS, WORDS_OF_KEYWORD = 4, 2.2
+"""Commas, and words for each of them, of a list of keywords."""
 NO_REASON: Final = 255
 """Number of the mask of signs and emoji."""
 WORD: Final = re.compile(r"[^\W\d_]+")
@@ -82,16 +80,7 @@ SMALL_WORDS: Final = listed("small")
 """Words of closed classes, which are no evidence of a title and never names."""
 NEGATED: Final = {f"{word}nt": word for word in listed("auxiliaries")} | {"cant": "can", "wont": "will"}
 """Contraction without its apostrophe -> the word that the parser sees."""
-REPLACED: Final = {
-    "w/": "with",
-    "&": "and",
-    "+": "and",
-    "im": "i",
-    "ive": "i",
-    "theyre": "they",
-    "youre": "you",
-    **NEGATED,
-}
+REPLACED: Final = {"w/": "with", "&": "and", "+": "and", "im": "i", "theyre": "they", "youre": "you", **NEGATED}
 LEAST: Final = 2
 """Words with four letters or more that a title has at least."""
 CASED_SHARE: Final = 0.85
@@ -208,10 +197,9 @@ def _marks(text: str) -> tuple[bytearray, bytearray]:
         masked[match.start()] = masked[match.start()] or NO_REASON
     for match in SEPARATOR.finditer(text):
         ends[match.start()] = 1
-    items = text.count(",")
-    if items >= LEAST_KEYWORDS and len(WORD.findall(text)) <= WORDS_OF_KEYWORD * items and not ARTICLE.search(lower):
-        for match in COMMA.finditer(text):
-            ends[match.start()] = 1
+    n = text.count(",")
+    if n >= LEAST_KEYWORDS and len(WORD.findall(text)) <= WORDS_OF_KEYWORD * n and not NO_KEYWORD.search(lower):
+        ends[:] = (end or text.startswith(", ", i) for i, end in enumerate(ends))
     return masked, ends
 
 

@@ -30,14 +30,6 @@ from pipeline.stages.parse.normalise import EMOJI, Hidden, Segment, normalise, s
 from pipeline.stages.parse.phrases import PhraseRules
 from pipeline.stages.parse.types import CaptionParse, Token
 
-# The result of parsing a caption. Character offsets are half open, [start, end).
-
-# A lookup table for the results of spaCy's attribute ruler and rule lemmatizer.
-#
-# Together these two components take a third of the parsing time. Apart from a few patterns over several tokens, their
-# result depends on a single token only: its text, tag and dependency label. A token that was seen before therefore
-# costs one dictionary lookup, and the result is still the one that spaCy computed.
-
 MAX_ENTRIES: Final = 100_000
 """Entries after which the table is cleared; about 30 MB."""
 COMPONENTS: Final = ["attribute_ruler", "lemmatizer"]
@@ -57,7 +49,10 @@ class Annotation:
 
 
 class TokenTable:
-    """Annotations by (text, tag, dependency label), for a pipeline that ends with COMPONENTS."""
+    """Annotations by (text, tag, dependency label), in place of spaCy's COMPONENTS, which take a third of the parsing time.
+
+    Apart from a few patterns over several tokens, their result depends on a single token only.
+    """
 
     def __init__(self, nlp: Language) -> None:
         self.nlp = nlp

@@ -65,8 +65,6 @@ SIDES: Final = frozenset({"upper", "lower", "left", "right", "far", "top", "bott
 CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
 """Labels of a description after a comma."""
 RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
-TIMES: Final = frozenset({"after", "before", "until", "since", "because"})
-"""Words before a clause that does not describe a thing: "a man on a bench after it rained"."""
 LISTING: Final = frozenset({"with", "w/", "featuring", "including", "incl", "incl."})
 """Words before a list of what a thing has."""
 ALPHANUMERIC: Final = re.compile(r"[^\W_]")
@@ -109,18 +107,13 @@ class PhraseRules:
         for first, end, reason in hidden:
             root = next((i for i in reversed(range(first, end)) if ALPHANUMERIC.search(scene.words[i])), end - 1)
             removed[NounPhrase(first, end, root, root)] = reason
-        chunks = list[Chunk]()
+        chunks, is_latin = list[Chunk](), self.is_english and self.rules.normalise
         for phrase in sorted(removed):
             start, end = self.span(scene, phrase)
-            has_letter = self._has_letters(scene.text[start:end])
-            chunks.append(Chunk(start, end, phrase.root, removed[phrase] if has_letter else "no_letter"))
+            n = len(LETTER.findall(scene.text, start, end))
+            is_foreign = is_latin and 2 * len(LATIN.findall(scene.text, start, end)) < n
+            chunks.append(Chunk(start, end, phrase.root, "no_letter" if is_foreign or not n else removed[phrase]))
         return chunks, sorted(removed)
-
-    def _has_letters(self, part: str) -> bool:
-        """True for a letter; for an English model if at least half of the letters are Latin ones."""
-        if part.isascii() or not (self.is_english and self.rules.normalise):
-            return LETTER.search(part) is not None
-        return 2 * len(LATIN.findall(part)) >= (len(LETTER.findall(part)) or 1)
 
     def repaired(self, scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
         """Apply the rules for the ends of phrases."""
@@ -139,10 +132,10 @@ class PhraseRules:
     def removal(self, scene: Scene, phrase: NounPhrase) -> str | None:
         """Return why a noun phrase is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded."""
         tokens, (first, end, root, top) = scene.tokens, phrase
-        is_taken_for_verb = tokens[root].pos == "VERB" and can_be_noun(scene.words[root], tokens[root])
-        if all(token.pos not in NOUNS for token in tokens[first:end]) and not (
-            is_taken_for_verb or tokens[root].pos == "ADJ"
-        ):
+        is_other = tokens[root].pos != "ADJ" and not (
+            tokens[root].pos == "VERB" and can_be_noun(scene.words[root], tokens[root])
+        )
+        if is_other and all(token.pos not in NOUNS for token in tokens[first:end]):
             return "pronoun"
         head = singular(tokens[root])
         names = {tokens[root].lemma.lower(), head}
@@ -374,8 +367,7 @@ class Expander:
         for i in range(phrase.end, end):
             is_finite = tokens[i].tag in ("VBZ", "VBP", "MD") or words[i] in ("was", "were")
             is_owner = words[i] == "by" and tokens[min(i + 1, end - 1)].pos == "PROPN" and tokens[i - 1].pos != "VERB"
-            is_time = words[i] in TIMES and tokens[i].dep == "mark"
-            if is_owner or is_time or (is_finite and words[i] not in RELATIVES):
+            if is_owner or (is_finite and words[i] not in RELATIVES):
                 end = i
             if i >= end or words[i] in RELATIVES:
                 break
@@ -451,11 +443,13 @@ class Expander:
     def _is_edge_mark(self, index: int) -> bool:
         """True for white space, marks, conjunctions and prepositions to remove from the end of an expression."""
         word, pos = self.scene.words[index], self.scene.tokens[index].pos
-        if word in ("'s", "’s"):
-            return True
         if word in (")", "]", '"', "'", "”", "’"):
             return False  # its partner is inside, see _stop
-        return (pos in EDGE_MARKS and (self.describes or pos != "ADP")) or not ALPHANUMERIC.search(word)
+        return (
+            word in ("'s", "’s")
+            or (pos in EDGE_MARKS and (self.describes or pos != "ADP"))
+            or not ALPHANUMERIC.search(word)
+        )
 
 
 def _first(words: Sequence[str], word: str, start: int, end: int) -> int:

@@ -90,9 +90,6 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         f"under={under}, clause={clause}": 1.0,
         f"segment={min(segment, 2)}": 1.0,
         "whole last segment": segment == len(segments) - 1 > 0 and end - first == len(segments[segment].tokens),
-        "whole last name": segment == len(segments) - 1 > 0
-        and end - first == len(segments[segment].tokens)
-        and text[tokens[root].start].isupper(),
         "last segment": segment == len(segments) - 1 and segment > 0,
         "whole segment": end - first == len(segments[segment].tokens),
         "words": min(end - first, 6) / 6,
@@ -119,7 +116,6 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         "modified position": head in POSITIONS and root > first and tokens[root - 1].pos in ("ADJ", "NOUN", "PROPN"),
         "abstract ending": lexicon.visible(head) is None and head.endswith(ABSTRACT_ENDINGS),
         f"before head={tokens[root - 1].pos if root > first else ''}": 1.0,
-        "named, share<.5": share is not None and share < 0.5 and root > first and tokens[root - 1].pos == "PROPN",
         "place in text": first / n,
         "clean": is_clean,
         "clean, share<.2": is_clean and share is not None and share < 0.2,

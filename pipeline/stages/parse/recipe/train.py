@@ -89,9 +89,8 @@ def fit(features: Sequence[dict[str, float]], right: Sequence[bool], strength: f
     places = {name: number for number, name in enumerate(names)}
     inputs = torch.zeros(len(features), len(names), dtype=torch.float64)
     for number, row in enumerate(features):
-        for name, value in row.items():
-            if value:
-                inputs[number, places[name]] = float(value)
+        for name in row.keys() & places.keys():
+            inputs[number, places[name]] = float(row[name])
     goal = torch.tensor(right, dtype=torch.float64)
     weights = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=500, tolerance_grad=1e-6, line_search_fn="strong_wolfe")
