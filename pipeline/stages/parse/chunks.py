@@ -1,8 +1,7 @@
 """Noun phrases from the noun chunks of spaCy; docs/phrases.md explains the rules and what each of them gains."""
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import regex
@@ -86,7 +85,7 @@ def plain_phrase(
 def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
     """Repair phrases: join the chunks of a flat title, take out verbs, and end before a word for the picture itself."""
     found = list[NounPhrase]()
-    for phrase in sorted([*map(partial(_with_thing, scene), phrases), *_before_verbs(scene, phrases)]):
+    for phrase in sorted([*(_with_thing(scene, phrase) for phrase in phrases), *_before_verbs(scene.tokens, phrases)]):
         before = found[-1] if found else None
         if before and phrase.root < before.end:
             continue  # the thing behind a measure is in the phrase of that
@@ -117,26 +116,16 @@ def _with_thing(scene: Scene, phrase: NounPhrase) -> NounPhrase:
     return NounPhrase(first, end, end - 1, end - 1) if is_thing else phrase
 
 
-def _before_verbs(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
-    """Return the phrases whose noun the parser made a modifier of the verb after it: "a blue dress" + "smiles"."""
-    tokens, found = scene.tokens, list[NounPhrase]()
+def _before_verbs(tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> Iterator[NounPhrase]:
+    """Yield the phrases whose noun the parser made a modifier of the verb after it: "a blue dress" + "smiles"."""
     covered = {i for phrase in phrases for i in range(phrase.first, phrase.end)}
-    for root, token in enumerate(tokens):
-        is_modifier = (
-            token.head == root + 1 and token.dep in MODIFIERS and tokens[token.head].tag in ("VBZ", "VBP", "VBG")
-        )
-        if root in covered or token.pos not in NOUNS or not is_modifier:
-            continue
-        first = root
-        while (
-            first > 0
-            and first - 1 not in covered
-            and tokens[first - 1].head in (root, root + 1)
-            and tokens[first - 1].dep in MODIFIERS
-        ):
-            first -= 1
-        found.append(NounPhrase(first, root + 1, root, root))
-    return found
+    for root, token in enumerate(tokens[:-1]):
+        is_modifier = token.pos in NOUNS and token.head == root + 1 and token.dep in MODIFIERS
+        if is_modifier and root not in covered and tokens[root + 1].tag in ("VBZ", "VBP", "VBG"):
+            first = root
+            while first > 0 and first - 1 not in covered and tokens[first - 1].head in (root, root + 1):
+                first -= 1
+            yield NounPhrase(first, root + 1, root, root)
 
 
 def _without_verb(scene: Scene, phrase: NounPhrase) -> list[NounPhrase]:
@@ -188,18 +177,10 @@ def _is_finite(scene: Scene, phrase: NounPhrase) -> bool:
 
 
 def _is_flat(scene: Scene, before: NounPhrase, phrase: NounPhrase) -> bool:
-    """True if at most two words of open classes, no verbs, lie between two chunks of a title: "Spinner" + "Wheels"."""
-    between = range(before.end, phrase.first)
-    case = scene.segments[scene.segment_of[phrase.root]].case
-    is_done_to = len(between) == 1 and (lexicon.visible(singular(scene.tokens[before.root])) or 1) < MOSTLY_VISIBLE
-    if is_done_to and scene.tokens[before.end].tag == "VBG" and scene.words[phrase.first] not in SMALL_WORDS:
-        return True  # "noise" + "cancelling" + "headphones"
-    if not case or len(between) > 2 or scene.words[phrase.first] in SMALL_WORDS:
-        return False
-    return all(
-        scene.words[i].isalnum() and scene.words[i] not in SMALL_WORDS and scene.tokens[i].pos != "VERB"
-        for i in between
-    )
+    """True if a participle of something invisible lies between two chunks: "noise" + "cancelling" + "headphones"."""
+    is_one = phrase.first == before.end + 1 and scene.words[phrase.first] not in SMALL_WORDS
+    share = lexicon.visible(singular(scene.tokens[before.root])) if is_one else None
+    return share is not None and share < MOSTLY_VISIBLE and scene.tokens[before.end].tag == "VBG"
 
 
 def _without_depiction(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> NounPhrase:

@@ -65,8 +65,6 @@ SIDES: Final = frozenset({"upper", "lower", "left", "right", "far", "top", "bott
 CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
 """Labels of a description after a comma."""
 RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
-LISTING: Final = frozenset({"with", "w/", "featuring", "including", "incl", "incl."})
-"""Words before a list of what a thing has."""
 ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 
 
@@ -149,11 +147,10 @@ class PhraseRules:
             return "absent"
         if head in DEPICTIONS and is_hung(scene, phrase):
             return None
-        if (
-            (head in DEPICTIONS and is_the_picture(scene, phrase))
-            or is_position(scene, phrase, head)
-            or (is_abstract(head) and root == top)
-        ):
+        is_picture = head in DEPICTIONS and tokens[root].dep not in ("dobj", "pobj", "conj")
+        if is_picture and "".join(scene.words[end : end + 1]) in ("of", "shows", "depicts"):
+            return "invisible"
+        if is_position(scene, phrase, head) or (is_abstract(head) and root == top):
             return "invisible"
         return "invisible" if visible.score(scene, phrase) < self.least else None
 
@@ -216,14 +213,6 @@ def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
         words[i] == "on" and SURFACES.intersection(words[i + 1 : i + 4]) for i in range(end, min(end + 3, len(words)))
     )
     return is_on or "framed" in words[phrase.first : end] or bool(HANGING.intersection(words[end : end + 10]))
-
-
-def is_the_picture(scene: Scene, phrase: NounPhrase) -> bool:
-    """True if the phrase of a picture names this one: "a photo of a cat", but not "takes a photo of a cat"."""
-    tokens, end = scene.tokens, phrase.end
-    if tokens[phrase.root].dep in ("dobj", "pobj", "conj") or end == len(tokens):
-        return False
-    return scene.words[end] == "of" or tokens[end].lemma in ("show", "depict", "feature", "portray", "capture")
 
 
 def is_position(scene: Scene, phrase: NounPhrase, head: str) -> bool:
@@ -375,7 +364,6 @@ class Expander:
             if words[i] == "," and not self._goes_on(phrase, i + 1, end):
                 end = i
                 break
-        end = max(end, self._list_end(phrase, end))
         last = next((i for i in range(end - 1, phrase.end, -1) if i in starting), None)
         if (
             last is not None
@@ -397,30 +385,6 @@ class Expander:
         if text.count('"', start, tokens[end - 1].end) % 2:
             end = max(phrase.end, _first(words, '"', phrase.end, end))
         return end
-
-    def _list_end(self, phrase: NounPhrase, end: int) -> int:
-        """Return the end of a list after "with", whose first items end at `end`; `end` if there is none."""
-        words, tokens, segment_of = self.scene.words, self.scene.tokens, self.scene.segment_of
-        if not any(words[i] in LISTING for i in range(phrase.end, end)):
-            return end
-        found, i, n_marks = end, end, 0
-        while i + 1 < len(words) and words[i] in (",", "and", "&") and segment_of[i] == segment_of[phrase.root]:
-            is_last = words[i] != ","
-            i += 1 + (words[i] == "," and words[i + 1] in ("and", "&"))
-            is_last |= words[i - 1] in ("and", "&")
-            item = self.starting.get(i)
-            if (
-                item is None
-                or item[1].removed
-                or tokens[item[0].root].dep in SUBJECTS
-                or self._is_animate(tokens[item[0].root])
-            ):
-                break
-            i, n_marks = item[0].end, n_marks + 1
-            if is_last:
-                has_comma = n_marks > 1 or any(words[j] == "," for j in range(phrase.end, end))
-                return i if has_comma else found
-        return found
 
     def _goes_on(self, phrase: NounPhrase, i: int, end: int) -> bool:
         """True if a list or a clause that belongs to a phrase begins at token `i`, after a comma."""
