@@ -131,6 +131,8 @@ def _before_verbs(tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> Ite
 def _without_verb(scene: Scene, phrase: NounPhrase) -> list[NounPhrase]:
     """Divide "girl holding balloon", and end before the verb of "a monkey clings" and before "left of"."""
     words, tokens = scene.words, scene.tokens
+    if scene.words[phrase.first] == "not" and scene.words[phrase.first + 1] in ("only", "just", "merely", "simply"):
+        phrase = phrase._replace(first=phrase.first + 2)
     first, end, root, top = phrase
     if top != root or end - first < 2:
         return [phrase]

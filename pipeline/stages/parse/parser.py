@@ -337,7 +337,8 @@ class CaptionParser:
     def _convert(self, prepared: Prepared, docs: Sequence[Doc]) -> Analysis:
         """Return the parse of a caption from those of its segments."""
         text, doc, segments, hidden = prepared
-        strings, noun_chunks = self.nlp.vocab.strings, self.nlp.vocab.get_noun_chunks
+        strings = self.nlp.vocab.strings
+        noun_chunks: Any = self.nlp.vocab.get_noun_chunks
         positions = doc.to_array([IDX, LENGTH]).astype(np.int64).tolist()
 
         def is_gap(left: int, right: int) -> bool:
@@ -354,7 +355,7 @@ class CaptionParser:
                 labels = (strings[a.dep], strings[a.pos], strings[a.tag], a.lemma)
                 found[place] = Token(start, start + length, places[head], *labels)
                 segment_of[place] = number
-            phrases += (plain_phrase(start, end, heads, places, is_gap) for start, end, _ in noun_chunks(part))
+            phrases += (plain_phrase(first, end, heads, places, is_gap) for first, end, _ in noun_chunks(part))
         tokens = [found.get(i) or unparsed(doc[i]) for i in range(len(doc))]
         words = [text[token.start : token.end].lower() for token in tokens]
         scene = Scene(text, words, tokens, segment_of, segments)

@@ -21,7 +21,6 @@ ARTICLES: Final = frozenset({"a", "an", "the", "is", "are", "his", "her", "their
 """Words that tell a caption from a title."""
 COUNTED: Final = frozenset({"a", "an", "two", "three", "several"})
 """Words before things, rather than what is done with them: "a basketball"."""
-ABSTRACT_ENDINGS: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude", "tion")
 
 
 @cache
@@ -92,35 +91,23 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         "whole last segment": segment == len(segments) - 1 > 0 and end - first == len(segments[segment].tokens),
         "last segment": segment == len(segments) - 1 and segment > 0,
         "whole segment": end - first == len(segments[segment].tokens),
-        "words": min(end - first, 6) / 6,
         "one word": end - first == 1,
         "digit": any(map(str.isdigit, text[tokens[first].start : tokens[end - 1].end])),
         "title": segments[segment].case == "title",
         "capitals": segments[segment].case == "capitals",
-        "acronym": text[tokens[root].start : tokens[root].end].isupper() and segments[segment].case is None,
         "place": lexicon.is_place(words[root]) and tag.startswith("NNP"),
         "animate": lexicon.is_animate(head),
         "name": tokens[root].pos == "PROPN" and not lexicon.is_known(words[root]),
-        "verb inside": any(tokens[i].pos in ("VERB", "AUX") for i in range(first, end)),
-        "head inside": root != end - 1,
         "collective": top != root,
         "adjective": tokens[root].pos == "ADJ",
         "no noun": all(tokens[i].pos not in NOUNS for i in range(first, end)),
         "depiction": head in DEPICTIONS,
         "depiction of": head in DEPICTIONS and near(end) == "of",
-        "first depiction": head in DEPICTIONS and first == 0,
-        "object depiction": head in DEPICTIONS and tokens[root].dep in ("dobj", "conj"),
         "position": head in POSITIONS,
-        "position of": head in POSITIONS and near(end) == "of",
-        "possessive position": head in POSITIONS and tokens[first].tag == "PRP$",
-        "modified position": head in POSITIONS and root > first and tokens[root - 1].pos in ("ADJ", "NOUN", "PROPN"),
-        "abstract ending": lexicon.visible(head) is None and head.endswith(ABSTRACT_ENDINGS),
         f"before head={tokens[root - 1].pos if root > first else ''}": 1.0,
-        "place in text": first / n,
         "clean": is_clean,
         "clean, share<.2": is_clean and share is not None and share < 0.2,
         "clean, share<.5": is_clean and share is not None and 0.2 <= share < 0.5,
-        "clean, one word": is_clean and end - first == 1,
         "sentence": any(tokens[i].tag in ("VBZ", "VBP") for i in segments[segment].tokens),
     }
     return found
