@@ -88,7 +88,9 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         f"clause={clause}": 1.0,
         f"under={under}, clause={clause}": 1.0,
         f"segment={min(segment, 2)}": 1.0,
-        "whole last segment": segment == len(segments) - 1 > 0 and end - first == len(segments[segment].tokens),
+        "whole last segment": segment == len(segments) - 1 > 0
+        and end - first == len(segments[segment].tokens)
+        and not text[: tokens[first].start].endswith(", "),
         "last segment": segment == len(segments) - 1 and segment > 0,
         "whole segment": end - first == len(segments[segment].tokens),
         "one word": end - first == 1,
