@@ -22,13 +22,14 @@ from typing import Any, Final, TypeVar
 
 import regex
 
-from benchmarks.web_texts import judge, lines, read_web_texts, table
+from benchmarks.web_texts import judge, lines, table
 from hypergrit_common.cli import command
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.text import one_line
 from pipeline.stages.parse.config import ParseConfig, Rules
 from pipeline.stages.parse.parser import CaptionParser
+from pipeline.stages.parse.recipe.labels import TEXTS, read_texts
 from pipeline.stages.parse.types import CaptionParse
 
 CAPTIONS: Final = Path(__file__).resolve().parents[1] / "tests" / "pipeline" / "stages" / "parse" / "captions.jsonl"
@@ -301,7 +302,7 @@ def main() -> int:
     photo, web = [row for row in rows if is_photo(row)], [row for row in rows if not is_photo(row)]
     results = {"photo": print_table("photo captions", measure(photo))}
     results["web"] = print_table("captions of other kinds", measure(web))
-    texts = read_web_texts(arguments.split)
+    texts = read_texts(TEXTS, arguments.split)
     parses = list(CaptionParser(ParseConfig()).parse([row["text"] for row in texts]))
     kinds = table(texts, parses)
     print(f"\n{len(texts)} web texts", *lines(kinds), sep="\n")

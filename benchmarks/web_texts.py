@@ -4,15 +4,13 @@ A kept phrase is right if its span is the marked one or an alternative; optional
 compared only if its phrase is right, and if it or the marked one is longer than the phrase.
 """
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
+from pipeline.stages.parse.recipe.labels import accepted
 from pipeline.stages.parse.types import CaptionParse
 
-TEXTS: Final = Path(__file__).resolve().parents[1] / "tests" / "data" / "web_texts.json"
 SHARES: Final = {
     "wrong": ("wrong phrase", "judged"),
     "missing": ("missing phrase", "marked"),
@@ -29,36 +27,30 @@ class Fault(NamedTuple):
     marked: str
 
 
-def read_web_texts(split: str, path: Path = TEXTS) -> list[dict[str, Any]]:
-    """Return the labelled texts of a split, `all` for all of them."""
-    rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["captions"]
-    return [row for row in rows if split in ("all", row["split"])]
-
-
 def judge(row: Mapping[str, Any], parse: CaptionParse) -> tuple[Counter[str], list[Fault]]:
     """Return the counts and the faults of a text."""
     text, counts, faults = row["text"], Counter[str](marked=len(row["phrases"])), list[Fault]()
     expressions = {item.chunk: (item.start, item.end) for item in parse.ref_exps}
-    spans = [{(p["start"], p["end"]), *map(tuple, p["alternatives"])} for p in row["phrases"]]
+    spans = [accepted(phrase) for phrase in row["phrases"]]
     found = set[int]()
     for number, chunk in enumerate(parse.chunks):
         span = (chunk.start, chunk.end)
         if chunk.removed or list(span) in row["optional"]:
             continue
         counts["judged"] += 1
-        matches = [i for i, accepted in enumerate(spans) if span in accepted]
+        matches = [i for i, right in enumerate(spans) if span in right]
         if not matches:
             faults.append(Fault("wrong phrase", text[slice(*span)], ""))
             continue
         found.update(matches)
         phrase, expression = row["phrases"][matches[0]], expressions[number]
-        accepted = [phrase["expression"], *phrase["expression_alternatives"]]
+        ends = [phrase["expression"], *phrase["expression_alternatives"]]
         if expression == span and phrase["expression"][1] <= span[1]:
             continue
         counts["expanded"] += 1
-        is_alone = expression == span and [phrase["start"], phrase["end"]] in accepted
+        is_alone = expression == span and [phrase["start"], phrase["end"]] in ends
         is_right = expression[0] == span[0] and not lone_mark(text[slice(*expression)])
-        if not (is_right and (is_alone or expression[1] in {end for _, end in accepted})):
+        if not (is_right and (is_alone or expression[1] in {end for _, end in ends})):
             faults.append(Fault("wrong expression", text[slice(*expression)], text[slice(*phrase["expression"])]))
     faults += [Fault("missing phrase", "", p["text"]) for i, p in enumerate(row["phrases"]) if i not in found]
     return counts + Counter(fault.kind for fault in faults), faults

@@ -106,7 +106,7 @@ LASTING: Final = frozenset({"duplicate", "taken_down", "in_evaluation_set"})
 
 PHRASE_REMOVALS: Final = MappingProxyType(
     {
-        "no_letter": "the chunk contains no letter (a number, an emoji, a punctuation mark)",
+        "no_letter": "the chunk contains no letter (a number, an emoji, a punctuation mark), or mostly other than Latin ones",
         "pronoun": "the chunk is a pronoun or contains no noun",
         "abstract": "the head noun is one of parse.extra_abstract, or with style=grit one of GRIT's 14 nouns (time, love)",
         "absent": "the chunk names what is not in the picture (no cars, without a hat)",

@@ -121,7 +121,7 @@ CODE: Final = re.compile(r"<(script|style)(?:\s[^<>]{0,500})?>[^<]*+</\1\s*+>", 
 """A script or style sheet with its contents."""
 DOUBLED_QUOTES: Final = re.compile(r'"{2,}')
 INVISIBLE: Final = re.compile(
-    r"[\u00ad\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0]"
+    r"(?<![ÃĂĆГ])\u00ad|[\u034f\u061c\u180e\u200b\u200e\u200f\u202a-\u202e\u2060-\u206f\u3164\ufeff\uffa0]"
     # tag characters, except in the emoji of a flag such as Scotland's
     r"|(?<![\U0001f3f4\U000e0020-\U000e007f])[\U000e0000-\U000e007f]++"
     r"|(?<![^\x00-\x7f])[\u200c\u200d]|[\u200c\u200d](?![^\x00-\x7f])"
@@ -136,11 +136,14 @@ MARKS: Final = {
     for encoding in ("macroman", "sloppy-windows-1250", "sloppy-windows-1251", "sloppy-windows-1252")
 } | {"Â’": "’", "Â…": "…"}
 """Mojibake -> marks and signs of currency, which ftfy does not always repair where one stands alone."""
-MARK: Final = re.compile("|".join(map(re.escape, MARKS)))
+MARK: Final = re.compile(f"(?<![“‚])(?:{'|'.join(map(re.escape, MARKS))})")
 CURLED: Final = re.compile(
-    r"(?<![ÃÎÐ])(?<![à-ï][¡-¿€‚„†‡‰‹›™])(?:[\u02bc\u2018\u2019\u201b-\u201d\u201f]|(?<![Â-ôВГРСв])[\u201a\u201e])"
+    r"(?<![ÃÎÐ])(?<![^A-ZÀ-Þ][Â-ÖØ-ÞĂĆĹ])(?<!^[Â-ÖØ-ÞĂĆĹ])(?<![^А-я][ГДЕР])(?<!^[ГДЕР])(?<![à-ï][¡-¿€‚„†‡‰‹›™])"
+    r"(?:[\u02bc\u2018\u2019\u201b-\u201d\u201f]|(?<![Â-ôĂĆВ-ЕРСв])[\u201a\u201e](?![àâ]))"
 )
 """Curly quotation marks, except where they may be the last byte of a letter that is mojibake, which stays ("Ã’", "Ä„")."""
+RARE: Final = re.compile("[\u0180-\u0191\u0193-\u019f\u01a2-\u01ae\u01b1-\u0217\u021c-\u02af]")
+"""Latin letters of no language of Europe or Vietnam: a repair that yields one is none (Baltic mojibake, which ftfy lacks)."""
 MAX_ROUNDS: Final = 50
 """Upper limit on repetitions of the cleaning; three are enough for nearly all captions."""
 
@@ -168,7 +171,10 @@ def _clean_once(text: str) -> str:
         text = IMAGE_TAG.sub(" ", TAG.sub(" ", COMMENT.sub(" ", CODE.sub(" ", text))))
     if not (text.isascii() and text.isprintable()):
         text = LOST_BYTE.sub(lambda found: "Ã¢â‚¬Â\x9d" if found["twice"] else "â€\x9d", text)
-        text = INVISIBLE.sub("", MARK.sub(lambda found: MARKS[found[0]], ftfy.fix_text(text, FTFY)))
+        fixed = ftfy.fix_text(text, FTFY)
+        if not RARE.search(fixed) or RARE.search(text):
+            text = fixed
+        text = INVISIBLE.sub("", MARK.sub(lambda found: MARKS[found[0]], text))
     if "@" in text or "%40" in text:
         text = USER_INFO_IN_PROSE.sub(lambda found: found["start"] or found["escaped"], text)
     return " ".join(DOUBLED_QUOTES.sub('"', text).split())

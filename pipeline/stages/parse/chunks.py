@@ -1,27 +1,34 @@
 """Noun phrases from the noun chunks of spaCy; docs/phrases.md explains the rules and what each of them gains."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 import regex
-from spacy.tokens import Span
 
+from pipeline.stages.parse import lexicon
 from pipeline.stages.parse.labels import NOUNS, PLURAL_NOUNS, singular
-from pipeline.stages.parse.lexicon import is_animate, is_known, is_person, is_verb, listed, visible
-from pipeline.stages.parse.lexicon import words as known_words
 from pipeline.stages.parse.normalise import SMALL_WORDS, Segment
 from pipeline.stages.parse.types import Token
 
 MODIFIERS: Final = frozenset({"det", "amod", "poss", "compound", "nummod", "nmod"})
 """Labels of words that belong to the phrase of the noun after them."""
-DEPICTIONS: Final = listed("depictions")
+DEPICTIONS: Final = lexicon.listed("depictions")
 """Nouns that name the picture itself: before "of" or after the noun that it shows."""
-POSITIONS: Final = listed("positions")
+POSITIONS: Final = lexicon.listed("positions")
 """Nouns that name a place in the picture, or a part of a thing."""
-COLLECTIVES: Final = listed("collectives")
+IDEAS: Final = lexicon.listed("ideas")
+THINGS: Final = lexicon.listed("things")
+"""Nouns that name nothing visible although WordNet lacks them or has things among their senses, and the reverse."""
+UNITS: Final = lexicon.listed("units")
+NUMBERED: Final = lexicon.listed("numbered")
+"""Words behind and in front of a number, which may stand in front of a thing."""
+LEAST_VISIBLE: Final = 0.2
+MOSTLY_VISIBLE: Final = 0.55
+"""Shares of visible senses of a noun that is an idea, and of one that is a thing."""
+COLLECTIVES: Final = lexicon.listed("collectives")
 """Nouns of quantity, arrangement and container, which form one phrase with "of" and the noun after it."""
-PARTITIVES: Final = listed("partitives")
+PARTITIVES: Final = lexicon.listed("partitives")
 """Words that form one phrase with "of" and the phrase after it: "two of the dogs"."""
 SINGULAR_DETERMINERS: Final = frozenset({"a", "an", "one", "another", "this", "that", "each", "every"})
 DETERMINERS: Final = SINGULAR_DETERMINERS | {"the", "his", "her", "its", "their"}
@@ -30,6 +37,7 @@ EDGE: Final = re.compile(r"[^\W_]|[$€£#@&%°]")
 LAST: Final = re.compile(r"[^\W_]|[.'’%°+]|(?<=\d)[\"”″]")
 """Character that a phrase can end with."""
 LETTER: Final = regex.compile(r"\p{L}")
+LATIN: Final = regex.compile(r"\p{Latin}")
 GRAPHEME: Final = regex.compile(r"\X")
 PAIRS: Final = (("(", ")"), ("[", "]"), ("{", "}"), ("“", "”"), ("«", "»"))
 
@@ -57,12 +65,17 @@ class Scene(NamedTuple):
     segments: Sequence[Segment]
 
 
-def plain_phrase(chunk: Span, places: Sequence[int]) -> NounPhrase:
-    """Return a noun chunk of a segment whose tokens are at `places` of the caption: the part around its root without a gap."""
-    root = first = last = chunk.root.i
-    while first > chunk.start and places[first - 1] == places[first] - 1:
+def plain_phrase(
+    start: int, end: int, heads: Sequence[int], places: Sequence[int], is_gap: Callable[[int, int], bool]
+) -> NounPhrase:
+    """Return the noun chunk [start, end) of a segment whose tokens are at `places` of the caption.
+
+    That is the part without a gap around its root, the first token whose head is itself or outside.
+    """
+    root = first = last = next(i for i in range(start, end) if heads[i] == i or not start <= heads[i] < end)
+    while first > start and not is_gap(places[first - 1], places[first]):
         first -= 1
-    while last < chunk.end - 1 and places[last + 1] == places[last] + 1:
+    while last < end - 1 and not is_gap(places[last], places[last + 1]):
         last += 1
     return NounPhrase(places[first], places[last] + 1, places[root], places[root])
 
@@ -70,8 +83,10 @@ def plain_phrase(chunk: Span, places: Sequence[int]) -> NounPhrase:
 def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
     """Repair phrases: join the chunks of a flat title, take out verbs, and end before a word for the picture itself."""
     found = list[NounPhrase]()
-    for phrase in sorted([*phrases, *_before_verbs(scene, phrases)]):
+    for phrase in sorted([*(_with_thing(scene, phrase) for phrase in phrases), *_before_verbs(scene.tokens, phrases)]):
         before = found[-1] if found else None
+        if before and phrase.root < before.end:
+            continue  # the thing behind a measure is in the phrase of that
         if (
             before
             and scene.segment_of[before.root] == scene.segment_of[phrase.root]
@@ -84,31 +99,38 @@ def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
     return [_without_depiction(scene.words, scene.tokens, phrase) for phrase in divided]
 
 
-def _before_verbs(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
-    """Return the phrases whose noun the parser made a modifier of the verb after it: "a blue dress" + "smiles"."""
-    tokens, found = scene.tokens, list[NounPhrase]()
+def _with_thing(scene: Scene, phrase: NounPhrase) -> NounPhrase:
+    """Return the phrase of a measure, a number or thanks with the thing behind it: "750 ml" + "flask", "season 3" + "cast"."""
+    words, (first, end, *_) = scene.words, phrase
+    first -= words[max(first - 1, 0) : end] == ["thank", "you"]
+    is_numbered = words[end - 1] in NUMBERED and "".join(words[end : end + 1]).isdigit()
+    if not is_numbered and first == phrase.first and (words[end - 1] not in UNITS or not words[end - 2][:1].isdigit()):
+        return phrase
+    end += is_numbered
+    while end < len(words) and words[end].isalpha() and words[end] not in SMALL_WORDS:
+        end += 1
+    is_whole = scene.segment_of[end - 1] == scene.segment_of[phrase.root] and end > phrase.end + is_numbered
+    is_thing = is_whole and can_be_noun(words[end - 1], scene.tokens[end - 1])
+    return NounPhrase(first, end, end - 1, end - 1) if is_thing else phrase
+
+
+def _before_verbs(tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> Iterator[NounPhrase]:
+    """Yield the phrases whose noun the parser made a modifier of the verb after it: "a blue dress" + "smiles"."""
     covered = {i for phrase in phrases for i in range(phrase.first, phrase.end)}
-    for root, token in enumerate(tokens):
-        is_modifier = (
-            token.head == root + 1 and token.dep in MODIFIERS and tokens[token.head].tag in ("VBZ", "VBP", "VBG")
-        )
-        if root in covered or token.pos not in NOUNS or not is_modifier:
-            continue
-        first = root
-        while (
-            first > 0
-            and first - 1 not in covered
-            and tokens[first - 1].head in (root, root + 1)
-            and tokens[first - 1].dep in MODIFIERS
-        ):
-            first -= 1
-        found.append(NounPhrase(first, root + 1, root, root))
-    return found
+    for root, token in enumerate(tokens[:-1]):
+        is_modifier = token.pos in NOUNS and token.head == root + 1 and token.dep in MODIFIERS
+        if is_modifier and root not in covered and tokens[root + 1].tag in ("VBZ", "VBP", "VBG"):
+            first = root
+            while first > 0 and first - 1 not in covered and tokens[first - 1].head in (root, root + 1):
+                first -= 1
+            yield NounPhrase(first, root + 1, root, root)
 
 
 def _without_verb(scene: Scene, phrase: NounPhrase) -> list[NounPhrase]:
     """Divide "girl holding balloon", and end before the verb of "a monkey clings" and before "left of"."""
     words, tokens = scene.words, scene.tokens
+    if scene.words[phrase.first] == "not" and scene.words[phrase.first + 1] in ("only", "just", "merely", "simply"):
+        phrase = phrase._replace(first=phrase.first + 2)
     first, end, root, top = phrase
     if top != root or end - first < 2:
         return [phrase]
@@ -131,18 +153,14 @@ def _is_participle(scene: Scene, phrase: NounPhrase, i: int) -> bool:
     """True if word `i` says what the noun before it does: "girl" + "holding" + "balloon", but not "a baby changing table"."""
     words, tokens = scene.words, scene.tokens
     word, noun = words[i], singular(tokens[i - 1])
-    if (
-        not word.endswith("ing")
-        or len(word) < 5
-        or not any(is_verb(base) for base in (word[:-3], f"{word[:-3]}e", word[:-4]))
-    ):
+    if not lexicon.is_present_participle(word):
         return False
-    if f"{noun}_{word}" in known_words() or "_".join(words[i : i + 2]) in known_words():
+    if f"{noun}_{word}" in lexicon.words() or "_".join(words[i : i + 2]) in lexicon.words():
         return False
     is_plural = tokens[phrase.root].tag in PLURAL_NOUNS
     if words[phrase.first] in SINGULAR_DETERMINERS:
         return is_plural or i == phrase.end - 1
-    return is_person(noun) or (is_animate(noun) and words[phrase.first] in DETERMINERS)
+    return lexicon.is_person(noun) or (lexicon.is_animate(noun) and words[phrase.first] in DETERMINERS)
 
 
 def _is_finite(scene: Scene, phrase: NounPhrase) -> bool:
@@ -150,38 +168,48 @@ def _is_finite(scene: Scene, phrase: NounPhrase) -> bool:
     words, tokens = scene.words, scene.tokens
     first, end = phrase.first, phrase.end
     word, before = words[end - 1], tokens[end - 2]
-    is_verb_form = word.endswith("s") and (is_verb(word[:-1]) or is_verb(word[:-2])) and before.tag in ("NN", "NNP")
+    is_verb_form = lexicon.is_third_person(word) and before.tag in ("NN", "NNP")
     following = tokens[end].pos if end < len(tokens) else ""
     if words[first] in SINGULAR_DETERMINERS and not any(t.pos == "NUM" for t in tokens[first:end]):
         return is_verb_form and following in ("ADP", "DET", "PRON", "PROPN", "ADV")
-    is_name = before.pos == "PROPN" and not is_known(words[end - 2])
+    is_name = before.pos == "PROPN" and not lexicon.is_known(words[end - 2])
     return is_verb_form and is_name and following in ("DET", "PRON", "PROPN")
 
 
 def _is_flat(scene: Scene, before: NounPhrase, phrase: NounPhrase) -> bool:
-    """True if at most two words of open classes, no verbs, lie between two chunks of a title: "Spinner" + "Wheels"."""
-    between = range(before.end, phrase.first)
-    case = scene.segments[scene.segment_of[phrase.root]].case
-    if not case or len(between) > 2 or scene.words[phrase.first] in SMALL_WORDS:
-        return False
-    return all(
-        scene.words[i].isalnum() and scene.words[i] not in SMALL_WORDS and scene.tokens[i].pos != "VERB"
-        for i in between
-    )
+    """True if a participle of something invisible lies between two chunks: "noise" + "cancelling" + "headphones"."""
+    is_one = phrase.first == before.end + 1 and scene.words[phrase.first] not in SMALL_WORDS
+    share = lexicon.visible(singular(scene.tokens[before.root])) if is_one else None
+    return share is not None and share < MOSTLY_VISIBLE and scene.tokens[before.end].tag == "VBG"
 
 
 def _without_depiction(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase) -> NounPhrase:
-    """Remove words for the picture at the end, if they follow the noun that it shows: "skyline" of "skyline photo"."""
+    """Return the visible part of a compound, without words for the picture: "skyline photo", "chicken pasta recipe"."""
     root = phrase.root
-    while root > phrase.first and singular(tokens[root]) in DEPICTIONS:
+    while root > phrase.first and (singular(tokens[root]) in DEPICTIONS or _is_idea(words, tokens, phrase, root)):
         root -= 1
-    if root == phrase.root or phrase.top != phrase.root or not _can_be_noun(words[root], tokens[root]):
+    if root == phrase.root or phrase.top != phrase.root or not can_be_noun(words[root], tokens[root]):
         return phrase
-    return NounPhrase(phrase.first, root + 1, root, root)
+    is_count = words[phrase.first].isdigit() and tokens[phrase.root].tag in PLURAL_NOUNS  # "15 lunch box ideas"
+    return NounPhrase(phrase.first + (is_count and root > phrase.first), root + 1, root, root)
 
 
-def _can_be_noun(word: str, token: Token) -> bool:
-    return token.pos in NOUNS or (visible(word) or 0) > 0.5
+def _is_idea(words: Sequence[str], tokens: Sequence[Token], phrase: NounPhrase, i: int) -> bool:
+    """True if word `i` names nothing visible, and a thing is in front of it: "recipe" after "chicken pasta"."""
+    noun, before = singular(tokens[i]), singular(tokens[i - 1])
+    if noun not in IDEAS:
+        is_thing = any(lexicon.VISIBLE.get(name, 0) >= MOSTLY_VISIBLE for name in lexicon.shares(noun))
+        if is_thing or noun in THINGS or (lexicon.visible(noun) or not lexicon.shares(noun)) > LEAST_VISIBLE:
+            return False
+    if not can_be_noun(words[i - 1], tokens[i - 1]) or f"{words[i - 1]}_{noun}" in lexicon.words():
+        return False
+    is_shown = (lexicon.visible(before) or 0) >= MOSTLY_VISIBLE
+    return is_shown or (i - 1 > phrase.first and _is_idea(words, tokens, phrase, i - 1))
+
+
+def can_be_noun(word: str, token: Token) -> bool:
+    """Return True for a noun, and for what the parser took for another part of speech if most senses as a noun are visible."""
+    return token.pos in NOUNS or (lexicon.visible(word) or 0) > 0.5
 
 
 def merge_collectives(words: Sequence[str], tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
@@ -235,14 +263,10 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
     root = tokens[phrase.root]
     for opening, closing in PAIRS:
         if (opened := text.count(opening, start, end)) != (closed := text.count(closing, start, end)):
-            mark = opening if opened > closed else closing
-            place = text.rfind(mark, start, end) if opened > closed else text.find(mark, start, end)
-            start, end = (
-                (place + 1, end) if place < root.start else (start, place) if place >= root.end else (start, end)
-            )
+            place = text.rfind(opening, start, end) if opened > closed else text.find(closing, start, end)
+            start, end = _part_with(root, start, place, end)
     if text.count('"', start, end) % 2 and not re.search(r'[\d½¼¾]"', text[start:end]):
-        place = text.find('"', start, end)
-        start, end = (place + 1, end) if place < root.start else (start, place) if place >= root.end else (start, end)
+        start, end = _part_with(root, start, text.find('"', start, end), end)
     while start < root.end - 1 and not EDGE.match(text, start):
         start += 1
     while end > max(root.start, start) + 1 and not LAST.match(text, end - 1) and not _closes(text, start, end):
@@ -250,6 +274,13 @@ def trim(text: str, tokens: Sequence[Token], phrase: NounPhrase) -> tuple[int, i
     if text.count('"', start, end) % 2 and text[start - 1 : start] == '"':
         start -= 1  # of a quotation within the phrase: '"Home" sign'
     return whole_graphemes(text, start, end)
+
+
+def _part_with(root: Token, start: int, place: int, end: int) -> tuple[int, int]:
+    """Return the part of a span before or behind the mark at `place` that has the root; all if the mark is inside that."""
+    if place < root.start:
+        return place + 1, end
+    return (start, place) if place >= root.end else (start, end)
 
 
 def _closes(text: str, start: int, end: int) -> bool:
@@ -261,7 +292,7 @@ def _closes(text: str, start: int, end: int) -> bool:
 
 def whole_graphemes(text: str, start: int, end: int) -> tuple[int, int]:
     """Extend the span [start, end) to whole grapheme clusters, such as a letter with its accents or an emoji."""
-    if text.isascii():
+    if text[start].isascii() and text[end : end + 1].isascii():
         return start, end
     for cluster in GRAPHEME.finditer(text):
         if cluster.start() < start < cluster.end():

@@ -97,6 +97,17 @@ def is_verb(word: str) -> bool:
     return "V" in words().get(word, "")
 
 
+def is_present_participle(word: str) -> bool:
+    """Return True for a verb in -ing in lower case: `sitting`."""
+    bases = (word[:-3], f"{word[:-3]}e", word[:-4])
+    return word.endswith("ing") and len(word) > 4 and any(map(is_verb, bases))
+
+
+def is_third_person(word: str) -> bool:
+    """Return True for a verb in -s in lower case: `watches`."""
+    return word.endswith("s") and (is_verb(word[:-1]) or is_verb(word[:-2]))
+
+
 def is_place(word: str) -> bool:
     """Return True for the name of a place in lower case."""
     return "P" in words().get(word, "")

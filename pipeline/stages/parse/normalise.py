@@ -5,11 +5,13 @@ words in brackets, and the words around them without these. Titles are lower-cas
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from spacy.attrs import IDX
+from spacy.attrs import IDX, ORTH
 from spacy.language import Language
 from spacy.tokens import Doc
 from spacy.util import compile_infix_regex, compile_prefix_regex, compile_suffix_regex
@@ -22,6 +24,7 @@ class Mask(NamedTuple):
 
     reason: str
     pattern: re.Pattern[str]
+    has_case: bool
     has_digit: bool
     has_name: bool
 
@@ -42,26 +45,30 @@ def read_masks(path: Path) -> Iterator[Mask]:
                 found.append((name, []))
             found[-1][1].append(pattern)
     for name, patterns in found:
-        compiled = re.compile("|".join(patterns), 0 if name.endswith(("!", "?")) else re.IGNORECASE)
-        yield Mask(name.rstrip("!?#"), compiled, name.endswith("#"), name.endswith("?"))
+        reason = name.rstrip("!?#+")
+        flags = name[len(reason) :]
+        joined = "|".join(patterns)
+        compiled = re.compile(rf"\b(?=\w)(?:{joined})" if "+" in flags else joined)
+        yield Mask(reason, compiled, bool({"!", "?"} & {*flags}), "#" in flags, "?" in flags)
 
 
 MASKS: Final = tuple(read_masks(Path(__file__).with_name("masks.txt")))
 """In this order; of several masks of a character, the last one counts."""
 EMOJI: Final = re.compile("[\U0001f000-\U0001faff\u2600-\u27bf\u2b00-\u2bff\ufe0f\u200d\U000e0000-\U000e007f]+")
+SEPARATORS: Final = r"[|→>…–—]|--+|(?<=[^\W\d]),(?=[^\W\d])|(?<=[^\W_])_(?=[^\W_])"
 SEPARATOR: Final = re.compile(
-    r"\|+|[•·»«►▶★→;…>]|::|\.{3,}|(?<=\s)[-~/\\+]+(?=\s)|(?<=\s)vs\.?(?=\s)|–|—|--+|:(?=\s|$)|(?<=[^\W\d]),(?=[^\W\d])|(?<=\w)_(?=\w)"
+    rf"{SEPARATORS}|[•·»«►▶★;]|::|\.{{3,}}|(?<=\s)[-~/\\+]+(?=\s)|(?<=\s)vs\.?(?=\s)|:(?=\s|$)"
 )
 """Marks that end a segment."""
-GLUED: Final = (
-    r"(?:\||–|—|--+|→|>|…|(?<=[^\W\d]),(?=[^\W\d])|(?<=\w)[;~](?=\w)|(?<=[^\W_])_(?=[^\W_])"
-    r"|[\U0001f000-\U0001faff\u2600-\u27bf])"
-)
+GLUED: Final = rf"(?:{SEPARATORS}|(?<=\w)[;~](?=\w)|[\U0001f000-\U0001faff\u2600-\u27bf])"
 """Separators that spaCy's tokenizer leaves inside a word."""
 TAG_SIGN: Final = re.compile(r"(?<!\w)#(?=[^\W\d])")
 """The sign of a hashtag that stands for a word of a sentence."""
 ARTICLE_BEFORE: Final = re.compile(r"\b(?:an?|the|my|our|his|her|their|this|that|some|two|three)\s+$", re.IGNORECASE)
 """Before an emoji within a phrase: "my \U0001f408 cat"."""
+NO_KEYWORD: Final = re.compile(r"\b(?:an?|the|with|his|her|their)\b")
+LEAST_KEYWORDS, WORDS_OF_KEYWORD = 4, 2.2
+"""Commas, and words for each of them, of a list of keywords."""
 NO_REASON: Final = 255
 """Number of the mask of signs and emoji."""
 WORD: Final = re.compile(r"[^\W\d_]+")
@@ -71,7 +78,9 @@ LETTER: Final = re.compile(r"[^\W\d_]")
 OPENING: Final = {"(": ")", "[": "]", "{": "}"}
 SMALL_WORDS: Final = listed("small")
 """Words of closed classes, which are no evidence of a title and never names."""
-REPLACED: Final = {"w/": "with", "&": "and", "+": "and"}
+NEGATED: Final = {f"{word}nt": word for word in listed("auxiliaries")} | {"cant": "can", "wont": "will"}
+"""Contraction without its apostrophe -> the word that the parser sees."""
+REPLACED: Final = {"w/": "with", "&": "and", "+": "and", "im": "i", "theyre": "they", "youre": "you", **NEGATED}
 LEAST: Final = 2
 """Words with four letters or more that a title has at least."""
 CASED_SHARE: Final = 0.85
@@ -116,7 +125,13 @@ def set_up_tokenizer(nlp: Language) -> None:
         ("infix_finditer", compile_infix_regex, nlp.Defaults.infixes),
     ):
         pattern = compile_regex([GLUED, *(default or ())])
-        setattr(tokenizer, name, pattern.finditer if name == "infix_finditer" else pattern.search)
+        find, nothing = (pattern.finditer, ()) if name == "infix_finditer" else (pattern.search, None)
+        setattr(tokenizer, name, partial(_find, find, nothing) if nlp.lang == "en" else find)
+
+
+def _find(find: Callable[[str], Any], nothing: Any, word: str) -> Any:
+    """Return the affixes of a word: `nothing` for one of English letters, which is faster than the patterns."""
+    return nothing if word.isascii() and word.isalpha() else find(word)
 
 
 def normalise(doc: Doc, text: str, is_english: bool = True) -> tuple[list[Segment], list[Hidden]]:
@@ -124,14 +139,15 @@ def normalise(doc: Doc, text: str, is_english: bool = True) -> tuple[list[Segmen
 
     `text` is that of `doc`, which takes long to put together. Titles in other languages keep their case.
     """
-    words = [token.text for token in doc]
+    strings, (orths, starts) = doc.vocab.strings, doc.to_array([ORTH, IDX]).T.tolist()
+    words = [strings[orth] for orth in orths]
     masked, ends = _marks(text)
     hidden, done, groups = list[Hidden](), list[list[int]](), [list[int]()]
     if not any(masked) and not any(ends) and not BRACKET.search(text):
         groups = [list(range(len(words)))]
     else:
         outer: list[tuple[str, list[list[int]]]] = []
-        for i, (word, start) in enumerate(zip(words, doc.to_array(IDX).tolist(), strict=True)):
+        for i, (word, start) in enumerate(zip(words, starts, strict=True)):
             end = start + len(word)
             mask = max(masked[start:end])
             if mask:
@@ -161,9 +177,11 @@ def normalise(doc: Doc, text: str, is_english: bool = True) -> tuple[list[Segmen
 def _marks(text: str) -> tuple[bytearray, bytearray]:
     """Return the number of the mask of each character, from 1, and 1 where a segment ends."""
     masked, ends = bytearray(len(text)), bytearray(len(text))
-    has_digit = DIGIT.search(text) is not None
+    lower, has_digit = text.replace("İ", "I").lower(), DIGIT.search(text) is not None  # of equal length
     for number, mask in enumerate(MASKS, 1):
-        for match in mask.pattern.finditer(text) if has_digit or not mask.has_digit else ():
+        if mask.has_digit and not has_digit:
+            continue
+        for match in mask.pattern.finditer(text if mask.has_case else lower):
             start, end = match.span()
             is_masked = not mask.has_name or any(
                 word not in SMALL_WORDS and not is_known(word) for word in WORD.findall(match[0].lower())
@@ -179,6 +197,9 @@ def _marks(text: str) -> tuple[bytearray, bytearray]:
         masked[match.start()] = masked[match.start()] or NO_REASON
     for match in SEPARATOR.finditer(text):
         ends[match.start()] = 1
+    n = text.count(",")
+    if n >= LEAST_KEYWORDS and len(WORD.findall(text)) <= WORDS_OF_KEYWORD * n and not NO_KEYWORD.search(lower):
+        ends[:] = (end or text.startswith(", ", i) for i, end in enumerate(ends))
     return masked, ends
 
 
@@ -196,7 +217,10 @@ def _segment(doc: Doc, words: Sequence[str], tokens: list[int], is_english: bool
     """Return the segment of some tokens."""
     written = [words[i] for i in tokens]
     case = _case(written) if is_english else None
-    shown = [REPLACED.get(word, word) for word in (_lower_words(written, case) if case else written)]
+    shown = [
+        word if word.lower() in NEGATED and before.lower() in ("a", "the") else REPLACED.get(word.lower(), word)
+        for before, word in pairwise(["", *(_lower_words(written, case) if case else written)])
+    ]
     if len(tokens) == len(doc) and shown == written:
         return Segment(tokens, doc, case)
     spaces = [bool(doc[i].whitespace_) for i in tokens]

@@ -26,17 +26,9 @@ from hypergrit_common.files import check_folder_files
 from hypergrit_common.text import one_line
 from pipeline.stages.parse.chunks import NounPhrase, Scene, plain_phrase
 from pipeline.stages.parse.config import ParseConfig, Rules, check_parser, parser_path, spacy_package
-from pipeline.stages.parse.normalise import Hidden, Segment, normalise, set_up_tokenizer
+from pipeline.stages.parse.normalise import EMOJI, Hidden, Segment, normalise, set_up_tokenizer
 from pipeline.stages.parse.phrases import PhraseRules
 from pipeline.stages.parse.types import CaptionParse, Token
-
-# The result of parsing a caption. Character offsets are half open, [start, end).
-
-# A lookup table for the results of spaCy's attribute ruler and rule lemmatizer.
-#
-# Together these two components take a third of the parsing time. Apart from a few patterns over several tokens, their
-# result depends on a single token only: its text, tag and dependency label. A token that was seen before therefore
-# costs one dictionary lookup, and the result is still the one that spaCy computed.
 
 MAX_ENTRIES: Final = 100_000
 """Entries after which the table is cleared; about 30 MB."""
@@ -57,7 +49,10 @@ class Annotation:
 
 
 class TokenTable:
-    """Annotations by (text, tag, dependency label), for a pipeline that ends with COMPONENTS."""
+    """Annotations by (text, tag, dependency label), in place of spaCy's COMPONENTS, which take a third of the parsing time.
+
+    Apart from a few patterns over several tokens, their result depends on a single token only.
+    """
 
     def __init__(self, nlp: Language) -> None:
         self.nlp = nlp
@@ -343,18 +338,24 @@ class CaptionParser:
         """Return the parse of a caption from those of its segments."""
         text, doc, segments, hidden = prepared
         strings = self.nlp.vocab.strings
+        noun_chunks: Any = self.nlp.vocab.get_noun_chunks
         positions = doc.to_array([IDX, LENGTH]).astype(np.int64).tolist()
+
+        def is_gap(left: int, right: int) -> bool:
+            """True if more than an emoji lies between two tokens."""
+            return right > left + 1 and not EMOJI.fullmatch(doc[left + 1 : right].text)
+
         found, segment_of, phrases = dict[int, Token](), [-1] * len(doc), list[NounPhrase]()
         for number, (segment, part) in enumerate(zip(segments, docs, strict=True)):
             places = segment.tokens
             annotations = self.token_table.annotate(part) if self.token_table else read_annotations(part)
-            heads = part.to_array([HEAD]).astype(np.int64).ravel() + np.arange(len(part))
-            for place, head, a in zip(places, heads.tolist(), annotations, strict=True):
+            heads = (part.to_array([HEAD]).astype(np.int64).ravel() + np.arange(len(part))).tolist()
+            for place, head, a in zip(places, heads, annotations, strict=True):
                 start, length = positions[place]
                 labels = (strings[a.dep], strings[a.pos], strings[a.tag], a.lemma)
                 found[place] = Token(start, start + length, places[head], *labels)
                 segment_of[place] = number
-            phrases += (plain_phrase(chunk, places) for chunk in part.noun_chunks)
+            phrases += (plain_phrase(first, end, heads, places, is_gap) for first, end, _ in noun_chunks(part))
         tokens = [found.get(i) or unparsed(doc[i]) for i in range(len(doc))]
         words = [text[token.start : token.end].lower() for token in tokens]
         scene = Scene(text, words, tokens, segment_of, segments)

@@ -7,7 +7,7 @@ removed, and each remaining noun phrase is expanded along the dependency tree. d
 import math
 import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -15,10 +15,12 @@ from pipeline.stages.captions import GivenBox, Span, place_spans
 from pipeline.stages.parse import visible
 from pipeline.stages.parse.chunks import (
     DEPICTIONS,
+    LATIN,
     LETTER,
     POSITIONS,
     NounPhrase,
     Scene,
+    can_be_noun,
     merge_collectives,
     repair,
     trim,
@@ -26,7 +28,7 @@ from pipeline.stages.parse.chunks import (
 from pipeline.stages.parse.config import ParseConfig, Rules
 from pipeline.stages.parse.labels import NOUNS, singular
 from pipeline.stages.parse.lexicon import is_abstract, is_animate, listed, shares
-from pipeline.stages.parse.normalise import Hidden
+from pipeline.stages.parse.normalise import NEGATED, Hidden
 from pipeline.stages.parse.types import Chunk, RefExp, Token
 from schemas.status import given_code
 
@@ -36,18 +38,24 @@ SUBJECTS: Final = frozenset({"nsubj", "nsubjpass", "nsubj:pass", "expl"})
 """Labels of a subject. A conjunct with a subject of its own begins another clause."""
 EDGE_MARKS: Final = frozenset({"PUNCT", "SPACE", "CCONJ", "ADP"})
 """Parts of speech that are removed from the ends of an expression."""
-STRANDED: Final = frozenset({"DET", "ADJ", "VERB", "AUX", "PRON", "NUM"})
+STRANDED: Final = frozenset({"DET", "ADJ", "VERB", "AUX", "PRON", "NUM", "PART"})
 """Parts of speech that end no expression if the words behind it are hidden: "a woman with a" (@handle)."""
 GRIT_NOUNS: Final = listed("grit_nouns")
 """The nouns that GRIT removes, as its author lists them (github.com/microsoft/unilm, issue 1421)."""
-NEGATIONS: Final = frozenset({"no", "zero", "not", "neither", "nor", "never", "hardly", "none"})
-"""First words of a phrase that names what is absent."""
 ABSENT: Final = re.compile(
-    r"\b(?:without|sans|w/o|no|no longer|neither|nor|(?:not|never)(?: in| on| with| wearing)?|minus|lack|lacks|lacking"
-    r"|(?:free|instead|devoid|void|bare|empty|rid|lack|absent|absence|(?:no|any) (?:signs?|traces?)|in (?:place|lieu)) of"
-    r"|rather than)(?: even)?(?: (?:an?|any|the|his|her|its|their))?$"
+    r"\b(?:without|sans|w/o|no|no longer|neither|nor|(?:not|never)(?: in| on| with| wearing)?|minus|lack(?:s|ed|ing)?"
+    r"|free from|(?:free|instead|devoid|void|bare|empty|rid|lack|absent|absence|(?:no|any) (?:signs?|traces?)"
+    r"|in (?:place|lieu)) of|rather than)(?: even)?(?: (?:an?|any|the|his|her|its|their))?$"
 )
 """Text before a thing that is absent."""
+ABSENT_PHRASE: Final = re.compile(
+    r"(?:no|not|zero|neither|nor|never|hardly|none)\b(?![-.]| (?:only|just|merely|simply|(?:more|less|fewer) than"
+    r"|bake|churn|cook|knead|sew|show|slip)\b)(?!.*\b(?:sign|symbol|icon)s?(?! of\b))"
+)
+"""Phrase of what is absent, but not "not only a dog", "no-bake cake" and "no parking sign"; "no sign of people" is one."""
+NEGATIONS: Final = frozenset({"not", "n't", "n’t", "never", "no", "neither", "nobody", "none", "cannot", *NEGATED})
+HAVING: Final = listed("having")
+"""Words that negate a clause, and its verbs whose object is then absent: "does not have a roof"."""
 MODIFIERS: Final = frozenset({"det", "poss", "amod", "compound", "nummod"})
 HANGING: Final = listed("hanging")
 SURFACES: Final = listed("surfaces")
@@ -58,8 +66,6 @@ SIDES: Final = frozenset({"upper", "lower", "left", "right", "far", "top", "bott
 CLAUSES: Final = frozenset({"acl", "relcl", "advcl", "prep", "amod", "agent"})
 """Labels of a description after a comma."""
 RELATIVES: Final = frozenset({"that", "which", "who", "where", "whose", "as", "while", "when"})
-LISTING: Final = frozenset({"with", "w/", "featuring", "including", "incl", "incl."})
-"""Words before a list of what a thing has."""
 ALPHANUMERIC: Final = re.compile(r"[^\W_]")
 WORD: Final = re.compile(r"\w+|[^\w\s]")
 """Words and marks of a caption without a parse."""
@@ -102,11 +108,12 @@ class PhraseRules:
         for first, end, reason in hidden:
             root = next((i for i in reversed(range(first, end)) if ALPHANUMERIC.search(scene.words[i])), end - 1)
             removed[NounPhrase(first, end, root, root)] = reason
-        chunks = list[Chunk]()
+        chunks, is_latin = list[Chunk](), self.is_english and self.rules.normalise
         for phrase in sorted(removed):
             start, end = self.span(scene, phrase)
-            has_letter = LETTER.search(scene.text, start, end)
-            chunks.append(Chunk(start, end, phrase.root, removed[phrase] if has_letter else "no_letter"))
+            n = len(LETTER.findall(scene.text, start, end))
+            is_foreign = is_latin and 2 * len(LATIN.findall(scene.text, start, end)) < n
+            chunks.append(Chunk(start, end, phrase.root, "no_letter" if is_foreign or not n else removed[phrase]))
         return chunks, sorted(removed)
 
     def repaired(self, scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
@@ -125,27 +132,29 @@ class PhraseRules:
 
     def removal(self, scene: Scene, phrase: NounPhrase) -> str | None:
         """Return why a noun phrase is removed (schemas.status.PHRASE_REMOVALS), or None if it is grounded."""
-        tokens = scene.tokens
-        first, end, root, top = phrase
-        if all(token.pos not in NOUNS for token in tokens[first:end]) and tokens[root].pos != "ADJ":
+        tokens, (first, end, root, top) = scene.tokens, phrase
+        is_other = tokens[root].pos != "ADJ" and not (
+            tokens[root].pos == "VERB" and can_be_noun(scene.words[root], tokens[root])
+        )
+        if is_other and all(token.pos not in NOUNS for token in tokens[first:end]):
             return "pronoun"
         is_filtered = self.is_english and self.rules.remove_invisible
         if is_filtered and is_absent(scene, phrase):
             return "absent"
-        names = {tokens[root].lemma.lower(), singular(tokens[root])}
+        head = singular(tokens[root])
+        names = {tokens[root].lemma.lower(), head}
         if names & self.keep:
             return None
         if names & self.abstract:
             return "abstract"
         if not is_filtered:
             return None
-        if is_hung(scene, phrase):
+        if head in DEPICTIONS and is_hung(scene, phrase):
             return None
-        if (
-            is_the_picture(scene, phrase)
-            or is_position(scene, phrase)
-            or (is_abstract(singular(tokens[root])) and root == top)
-        ):
+        is_picture = head in DEPICTIONS and tokens[root].dep not in ("dobj", "pobj", "conj")
+        if is_picture and "".join(scene.words[end : end + 1]) in ("of", "shows", "depicts"):
+            return "invisible"
+        if is_position(scene, phrase, head) or (is_abstract(head) and root == top):
             return "invisible"
         return "invisible" if visible.score(scene, phrase) < self.least else None
 
@@ -156,11 +165,11 @@ class PhraseRules:
         tree, without punctuation at its end. Conjuncts (`conj`, `cc`) are not followed in GRIT's form. Otherwise those
         of its descendants are followed if they describe the head (`_describes`), and it ends where `_stop` says.
         """
-        expander = Expander(scene, self.rules.describe, self.is_english)
+        expander = Expander(scene, chunks, phrases, self.rules.describe, self.is_english)
         found: list[tuple[int, int, int]] = []
         for number, (chunk, phrase) in enumerate(zip(chunks, phrases, strict=True)):
             if chunk.removed is None:
-                end = expander.end(phrase, chunks, phrases)
+                end = expander.end(phrase)
                 found.append((number, chunk.start, chunk.end if end <= phrase.end else scene.tokens[end - 1].end))
         return mark_maximal(found)
 
@@ -168,14 +177,15 @@ class PhraseRules:
 def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
     """True if a phrase names what is not in the picture: "no hat", "without a hat, coat or gloves", "not wearing a hat"."""
     words, tokens = scene.words, scene.tokens
-    i, root, has_and = phrase.first, phrase.root, False
+    i, end, root, top = phrase
+    has_and = False
+    if words[i] == "any" and NEGATIONS.intersection(words[:i]):
+        return True
     while words[i] not in ("only", "just"):
-        is_no = words[i] in NEGATIONS and words[i + 1 : i + 2] not in (["-"], ["only"], ["just"])
-        is_sign = singular(tokens[root]) in ("sign", "symbol", "icon") and words[root + 1 : root + 2] != ["of"]
-        if is_no and not is_sign:
+        if ABSENT_PHRASE.match(" ".join(words[i : end + 1]).lstrip("\"' ").replace(" - ", "-")):
             return not has_and  # "no people and mountains" has mountains
         is_missing = "missing" in words[max(i - (tokens[i].dep in ("det", "poss")), 0) : root]
-        if is_missing or ABSENT.search(" ".join(words[max(i - 5, 0) : i])) or _is_denied(scene, root):
+        if is_missing or ABSENT.search(" ".join(words[max(i - 5, 0) : i])) or is_denied(scene, i, top):
             return True
         link, head = words[i - 1], tokens[root].head
         if link == ",":  # a list, if a conjunction ends it
@@ -184,48 +194,41 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
         is_and = link in ("and", "&") and tokens[i].dep not in ("det", "poss")
         if tokens[root].dep != "conj" or head >= i or not (is_and or link in ("or", "nor")):
             break
-        i, root, has_and = head, head, has_and or is_and
+        i, end, root, top, has_and = head, head + 1, head, head, has_and or is_and
         while i > 0 and tokens[i - 1].head == root and tokens[i - 1].dep in MODIFIERS:
             i -= 1
     return False
 
 
-def _is_denied(scene: Scene, root: int) -> bool:
-    """True for the object of a verb with "not": "isn't a dog", "not wearing a hat", "doesn't have a tail"."""
-    words, tokens, verb = scene.words, scene.tokens, scene.tokens[root].head
-    near = range(max(verb - 3, 0), min(verb + 3, len(tokens) - 1))
-    is_object = tokens[root].dep in ("dobj", "attr", "obj")
-    return is_object and any(
-        tokens[j].dep == "neg" and tokens[j].head == verb and words[j + 1] not in ("only", "just") for j in near
-    )
+def is_denied(scene: Scene, first: int, top: int) -> bool:
+    """True for the object of a verb that is negated: "isn't a dog", "not wearing a hat", "nobody wears a hat"."""
+    words, tokens = scene.words, scene.tokens
+    verb = tokens[top].head
+    if verb >= first:
+        return False
+    verbs = {verb, tokens[verb].head if tokens[verb].dep == "xcomp" else verb}  # "does not seem to have a bed"
+    is_object = tokens[top].dep in ("dobj", "attr", "obj")
+    for i in range(first):
+        if tokens[i].head not in verbs or words[i + 1] in ("only", "just"):
+            continue
+        is_negation = words[i] in NEGATIONS or words[max(i - 1, 0)] == "no"
+        if is_negation and (tokens[verb].lemma in HAVING or (is_object and tokens[i].dep == "neg")):
+            return True
+    return False
 
 
 def is_hung(scene: Scene, phrase: NounPhrase) -> bool:
-    """True if a picture is a thing within the picture: "a framed photo", "two drawings on a fridge", "a portrait hangs"."""
+    """True if the phrase of a picture names a thing within this one: "a framed photo", "drawings on a fridge"."""
     words, end = scene.words, phrase.end
-    if singular(scene.tokens[phrase.root]) not in DEPICTIONS:
-        return False
     is_on = any(
         words[i] == "on" and SURFACES.intersection(words[i + 1 : i + 4]) for i in range(end, min(end + 3, len(words)))
     )
     return is_on or "framed" in words[phrase.first : end] or bool(HANGING.intersection(words[end : end + 10]))
 
 
-def is_the_picture(scene: Scene, phrase: NounPhrase) -> bool:
-    """True if a phrase names the picture itself: "a photo of a cat", "the image shows", but not "takes a photo of a cat"."""
-    tokens, end = scene.tokens, phrase.end
-    if (
-        singular(tokens[phrase.root]) not in DEPICTIONS
-        or tokens[phrase.root].dep in ("dobj", "pobj", "conj")
-        or end == len(tokens)
-    ):
-        return False
-    return scene.words[end] == "of" or tokens[end].lemma in ("show", "depict", "feature", "portray", "capture")
-
-
-def is_position(scene: Scene, phrase: NounPhrase) -> bool:
+def is_position(scene: Scene, phrase: NounPhrase, head: str) -> bool:
     """True if a phrase names a place in the picture: "the left", "the upper left corner", but not "the left side of a boat"."""
-    words, head = scene.words, singular(scene.tokens[phrase.root])
+    words = scene.words
     has_side = any(word in SIDES for word in words[phrase.first : phrase.root])
     is_part = words[phrase.end : phrase.end + 1] == ["of"]
     return head in DIRECTIONS or (head in POSITIONS and has_side and not is_part)
@@ -234,16 +237,22 @@ def is_position(scene: Scene, phrase: NounPhrase) -> bool:
 class Expander:
     """Finds the ends of the expressions of a caption. `describes`: with the rules beyond GRIT's."""
 
-    def __init__(self, scene: Scene, describes: bool, is_english: bool) -> None:
+    def __init__(
+        self, scene: Scene, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase], describes: bool, is_english: bool
+    ) -> None:
         self.scene, self.describes, self.is_english = scene, describes, is_english
+        self.starting = {phrase.first: (phrase, chunk) for phrase, chunk in zip(phrases, chunks, strict=True)}
         self.children: list[list[int]] = [[] for _ in scene.tokens]
         for index, token in enumerate(scene.tokens):
             if token.head != index:
                 self.children[token.head].append(index)
 
-    def end(self, phrase: NounPhrase, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase]) -> int:
+    def end(self, phrase: NounPhrase) -> int:
         """Return the end of the tokens of the expression of a phrase."""
         tokens, segment_of = self.scene.tokens, self.scene.segment_of
+        after = tokens[phrase.end] if self.describes and tokens[phrase.root].head == phrase.end else None
+        if after and after.pos in NOUNS and singular(after) not in DEPICTIONS:
+            return phrase.end  # of the visible part of a compound
         inside = self._descendants(phrase)
         high = end = phrase.end
         while end < len(tokens):
@@ -255,7 +264,7 @@ class Expander:
                 break  # the rest is a gap, such as a part in brackets
             end += 1
         if self.describes:
-            high = self._stop(phrase, high, chunks, phrases)
+            high = self._stop(phrase, high)
         is_cut = high < len(tokens) and segment_of[high] == -1 and ALPHANUMERIC.search(self.scene.words[high])
         while high > phrase.end and (self._is_edge_mark(high - 1) or (is_cut and tokens[high - 1].pos in STRANDED)):
             high -= 1
@@ -284,10 +293,9 @@ class Expander:
                 last = max(conjuncts, default=node if tokens[node].dep == "conj" else -1)
                 followed += conjuncts
                 followed += [child for child in children[node] if tokens[child].dep == "cc" and child < last]
-                followed = (
-                    [child for child in followed if not self._is_wearers(node, child)] if node == top else followed
-                )
             followed = [child for child in followed if child not in inside]
+            if self.describes and node == top:
+                followed = [child for child in followed if not self._is_wearers(node, child)]
             inside.update(followed)
             pending += followed
         return inside
@@ -348,25 +356,25 @@ class Expander:
     def _is_animate(self, token: Token) -> bool:
         return self.is_english and is_animate(singular(token))
 
-    def _stop(self, phrase: NounPhrase, end: int, chunks: Sequence[Chunk], phrases: Sequence[NounPhrase]) -> int:
+    def _stop(self, phrase: NounPhrase, end: int) -> int:
         """Return the end after a whole list, and before what is no description.
 
         That is a finite verb without a relative word, a comma that neither a list nor a clause follows, a time or an event at
         the end, and a mark without its partner.
         """
-        scene = self.scene
+        scene, starting = self.scene, self.starting
         words, tokens = scene.words, scene.tokens
-        starting = {other.first: (other, chunk) for other, chunk in zip(phrases, chunks, strict=True)}
         for i in range(phrase.end, end):
-            if words[i] in RELATIVES:
-                break
-            if tokens[i].tag in ("VBZ", "VBP", "MD"):
+            is_finite = tokens[i].tag in ("VBZ", "VBP", "MD") or words[i] in ("was", "were")
+            is_owner = words[i] == "by" and tokens[min(i + 1, end - 1)].pos == "PROPN" and tokens[i - 1].pos != "VERB"
+            if is_owner or (is_finite and words[i] not in RELATIVES):
                 end = i
+            if i >= end or words[i] in RELATIVES:
+                break
         for i in range(phrase.end, end - 1):
-            if words[i] == "," and not self._goes_on(phrase, i + 1, end, starting.get(i + 1)):
+            if words[i] == "," and not self._goes_on(phrase, i + 1, end):
                 end = i
                 break
-        end = max(end, self._list_end(phrase, end, starting))
         last = next((i for i in range(end - 1, phrase.end, -1) if i in starting), None)
         if (
             last is not None
@@ -389,33 +397,9 @@ class Expander:
             end = max(phrase.end, _first(words, '"', phrase.end, end))
         return end
 
-    def _list_end(self, phrase: NounPhrase, end: int, starting: Mapping[int, tuple[NounPhrase, Chunk]]) -> int:
-        """Return the end of a list after "with", whose first items end at `end`; `end` if there is none."""
-        words, tokens, segment_of = self.scene.words, self.scene.tokens, self.scene.segment_of
-        if not any(words[i] in LISTING for i in range(phrase.end, end)):
-            return end
-        found, i, n_marks = end, end, 0
-        while i + 1 < len(words) and words[i] in (",", "and", "&") and segment_of[i] == segment_of[phrase.root]:
-            is_last = words[i] != ","
-            i += 1 + (words[i] == "," and words[i + 1] in ("and", "&"))
-            is_last |= words[i - 1] in ("and", "&")
-            item = starting.get(i)
-            if (
-                item is None
-                or item[1].removed
-                or tokens[item[0].root].dep in SUBJECTS
-                or self._is_animate(tokens[item[0].root])
-            ):
-                break
-            i, n_marks = item[0].end, n_marks + 1
-            if is_last:
-                has_comma = n_marks > 1 or any(words[j] == "," for j in range(phrase.end, end))
-                return i if has_comma else found
-        return found
-
-    def _goes_on(self, phrase: NounPhrase, i: int, end: int, after: tuple[NounPhrase, Chunk] | None) -> bool:
+    def _goes_on(self, phrase: NounPhrase, i: int, end: int) -> bool:
         """True if a list or a clause that belongs to a phrase begins at token `i`, after a comma."""
-        words, tokens = self.scene.words, self.scene.tokens
+        words, tokens, after = self.scene.words, self.scene.tokens, self.starting.get(i)
         if after and after[1].removed and after[1].removed != "pronoun":
             return False
         head = after[0].root if after else i
@@ -436,7 +420,11 @@ class Expander:
         word, pos = self.scene.words[index], self.scene.tokens[index].pos
         if word in (")", "]", '"', "'", "”", "’"):
             return False  # its partner is inside, see _stop
-        return (pos in EDGE_MARKS and (self.describes or pos != "ADP")) or not ALPHANUMERIC.search(word)
+        return (
+            word in ("'s", "’s")
+            or (pos in EDGE_MARKS and (self.describes or pos != "ADP"))
+            or not ALPHANUMERIC.search(word)
+        )
 
 
 def _first(words: Sequence[str], word: str, start: int, end: int) -> int:

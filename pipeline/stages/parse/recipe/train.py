@@ -85,11 +85,12 @@ def judged_phrases(model: str, rows: Sequence[dict[str, Any]]) -> tuple[list[dic
 
 def fit(features: Sequence[dict[str, float]], right: Sequence[bool], strength: float = 1.0) -> dict[str, float]:
     """Return the weights of a logistic regression with the prior 1 / (2 strength) |w|^2, without those that change nothing."""
-    names = sorted({name for row in features for name in row})
+    names = sorted({name for row in features for name, value in row.items() if value})
     places = {name: number for number, name in enumerate(names)}
     inputs = torch.zeros(len(features), len(names), dtype=torch.float64)
     for number, row in enumerate(features):
-        inputs[number, [places[name] for name in row]] = torch.tensor(list(row.values()), dtype=torch.float64)
+        for name in row.keys() & places.keys():
+            inputs[number, places[name]] = float(row[name])
     goal = torch.tensor(right, dtype=torch.float64)
     weights = torch.zeros(len(names), dtype=torch.float64, requires_grad=True)
     optimizer = torch.optim.LBFGS([weights], max_iter=500, tolerance_grad=1e-6, line_search_fn="strong_wolfe")

@@ -217,3 +217,19 @@ def test_tokens_are_words_digits_and_other_characters(caption: str, n: int) -> N
 def test_caption_with_more_tokens_than_the_limit_is_dropped_as_too_long() -> None:
     out = run_stage("a red dog", "a big red dog", config=CaptionsConfig(max_tokens=3))
     assert [(row["reason"], row["detail"]) for row in out] == [(None, None), ("caption_too_long", "4 tokens")]
+
+
+LATIN_WORDS = (
+    "Ålesund café Übergröße Straße señora São àéî Łódź źrebię ŒUVRE Œab Ēka kŌb ťuk Děčín Győr ștrand Ñ Ô Ś ģimene"
+)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "cp1250", "sloppy-windows-1251", "macroman"])
+def test_cleaning_repairs_a_word_of_a_latin_language_or_leaves_it(encoding: str) -> None:
+    for word in LATIN_WORDS.split():
+        for text in (word, f"a {word} b", f"a “{word}” sign"):
+            try:
+                broken = text.encode().decode(encoding)
+            except UnicodeError:  # a byte that the encoding lacks
+                continue
+            assert clean(broken) in (clean(text), " ".join(broken.split())), broken

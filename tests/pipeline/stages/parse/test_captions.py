@@ -6,9 +6,10 @@ import math
 import pytest
 
 from benchmarks.phrases import CAPTIONS, MEASURES, PHOTO_AIMS, RULES, WEB_AIMS, aims, measure, rounded, shares, without
-from benchmarks.web_texts import TEXTS, read_web_texts, table
+from benchmarks.web_texts import table
 from pipeline.stages.parse.config import ParseConfig
 from pipeline.stages.parse.parser import CaptionParser
+from pipeline.stages.parse.recipe.labels import TEXTS, read_texts
 
 ROWS = [json.loads(line) for line in CAPTIONS.read_text(encoding="utf-8").splitlines()]
 
@@ -43,7 +44,7 @@ def test_held_out_captions_reach_the_aims(is_photo: bool) -> None:
 
 
 def test_held_out_web_texts_have_at_most_the_errors_of_the_docs() -> None:
-    rows = read_web_texts("held-out")
+    rows = read_texts(TEXTS, "held-out")
     found = table(rows, list(CaptionParser(ParseConfig()).parse([row["text"] for row in rows])))["all"]
     assert found["phrases"] > 200
     assert found["wrong"] <= 27
@@ -53,7 +54,7 @@ def test_held_out_web_texts_have_at_most_the_errors_of_the_docs() -> None:
 
 @pytest.mark.parametrize("name", ["web_texts.json", "photo_captions.json"])
 def test_labels_of_web_texts_are_spans_of_distinct_texts(name: str) -> None:
-    rows = read_web_texts("all", TEXTS.with_name(name))
+    rows = read_texts(TEXTS.with_name(name), "all")
     assert len({row["text"] for row in rows}) == len(rows)
     for row in rows:
         for phrase in row["phrases"]:
