@@ -84,8 +84,6 @@ SLOW_BYTES: Final = 32
 
 def type_of(data: bytes) -> str:
     """Return what an image or a file is by its first kilobyte, "" for the usual images and unknown data."""
-    if not data:
-        return "empty"
     if data[4:8] == b"ftyp":
         end = min(int.from_bytes(data[:4], "big"), 256)
         found = {data[i : i + 4] for i in range(8, end, 4)}

@@ -237,7 +237,7 @@ def mistaken_type(path: str) -> str:
     """Return what a file is by its first bytes, with the end of a name for it, unless `path` has that; "" if unknown."""
     try:
         with open_file(path) as file:
-            kind = type_of(file.read(1024))
+            kind = type_of(head) if (head := file.read(1024)) else "empty"
     except store_errors(ValueError, UserError):
         return ""
     return "" if path.lower().endswith(kind.rpartition("(")[2].rstrip(")") or "?") else kind
