@@ -24,18 +24,18 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_640),
+    "schemas": Size(12, 1_740),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(35, 4_427),
-    "pipeline": Size(146, 30_590, 9),
-    "trainer": Size(195, 27_822, 20),
+    "hypergrit_common": Size(37, 4_880),
+    "pipeline": Size(150, 32_370, 9),
+    "trainer": Size(196, 28_500, 20),
     "demo": Size(33, 4_525),
-    "benchmarks": Size(29, 4_292),
-    "tests": Size(580, 57_150),
+    "benchmarks": Size(29, 4_370),
+    "tests": Size(602, 60_800),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 300
+MAX_SETTINGS = 314
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 
