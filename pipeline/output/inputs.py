@@ -245,13 +245,9 @@ def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputB
 
 
 def plan_batches(
-    groups: Sequence[Files],
-    identified: Mapping[str, InputFile],
-    known: Known,
-    config: PipelineConfig,
-    readings: Readings,
-    recorded: Mapping[str, InputFile] = MappingProxyType({}),
-) -> list[InputBatch]:
+    groups: Sequence[Files], identified: Mapping[str, InputFile], known: Known, config: PipelineConfig,
+    readings: Readings, recorded: Mapping[str, InputFile] = MappingProxyType({})
+) -> list[InputBatch]:  # fmt: skip
     """Divide groups of files into shards; each group begins a new shard.
 
     Groups without rows are left out, unless a file is damaged, which the record must tell.

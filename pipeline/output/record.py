@@ -54,18 +54,15 @@ def check_record(record: JobRecord) -> None:
 
 
 def make_record(
-    config: PipelineConfig,
-    provenance: Provenance,
-    batches: Sequence[InputBatch],
-    understood: UnderstoodInput | None = None,
+    config: PipelineConfig, provenance: Provenance, batches: Sequence[InputBatch], found: UnderstoodInput | None = None
 ) -> JobRecord:
     """Return the record of a job."""
     record: JobRecord = {
         "schema": VERSION, "settings": settings_of(config), "provenance": provenance, "batches": list(batches)
     }  # fmt: skip
-    if understood is not None:
-        record["input"] = understood
-    return {**record, "secrets": found} if (found := config.download.secrets) else record
+    if found is not None:
+        record["input"] = found
+    return {**record, "secrets": names} if (names := config.download.secrets) else record
 
 
 def check_secrets(record: JobRecord | None, config: PipelineConfig) -> None:

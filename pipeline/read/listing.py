@@ -98,7 +98,7 @@ def list_files(input: str) -> InputFiles:
         check_whole_folders(input, [(files, images) for files, images, _ in lists])
     chosen = {path: size for files, _, _ in lists for path, size in files}
     unread = Counter(suffix_of(path) for path in {path for *_, others in lists for path in others} - chosen.keys())
-    return InputFiles(sorted(chosen.items()), dict(sorted(unread.items(), key=lambda item: (-item[1], item[0]))))
+    return InputFiles(sorted(chosen.items()), dict(unread))
 
 
 def check_whole_folders(input: str, lists: Sequence[tuple[Files, Counter[str]]]) -> None:

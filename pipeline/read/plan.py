@@ -274,14 +274,9 @@ def _cut_tar(found: Scan, n_before: int, rows_per_shard: int, max_rows: int | No
 
 
 def _cut_text(
-    path: str,
-    kind: Sequential,
-    config: ReadConfig,
-    n_before: int,
-    rows_per_shard: int,
-    max_rows: int | None,
-    readings: Readings | None,
-) -> tuple[list[Cut], str, int | None]:
+    path: str, kind: Sequential, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None,
+    readings: Readings | None
+) -> tuple[list[Cut], str, int | None]:  # fmt: skip
     """The cuts of a file, its damage, and its reading. Cut are its first row, the rows at which shards start, and its end.
 
     The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored.

@@ -177,8 +177,8 @@ def find_samples(file: IO[bytes], offset: int, config: ReadConfig, tally: Counte
             is_same = member_key == key
             if members and (not is_same or suffix in members):
                 yield start, key or "", sample, is_same
-                sample = Sample({}, {})
-                members = sample.members
+                members = {}
+                sample = Sample(members, {})
             if not members:
                 key, start = member_key, member.header_offset
             if len(members) < MAX_MEMBERS:
@@ -328,23 +328,25 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
         check_selection(path, config)
     found, keys, kinds, damage = array("q"), array("q"), bytearray(), ""
     tally, counts = Counter[str](), dict[tuple[str, ...], list[Any]]()
+    most = None if limit is None else limit + 1
     try:
         with input_errors(path), open_stream(path, headers=True) as file:
             for start, key, sample, _ in find_samples(file, 0, config, tally):
                 found.append(start)
                 suffixes = tuple(sample.members)
-                if suffixes not in counts:
-                    counts[suffixes] = [layout_of(suffixes, config), 0]
-                count = counts[suffixes]
+                count = counts.get(suffixes)
+                if count is None:
+                    if len(counts) == MAX_LAYOUTS:
+                        count_members(counts, tally)
+                    layout = layout_of(suffixes, config)
+                    if layout.problem:
+                        raise LayoutError(f"{sample.names()} {layout.problem}")
+                    count = counts[suffixes] = [layout, 0, layout.kinds]
                 count[1] += 1
-                if count[0].problem:
-                    raise LayoutError(f"{sample.names()} {count[0].problem}")
                 keys.append(hash(key))
-                kinds.append(count[0].kinds)
-                if limit is not None and len(found) > limit:
+                kinds.append(count[2])
+                if len(found) == most:
                     break
-                if len(counts) == MAX_LAYOUTS:
-                    count_members(counts, tally)
             else:
                 count_members(counts, tally)
                 if tally["found"] != tally["placed"]:
@@ -388,7 +390,7 @@ def check_together(file: IO[bytes], starts: Sequence[int], keys: Sequence[int], 
 def count_members(counts: dict[tuple[str, ...], list[Any]], tally: Counter[str]) -> None:
     """Move the counts of layouts into those of a tar, as in schemas.job.InputFile, and `placed`, the pictures of samples."""
     others = Counter[str]()
-    for layout, n in counts.values():
+    for layout, n, _ in counts.values():
         tally["placed"] += layout.n_pictures * n
         tally["pictures" if layout.image else "without"] += n
         others.update({f".{suffix}"[:MAX_SUFFIX]: n for suffix in layout.unread})

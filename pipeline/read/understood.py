@@ -26,6 +26,7 @@ MAX_NAMES: Final = 100
 MAX_TEXT: Final = 200
 SHOWN: Final = 20
 """Columns and kinds of files that a line names."""
+FIRST_ROW: Final = ("dropped", "url", "caption", "id", "image", "extra")
 ROLES: Final = ("url", "caption", "id", "image", "image_path")
 
 
@@ -154,14 +155,16 @@ def input_lines(found: UnderstoodInput, n_files: int = 0) -> Iterator[tuple[str,
         if "encoding" in reading:
             yield "encoding", printable(reading["encoding"])
         yield "extra", printable(shortened(columns.get("extra", []), SHOWN, ", ") or "no other columns")
-        yield "first row", printable("; ".join(f"{name}: {value}" for name, value in reading["first_row"].items()))
+        first = reading["first_row"]
+        yield "first row", printable("; ".join(f"{name}: {first[name]}" for name in FIRST_ROW if name in first))
         if unread := [*unread_parts(columns.get("unread", []), tally)]:
             yield "not read", printable("; ".join(unread))
     left = n_files - sum(reading.get("files", 0) for reading in found["readings"])
     if found["readings"] and left > 0:
         yield "input", f"{counted(left, 'further file')} with other columns, or without rows"
     if found["not_read"]:
-        kinds = [f"{n:,} {suffix}" for suffix, n in found["not_read"].items()]
+        counts = sorted(found["not_read"].items(), key=lambda item: (-item[1], item[0]))
+        kinds = [f"{n:,} {suffix}" for suffix, n in counts]
         text = f"files beside these: {shortened(kinds, SHOWN, ', ')}; input= as a glob or a folder that matches only them reads them"
         yield "not read", printable(text)
 
