@@ -96,7 +96,8 @@ def test_a_sample_of_all_rows_predicts_the_job_and_nothing_is_written(
     assert list(scratch.glob("hypergrit-*")) == []
     rows = json.loads((finished / "stats.json").read_text())["rows"]
     assert values["rows kept"][0] == str(rows["kept"])
-    assert lines[0].startswith(f"sample: {N_SCENES + 1} of {N_SCENES + 1} rows in 3 shards")
+    assert lines[0].startswith(f"input     1 tar file with {N_SCENES + 1} rows")
+    assert any(line.startswith(f"sample: {N_SCENES + 1} of {N_SCENES + 1} rows in 3 shards") for line in lines)
     for folder in ("train", "grit", "arrow", "_index", "_manifests"):
         size = sum(path.stat().st_size for path in finished.glob(f"{folder}/*"))
         assert values[f"bytes of {folder}/"] == bytes_text(size).split()
