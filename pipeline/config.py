@@ -32,7 +32,6 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import load_plugin
 from hypergrit_common.locations import Locations
 from hypergrit_common.removed import NOT_IN_HASH, REMOVED_FROM_RUN
-from pipeline.models import NO_MODEL
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import use_format
 from pipeline.stages.captions import CaptionsConfig
@@ -44,6 +43,7 @@ from pipeline.stages.recaption import RecaptionConfig
 from pipeline.stages.score.filters import ScoreConfig
 from pipeline.stages.stage import Stage
 from schemas.files import FILES
+from schemas.manifest import NO_MODEL
 
 # Settings of the log.
 

@@ -34,8 +34,6 @@ OFFLINE: Final = "HF_HUB_OFFLINE"
 """Environment variable of huggingface_hub, which holds for URLs too: with 1, only models that are on the machine."""
 REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 PINNED: Final = re.compile(r"sha256=([0-9a-f]{64})")
-NO_MODEL: Final = "none"
-"""Name of the grounder, scorer or parser of a job without one."""
 ANSWER_S: Final = 3.0
 """Time limit for the hub to answer whether it has a model."""
 UNLIMITED: Final = 1_000_000

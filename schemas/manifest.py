@@ -3,7 +3,11 @@
 The second argument of each `Annotated` is the description of the field in docs/schemas.md.
 """
 
-from typing import Annotated, Any, Literal, NotRequired, TypedDict
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
+
+NO_MODEL: Final = "none"
+"""Name of the grounder, scorer or parser of a job without one."""
 
 
 class PieceJson(TypedDict):
@@ -120,6 +124,11 @@ class Provenance(TypedDict):
     models: Annotated[Models, "the models"]
     thresholds: Annotated[ThresholdValues, "the thresholds"]
     plugins: NotRequired[Annotated[list[Plugin], "classes of the user, stages in their order; absent without any"]]
+
+
+def has_grounder(provenance: Mapping[str, Any]) -> bool:
+    """Return True if a grounder looked for the phrases of the rows without given boxes."""
+    return bool(provenance.get("models", {}).get("grounder", {}).get("name") != NO_MODEL)
 
 
 class SourceShard(TypedDict):

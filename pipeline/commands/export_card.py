@@ -16,8 +16,7 @@ from hypergrit_common.files import file_hash
 from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from pipeline.commands.export_formats import SCHEMA, Record, pixels
 from pipeline.images import encode_jpeg
-from pipeline.models import NO_MODEL
-from schemas.manifest import Manifest
+from schemas.manifest import NO_MODEL, Manifest
 
 PICTURES_FILE: Final = "pictures.jsonl"
 COLOURS: Final = ((230, 60, 60), (40, 110, 220), (30, 150, 70), (200, 120, 0), (140, 60, 190), (0, 150, 160))

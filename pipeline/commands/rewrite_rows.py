@@ -11,7 +11,6 @@ import pyarrow.compute as pc
 
 from hypergrit_common.errors import UserError
 from pipeline.commands.evaluation_set import LATER, EvaluationSet, drop_found
-from pipeline.models import NO_MODEL
 from pipeline.output.ledger import read_batches
 from pipeline.output.source import unchanged_manifest, with_images
 from pipeline.output.store import Store
@@ -22,7 +21,7 @@ from pipeline.stages.parse.stage import lacking_phrase
 from pipeline.stages.score.filters import Thresholds
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.files import DROPS_FILE
-from schemas.manifest import Provenance, SourceShard
+from schemas.manifest import NO_MODEL, Provenance, SourceShard
 from schemas.rows import GROUNDED, HEAVY, SCORED
 from schemas.status import INTERNAL_ERROR, KEPT, KEY_REASONS
 from schemas.table import Drop, conform, drop_rows, set_column

@@ -9,9 +9,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.models import NO_MODEL
 from pipeline.summary.totals import asked_phrases, first_items, host_of, labels
-from schemas.manifest import Provenance, ThresholdValues
+from schemas.manifest import Provenance, ThresholdValues, has_grounder
 from schemas.status import BOX_REMOVALS
 
 SOURCE_COLUMNS: Final = (
@@ -60,7 +59,6 @@ def index_rows(
     batch: pa.RecordBatch, first_row: int, words: Words, provenance: Provenance, has_image: pa.Array
 ) -> IndexRows:
     """Return the columns of a batch of SOURCE_COLUMNS, whose first row is the `first_row`-th of the output."""
-    has_grounder = provenance["models"]["grounder"]["name"] != NO_MODEL
     captions = pc.fill_null(pc.coalesce(batch["caption"], batch["caption_original"]), "")
     reasons = pc.binary_join_element_wise(batch["stage"], batch["reason"], ":")
     rows = {
@@ -71,7 +69,7 @@ def index_rows(
         **{name: pc.fill_null(batch[name], 0) for name in ("width", "height", "original_width", "original_height")},
         "similarity": batch["clip_similarity"],
         "head": batch["head_score"],
-        "asked": asked_phrases(batch, has_grounder).astype(np.int32),
+        "asked": asked_phrases(batch, has_grounder(provenance)).astype(np.int32),
         "has_image": pc.cast(has_image, pa.uint8()),
     }
     texts = captions.to_pylist()

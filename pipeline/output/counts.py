@@ -4,13 +4,12 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from pipeline.models import NO_MODEL
 from pipeline.output.manifest import checked_counts
 from pipeline.output.write.grit import BATCH_ROWS
 from pipeline.output.write.samples import Row
 from pipeline.summary.totals import COLUMNS, Chosen, RowCounts, Summary
 from schemas.files import FILES
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, has_grounder
 from schemas.rows import SCORED
 
 
@@ -29,9 +28,8 @@ def summarize(manifest: Manifest, batches: Iterable[pa.RecordBatch]) -> Summary:
         summary.totals.add_manifest(manifest)
         return summary
     totals, has_rows = summary.totals, False
-    has_grounder = manifest["provenance"].get("models", {}).get("grounder", {}).get("name") != NO_MODEL
     for batch in batches:
-        totals.add(batch, has_grounder)
+        totals.add(batch, has_grounder(manifest["provenance"]))
         has_rows = True
     found, recorded = (totals.kept, dict(totals.drops)), (summary.rows.sums["kept"], +summary.rows.dropped)
     if has_rows and found != recorded:

@@ -19,10 +19,9 @@ from rich.text import Text
 from hypergrit_common.progress import FIRST_S, has_bar, now_and_then
 from hypergrit_common.text import counted, duration_text
 from pipeline.config import PipelineConfig
-from pipeline.models import NO_MODEL
 from pipeline.run.steps import Done
 from pipeline.stages.order import steps_of
-from schemas.manifest import FailedShard
+from schemas.manifest import NO_MODEL, FailedShard
 
 # Events of the steps of shards: runners report them, and whoever shows the progress or exports metrics follows them.
 

@@ -25,7 +25,7 @@ from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
-from pipeline.models import NO_MODEL, check_available, folder_hash
+from pipeline.models import check_available, folder_hash
 from pipeline.output.store import Store, temporary_name
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import check_glip_files, grounder_path
@@ -33,7 +33,7 @@ from pipeline.stages.order import with_further
 from pipeline.stages.parse.config import check_parser, parser_path, spacy_package
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, resolve_thresholds, scorer_path
 from schemas.files import FILES
-from schemas.manifest import ModelIdentity, Plugin, Provenance
+from schemas.manifest import NO_MODEL, ModelIdentity, Plugin, Provenance
 from schemas.rows import VERSION
 
 PACKAGES: Final = (

@@ -11,7 +11,6 @@ from hypergrit_common.endpoint import OPENAI, parse_endpoint
 from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import is_plugin, load_plugin
 from pipeline.models import (
-    NO_MODEL,
     HubName,
     calibrated_threshold,
     check_available,
@@ -22,6 +21,7 @@ from pipeline.models import (
 )
 from pipeline.stages.ground.endpoint import KEY, EndpointGrounder
 from pipeline.stages.ground.grounder import Grounder
+from schemas.manifest import NO_MODEL
 
 MINIATURE: Final = Path(__file__).parents[3] / "demo" / "weights" / "glip"
 grounder_path: Final = partial(local_model, miniature=MINIATURE)

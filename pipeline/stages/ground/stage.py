@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from pipeline.images import StoredImages, corners
-from pipeline.models import NO_MODEL
 from pipeline.stages.ground.grounder import Box, Detection, Grounded, Grounder, Span, prefetch
 from pipeline.stages.ground.load import GroundConfig, grounder_path, make_grounder
 from pipeline.stages.stage import Context, Stage, TableFunction
+from schemas.manifest import NO_MODEL
 from schemas.rows import GROUNDED
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column

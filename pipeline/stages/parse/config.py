@@ -8,7 +8,7 @@ from typing import ClassVar, Final, Literal
 
 from hypergrit_common.config import check_range
 from hypergrit_common.errors import UserError
-from pipeline.models import NO_MODEL
+from schemas.manifest import NO_MODEL
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.models import NO_MODEL
 from pipeline.stages.parse.config import ParseConfig, parser_path
 from pipeline.stages.parse.types import NO_PARSE, CaptionParse
 from pipeline.stages.stage import Context, Stage, TableFunction
+from schemas.manifest import NO_MODEL
 from schemas.rows import PARSED
 from schemas.status import REASONS
 from schemas.table import Drop, conform, drop_rows, kept_indices, set_column

@@ -12,9 +12,9 @@ from hypergrit_common.config import check_range, runtime
 from hypergrit_common.devices import check_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
-from pipeline.models import NO_MODEL, calibrated_threshold, local_model, read_model_config
+from pipeline.models import calibrated_threshold, local_model, read_model_config
 from pipeline.stages.ground.load import score_threshold
-from schemas.manifest import ThresholdValues
+from schemas.manifest import NO_MODEL, ThresholdValues
 from schemas.status import BOX_REMOVALS
 from schemas.table import Drop
 

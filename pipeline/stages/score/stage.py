@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from hypergrit_common.images import Image
 from pipeline.images import StoredImages, corners, crop_box
-from pipeline.models import NO_MODEL
 from pipeline.stages.score.filters import (
     BoxScore,
     ScoreConfig,
@@ -22,6 +21,7 @@ from pipeline.stages.score.filters import (
     why_dropped,
 )
 from pipeline.stages.stage import Context, Stage, TableFunction
+from schemas.manifest import NO_MODEL
 from schemas.rows import HEAVY, SCORED
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
