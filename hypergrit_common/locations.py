@@ -3,6 +3,7 @@
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Final
 
 from braceexpand import braceexpand
@@ -22,9 +23,9 @@ INNER: Final = frozenset(
 
 
 def split_locations(locations: Locations) -> list[str]:
-    """Divide a text at commas, and at `::` as open_clip does, outside braces.
+    """Divide a text at commas, and at `::` as open_clip does, outside braces; the items of a list at `::` alone.
 
-    A local path that exists is one location, whatever its name; so is an item of a list, and a chain of fsspec.
+    A local path that exists is one location, whatever its name, and so is a chain of fsspec.
 
     Args:
         locations: value of a setting.
@@ -38,14 +39,18 @@ def split_locations(locations: Locations) -> list[str]:
     ['cats, dogs', 'simplecache::s3://c/d']
     """
     if not isinstance(locations, str):
-        return [item for item in locations if item.strip()]
-    if os.path.lexists(locations):
-        return [locations]
+        return [part for item in locations for part in _divide(item, ("::",))]
+    return _divide(locations, (",", "::"))
+
+
+def _divide(text: str, separators: Sequence[str]) -> list[str]:
+    if os.path.lexists(text):
+        return [text]
     found, depth = [""], 0
-    for part in re.split(r"(::|[,{}])", locations):
+    for part in re.split(r"(::|[,{}])", text):
         depth += (part == "{") - (part == "}" and depth > 0)
         is_chain = part == "::" and found[-1].strip().partition("://")[0] in INNER
-        if part in (",", "::") and not depth and not is_chain:
+        if part in separators and not depth and not is_chain:
             found.append("")
         else:
             found[-1] += part

@@ -27,7 +27,7 @@ from trainer.features.config import FeaturesConfig
         ("zip://*.tar::simplecache::s3://c/d.zip", ["zip://*.tar::simplecache::s3://c/d.zip"]),
         ("a::filecache::gs://b,c", ["a", "filecache::gs://b", "c"]),
         ("a},b", ["a}", "b"]),
-        (("x, y", "z::w", " "), ["x, y", "z::w"]),
+        (("x, y", "z::w", " "), ["x, y", "z", "w"]),
         ("", []),
     ],
 )

@@ -59,7 +59,7 @@ def read_image(image: ImageInput) -> NDArray[np.uint8]:
             return to_pixels(image)
         if isinstance(image, str | Path):
             return decode(Path(image).read_bytes())
-        if hasattr(image, "seek"):
+        if hasattr(image, "seekable") and image.seekable():
             image.seek(0)  # as PIL does: a buffer that was just written stands at its end
         data = image if isinstance(image, bytes) else image.read() if hasattr(image, "read") else None
         if isinstance(data, bytes):
@@ -357,7 +357,8 @@ class Model:
             second: encoded rows [m d].
 
         Returns:
-            Distances [n m], 0 or more up to rounding: that of a point to itself is below 1e-6, at a radius of up to 5.
+            Distances [n m], 0 or more up to rounding: that of a point to itself is below 1e-7 sinh(sqrt(c) r) / sqrt(c) at the
+            radius r, since points are rounded to float32.
 
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")  # the folder of a training run
@@ -570,5 +571,9 @@ class Model:
                 f"points are {list(points.shape)}; give rows [n, {self.embed_dim}], as encode_image and encode_text return"
             )
         width = getattr(self.module.config, "factor_dim", None)
-        rows = torch.as_tensor(points, dtype=torch.float32, device=self.device)
+        try:
+            found = np.ascontiguousarray(points, np.float32) if isinstance(points, np.ndarray) else points
+        except (TypeError, ValueError) as error:
+            raise UserError(f"points are an array of {points.dtype}; give numbers: {error}") from error
+        rows = torch.as_tensor(found, dtype=torch.float32, device=self.device)
         return rows if width is None else rows.unflatten(-1, (-1, width)).movedim(-2, 0)

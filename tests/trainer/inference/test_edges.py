@@ -107,7 +107,11 @@ def test_other_inputs_get_one_error_with_index_and_type(call: Callable[[Model], 
 def test_points_may_be_arrays() -> None:
     model = model_of("hycoclip")
     points = points_of(model)
-    assert torch.equal(model.distance(points.numpy().astype(np.float64), points), model.distance(points, points))
+    expected = model.radius(points.flip(0))
+    for array in (points.numpy().astype(np.float64), points.numpy().astype(">f4"), points.numpy().astype(object)):
+        assert torch.equal(model.radius(array[::-1]), expected)
+    with pytest.raises(UserError, match="points are an array of object; give numbers"):
+        model.radius(np.full((2, 16), "x", object))
 
 
 def test_values_that_are_not_finite_are_counted_and_refused() -> None:
