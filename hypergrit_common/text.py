@@ -104,19 +104,24 @@ def shortened(items: Sequence[str], most: int, between: str = "; ") -> str:
     return between.join([*items[:most], *more])
 
 
+UNSPACED: Final = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"
+"""Letters of scripts without spaces between words."""
+
+
 def is_whole(text: str, start: int, end: int) -> bool:
     """Return False for a span that begins or ends inside a word, inside a grapheme cluster, or at a space.
 
-    Only letters with capitals, and digits, are known to be inside a word: other scripts need no spaces between words.
+    Digits, and letters of a script with spaces between words, are inside a word.
     """
     places = [i for i in (start, end) if 0 < i < len(text)]
     pairs = [text[i - 1 : i + 1] for i in places]
-    cuts = any(pair.isdigit() or all(letter.lower() != letter.upper() for letter in pair) for pair in pairs)
-    found = not (cuts or text[start].isspace() or text[end - 1].isspace())
+    found = not (text[start].isspace() or text[end - 1].isspace() or any(pair.isdigit() for pair in pairs))
     if not found or text.isascii():
-        return found
+        return found and not any(pair.isalpha() for pair in pairs)
     import regex
 
+    if any(pair.isalpha() and not regex.search(UNSPACED, pair) for pair in pairs):
+        return False
     return {*places} <= {cluster.end() for cluster in regex.finditer(r"\X", text)}
 
 

@@ -29,7 +29,9 @@ PART: Final = re.compile(r"</?bbox>|\bstarts at [\[(]|\bextends up ?to\b", re.IG
 NUMBERS: Final = ("two", "three", "four", "five", "six", "several", "some", "many")
 FIRST: Final = frozenset({"a", "an", "the", "this", "that", "these", "those", "his", "her", "its", "their", *NUMBERS})
 """Words that begin a phrase."""
-WORD: Final = re.compile(r"\w+(?:['’-]\w+)*$")
+WORD: Final = re.compile(r"[\"“‘']?\w+(?:['’-]\w+)*[^\w\s()]*$")
+JOINING: Final = re.compile(r"(?:[\s,&]|\b(?:and|or)\b)+$", re.IGNORECASE)
+"""What stands between the boxes of one phrase."""
 INSIDE: Final = re.compile(
     r"(?!(?:in|on|at|by|with|for|from|to|of|and|or|but|as|is|are|was|were|has|have|near|next|under|over|behind|beside|between"
     r"|into|onto|through|across|around|above|below|against|inside|outside|while|that|which|who|\w*ing)$)[\w'’-]+"
@@ -62,8 +64,8 @@ def _grounded(load: Load, most: int) -> Record | BadRecord:
         if not all(isinstance(entry, list | tuple) and isinstance(entry[0], str) for entry in entries):
             raise TypeError("it needs a list of lists, each with a caption in front")
         texts = [text for text, *_ in sorted(entries, key=lambda entry: any(entry[2:3]))]
-        found = next((text for text in texts if PART.search(text)), None)
-        caption, chunks = (record.get("cogvlm_caption"), []) if found is None else take_boxes(found, most)
+        found = first_with_boxes([text for text in texts if PART.search(text)], most)
+        caption, chunks = found or (record.get("cogvlm_caption"), [])
     except (
         AttributeError,
         IndexError,
@@ -78,6 +80,22 @@ def _grounded(load: Load, most: int) -> Record | BadRecord:
     return {**record, "captions": caption, "captions_published": published, "noun_chunks": json.dumps(chunks)}
 
 
+def first_with_boxes(texts: list[str], most: int) -> tuple[str, list[list[float]]] | None:
+    """Return what `take_boxes` finds in the first text without a damaged box; None without texts.
+
+    Raises the ValueError of the first one if all have one.
+    """
+    errors = list[ValueError]()
+    for text in texts:
+        try:
+            return take_boxes(text, most)
+        except ValueError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    return None
+
+
 def take_boxes(text: str, most: int) -> tuple[str, list[list[float]]]:
     """Return a caption without the boxes in its text, and GRIT's noun_chunks, with scores of 1, which are not published.
 
@@ -88,11 +106,11 @@ def take_boxes(text: str, most: int) -> tuple[str, list[list[float]]]:
     >>> take_boxes("A red hat (starts at [0.1, 0.2] and extends upto [0.3, 0.4]) on dog <bbox>0, 0, 1, 1</bbox>s.", 2)
     ('A red hat on dogs.', [[0, 9, 0.1, 0.2, 0.3, 0.4, 1.0], [13, 17, 0.0, 0.0, 1.0, 1.0, 1.0]])
     """
-    end, length, parts, found = 0, 0, list[str](), list[tuple[int, str]]()
+    end, length, parts, found = 0, 0, list[str](), list[tuple[int, list[str]]]()
     for match in BOX.finditer(text):
         parts.append(text[end : match.start()].rstrip())
         end, length = match.end(), length + len(parts[-1])
-        found.append((length, ",".join(filter(None, match.groups()[1:]))))
+        found.append((length, [part for part in match.groups()[1:] if part is not None]))
         if len(found) > most:
             raise ValueError(f"the caption has more than {most} boxes")
     caption = "".join([*parts, text[end:]])
@@ -100,9 +118,11 @@ def take_boxes(text: str, most: int) -> tuple[str, list[list[float]]]:
         raise ValueError(f"the box at {caption[damaged.start() :][:60]!r} is damaged")
     chunks = list[list[float]]()
     for place, numbers in found:
-        corners = [float(number) for number in re.findall(r"[^\s,\[\]()]+", numbers)]
-        if len(corners) != 4 or not all(-1 <= corner <= 2 for corner in corners):
-            raise ValueError(f"a box is {numbers[:60]!r}; it needs 4 fractions of the image")
+        points = [[float(number) for number in re.findall(r"[^\s,\[\]()]+", part)] for part in numbers]
+        corners = [corner for point in points for corner in point]
+        is_box = {len(point) for point in points} == {4 // len(points)}
+        if not is_box or not all(-1 <= corner <= 2 for corner in corners):
+            raise ValueError(f"a box is {' '.join(numbers)[:60]!r}; it needs 4 fractions of the image")
         start, stop = _phrase(caption, place)
         chunks.append([start, stop, *corners, 1.0])
     return caption, chunks
@@ -111,9 +131,13 @@ def take_boxes(text: str, most: int) -> tuple[str, list[list[float]]]:
 def _phrase(caption: str, place: int) -> tuple[int, int]:
     """Return the span of the phrase of a box that stood at `place`. Raises ValueError if no word is in front of it."""
     before = caption[max(0, place - MOST) : place]
+    skipped = place - len(before)
+    if joined := JOINING.search(before):
+        before = before[: joined.start()]
+        place = skipped + len(before)
     if (noun := WORD.search(before)) is None:
         raise ValueError(f"no word is in front of the box behind {before[-40:]!r}")
-    skipped, words = place - len(before), list(re.finditer(r"\S+", before[: noun.start()]))[-4:]
+    words = list(re.finditer(r"\S+", before[: noun.start()]))[-4:]
     stop = next((i for i in range(place, len(caption)) if not caption[i].isalnum()), len(caption))
     for word in reversed(words):
         if word[0].lower() in FIRST:

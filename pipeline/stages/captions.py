@@ -326,25 +326,27 @@ def place_spans(
 
 
 def in_other_units(text: str, spans: Sequence[Span]) -> list[bool]:
-    """Return True for each span that names another text in UTF-16 units or bytes, if all spans are whole words only so.
+    """Return True for each span that names another text in UTF-16 units or bytes, if more spans are whole words so.
 
     >>> in_other_units("caf\u00e9 with a red door", [(11, 19)]), in_other_units("caf\u00e9 with a red door", [(10, 18)])
     ([True], [False])
     """
     checked = [span for span in spans if span[0] < span[1]]
-    if text.isascii() or _are_whole(text, checked):
-        return [False] * len(spans)
+    most, found = _n_whole(text, checked), [False] * len(spans)
+    if text.isascii() or most == len(checked):
+        return found
     for encoding, width in (("utf-16-le", 2), ("utf-8", 1)):
         ends = accumulate((len(char.encode(encoding, "replace")) // width for char in text), initial=0)
         places = {place: i for i, place in enumerate(ends)}
         read = [(places.get(start, -1), places.get(end, -1)) for start, end in spans]
-        if _are_whole(text, [place for place, span in zip(read, spans, strict=True) if span in checked]):
-            return [span in checked and place != span for place, span in zip(read, spans, strict=True)]
-    return [False] * len(spans)
+        n = _n_whole(text, [place for place, span in zip(read, spans, strict=True) if span in checked])
+        if n > most:
+            most, found = n, [span in checked and place != span for place, span in zip(read, spans, strict=True)]
+    return found
 
 
-def _are_whole(text: str, spans: Sequence[Span]) -> bool:
-    return all(0 <= start < end <= len(text) and is_whole(text, start, end) for start, end in spans)
+def _n_whole(text: str, spans: Sequence[Span]) -> int:
+    return sum(0 <= start < end <= len(text) and is_whole(text, start, end) for start, end in spans)
 
 
 def clean_caption(original: str, config: CaptionsConfig) -> dict[str, Any]:

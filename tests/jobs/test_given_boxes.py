@@ -210,6 +210,11 @@ def test_blip3_takes_the_first_caption_with_boxes_and_without_the_alt_text(tmp_p
     assert extra == {"captions_published": repr([words, alt, spans]), "cogvlm_caption": COGVLM}
 
 
+def test_a_damaged_box_of_blip3_leaves_the_next_caption(tmp_path: Path) -> None:
+    (row,) = read("blip3.yaml", *blip3(tmp_path, [["a dog <bbox>0, 0, 1", 0, False], [RED_HAT, 1, False]]))
+    assert row["caption_original"] == "A man in a red hat walks."
+
+
 @pytest.mark.parametrize(
     ("text", "caption", "phrases"),
     [
@@ -220,6 +225,9 @@ def test_blip3_takes_the_first_caption_with_boxes_and_without_the_alt_text(tmp_p
         ("the man's T-shirt <bbox>0 0 1 1</bbox>", "the man's T-shirt", ["the man's T-shirt"]),
         ("a hat on dogs <bbox>0 0 1 1</bbox>", "a hat on dogs", ["dogs"]),
         ("a bowl of ripe fruit <bbox>0 0 1 1</bbox>", "a bowl of ripe fruit", ["fruit"]),
+        ("two persons <bbox>0 0 1 1</bbox> and <bbox>0 0 .5 1</bbox> sit", "two persons and sit", ["two persons"] * 2),
+        ('a sign "STOP" <bbox>0 0 1 1</bbox>', 'a sign "STOP"', ['a sign "STOP"']),
+        ("Coke® <bbox>0 0 1 1</bbox> on ice", "Coke® on ice", ["Coke®"]),
         ("in front, chairs <bbox>0 0 1 1</bbox> stand", "in front, chairs stand", ["chairs"]),
     ],
 )
@@ -241,6 +249,7 @@ def test_the_phrase_of_a_box_of_blip3_is_in_front_of_it(text: str, caption: str,
         ("5", "TypeError"),
         ([[5, 1, False]], "TypeError"),
         ([["a dog <bbox>0, 0, 1</bbox>", 2, False]], "it needs 4 fractions"),
+        ([["a dog (starts at [0, 0, 1] and extends upto [1])", 2, False]], "it needs 4 fractions"),
         ([["a dog <bbox>0, 0, 640, 480</bbox>", 2, False]], "it needs 4 fractions"),
         ([["a dog <bbox>0, 0, nan, 1</bbox>", 2, False]], "it needs 4 fractions"),
         ([["a dog <bbox>0, x, 1, 1</bbox>", 2, False]], "ValueError"),

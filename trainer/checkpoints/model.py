@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 import torch
-from timm.layers import resample_abs_pos_embed
+from timm.layers import resample_abs_pos_embed, resize_rel_pos_bias_table
 from torch import Tensor, nn
 
 from hypergrit_common.config import from_plain
@@ -41,8 +41,9 @@ from trainer.text.tokenizer import openai_tokenizer
 logger = logging.getLogger(__name__)
 
 POSITIONS: Final = ("pos_embed", "positional_embedding")
+BIASES: Final = "relative_position_bias_table"
 PATCHES: Final = ("patch_embed.proj.weight", "conv1.weight")
-"""Ends of the names of a transformer's positions and patches, in timm and open_clip."""
+"""Ends of the names of a transformer's positions, biases by relative positions and patches, in timm and open_clip."""
 
 FORMAT: Final = 1
 REQUIRED_KEYS: Final = {"model": str, "config": dict, "tokenizer": str, "preprocess": dict}
@@ -282,8 +283,9 @@ def stretched(tower: TextTower, config: TextConfig, state: Mapping[str, Tensor],
 def resized(tower: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:
     """The state dict of an image tower for images of another size: its learned grid of positions is interpolated.
 
-    Tokens before the grid, such as the class token, keep their positions; fixed positions are those of the new size. The
-    entries of the tower begin with `prefix`. Raises ValueError for patches of another size.
+    Tokens before the grid, such as the class token, keep their positions; fixed positions are those of the new size, and
+    biases by relative positions (BEiT) are resized as timm does. The entries of the tower begin with `prefix`. Raises
+    ValueError for patches of another size.
     """
     found = dict(state)
     for name, parameter in tower.named_parameters():
@@ -294,13 +296,14 @@ def resized(tower: nn.Module, state: Mapping[str, Tensor], prefix: str = "") -> 
                 f"{key} has patches of {old[-1]} pixels, and the model those of {new[-1]}: weights of patches cannot be "
                 "interpolated without loss; give a network with the same patches, or another image size"
             )
-        if (
-            name.endswith(POSITIONS)
-            and old != new
-            and old[-1] == new[-1]
-            and old[-2] > new[-2] - math.isqrt(new[-2]) ** 2
-        ):
-            side, n_kept = math.isqrt(new[-2]), new[-2] - math.isqrt(new[-2]) ** 2
+        if old == new or old[-1] != new[-1]:
+            continue
+        if name.endswith(BIASES):
+            window: Any = tower.get_submodule(name.rpartition(".")[0]).window_size
+            found[key] = resize_rel_pos_bias_table(found[key], window, tuple(new))
+        side = math.isqrt(new[-2])
+        n_kept = new[-2] - side**2
+        if name.endswith(POSITIONS) and old[-2] > n_kept:
             before = math.isqrt(old[-2] - n_kept)
             if not parameter.requires_grad:
                 found[key] = parameter.detach()

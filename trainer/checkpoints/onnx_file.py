@@ -10,6 +10,7 @@ from hypergrit_common.json_file import write_object
 from trainer.checkpoints.model import LoadedModel
 from trainer.checkpoints.tokenizer_files import write_tokenizer
 from trainer.encoders.cached import CachedImage, CachedText
+from trainer.evaluation.embed import check_finite
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import model_name
 
@@ -30,8 +31,8 @@ class Rows(nn.Module):
 def write_onnx(found: LoadedModel, out: Path) -> None:
     """Write image.onnx, text.onnx, model.json and the tokenizer's file, if it has one, to the folder `out`.
 
-    Batches have any size; texts are padded to the context. Raises UserError without the packages onnx and onnxscript, and
-    OSError if the folder cannot be written.
+    Batches have any size; texts are padded to the context. Raises UserError without the packages onnx and onnxscript,
+    NotFiniteError if points are not finite, and OSError if the folder cannot be written.
     """
     try:
         import onnx  # noqa: F401
@@ -50,8 +51,10 @@ def write_onnx(found: LoadedModel, out: Path) -> None:
     out.mkdir(parents=True, exist_ok=True)
     for side, example in inputs.items():
         with torch.no_grad():
+            rows = Rows(model, side).eval()
+            check_finite(rows(example), f"{side}s")
             torch.onnx.export(
-                Rows(model, side).eval(),
+                rows,
                 (example,),
                 str(out / f"{side}.onnx"),
                 input_names=[side],

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.image_header import type_of
 from hypergrit_common.tar import BLOCK, TarError, iter_members, round_up_to_block
 from trainer.data.listing import Stored
 from trainer.data.shards import ByteRange, ShardFile
@@ -262,7 +263,8 @@ def index_shard(url: str) -> ShardIndex:
             if file.size % BLOCK or end >= file.size:
                 problem = "no end-of-archive mark, so it may be truncated" if starts else "it is empty"
         except TarError as error:
-            problem = str(error)
+            head = b"" if starts else file.read_at(0, 1024)
+            problem = f"it is {type_of(head) or 'no tar'}; it begins with {head[:20]!a}" if head else str(error)
             match = MEMBER.fullmatch(error.member)
             if match is not None and match[1] == key and starts:
                 end = starts.pop()

@@ -254,8 +254,8 @@ def write_shards(
     for number, (name, start) in enumerate(missing, 1):
         text = f"features of {n} samples, file {number} of {len(missing)}"
         computed = compute(embedder, shards, range(start, min(start + size, n)), text, not process.is_main)
-        for name in ("image", "patches", "box_image"):
-            check_finite(getattr(computed, name), f"images of {name}")
+        for part in (computed.image, computed.patches, computed.box_image):
+            check_finite(part, "images")
         n_read, n_bad = n_read + len(computed.keys) + len(computed.bad), n_bad + len(computed.bad)
         check_bad(computed.bad, n_bad, n_read, embedder.config.max_bad_share)
         if process.is_main:

@@ -20,6 +20,7 @@ from pipeline.output.write.samples import (
     shortest_float,
     to_json,
 )
+from pipeline.stages.captions import clean
 from schemas.files import (
     TRAIN_ANNOTATIONS,
     TRAIN_BOX_IMAGE,
@@ -127,7 +128,7 @@ def read_levels(extra: str | None) -> list[str | None] | None:
 
 
 def read_hard_negatives(extra: str | None, phrases: Sequence[str]) -> list[HardNegatives]:
-    """Return the hard negatives of phrases: those that FineHARD's regions have for the expression with the same letters.
+    """Return the hard negatives of phrases: those of the region of FineHARD whose cleaned expression has the same letters.
 
     Without `flag_short_neg` a region has none; what is not a text, or is the phrase itself, is left out.
     """
@@ -136,7 +137,7 @@ def read_hard_negatives(extra: str | None, phrases: Sequence[str]) -> list[HardN
     for region in regions if isinstance(regions, list) else ():
         if not isinstance(region, dict) or not region.get("flag_short_neg"):
             continue
-        name, found = str(region.get("short_expr")).strip().casefold(), region.get("short_expr_negs")
+        name, found = clean(str(region.get("short_expr"))).casefold(), region.get("short_expr_negs")
         values = [text.strip() for text in found.values() if isinstance(text, str)] if isinstance(found, dict) else []
         texts.setdefault(name, {}).update(dict.fromkeys(t for t in values if t and t.casefold() != name))
     own = (list(texts.get(phrase.casefold(), ())) for phrase in phrases)

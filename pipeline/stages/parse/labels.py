@@ -68,6 +68,8 @@ def singular_word(word: str, is_plural: bool = False) -> str:
     >>> [singular_word(word) for word in ("dogs", "knives", "children", "glass", "lens", "cafés", "adidas")]
     ['dog', 'knife', 'child', 'glass', 'lens', 'café', 'adidas']
     """
+    if word == "men":  # which WordNet has, as a force of workers
+        return "man"
     if _is_noun(word):
         return word
     for ending, single in ENDINGS:

@@ -38,6 +38,20 @@ def test_learned_positions_are_interpolated_apart_from_the_tokens_before_the_gri
     assert torch.isfinite(new.image_features(torch.rand(1, 3, after, after))).all()
 
 
+def test_biases_by_relative_positions_fit_another_size() -> None:
+    kwargs = {"depth": 1, "embed_dim": 24, "num_heads": 2, "patch_size": 8}
+    old, new = (
+        small_model(
+            "clip", image=ImageConfig(name="beit_base_patch16_224", size_px=n, kwargs={"img_size": n, **kwargs})
+        )
+        for n in (32, 48)
+    )
+    found = resized(new.visual, old.state_dict(), "visual.")
+    name = "visual.blocks.0.attn.relative_position_bias_table"
+    assert torch.equal(found[name][-3:], old.state_dict()[name][-3:])  # those of the class token
+    new.load_state_dict(found)
+
+
 def test_fixed_positions_are_those_of_the_new_size() -> None:
     old = small_model("meru")
     new = small_model("meru", image=ImageConfig(size_px=32, kwargs=old.config.image.kwargs))

@@ -47,6 +47,15 @@ def test_members_that_lie_apart_are_the_cause_that_is_named(tmp_path: Path) -> N
         small_loader(tmp_path, needs=NONE)
 
 
+@pytest.mark.parametrize(
+    ("data", "kind"), [(b"filepath\ttitle\na.jpg\ta cat\n", "no tar"), (b"PK\x03\x04" + bytes(9), "zip")]
+)
+def test_a_file_that_is_no_tar_says_what_it_is(tmp_path: Path, data: bytes, kind: str) -> None:
+    (tmp_path / "00000.tar").write_bytes(data)
+    with pytest.raises(UserError, match=rf"it is .*{kind}.*; it begins with"):
+        small_loader(tmp_path, needs=NONE)
+
+
 def test_shards_that_were_added_or_removed_are_named() -> None:
     before, now = ([ShardVersion(name, 1, "", "") for name in names] for names in (["a", "b"], ["b", "c"]))
     assert altered_shards(before, now, ["b", "c"]) == ["c is new", "a is gone"]

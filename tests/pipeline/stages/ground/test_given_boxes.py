@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from hypergrit_common.text import is_whole
-from pipeline.stages.captions import CaptionsConfig, clean, clean_captions, move_span
+from pipeline.stages.captions import CaptionsConfig, clean, clean_captions, in_other_units, move_span
 from pipeline.stages.ground.load import GroundConfig
 from pipeline.stages.ground.stage import Ground
 from pipeline.stages.parse.config import ParseConfig
@@ -127,6 +127,10 @@ def units(text: str, phrase: str, encoding: str, width: int) -> tuple[int, int]:
         ("\U0001f9d1\u200d\U0001f692 a tall ladder near a hydrant", ["a tall ladder", "a hydrant"]),
         ("na\u00efve d\u00e9cor: \U0001f6cb the sofa &amp; the lamp", ["the sofa", "the lamp"]),
         ("\U0001f1eb\U0001f1f7 e\u0301clair", ["e\u0301clair"]),
+        (
+            "\u0643\u0644\u0628 \u0639\u0644\u0649 \U0001f6cb \u0643\u0631\u0633\u064a \u0643\u0628\u064a\u0631",
+            ["\u0643\u0631\u0633\u064a", "\u0643\u0628\u064a\u0631"],
+        ),
     ],
 )
 @pytest.mark.parametrize(("encoding", "width"), [("utf-16-le", 2), ("utf-8", 1)])
@@ -141,6 +145,12 @@ def test_spans_in_other_units_lose_their_boxes_and_those_in_characters_none(
     assert min(ground(parse, original, [given_box(span, 0.5) for span in right])["given_chunks"]) >= 0
 
 
+def test_one_odd_span_does_not_hide_the_units_of_the_others() -> None:
+    text = "\U0001f6cb\U0001f6cb a blue chair near a wide oven"
+    spans = [units(text, phrase, "utf-16-le", 2) for phrase in ("a blue chair", "a wide oven")]
+    assert in_other_units(text, [*spans, (5, 8)])[:2] == [True, True]
+
+
 @pytest.mark.parametrize(
     ("text", "start", "end", "whole"),
     [
@@ -152,6 +162,8 @@ def test_spans_in_other_units_lose_their_boxes_and_those_in_characters_none(
         ("a T-shirt, 12 pieces", 2, 9, True),
         ("bus 1234", 0, 6, False),
         ("\u4e00\u53ea\u72d7", 1, 2, True),  # a script without spaces
+        ("\u0643\u0644\u0628 \u0635\u063a\u064a\u0631", 0, 2, False),  # Arabic
+        ("\u05db\u05dc\u05d1 \u05e7\u05d8\u05df", 4, 7, True),  # Hebrew
         ("cafe\u0301 chairs", 0, 4, False),
         ("\U0001f469\u200d\U0001f680 rocket", 0, 1, False),
         ("\U0001f1eb\U0001f1f7 flag", 1, 7, False),

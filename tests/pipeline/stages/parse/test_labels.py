@@ -44,6 +44,7 @@ def labels(caption: str) -> list[str]:
         ("vase", ["a vase", "two vases"]),
         ("lens", ["a lens on a table", "LENSES"]),
         ("woman", ["Women in hats", "a woman's", "WOMEN"]),
+        ("man", ["a man and MEN", "two men"]),
     ],
 )
 def test_a_thing_has_one_label(label: str, captions: list[str]) -> None:
