@@ -1,4 +1,4 @@
-"""Data sets whose labels are text files (Food-101, CUB, Aircraft, DTD, Pets, SUN397, Caltech-101), folders or MATLAB files."""
+"""Data sets whose labels are text files (Food-101, CUB, SUN397, Caltech-101), folders, JSON or MATLAB files."""
 
 import zlib
 from collections.abc import Iterable, Sequence
@@ -19,6 +19,7 @@ from trainer.evaluation.sets.base import (
     read_class_folders,
     readable,
 )
+from trainer.evaluation.sets.torchvision_sets import by_torchvision, readable_classes
 from trainer.evaluation.task import ImageSource
 
 
@@ -46,14 +47,22 @@ def columns(path: Path, least: int) -> list[list[str]]:
 
 
 def read_food101(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Food-101: meta/{train,test}.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg."""
+    """Food-101: meta/{train,test}.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg.
+
+    Without these lists, torchvision reads meta/{train,test}.json, whose classes are in another order.
+    """
     folder = first_folder(folder, "food-101")
     path, listed = folder / "meta" / f"{split}.txt", folder / "meta" / "classes.txt"
     if not (path.is_file() and listed.is_file()):
-        return None
+        return FOOD101_OF_TORCHVISION(folder, split)
     classes = read_lines(listed)
     rows = [(f"{line}.jpg", line.partition("/")[0]) for line in read_lines(path)]
     return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path, listed])
+
+
+FOOD101_OF_TORCHVISION: Final = by_torchvision(
+    "Food101", "food-101", ("meta/{}.json",), splits={"train": "train", "test": "test"}, classes=readable_classes
+)
 
 
 def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
@@ -75,42 +84,6 @@ def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     ]
     names = [readable(listed[key].partition(".")[2] or listed[key]) for key in classes]
     return labelled(rows, folder / "images", classes, names, files)
-
-
-def read_aircraft(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """FGVC-Aircraft, variants: images_variant_{train,val,test}.txt with `ID VARIANT`, variants.txt and images/ID.jpg."""
-    folder = first_folder(folder, "fgvc-aircraft-2013b/data", "data")
-    path, listed = folder / f"images_variant_{split}.txt", folder / "variants.txt"
-    if not (path.is_file() and listed.is_file()):
-        return None
-    rows = [line.partition(" ") for line in read_lines(path)]
-    classes = read_lines(listed)
-    return labelled([(f"{row[0]}.jpg", row[2]) for row in rows], folder / "images", classes, classes, [path, listed])
-
-
-def read_dtd(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """DTD, partition 1: labels/{train,val,test}1.txt with CLASS/IMAGE, and images/."""
-    folder = first_folder(folder, "dtd")
-    path = folder / "labels" / f"{split}1.txt"
-    if not path.is_file():
-        return None
-    lines = read_lines(path)
-    classes = sorted({line.partition("/")[0] for line in lines})
-    rows = [(line, line.partition("/")[0]) for line in lines]
-    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path])
-
-
-def read_pets(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Oxford-IIIT Pets: annotations/{trainval,test}.txt with `NAME CLASS SPECIES BREED`, class ids from 1, and images/NAME.jpg."""
-    folder = first_folder(folder, "oxford-iiit-pet")
-    path = folder / "annotations" / f"{'trainval' if split == 'train' else split}.txt"
-    if not path.is_file():
-        return None
-    rows = [row for row in columns(path, 2) if not row[0].startswith("#")]
-    name_of = {row[1]: row[0].rpartition("_")[0] for row in rows}
-    classes = sorted(name_of, key=lambda key: (len(key), key))
-    pairs = [(f"{row[0]}.jpg", row[1]) for row in rows]
-    return labelled(pairs, folder / "images", classes, [readable(name_of[key]) for key in classes], [path])
 
 
 def read_sun397(folder: Path, split: SplitName = "test") -> LabelledImages | None:
@@ -196,7 +169,7 @@ def read_clevr(folder: Path, split: SplitName = "test") -> LabelledImages | None
     return LabelledImages(images=images, targets=targets, classes=classes, files=[path])
 
 
-# Data sets with labels in MATLAB files: Stanford Cars and Flowers-102.
+# Stanford Cars, whose labels are in MATLAB files.
 
 
 def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
@@ -237,29 +210,6 @@ def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:
         targets=[target for _, target in pairs],
         classes=classes,
         files=[listed, labels],
-    )
-
-
-def read_flowers102(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Flowers-102: setid.mat (`trnid`, `valid`, `tstid`), imagelabels.mat (`labels`, from 1) and jpg/image_00001.jpg."""
-    folder = first_folder(folder, "flowers-102")
-    path, labels = folder / "setid.mat", folder / "imagelabels.mat"
-    if not (path.is_file() and labels.is_file()):
-        return None
-    numbers, label_of = (
-        [integer(number, f"{file}: entry {i} of {name}") for i, number in enumerate(read_mat(file, name)[0])]
-        for file, name in ((path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]), (labels, "labels"))
-    )
-    outside = next((number for number in numbers if not 1 <= number <= len(label_of)), None)
-    if outside is not None:
-        raise UserError(f"{path}: image {outside} has no label in {labels.name}; download both again")
-    targets = [label_of[number - 1] - 1 for number in numbers]
-    check_targets(targets, 102, labels)
-    return LabelledImages(
-        images=[ImageSource(path=folder / "jpg" / f"image_{number:05d}.jpg") for number in numbers],
-        targets=targets,
-        classes=[str(i + 1) for i in range(102)],
-        files=[path, labels],
     )
 
 
