@@ -1,14 +1,18 @@
-"""Data sets whose labels are text files (Food-101, CUB, SUN397, Caltech-101), folders, JSON or MATLAB files."""
+"""Data sets whose labels are text files, folders, JSON or MATLAB files; torchvision reads those of five sets."""
 
+import tempfile
+import traceback
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
+from torchvision import datasets
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import one_line
 from trainer.evaluation.sets.annotations import field, integer, read_json, read_lines
 from trainer.evaluation.sets.base import (
     LabelledImages,
@@ -19,8 +23,9 @@ from trainer.evaluation.sets.base import (
     read_class_folders,
     readable,
 )
-from trainer.evaluation.sets.torchvision_sets import by_torchvision, readable_classes
 from trainer.evaluation.task import ImageSource
+
+SPLITS: Final = {"train": "train", "val": "val", "test": "test"}
 
 
 def labelled(
@@ -46,6 +51,69 @@ def columns(path: Path, least: int) -> list[list[str]]:
     return rows
 
 
+def by_torchvision(
+    name: str,
+    place: str,
+    files: Sequence[str],
+    inner: Sequence[str] = (),
+    splits: Mapping[str, str] = SPLITS,
+    class_name: Callable[[str, Path], str] = lambda name, image: name,
+) -> Reader:
+    """A reader of the lists `files` by a class of torchvision.datasets, which expects the set's folder at `place`.
+
+    The folder is the first of `inner` below DATA/KEY, or DATA/KEY itself. In `files`, {} is torchvision's name of the split.
+    `class_name` takes torchvision's name of a class and an image of it.
+    """
+
+    def read(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+        folder = first_folder(folder, *inner)
+        paths = [folder / file.format(splits.get(split)) for file in files]
+        if split not in splits or not all(path.is_file() for path in paths):
+            return None
+        # The class looks at the lists alone, in the versions of all releases: images are checked where they are read.
+        checks = dict.fromkeys(("_check_exists", "_check_integrity"), lambda self: True)
+        with tempfile.TemporaryDirectory() as root:
+            link = Path(root, place)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            link.symlink_to(folder.resolve())
+            try:
+                data = type(name, (getattr(datasets, name),), checks)(root, split=splits[split])
+            except ImportError as error:
+                raise UserError(f"{paths[0]}: scipy is not installed; run `pip install scipy`") from error
+            except Exception as error:  # it checks no row: a wrong one fails in any way
+                variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+                row = next((found[key] for found in variables for key in ("line", "image_id") if key in found), None)
+                reason = f"{type(error).__name__}: {one_line(error)}" + (f" at {row!r:.80}" if row else "")
+                raise UserError(f"{' and '.join(map(str, paths))}: {reason}; download again") from error
+        targets = [integer(label, f"{paths[-1]}: entry {i}") for i, label in enumerate(data._labels)]
+        check_targets(targets, len(data.classes), paths[-1])
+        found = data._images if name == "OxfordIIITPet" else data._image_files
+        images = [folder / Path(path).relative_to(link) for path in found]
+        examples = dict(zip(targets, images, strict=True))
+        return LabelledImages(
+            images=[ImageSource(path=path) for path in images],
+            targets=targets,
+            classes=[class_name(text, examples.get(n, folder)) for n, text in enumerate(data.classes)],
+            files=paths,
+        )
+
+    return read
+
+
+read_food101_json = by_torchvision(
+    "Food101", "food-101", ["meta/{}.json"], (), {"train": "train", "test": "test"}, lambda name, _: readable(name)
+)
+AIRCRAFT: Final = "fgvc-aircraft-2013b/data"
+read_aircraft = by_torchvision("FGVCAircraft", AIRCRAFT, ["images_variant_{}.txt", "variants.txt"], [AIRCRAFT, "data"])
+read_dtd = by_torchvision("DTD", "dtd/dtd", ["labels/{}1.txt"], ["dtd"], class_name=lambda name, _: readable(name))
+read_pets = by_torchvision(
+    *("OxfordIIITPet", "oxford-iiit-pet", ["annotations/{}.txt"], ["oxford-iiit-pet"]),
+    splits={"train": "trainval", "test": "test"},
+    class_name=lambda _, image: readable(image.stem.rpartition("_")[0]),  # torchvision capitalizes the names
+)
+read_flowers102 = by_torchvision("Flowers102", "flowers-102", ["setid.mat", "imagelabels.mat"], ["flowers-102"])
+
+
 def read_food101(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     """Food-101: meta/{train,test}.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg.
 
@@ -54,15 +122,10 @@ def read_food101(folder: Path, split: SplitName = "test") -> LabelledImages | No
     folder = first_folder(folder, "food-101")
     path, listed = folder / "meta" / f"{split}.txt", folder / "meta" / "classes.txt"
     if not (path.is_file() and listed.is_file()):
-        return FOOD101_OF_TORCHVISION(folder, split)
+        return read_food101_json(folder, split)
     classes = read_lines(listed)
     rows = [(f"{line}.jpg", line.partition("/")[0]) for line in read_lines(path)]
     return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path, listed])
-
-
-FOOD101_OF_TORCHVISION: Final = by_torchvision(
-    "Food101", "food-101", ("meta/{}.json",), splits={"train": "train", "test": "test"}, classes=readable_classes
-)
 
 
 def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:

@@ -6,7 +6,6 @@ from typing import Final
 from trainer.evaluation.catalog import set_infos
 from trainer.evaluation.sets import lists, packed
 from trainer.evaluation.sets.base import LabelledImages, Reader, SplitName, ZeroShotSet, finish, read_class_folders
-from trainer.evaluation.sets.torchvision_sets import breeds, by_torchvision, readable_classes
 from trainer.evaluation.task import MissingFilesError
 
 READERS: Final[dict[str, Reader]] = {
@@ -17,24 +16,11 @@ READERS: Final[dict[str, Reader]] = {
     "cub2011": lists.read_cub,
     "sun397": lists.read_sun397,
     "cars": lists.read_cars,
-    "aircraft": by_torchvision(
-        "FGVCAircraft",
-        "fgvc-aircraft-2013b/data",
-        ("images_variant_{}.txt", "variants.txt"),
-        "fgvc-aircraft-2013b/data",
-        "data",
-    ),
-    "dtd": by_torchvision("DTD", "dtd/dtd", ("labels/{}1.txt",), "dtd", classes=readable_classes),
-    "pets": by_torchvision(
-        "OxfordIIITPet",
-        "oxford-iiit-pet",
-        ("annotations/{}.txt",),
-        "oxford-iiit-pet",
-        splits={"train": "trainval", "test": "test"},
-        classes=breeds,
-    ),
+    "aircraft": lists.read_aircraft,
+    "dtd": lists.read_dtd,
+    "pets": lists.read_pets,
     "caltech101": lists.read_caltech101,
-    "flowers102": by_torchvision("Flowers102", "flowers-102", ("setid.mat", "imagelabels.mat"), "flowers-102"),
+    "flowers102": lists.read_flowers102,
     "stl10": packed.read_stl10,
     # 27,000 and 31,500 images without a split; `indices.txt` selects the papers' 5,000 and 25,200
     "eurosat": lists.folders("EuroSAT/2750", "2750", "EuroSAT_RGB", is_full=True),
