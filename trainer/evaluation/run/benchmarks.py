@@ -21,7 +21,6 @@ from trainer.evaluation.report.page import write_pages
 from trainer.evaluation.report.tables import build_table, notes_of, show
 from trainer.evaluation.run.config import BenchmarkConfig
 from trainer.evaluation.run.runner import CACHE, RunSettings, run_task, shards_state
-from trainer.evaluation.sets.fetch import fetch_sets
 from trainer.evaluation.task import TaskOptions
 from trainer.models.registry import MODELS, model_name
 
@@ -77,6 +76,8 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
             logger.error("%s", error)
             continue
         if config.fetch and not results:
+            from trainer.evaluation.sets.fetch import fetch_sets  # imports torchvision
+
             unfetched = all_ranks(on_rank_0(lambda: fetch_sets(settings.data, tasks)))[0]
         loaded.model.to(process.device)
         embedder = CachedEmbedder(

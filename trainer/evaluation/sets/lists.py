@@ -9,7 +9,6 @@ from typing import Any, Final
 
 import numpy as np
 from numpy.typing import NDArray
-from torchvision import datasets
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
@@ -66,6 +65,8 @@ def by_torchvision(
     """
 
     def read(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+        from torchvision import datasets  # takes a second
+
         folder = first_folder(folder, *inner)
         paths = [folder / file.format(splits.get(split)) for file in files]
         if split not in splits or not all(path.is_file() for path in paths):

@@ -54,6 +54,22 @@ def test_the_table_has_the_papers_sets_prompts_and_counts() -> None:
     assert 'a photo of the number: "{}".' in infos["mnist"].prompts
 
 
+MERU_TABLE_6 = """
+food101 101 68175 7575 25250, cifar10 10 45000 5000 10000, cifar100 100 45000 5000 10000, cub2011 200 4795 1199 5794,
+sun397 397 15880 3970 19849, cars 196 6515 1629 8041, aircraft 100 3334 3333 3333, dtd 47 1880 1880 1880,
+pets 37 2944 736 3669, caltech101 102 2448 612 6084, flowers102 102 1020 1020 6149, stl10 10 4000 1000 8000,
+eurosat 10 5000 5000 5000, resisc45 45 3150 3150 25200, country211 211 31650 10550 21100, mnist 10 48000 12000 10000,
+clevr 8 4500 500 5000, pcam 2 262144 32768 32768, sst2 2 6920 872 1821
+"""
+"""Classes and images of the three splits."""
+
+
+def test_classes_and_images_are_those_of_the_papers_table() -> None:
+    rows = [row.split() for row in MERU_TABLE_6.replace("\n", " ").split(",")]
+    infos = {key: (info.n_classes, info.n_train, info.n_val, info.n_images) for key, info in set_infos().items()}
+    assert infos == {"imagenet": (1000, 0, 0, 50000)} | {row[0]: tuple(map(int, row[1:])) for row in rows}
+
+
 def test_imagenet_names_are_those_of_open_clip_in_the_order_of_the_wordnet_ids() -> None:
     from open_clip.zero_shot_metadata import IMAGENET_CLASSNAMES
 
