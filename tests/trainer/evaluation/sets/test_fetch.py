@@ -3,11 +3,9 @@
 import gzip
 import hashlib
 import io
-import json
 import logging
 import re
 import shutil
-import struct
 import tarfile
 import zipfile
 from collections.abc import Callable
@@ -17,89 +15,88 @@ from types import SimpleNamespace
 from typing import Any
 from urllib.error import URLError
 
-import numpy as np
 import pytest
 from scipy.io import savemat
 from torchvision import datasets
 
+from hypergrit_common.errors import UserError
 from tests.trainer.evaluation.sets.test_sets import write, write_image
 from trainer.evaluation.catalog import SetInfo, set_infos
 from trainer.evaluation.sets import fetch
 from trainer.evaluation.sets.registry import read_split
 
-FETCHED = [key for key, info in set_infos().items() if info.archives]
 TASKS = ("classification",)
 
 
-def write_layout(key: str, root: Path) -> None:
-    """The test split of a set below `root`, which stands for DATA/KEY, as the archives hold it; labels are few."""
-    if key == "food101":
-        write(root / "food-101" / "meta" / "classes.txt", "apple_pie")
-        write(root / "food-101" / "meta" / "test.txt", "apple_pie/1")
-    elif key == "aircraft":
-        write(root / "fgvc-aircraft-2013b" / "data" / "variants.txt", "707-320")
-        write(root / "fgvc-aircraft-2013b" / "data" / "images_variant_test.txt", "1 707-320")
-    elif key == "dtd":
-        write(root / "dtd" / "labels" / "test1.txt", "woven/woven_1.jpg")
-    elif key == "pets":
-        write(root / "oxford-iiit-pet" / "annotations" / "test.txt", "great_cat_1 1 1 1")
-        write_image(root / "oxford-iiit-pet" / "images" / "great_cat_1.jpg")
-    elif key == "flowers102":
-        write_image(root / "flowers-102" / "jpg" / "image_00001.jpg")
-        savemat(root / "flowers-102" / "setid.mat", {"tstid": np.array([[1, 2]])})
-        savemat(root / "flowers-102" / "imagelabels.mat", {"labels": np.array([[102, 1]])})
-    elif key == "stl10":
-        write(root / "stl10_binary" / "class_names.txt", *map(str, range(10)))
-        (root / "stl10_binary" / "test_X.bin").write_bytes(bytes(3 * 96 * 96))
-        (root / "stl10_binary" / "test_y.bin").write_bytes(bytes([1]))
-    elif key == "mnist":
-        for part in ("train", "t10k"):
-            for name, head in (("images-idx3", (3, 1, 28, 28)), ("labels-idx1", (1, 1))):
-                path = write(root / "MNIST" / "raw" / f"{part}-{name}-ubyte.gz")
-                path.write_bytes(_gzip(struct.pack(f">3B{'B' + 'i' * (len(head) - 1)}", 0, 0, 8, *head), head))
-    elif key == "clevr":
-        scenes = {"scenes": [{"image_filename": "a.png", "objects": [{}] * 3}]}
-        write(root / "CLEVR_v1.0" / "scenes" / "CLEVR_val_scenes.json", json.dumps(scenes))
-    else:
-        place = {"eurosat": "2750", "country211": "country211/test", "sst2": "rendered-sst2/test"}[key]
-        write_image(root / place / "A" / "a.png")
+def mat(**variables: Any) -> bytes:
+    savemat(file := io.BytesIO(), variables)
+    return file.getvalue()
 
 
-def _gzip(head: bytes, axes: tuple[int, ...]) -> bytes:
-    return gzip.compress(head + bytes(int(np.prod(axes[1:]))))
+LAYOUTS: dict[str, dict[str, bytes]] = {
+    "food101": {"food-101/meta/classes.txt": b"apple_pie", "food-101/meta/test.txt": b"apple_pie/1"},
+    "aircraft": {
+        "fgvc-aircraft-2013b/data/variants.txt": b"707-320",
+        "fgvc-aircraft-2013b/data/images_variant_test.txt": b"1 707-320",
+    },
+    "dtd": {"dtd/labels/test1.txt": b"woven/woven_1.jpg"},
+    "pets": {"oxford-iiit-pet/annotations/test.txt": b"cat_1 1 1 1", "oxford-iiit-pet/images/cat_1.jpg": b""},
+    "flowers102": {
+        "flowers-102/jpg/image_00001.jpg": b"",
+        "flowers-102/setid.mat": mat(tstid=[[1, 2]]),
+        "flowers-102/imagelabels.mat": mat(labels=[[102, 1]]),
+    },
+    "stl10": {
+        "stl10_binary/class_names.txt": b"airplane",
+        "stl10_binary/test_X.bin": bytes(3 * 96 * 96),
+        "stl10_binary/test_y.bin": b"\1",
+    },
+    "country211": {"country211/test/AD/1.jpg": b""},
+    "eurosat": {"2750/Forest/1.jpg": b""},
+    "mnist": {
+        f"MNIST/raw/{part}-{name}-ubyte.gz": gzip.compress(content)
+        for part in ("train", "t10k")
+        for name, content in (
+            ("images-idx3", b"\0\0\b\3\0\0\0\1\0\0\0\1\0\0\0\1."),
+            ("labels-idx1", b"\0\0\b\1\0\0\0\1\7"),
+        )
+    },
+    "clevr": {"CLEVR_v1.0/scenes/CLEVR_val_scenes.json": b'{"scenes": []}'},
+    "sst2": {"rendered-sst2/test/negative/1.png": b""},
+}
 
 
-def pack(folder: Path, names: list[str], suffix: str) -> bytes:
-    """An archive of files and folders."""
+def unpack(key: str, folder: Path) -> None:
+    for name, content in LAYOUTS[key].items():
+        write(folder / name).write_bytes(content)
+
+
+def pack(files: dict[str, bytes], name: str) -> bytes:
     file = io.BytesIO()
-    if suffix == ".zip":
+    if name.endswith(".zip"):
         with zipfile.ZipFile(file, "w") as archive:
-            for path in sorted(folder.rglob("*")):
-                archive.write(path, path.relative_to(folder))
+            for path, content in files.items():
+                archive.writestr(path, content)
     else:
         with tarfile.open(fileobj=file, mode="w:gz") as tar:
-            for name in names:
-                tar.add(folder / name, name)
+            for path, content in files.items():
+                member = tarfile.TarInfo(path)
+                member.size = len(content)
+                tar.addfile(member, io.BytesIO(content))
     return file.getvalue()
 
 
 @pytest.fixture
-def serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SetInfo]:
-    """A function that serves tiny archives of a set, whose MD5 it takes, and makes it the only set."""
+def serve(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], SetInfo]:
+    """A function that serves the files of a set in tiny archives, and makes it the only set."""
 
     def serve(key: str) -> SetInfo:
-        source, served = tmp_path / f"source_{key}", {}
-        write_layout(key, source)
         info = set_infos()[key]
-        for url in info.archives:
-            name = url.rpartition("/")[2]
-            folder = source / info.into
-            # of the archives of Pets, each holds the folder of its name; the .mat and .gz files are no archives
-            names = [name.split(".")[0]] if key == "pets" else ["jpg"] if key == "flowers102" else []
-            is_file = (folder / name).is_file()
-            names = names or [path.name for path in folder.iterdir()]
-            served[url] = (folder / name).read_bytes() if is_file else pack(folder, names, Path(name).suffix)
-        sums = {url: hashlib.md5(data).hexdigest() for url, data in served.items()}
+        files = {path.removeprefix(info.into).lstrip("/"): content for path, content in LAYOUTS[key].items()}
+        names = {url: url.rpartition("/")[2] for url in info.archives}
+        packed = {path: content for path, content in files.items() if path not in names.values()}
+        served = {url: files[name] if name in files else pack(packed, name) for url, name in names.items()}
+        sums = {url: hashlib.md5(content).hexdigest() for url, content in served.items()}
         changed = replace(info, archives=sums)
         monkeypatch.setattr(fetch, "set_infos", lambda: {key: changed})
         monkeypatch.setattr(fetch, "open_url", lambda url: io.BytesIO(served[url]))
@@ -114,16 +111,14 @@ def data(tmp_path: Path) -> Path:
     return tmp_path / "data"
 
 
-@pytest.mark.parametrize("key", FETCHED)
+@pytest.mark.parametrize("key", LAYOUTS)
 def test_a_missing_set_is_fetched_and_read(key: str, data: Path, serve: Any, caplog: pytest.LogCaptureFixture) -> None:
     info = serve(key)
     write(data / key / "classnames.txt", "what the user has prepared stays")
     caplog.set_level(logging.INFO)
     assert fetch.fetch_sets(data, TASKS) == {}
     assert f"{key}: {info.gb:.2f} GB to {data / key}; license: {info.license}" in caplog.messages[0]
-    found = read_split(data / key, key, "test")
-    assert found is not None
-    assert len(found.images) == (2 if key == "flowers102" else 1)
+    assert read_split(data / key, key, "test") is not None
     assert sorted(path.name for path in (data / key).iterdir()) == sorted(["classnames.txt", info.folder])
     caplog.clear()
     assert fetch.fetch_sets(data, TASKS) == {}
@@ -134,12 +129,12 @@ def test_what_a_killed_process_left_is_not_read_and_is_fetched_again(
     data: Path, serve: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     serve("dtd")
-    write_layout("dtd", data / "dtd" / ".fetch")  # as after SIGKILL just before the last step
+    unpack("dtd", data / "dtd" / ".fetch")  # as after SIGKILL just before the last step
     write(data / "dtd" / ".fetch.lock")
     assert read_split(data / "dtd", "dtd", "test") is None
 
     def interrupt(path: Path, **_: Any) -> None:
-        write_layout("dtd", path.parent)
+        unpack("dtd", path.parent)
         raise KeyboardInterrupt
 
     extract = fetch.extract_archive
@@ -215,7 +210,7 @@ def test_addresses_without_encryption_are_refused(monkeypatch: pytest.MonkeyPatc
 
 
 def test_archives_are_those_of_torchvision() -> None:
-    found = {key: dict(set_infos()[key].archives) for key in FETCHED}
+    found = {key: dict(info.archives) for key, info in set_infos().items() if info.archives}
     assert all(url.startswith("https://") for archives in found.values() for url in archives)
     pets, flowers, mnist = datasets.OxfordIIITPet, datasets.Flowers102, datasets.MNIST
     expected = {
@@ -231,4 +226,41 @@ def test_archives_are_those_of_torchvision() -> None:
     }
     assert {key: found[key] for key in expected} == expected
     assert list(found["aircraft"]) == [datasets.FGVCAircraft._URL]  # torchvision has no MD5 of it
-    assert set(found) == {*expected, "aircraft", "eurosat"}
+    assert set(found) == {*expected, "aircraft", "eurosat"} == LAYOUTS.keys()
+
+
+@pytest.mark.parametrize(
+    ("key", "place"),
+    [
+        ("dtd", "dtd"),
+        ("pets", "oxford-iiit-pet"),
+        ("aircraft", "fgvc-aircraft-2013b"),
+        ("aircraft", "fgvc-aircraft-2013b/data"),
+        ("flowers102", "flowers-102"),
+    ],
+)
+def test_the_folder_of_an_archive_may_also_be_that_of_the_set(key: str, place: str, tmp_path: Path) -> None:
+    unpack(key, tmp_path)
+    inner, whole = (read_split(path, key, "test") for path in (tmp_path / place, tmp_path))
+    assert inner is not None
+    assert inner == whole
+
+
+def test_food101_is_read_from_the_lists_of_torchvision_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "food-101"
+    write(folder / "meta" / "train.json", '{"pho_soup": ["pho_soup/2"], "apple_pie": ["apple_pie/1"]}')
+    (folder / "images").mkdir()
+    found, theirs = read_split(tmp_path, "food101", "train"), datasets.Food101(tmp_path, "train", loader=Path)
+    assert found is not None
+    assert [(image.path, n) for image, n in zip(found.images, found.targets, strict=True)] == list(theirs)
+    assert found.classes == ["apple pie", "pho soup"]
+    write(folder / "meta" / "train.json", "[]")
+    with pytest.raises(UserError, match=r"meta/train\.json: AttributeError: .*; download again"):
+        read_split(tmp_path, "food101", "train")
+
+
+@pytest.mark.parametrize("line", ["banded", "a/b/c.jpg"])
+def test_a_malformed_row_is_named(line: str, tmp_path: Path) -> None:
+    path = write(tmp_path / "labels" / "test1.txt", "woven/woven_1.jpg", line)
+    with pytest.raises(UserError, match=f"^{path}: ValueError: .* at '{line}"):
+        read_split(tmp_path, "dtd", "test")
