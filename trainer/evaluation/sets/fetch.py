@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,9 @@ def fetch_sets(root: Path, tasks: Iterable[str]) -> dict[str, str]:
             "fetch: %s: %s", info.key, size if info.archives else "torchvision has no download that is read here"
         )
     failed = {}
-    for info in wanted:
+    for info in (info for info in wanted if info.archives):
         try:
-            if info.archives:
-                fetch_set(root / info.key, info)
+            fetch_set(root / info.key, info)
         except Exception as error:  # of the network, the disk, an archive or its content
             urls, place = " and ".join(info.archives), root / info.key / info.into
             failed[info.key] = f"fetch: {info.key}: {one_line(error)}; fetch {urls} by hand, and unpack in {place}"
@@ -44,11 +44,10 @@ def fetch_sets(root: Path, tasks: Iterable[str]) -> dict[str, str]:
 
 def is_missing(root: Path, key: str, readers: set[str]) -> bool:
     """True if `root` has no layout of a set. Malformed files are not missing: the tasks report them."""
-    try:
+    with suppress(UserError):
         is_there = read_split(root / key, key, "test") is not None
-    except UserError:
-        return False
-    return not is_there and ("classification" in readers or not (root / FOLDER / key).is_dir())
+        return not is_there and ("classification" in readers or not (root / FOLDER / key).is_dir())
+    return False
 
 
 def fetch_set(folder: Path, info: SetInfo) -> None:

@@ -71,25 +71,27 @@ def by_torchvision(
         paths = [folder / file.format(splits.get(split)) for file in files]
         if split not in splits or not all(path.is_file() for path in paths):
             return None
-        # The class looks at the lists alone, in the versions of all releases: images are checked where they are read.
+        # The class gets the lists alone, without blank lines and comments: images are checked where they are read.
         checks = dict.fromkeys(("_check_exists", "_check_integrity"), lambda self: True)
         with tempfile.TemporaryDirectory() as root:
-            link = Path(root, place)
-            link.parent.mkdir(parents=True, exist_ok=True)
-            link.symlink_to(folder.resolve())
+            for path in paths:
+                copy = Path(root, place, path.relative_to(folder))
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                lines = read_lines(path) if path.suffix == ".txt" else []
+                content = "\n".join(line for line in lines if not line.startswith("#")).encode()
+                copy.write_bytes(content if path.suffix == ".txt" else path.read_bytes())
             try:
                 data = type(name, (getattr(datasets, name),), checks)(root, split=splits[split])
-            except ImportError as error:
-                raise UserError(f"{paths[0]}: scipy is not installed; run `pip install scipy`") from error
             except Exception as error:  # it checks no row: a wrong one fails in any way
                 variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
                 row = next((found[key] for found in variables for key in ("line", "image_id") if key in found), None)
                 reason = f"{type(error).__name__}: {one_line(error)}" + (f" at {row!r:.80}" if row else "")
-                raise UserError(f"{' and '.join(map(str, paths))}: {reason}; download again") from error
+                remedy = "run `pip install scipy`" if isinstance(error, ImportError) else "download again"
+                raise UserError(f"{' and '.join(map(str, paths))}: {reason}; {remedy}") from error
         targets = [integer(label, f"{paths[-1]}: entry {i}") for i, label in enumerate(data._labels)]
         check_targets(targets, len(data.classes), paths[-1])
         found = data._images if name == "OxfordIIITPet" else data._image_files
-        images = [folder / Path(path).relative_to(link) for path in found]
+        images = [folder / Path(path).relative_to(Path(root, place)) for path in found]
         examples = dict(zip(targets, images, strict=True))
         return LabelledImages(
             images=[ImageSource(path=path) for path in images],
