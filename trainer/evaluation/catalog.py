@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -46,7 +46,8 @@ class SetInfo:
     """The numbers of classes and images, MERU's prompts (table 8), and class names if the files carry none.
 
     Numbers of images are those of MERU's splits (table 6); `n_images` is that of the test split. `files` are those of the
-    test split below DATA/KEY, `train_files` those of the others.
+    test split below DATA/KEY, `train_files` those of the others. `archives` are what torchvision downloads, MD5 by address;
+    they have `gb` 10^9 bytes. Unpacked in `into` below DATA/KEY, they give `folder` there.
     """
 
     key: str
@@ -60,6 +61,11 @@ class SetInfo:
     names: tuple[str, ...] = ()
     names_source: str = ""
     wnids: tuple[str, ...] = ()
+    archives: Mapping[str, str] = field(default_factory=dict)
+    gb: float = 0
+    license: str = ""
+    folder: str = ""
+    into: str = ""
 
 
 @cache

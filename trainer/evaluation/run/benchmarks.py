@@ -13,6 +13,7 @@ from hypergrit_common.json_file import write_object
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import message
 from trainer.checkpoints.model import LoadedModel, load_model
+from trainer.distributed.gather import all_ranks, on_rank_0
 from trainer.distributed.process import Process, process_group
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.embedder import CachedEmbedder
@@ -64,6 +65,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
     results: dict[str, dict[str, dict[str, Any]]] = {}
     models: dict[str, dict[str, str]] = {}
     failed: dict[str, str] = {}
+    unfetched: dict[str, str] | None = None
     # Models that do not exist come first: their errors are known at once, not after hours.
     for label, source in sorted(labels(config.model).items(), key=lambda item: Path(split(item[1])[1]).exists()):
         try:
@@ -73,6 +75,10 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
             models[label] = {"path": source, "error": failed[label]}
             logger.error("%s", error)
             continue
+        if config.fetch and not results:
+            from trainer.evaluation.sets.fetch import fetch_sets  # imports torchvision
+
+            unfetched = all_ranks(on_rank_0(lambda: fetch_sets(settings.data, tasks)))[0]
         loaded.model.to(process.device)
         embedder = CachedEmbedder(
             loaded.model, loaded.tokenizer, output / CACHE, batch_size=config.batch_size, workers=config.workers
@@ -95,7 +101,8 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         return BUG
     if all("error" in content for content in contents):
         raise UserError(f"no task could be evaluated: {contents[0]['error']}")
-    return INCOMPLETE if failed or any(is_incomplete(content, bool(config.tasks)) for content in contents) else 0
+    incomplete = any(is_incomplete(content, bool(config.tasks)) for content in contents)
+    return INCOMPLETE if failed or unfetched or incomplete else 0
 
 
 def is_incomplete(content: dict[str, Any], is_named: bool) -> bool:

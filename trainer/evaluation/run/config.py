@@ -22,6 +22,8 @@ class BenchmarkConfig(TaskOptions, Trusting):
     data: str = ""
     # names of the tasks; empty: all
     tasks: tuple[str, ...] = ()
+    # download the sets of classification and linear_probe that `data` lacks, where torchvision can: up to 42 GB
+    fetch: bool = False
     # folder for the results, which is created
     output: str = ""
     # training shards, in which copies of the evaluation images are counted: a folder, a glob, or several of them, as in

@@ -1,7 +1,9 @@
-"""Data sets whose labels are text files (Food-101, CUB, Aircraft, DTD, Pets, SUN397, Caltech-101), folders or MATLAB files."""
+"""Data sets whose labels are text files, folders, JSON or MATLAB files; torchvision reads those of five sets."""
 
+import tempfile
+import traceback
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -9,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import one_line
 from trainer.evaluation.sets.annotations import field, integer, read_json, read_lines
 from trainer.evaluation.sets.base import (
     LabelledImages,
@@ -20,6 +23,8 @@ from trainer.evaluation.sets.base import (
     readable,
 )
 from trainer.evaluation.task import ImageSource
+
+SPLITS: Final = {"train": "train", "val": "val", "test": "test"}
 
 
 def labelled(
@@ -45,12 +50,82 @@ def columns(path: Path, least: int) -> list[list[str]]:
     return rows
 
 
+def by_torchvision(
+    name: str,
+    place: str,
+    files: Sequence[str],
+    inner: Sequence[str] = (),
+    splits: Mapping[str, str] = SPLITS,
+    class_name: Callable[[str, Path], str] = lambda name, image: name,
+) -> Reader:
+    """A reader of the lists `files` by a class of torchvision.datasets, which expects the set's folder at `place`.
+
+    The folder is the first of `inner` below DATA/KEY, or DATA/KEY itself. In `files`, {} is torchvision's name of the split.
+    `class_name` takes torchvision's name of a class and an image of it.
+    """
+
+    def read(folder: Path, split: SplitName = "test") -> LabelledImages | None:
+        from torchvision import datasets  # takes a second
+
+        folder = first_folder(folder, *inner)
+        paths = [folder / file.format(splits.get(split)) for file in files]
+        if split not in splits or not all(path.is_file() for path in paths):
+            return None
+        # The class gets the lists alone, without blank lines and comments: images are checked where they are read.
+        checks = dict.fromkeys(("_check_exists", "_check_integrity"), lambda self: True)
+        with tempfile.TemporaryDirectory() as root:
+            for path in paths:
+                copy = Path(root, place, path.relative_to(folder))
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                lines = read_lines(path) if path.suffix == ".txt" else []
+                content = "\n".join(line for line in lines if not line.startswith("#")).encode()
+                copy.write_bytes(content if path.suffix == ".txt" else path.read_bytes())
+            try:
+                data = type(name, (getattr(datasets, name),), checks)(root, split=splits[split])
+            except Exception as error:  # it checks no row: a wrong one fails in any way
+                variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
+                row = next((found[key] for found in variables for key in ("line", "image_id") if key in found), None)
+                reason = f"{type(error).__name__}: {one_line(error)}" + (f" at {row!r:.80}" if row else "")
+                remedy = "run `pip install scipy`" if isinstance(error, ImportError) else "download again"
+                raise UserError(f"{' and '.join(map(str, paths))}: {reason}; {remedy}") from error
+        targets = [integer(label, f"{paths[-1]}: entry {i}") for i, label in enumerate(data._labels)]
+        check_targets(targets, len(data.classes), paths[-1])
+        found = data._images if name == "OxfordIIITPet" else data._image_files
+        images = [folder / Path(path).relative_to(Path(root, place)) for path in found]
+        examples = dict(zip(targets, images, strict=True))
+        return LabelledImages(
+            images=[ImageSource(path=path) for path in images],
+            targets=targets,
+            classes=[class_name(text, examples.get(n, folder)) for n, text in enumerate(data.classes)],
+            files=paths,
+        )
+
+    return read
+
+
+read_food101_json = by_torchvision(
+    "Food101", "food-101", ["meta/{}.json"], (), {"train": "train", "test": "test"}, lambda name, _: readable(name)
+)
+AIRCRAFT: Final = "fgvc-aircraft-2013b/data"
+read_aircraft = by_torchvision("FGVCAircraft", AIRCRAFT, ["images_variant_{}.txt", "variants.txt"], [AIRCRAFT, "data"])
+read_dtd = by_torchvision("DTD", "dtd/dtd", ["labels/{}1.txt"], ["dtd"], class_name=lambda name, _: readable(name))
+read_pets = by_torchvision(
+    *("OxfordIIITPet", "oxford-iiit-pet", ["annotations/{}.txt"], ["oxford-iiit-pet"]),
+    splits={"train": "trainval", "test": "test"},
+    class_name=lambda _, image: readable(image.stem.rpartition("_")[0]),  # torchvision capitalizes the names
+)
+read_flowers102 = by_torchvision("Flowers102", "flowers-102", ["setid.mat", "imagelabels.mat"], ["flowers-102"])
+
+
 def read_food101(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Food-101: meta/{train,test}.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg."""
+    """Food-101: meta/{train,test}.txt with CLASS/ID, meta/classes.txt, and images/CLASS/ID.jpg.
+
+    Without these lists, torchvision reads meta/{train,test}.json, whose classes are in another order.
+    """
     folder = first_folder(folder, "food-101")
     path, listed = folder / "meta" / f"{split}.txt", folder / "meta" / "classes.txt"
     if not (path.is_file() and listed.is_file()):
-        return None
+        return read_food101_json(folder, split)
     classes = read_lines(listed)
     rows = [(f"{line}.jpg", line.partition("/")[0]) for line in read_lines(path)]
     return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path, listed])
@@ -75,42 +150,6 @@ def read_cub(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     ]
     names = [readable(listed[key].partition(".")[2] or listed[key]) for key in classes]
     return labelled(rows, folder / "images", classes, names, files)
-
-
-def read_aircraft(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """FGVC-Aircraft, variants: images_variant_{train,val,test}.txt with `ID VARIANT`, variants.txt and images/ID.jpg."""
-    folder = first_folder(folder, "fgvc-aircraft-2013b/data", "data")
-    path, listed = folder / f"images_variant_{split}.txt", folder / "variants.txt"
-    if not (path.is_file() and listed.is_file()):
-        return None
-    rows = [line.partition(" ") for line in read_lines(path)]
-    classes = read_lines(listed)
-    return labelled([(f"{row[0]}.jpg", row[2]) for row in rows], folder / "images", classes, classes, [path, listed])
-
-
-def read_dtd(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """DTD, partition 1: labels/{train,val,test}1.txt with CLASS/IMAGE, and images/."""
-    folder = first_folder(folder, "dtd")
-    path = folder / "labels" / f"{split}1.txt"
-    if not path.is_file():
-        return None
-    lines = read_lines(path)
-    classes = sorted({line.partition("/")[0] for line in lines})
-    rows = [(line, line.partition("/")[0]) for line in lines]
-    return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path])
-
-
-def read_pets(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Oxford-IIIT Pets: annotations/{trainval,test}.txt with `NAME CLASS SPECIES BREED`, class ids from 1, and images/NAME.jpg."""
-    folder = first_folder(folder, "oxford-iiit-pet")
-    path = folder / "annotations" / f"{'trainval' if split == 'train' else split}.txt"
-    if not path.is_file():
-        return None
-    rows = [row for row in columns(path, 2) if not row[0].startswith("#")]
-    name_of = {row[1]: row[0].rpartition("_")[0] for row in rows}
-    classes = sorted(name_of, key=lambda key: (len(key), key))
-    pairs = [(f"{row[0]}.jpg", row[1]) for row in rows]
-    return labelled(pairs, folder / "images", classes, [readable(name_of[key]) for key in classes], [path])
 
 
 def read_sun397(folder: Path, split: SplitName = "test") -> LabelledImages | None:
@@ -196,7 +235,7 @@ def read_clevr(folder: Path, split: SplitName = "test") -> LabelledImages | None
     return LabelledImages(images=images, targets=targets, classes=classes, files=[path])
 
 
-# Data sets with labels in MATLAB files: Stanford Cars and Flowers-102.
+# Stanford Cars, whose labels are in MATLAB files.
 
 
 def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
@@ -237,29 +276,6 @@ def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:
         targets=[target for _, target in pairs],
         classes=classes,
         files=[listed, labels],
-    )
-
-
-def read_flowers102(folder: Path, split: SplitName = "test") -> LabelledImages | None:
-    """Flowers-102: setid.mat (`trnid`, `valid`, `tstid`), imagelabels.mat (`labels`, from 1) and jpg/image_00001.jpg."""
-    folder = first_folder(folder, "flowers-102")
-    path, labels = folder / "setid.mat", folder / "imagelabels.mat"
-    if not (path.is_file() and labels.is_file()):
-        return None
-    numbers, label_of = (
-        [integer(number, f"{file}: entry {i} of {name}") for i, number in enumerate(read_mat(file, name)[0])]
-        for file, name in ((path, {"train": "trnid", "val": "valid", "test": "tstid"}[split]), (labels, "labels"))
-    )
-    outside = next((number for number in numbers if not 1 <= number <= len(label_of)), None)
-    if outside is not None:
-        raise UserError(f"{path}: image {outside} has no label in {labels.name}; download both again")
-    targets = [label_of[number - 1] - 1 for number in numbers]
-    check_targets(targets, 102, labels)
-    return LabelledImages(
-        images=[ImageSource(path=folder / "jpg" / f"image_{number:05d}.jpg") for number in numbers],
-        targets=targets,
-        classes=[str(i + 1) for i in range(102)],
-        files=[path, labels],
     )
 
 

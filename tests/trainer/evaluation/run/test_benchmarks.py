@@ -1,9 +1,12 @@
 """The benchmark form of the command, on invented data: results, pages, resumption, errors and exit codes."""
 
 import json
+import logging
+import re
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.error import URLError
 
 import pytest
 import torch
@@ -15,8 +18,10 @@ from tests.trainer.evaluation.tasks.test_retrieval import write_coco
 from tests.trainer.released_files import write_released
 from trainer.encoders.config import TextConfig
 from trainer.evaluate import main
+from trainer.evaluation.catalog import set_infos
 from trainer.evaluation.embedder import CachedEmbedder
 from trainer.evaluation.run.benchmarks import labels
+from trainer.evaluation.sets import fetch
 from trainer.models.config import ModelConfig
 from trainer.models.registry import build_model
 
@@ -145,6 +150,27 @@ def test_a_named_task_without_files_has_exit_code_3(data: Path, tmp_path: Path) 
     content = json.loads((output / "meru" / "retrieval.json").read_text())
     assert content["kind"] == "missing"
     assert f"expected {data}/coco/annotations/captions_val2017.json" in content["error"]
+
+
+def test_what_cannot_be_fetched_is_one_line_with_its_address_and_the_rest_is_evaluated(
+    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(url: str) -> Any:
+        raise URLError("Network is unreachable")
+
+    infos = {key: set_infos()[key] for key in ("eurosat", "dtd", "cars")}
+    monkeypatch.setattr(fetch, "set_infos", lambda: infos)
+    monkeypatch.setattr(fetch, "open_url", refuse)
+    caplog.set_level(logging.INFO)
+    model = save(tmp_path / "run")
+    assert main(arguments(data, tmp_path / "out", model, fetch="true")) == 3
+    lines = [line for line in caplog.messages if line.startswith("fetch: ")]
+    assert lines[:2] == [
+        f"fetch: dtd: 0.63 GB to {data / 'dtd'}; license: for research",
+        "fetch: cars: torchvision has no download that is read here",
+    ]
+    assert re.fullmatch(r"fetch: dtd: .*unreachable.*; fetch https://\S+ by hand, and unpack in .*dtd", lines[2])
+    assert "eurosat/accuracy" in json.loads((tmp_path / "out/run/classification.json").read_text())["metrics"]
 
 
 def test_contamination_is_in_each_result(data: Path, tmp_path: Path) -> None:

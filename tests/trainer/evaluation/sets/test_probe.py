@@ -97,9 +97,9 @@ def test_matlab_files_of_cars_and_flowers(tmp_path: Path) -> None:
     assert data.train.images[0].path == cars / "cars_train" / "00000.jpg"
     flowers = tmp_path / "flowers102" / "flowers-102"
     flowers.mkdir(parents=True)
-    savemat(flowers / "setid.mat", {"trnid": [[1, 2]], "valid": [[3]], "tstid": [[4, 5, 6]]})
+    savemat(flowers / "setid.mat", {"trnid": [[1, 2]], "valid": [[3, 3]], "tstid": [[4, 5, 6]]})
     savemat(flowers / "imagelabels.mat", {"labels": [[1, 2, 1, 2, 1, 102]]})
-    assert sizes(tmp_path, "flowers102") == (2, 1, 3)
+    assert sizes(tmp_path, "flowers102") == (2, 2, 3)
     assert read_probe(tmp_path, "flowers102").test.labels == [1, 0, 101]
 
 
