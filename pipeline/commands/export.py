@@ -175,8 +175,10 @@ def region_of(row: Record, i: int) -> Record:
     """Return a box with its phrase, and the label of its head noun; without a parse, the phrase is the label."""
     box, chunk = shorten_floats(row["boxes"][i]), row["noun_chunks"][row["boxes"][i]["phrase"]]
     phrase = row["caption"][chunk["start"] : chunk["end"]]
-    has_head = row["tokens"] and chunk["root"] >= 0
-    label = label_of(row["caption"], Token(**row["tokens"][chunk["root"]])) if has_head else phrase
+    head = Token(**row["tokens"][chunk["root"]]) if row["tokens"] and chunk["root"] >= 0 else None
+    # A token that is longer than the phrase is no word: the parser does not know this language.
+    is_word = head is not None and chunk["start"] <= head.start and head.end <= chunk["end"]
+    label = label_of(row["caption"], head) if head and is_word else phrase
     return {
         "phrase": phrase,
         "start": chunk["start"],

@@ -153,6 +153,12 @@ def clean(text: str) -> str:
     repair mojibake with ftfy, remove user names and passwords from URLs, collapse white space, and straighten quotes.
 
     The steps are repeated until they change nothing, so that cleaning a clean caption does not change it.
+
+    Args:
+        text: the text as it is written.
+
+    Returns:
+        The cleaned text.
     """
     for _ in range(MAX_ROUNDS):
         cleaned = _clean_once(text)

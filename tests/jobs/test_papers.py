@@ -97,6 +97,7 @@ def loss_of(model: ModelConfig) -> dict[str, Any]:
     """The settings that decide the loss."""
     values = {f.name: getattr(model, f.name) for f in dataclasses.fields(model) if f.name not in SIZES}
     assert values.pop("contrastive") == "softmax"
+    assert values.pop("schedules") == {}
     return values
 
 

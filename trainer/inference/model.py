@@ -129,7 +129,7 @@ class Model:
         self.trust = trust
         self.module: DualEncoder = parts.model.to(device).eval()
         if isinstance(self.module, Cones):
-            self.module.eps = 0.0  # the limits of the losses would keep a point away from itself
+            self.module.has_limits = False  # they would keep a point away from itself
         self.tokenizer = parts.tokenizer
         self.preprocess = parts.preprocess
         self.device = device

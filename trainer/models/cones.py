@@ -17,10 +17,13 @@ class Cones(DualEncoder):
 
     config: ConesConfig
 
-    def __init__(self, config: ConesConfig) -> None:
-        super().__init__(config)
-        self.eps: float = config.eps
-        """Limit of `distance`, `radius` and `cone`, see trainer.geometry; inference sets 0, since it needs no gradient."""
+    has_limits = True
+    """Whether `distance`, `radius` and `cone` have the limits of the losses; inference, without gradients, has none."""
+
+    @property
+    def eps(self) -> float:
+        """The limit of `distance`, `radius` and `cone`, see trainer.geometry."""
+        return self.config.eps if self.has_limits else 0.0
 
     @abstractmethod
     def cone(self, general: Tensor, specific: Tensor) -> tuple[Tensor, Tensor]:

@@ -32,6 +32,8 @@ LEMMAS: Final = {
     "aunty": "auntie", "doggy": "doggie", "othman": "ottoman", "vas": "vase", "specie": "species",
 }  # fmt: skip
 """Lemmas that spaCy gives plurals, which are spelled otherwise than the singular in captions."""
+IRREGULAR: Final = {"men": "man", "oxen": "ox", "fungi": "fungus", "cacti": "cactus", "dice": "die"}
+"""Plurals that WordNet has as nouns, or whose ending tells nothing, and their singulars."""
 HYPHENS: Final = str.maketrans(dict.fromkeys("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}", "-"))
 BEFORE: Final = re.compile(r"(?:[^\W_]+['’]?-)+$|\b[b-hj-z] $")
 """What stands before a noun and may be part of it: words with hyphens, or a letter alone (T shirt)."""
@@ -68,10 +70,8 @@ def singular_word(word: str, is_plural: bool = False) -> str:
     >>> [singular_word(word) for word in ("dogs", "knives", "children", "glass", "lens", "cafés", "adidas")]
     ['dog', 'knife', 'child', 'glass', 'lens', 'café', 'adidas']
     """
-    if word == "men":  # which WordNet has, as a force of workers
-        return "man"
-    if _is_noun(word):
-        return word
+    if word in IRREGULAR or _is_noun(word):
+        return IRREGULAR.get(word, word)
     for ending, single in ENDINGS:
         if word.endswith(ending) and _is_noun(found := word.removesuffix(ending) + single):
             return found

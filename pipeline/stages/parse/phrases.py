@@ -44,12 +44,12 @@ GRIT_NOUNS: Final = listed("grit_nouns")
 """The nouns that GRIT removes, as its author lists them (github.com/microsoft/unilm, issue 1421)."""
 ABSENT: Final = re.compile(
     r"\b(?:without|sans|w/o|no|no longer|neither|nor|(?:not|never)(?: in| on| with| wearing)?|minus|lack(?:s|ed|ing)?"
-    r"|free from|(?:free|instead|devoid|void|bare|empty|rid|lack|absent|absence|(?:no|any) (?:signs?|traces?)"
+    r"|free from|with out|as opposed to|(?:free|instead|devoid|void|bare|bereft|empty|rid|lack|absent|absence|(?:no|any) (?:signs?|traces?)"
     r"|in (?:place|lieu)) of|rather than)(?: even)?(?: (?:an?|any|the|his|her|its|their))?$"
 )
 """Text before a thing that is absent."""
 ABSENT_PHRASE: Final = re.compile(
-    r"(?:no|not|zero|neither|nor|never|hardly|none)\b(?![-.]| (?:only|just|merely|simply|(?:more|less|fewer) than"
+    r"(?:no|not|zero|neither|nor|never|hardly|none)\b(?![-.]| (?:only|just|merely|simply|(?:more|less|fewer) than|name|gravity"
     r"|bake|churn|cook|knead|sew|show|slip)\b)(?!.*\b(?:sign|symbol|icon)s?(?! of\b))"
 )
 """Phrase of what is absent, but not "not only a dog", "no-bake cake" and "no parking sign"; "no sign of people" is one."""
@@ -184,7 +184,7 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
     while words[i] not in ("only", "just"):
         if ABSENT_PHRASE.match(" ".join(words[i : end + 1]).lstrip("\"' ").replace(" - ", "-")):
             return not has_and  # "no people and mountains" has mountains
-        is_missing = "missing" in words[max(i - (tokens[i].dep in ("det", "poss")), 0) : root]
+        is_missing = "missing" in (words[root - 1], words[i - 1] if tokens[i].dep in ("det", "poss") else "")
         if is_missing or ABSENT.search(" ".join(words[max(i - 5, 0) : i])) or is_denied(scene, i, top):
             return True
         link, head = words[i - 1], tokens[root].head
@@ -207,12 +207,12 @@ def is_denied(scene: Scene, first: int, top: int) -> bool:
     if verb >= first:
         return False
     verbs = {verb, tokens[verb].head if tokens[verb].dep == "xcomp" else verb}  # "does not seem to have a bed"
-    is_object = tokens[top].dep in ("dobj", "attr", "obj")
+    is_complement = tokens[top].dep == "attr"
     for i in range(first):
         if tokens[i].head not in verbs or words[i + 1] in ("only", "just"):
             continue
         is_negation = words[i] in NEGATIONS or words[max(i - 1, 0)] == "no"
-        if is_negation and (tokens[verb].lemma in HAVING or (is_object and tokens[i].dep == "neg")):
+        if is_negation and (tokens[verb].lemma in HAVING or (is_complement and tokens[i].dep == "neg")):
             return True
     return False
 

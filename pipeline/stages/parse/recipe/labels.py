@@ -39,13 +39,28 @@ class Goal(NamedTuple):
 
 
 def read_texts(path: Path, split: str) -> list[dict[str, Any]]:
-    """Return the texts of a split of a file, `all` for all of them."""
+    """Return the texts of a split of a file.
+
+    Args:
+        path: file with labelled texts.
+        split: `all` for all of them.
+
+    Returns:
+        The texts with their labels.
+    """
     rows: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["captions"]
     return [row for row in rows if split in ("all", row["split"])]
 
 
 def accepted(phrase: dict[str, Any]) -> list[tuple[int, int]]:
-    """Return the spans of characters that are right for a labelled phrase, the preferred one first."""
+    """Return the spans of characters that are right for a labelled phrase.
+
+    Args:
+        phrase: a phrase of a labelled text.
+
+    Returns:
+        The spans, the preferred one first.
+    """
     return [(phrase["start"], phrase["end"]), *((start, end) for start, end in phrase["alternatives"])]
 
 
