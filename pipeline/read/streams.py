@@ -236,7 +236,7 @@ def open_stream(path: str, encoding: str = "utf-8", headers: bool = False) -> It
 def mistaken_type(path: str) -> str:
     """Return what a file is by its first bytes, with the end of a name for it, unless `path` has that; "" if unknown."""
     try:
-        with open_file(path) as file:
+        with open_file(path, headers=True) as file:
             kind = type_of(head) if (head := file.read(1024)) else "empty"
     except store_errors(ValueError, UserError):
         return ""

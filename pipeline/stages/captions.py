@@ -334,7 +334,7 @@ def place_spans(
 def in_other_units(text: str, spans: Sequence[Span]) -> list[bool]:
     """Return True for each span that names another text in UTF-16 units or bytes, if more spans are whole words so.
 
-    >>> in_other_units("caf\u00e9 with a red door", [(11, 19)]), in_other_units("caf\u00e9 with a red door", [(10, 18)])
+    >>> in_other_units("caf\u00e9 with a red door", [(13, 21)]), in_other_units("caf\u00e9 with a red door", [(12, 20)])
     ([True], [False])
     """
     checked = [span for span in spans if span[0] < span[1]]
