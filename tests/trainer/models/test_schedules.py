@@ -79,7 +79,7 @@ def test_a_course_that_makes_no_sense_is_explained(name: str, value: Any, messag
 def test_a_temperature_beyond_the_limit_of_the_model_is_refused(tmp_path: Path) -> None:
     schedule = f"model.schedules.temperature_init={course('log', 0.1, 0.005, steps=(0, 9))}"
     with pytest.raises(
-        UserError, match=r"temperature_init is 0\.005 at step 9, beyond the limit of the model.s logit_scale"
+        UserError, match=r"schedules\.temperature_init cannot become 0\.005: .* above max_logit_scale=100"
     ):
         small_run.small_run(tmp_path / "run", schedule)
 

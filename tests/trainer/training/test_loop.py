@@ -251,6 +251,8 @@ def test_bf16_trains_on_a_cpu(tmp_path: Path) -> None:
 
 
 def test_scalars_are_clamped_after_the_step(tmp_path: Path) -> None:
-    run = small_run(tmp_path / "run", "model.max_logit_scale=2", "lr=0.0001", "optim.warmup_steps=0")
+    settings = ("model.temperature_init=0.5", "model.max_logit_scale=2", "lr=0.0001", "optim.warmup_steps=0")
+    run = small_run(tmp_path / "run", *settings)
+    run.model.logit_scale.data.fill_(3)
     update(run, next(iter(run.loader)))
     assert run.model.logit_scale.item() == pytest.approx(math.log(2))
