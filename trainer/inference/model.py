@@ -59,9 +59,11 @@ def read_image(image: ImageInput) -> NDArray[np.uint8]:
             return to_pixels(image)
         if isinstance(image, str | Path):
             return decode(Path(image).read_bytes())
-        if hasattr(image, "seekable") and image.seekable():
-            image.seek(0)  # as PIL does: a buffer that was just written stands at its end
-        data = image if isinstance(image, bytes) else image.read() if hasattr(image, "read") else None
+        data: Any = image
+        if not isinstance(image, bytes) and hasattr(image, "read"):
+            if hasattr(image, "seekable") and image.seekable():
+                image.seek(0)  # as PIL does: a buffer that was just written stands at its end
+            data = image.read()
         if isinstance(data, bytes):
             return decode(data)
     except (OSError, ValueError, ImageRejected) as error:
