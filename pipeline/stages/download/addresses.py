@@ -287,10 +287,9 @@ def parse_url(text: str, base: URL | None = None) -> URL:
             # Parsed anew, and only then checked. yarl would leave out an empty query that is not part of the path.
             path = (path or "/") + mark * (not query)
             url = URL.build(scheme=url.scheme, authority=url.raw_authority, path=path, query_string=query, encoded=True)
-        if url.scheme not in ("http", "https"):
-            raise ValueError(f"{url.scheme or 'no scheme'}: only http and https are fetched")
-        if not url.raw_host:
-            raise ValueError(f"no host behind {url.scheme}:")
+        if url.scheme not in ("http", "https") or not url.raw_host:
+            kind = "no host" if url.scheme in ("http", "https") else url.scheme or "no scheme"
+            raise ValueError(f"{kind}: only http and https are fetched")
         if url.port in BAD_PORTS:
             raise FetchError("invalid_url", f"port {url.port}, which browsers refuse")
         return url
@@ -306,10 +305,9 @@ def resolve(reference: str, base: URL) -> str:
     """Return a reference as an absolute URL (RFC 3986, section 5.2.2, as browsers do), its spelling unchanged."""
     reference = reference.partition("#")[0]
     if scheme := SCHEME.match(reference):
-        relative = reference[scheme.end() :]
-        if scheme[0].lower() != f"{base.scheme}:" or relative.startswith("//"):
+        if scheme[0].lower() != f"{base.scheme}:" or reference.startswith("//", scheme.end()):
             return reference
-        reference = relative  # of the same scheme: http:/path
+        reference = reference[scheme.end() :]
     if reference.startswith("/"):
         return f"{base.scheme}:{reference}" if reference.startswith("//") else f"{base.origin()}{reference}"
     path, mark, query = reference.partition("?")

@@ -104,16 +104,11 @@ MAX_HEAD: Final = 300_000
 MAX_LINE: Final = 65_536
 """Bytes of a header, and of the line before a chunk, as in urllib."""
 HEAD_END: Final = re.compile(rb"\n\r?\n")
-PLAIN_HEAD: Final = re.compile(
-    rb"HTTP/(?:1\.[01]|2\.0) \d{3}(?![^ \r\n])[^\r\n\0]*\r?\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\r\n\0]*\r?\n)*+\r?\n"
-)
-"""A head whose lines aiohttp's parser accepts."""
+# Servers are hostile, and a regex holds the event loop: all of these take linear time.
 STATUS_LINE: Final = re.compile(rb"HTTP/(\d(?:\.\d+)?)\s+(\d{3})(?!\S)")
 FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*:[ \t]*(.*)", re.DOTALL)
 LENGTH: Final = re.compile(rb"\+?(\d{1,4000})")  # Python converts 4300 digits
-FRAMING: Final = re.compile(rb"\n(?i:(content-length)|transfer-encoding):([^\r\n]*)")
 CHUNK: Final = re.compile(rb"\+?(?:0[xX])?([0-9a-fA-F]+)[ \t]*(?:;.*)?", re.DOTALL)
-# Servers are hostile: all of these take linear time, since a regex holds the event loop.
 
 
 def tidy_head(head: bytes) -> tuple[bytes, int | None]:
@@ -123,14 +118,8 @@ def tidy_head(head: bytes) -> tuple[bytes, int | None]:
     kept, and none that is no number or stands beside a chunked body.
 
     Returns:
-        The head, which stays as it is if it is not odd, and the bytes of its body, None if it does not tell.
+        The head, and the bytes of its body, None if it does not tell.
     """
-    framing = FRAMING.findall(head)
-    if PLAIN_HEAD.fullmatch(head) and len(framing) < 2:
-        name, value = framing[0] if framing else (b"", b"chunked")
-        value = value.strip(b" \t")
-        if value.isdigit() and len(value) < 19 if name else value.lower() == b"chunked":
-            return head, int(value) if name else None
     status, *lines = re.sub(rb"\r?\n[ \t]+", b" ", head).translate(None, b"\0").strip().split(b"\n")
     if found := STATUS_LINE.match(status):
         status = b"HTTP/1.%d %s" % (found[1] not in (b"1", b"1.0"), found[2])
@@ -192,33 +181,27 @@ class TolerantHandler(ResponseHandler):
             self.transport.close()
 
     def _reframe(self, data: bytes) -> bytes:
-        """Write lines around chunks as RFC 9112 wants them; others stay, for the parser to name what is wrong with them.
-
-        The last chunk ends the body. Another answer on this connection is certain only if nothing but its blank line follows.
-        """
+        """Write the sizes of chunks as RFC 9112 wants them; the parser names what is wrong with other lines."""
         parts, start = list[bytes](), 0
-        while start < len(data):
+        while start < len(data) and self._left is None:
+            end = start + self._chunk if self._chunk else data.find(b"\n", start) + 1 or len(data)
+            part, start = data[start:end], end
             if self._chunk:
-                parts.append(data[start : start + self._chunk])
-                self._chunk -= len(parts[-1])
-                start += len(parts[-1])
+                self._chunk -= len(part)
+                parts.append(part)
                 continue
-            end = data.find(b"\n", start) + 1
-            self._line += data[start : end or len(data)]
+            self._line += part
             if len(self._line) > MAX_LINE:
                 self._fail(f"more than {MAX_LINE} bytes in the line of a chunk")
-                break
-            if not end:
-                break
-            line, self._line, start = self._line.strip(), b"", end
-            size = CHUNK.fullmatch(line)
-            self._chunk = int(size[1], 16) if size else 0
-            parts.append(b"%x\r\n" % self._chunk if size else line + b"\r\n")
-            if size and not self._chunk:
-                parts.append(b"\r\n")
-                self._left = 0
-                self._should_close |= data[start:] != b"\r\n"
-                break
+                return b""
+            if part.endswith(b"\n"):
+                line, self._line = self._line.strip(), b""
+                size = CHUNK.fullmatch(line)
+                self._chunk = int(size[1], 16) if size else 0
+                parts.append(b"%x\r\n" % self._chunk if size else line + b"\r\n")
+                if size and not self._chunk:  # the end: only behind a blank line is another answer certain
+                    parts.append(b"\r\n")
+                    self._left, self._should_close = 0, self._should_close or data[start:] != b"\r\n"
         return b"".join(parts)
 
     def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
