@@ -288,8 +288,7 @@ def parse_url(text: str, base: URL | None = None) -> URL:
             path = (path or "/") + mark * (not query)
             url = URL.build(scheme=url.scheme, authority=url.raw_authority, path=path, query_string=query, encoded=True)
         if url.scheme not in ("http", "https") or not url.raw_host:
-            kind = "no host" if url.scheme in ("http", "https") else url.scheme or "no scheme"
-            raise ValueError(f"{kind}: only http and https are fetched")
+            raise ValueError(f"{url.scheme or 'no scheme'}: only http and https with a host are fetched")
         if url.port in BAD_PORTS:
             raise FetchError("invalid_url", f"port {url.port}, which browsers refuse")
         return url

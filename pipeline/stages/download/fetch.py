@@ -175,9 +175,8 @@ class TolerantHandler(ResponseHandler):
             self._left -= len(data)
         elif self._chunk is not None:
             data = self._reframe(data)
-        self._should_close |= bool(rest)
         super().data_received(data)
-        if rest and self.transport is not None and (self._payload is None or self._payload.is_eof()):
+        if rest and self.transport is not None:
             self.transport.close()
 
     def _reframe(self, data: bytes) -> bytes:
@@ -294,8 +293,8 @@ async def _on_reused(
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 GZIP: Final = b"\x1f\x8b"
 AUTOMATIC, RAW = 47, -15  # wbits of zlib: a header of gzip or zlib, and none
-MAX_CODINGS: Final = 3
-"""Compressions of a body, one within the other."""
+MAX_CODINGS: Final = 3  # compressions of a body, one within the other
+MAX_MEMBERS: Final = 100  # of gzip, one behind the other
 
 
 class Deadline:
@@ -460,7 +459,7 @@ def too_many_bytes(limit: int) -> FetchError:
 
 def is_whole(response: aiohttp.ClientResponse) -> bool:
     """Return False for a body that is a part of another, as Content-Range tells."""
-    found = re.fullmatch(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)", response.headers.get("Content-Range", "").strip())
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", "").strip()[:99])
     return response.status != 206 or found is None or (int(found[1]) == 0 and found[3] in ("*", str(int(found[2]) + 1)))
 
 
@@ -500,9 +499,11 @@ def inflate(body: bytes, max_bytes: int) -> bytes | None:
     Raises FetchError for damaged gzip and for more than `max_bytes`.
     """
     for wbits in (AUTOMATIC, RAW):
-        inflated, rest = b"", body
+        inflated, rest, n = b"", body, 0
         try:
             while rest and (not inflated or rest.startswith(GZIP)):
+                if (n := n + 1) > MAX_MEMBERS:  # each copies the rest
+                    raise FetchError("undecodable", f"content encoding: more than {MAX_MEMBERS} members of gzip")
                 decompressor = zlib.decompressobj(wbits)
                 inflated += decompressor.decompress(rest, max_bytes + 1 - len(inflated))
                 if len(inflated) > max_bytes:

@@ -1,12 +1,14 @@
 """Response headers from untrusted servers."""
 
+import gzip
 import random
 import time
 from datetime import UTC, datetime
 
 import pytest
 
-from pipeline.stages.download.fetch import MAX_HEAD, opt_out, retry_after_s, tidy_head
+from pipeline.stages.download.addresses import FetchError
+from pipeline.stages.download.fetch import MAX_HEAD, MAX_MEMBERS, inflate, opt_out, retry_after_s, tidy_head
 
 NOW = datetime(2000, 1, 1, tzinfo=UTC)
 
@@ -75,3 +77,9 @@ def test_hostile_heads_take_linear_time() -> None:
         return time.process_time() - start_s
 
     assert any(taken_s() < 0.5 for _ in range(3))  # 0.2 s; quadratic ones take minutes
+
+
+def test_members_of_gzip_are_limited() -> None:
+    assert inflate(gzip.compress(b"x") * MAX_MEMBERS, 1000) == b"x" * MAX_MEMBERS
+    with pytest.raises(FetchError, match="more than 100 members of gzip"):
+        inflate(gzip.compress(b"") * 1_000_000, 1000)  # 20 MB
