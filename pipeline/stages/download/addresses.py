@@ -287,8 +287,8 @@ def parse_url(text: str, base: URL | None = None) -> URL:
             # Parsed anew, and only then checked. yarl would leave out an empty query that is not part of the path.
             path = (path or "/") + mark * (not query)
             url = URL.build(scheme=url.scheme, authority=url.raw_authority, path=path, query_string=query, encoded=True)
-        if url.scheme not in ("http", "https") or not url.raw_host or not url.port:
-            raise ValueError(f"{url.scheme or 'no scheme'}: only http and https are fetched")
+        if url.scheme not in ("http", "https") or not url.raw_host:
+            raise ValueError(f"{url.scheme or 'no scheme'}: only http and https with a host are fetched")
         if url.port in BAD_PORTS:
             raise FetchError("invalid_url", f"port {url.port}, which browsers refuse")
         return url
@@ -301,10 +301,12 @@ def parse_url(text: str, base: URL | None = None) -> URL:
 
 
 def resolve(reference: str, base: URL) -> str:
-    """Return a reference as an absolute URL (RFC 3986, section 5.2.2), its spelling unchanged."""
+    """Return a reference as an absolute URL (RFC 3986, section 5.2.2, as browsers do), its spelling unchanged."""
     reference = reference.partition("#")[0]
-    if SCHEME.match(reference):
-        return reference
+    if scheme := SCHEME.match(reference):
+        if scheme[0].lower() != f"{base.scheme}:" or reference.startswith("//", scheme.end()):
+            return reference
+        reference = reference[scheme.end() :]
     if reference.startswith("/"):
         return f"{base.scheme}:{reference}" if reference.startswith("//") else f"{base.origin()}{reference}"
     path, mark, query = reference.partition("?")

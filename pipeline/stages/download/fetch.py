@@ -18,6 +18,7 @@ from typing import Any, Final
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from hypergrit_common.errors import MACHINE_ERRORS
@@ -101,20 +102,13 @@ MAX_INTERIM: Final = 16
 MAX_HEAD: Final = 300_000
 """Bytes of the status line and all headers of a response, as in curl."""
 MAX_LINE: Final = 65_536
-"""Bytes of a header, as in urllib."""
+"""Bytes of a header, and of the line before a chunk, as in urllib."""
 HEAD_END: Final = re.compile(rb"\n\r?\n")
-PLAIN_HEAD: Final = re.compile(
-    rb"HTTP/(?:1\.[01]|2\.0) \d{3}(?![^ \r\n])[^\r\n\0]*\r?\n(?:[!#$%&'*+.^_`|~0-9A-Za-z-]++:[^\r\n\0]*\r?\n)*+\r?\n"
-)
-"""A head whose lines aiohttp's parser accepts."""
+# Servers are hostile, and a regex holds the event loop: all of these take linear time.
 STATUS_LINE: Final = re.compile(rb"HTTP/(\d(?:\.\d+)?)\s+(\d{3})(?!\S)")
 FIELD: Final = re.compile(rb"([!#$%&'*+.^_`|~0-9A-Za-z-]+)[ \t]*:[ \t]*(.*)", re.DOTALL)
-LENGTH: Final = re.compile(rb"\+?(\d+)")
-FRAMING: Final = re.compile(rb"\n(?i:(content-length)|transfer-encoding):[ \t]*([^\r\n]*?)[ \t]*(?=\r?\n)")
-
-
-class HeadError(Exception):
-    """The head of a response is too long, or there are too many; the message says so."""
+LENGTH: Final = re.compile(rb"\+?(\d{1,4000})")  # Python converts 4300 digits
+CHUNK: Final = re.compile(rb"\+?(?:0[xX])?([0-9a-fA-F]+)[ \t]*(?:;.*)?", re.DOTALL)
 
 
 def tidy_head(head: bytes) -> tuple[bytes, int | None]:
@@ -124,19 +118,15 @@ def tidy_head(head: bytes) -> tuple[bytes, int | None]:
     kept, and none that is no number or stands beside a chunked body.
 
     Returns:
-        The head, which stays as it is if it is not odd, and the bytes of its body, None if it does not tell.
+        The head, and the bytes of its body, None if it does not tell.
     """
-    framing = FRAMING.findall(head)
-    if PLAIN_HEAD.fullmatch(head) and len(framing) < 2:
-        name, value = framing[0] if framing else (b"", b"chunked")
-        if value.isdigit() if name else value.lower() == b"chunked":
-            return head, int(value) if name else None
     status, *lines = re.sub(rb"\r?\n[ \t]+", b" ", head).translate(None, b"\0").strip().split(b"\n")
     if found := STATUS_LINE.match(status):
         status = b"HTTP/1.%d %s" % (found[1] not in (b"1", b"1.0"), found[2])
     fields = [field.groups() for line in lines if (field := FIELD.fullmatch(line.strip().replace(b"\r", b" ")))]
     kept = [field for field in fields if field[0].lower() not in (b"content-length", b"transfer-encoding")]
-    if any(name.lower() == b"transfer-encoding" and value.lower().endswith(b"chunked") for name, value in fields):
+    codings = b",".join(value for name, value in fields if name.lower() == b"transfer-encoding").lower()
+    if codings.rpartition(b",")[2].strip() == b"chunked":
         kept, lengths = [*kept, (b"Transfer-Encoding", b"chunked")], list[int]()
     else:
         values = [value for name, value in fields if name.lower() == b"content-length"]
@@ -147,7 +137,7 @@ def tidy_head(head: bytes) -> tuple[bytes, int | None]:
 
 
 class TolerantHandler(ResponseHandler):
-    """A connection that accepts what urllib and curl do: odd heads, and bytes behind a body, which are left out.
+    """A connection that accepts what urllib and curl do: odd heads and chunks, and bytes behind a body, which are left out.
 
     It ends after MAX_INTERIM interim responses, which aiohttp would collect without limit, and at a head above MAX_HEAD.
     """
@@ -155,9 +145,11 @@ class TolerantHandler(ResponseHandler):
     _n_interim = 0
     _head: bytes | None = None  # what has come of a head; None: a body comes
     _left: int | None = None  # bytes of the body that are to come, None if its head did not tell
+    _chunk: int | None = None  # bytes of the chunk that are to come, None if the body has no chunks
+    _line = b""  # what has come of the line before a chunk or behind it
 
     def set_response_params(self, **params: Any) -> None:
-        self._n_interim, self._head, self._left = 0, b"", None
+        self._n_interim, self._head, self._left, self._line = 0, b"", None, b""
         super().set_response_params(**params)
 
     def data_received(self, data: bytes) -> None:
@@ -177,15 +169,48 @@ class TolerantHandler(ResponseHandler):
             super().data_received(head)
             if self._head is None and not data:
                 return
-        is_more = self._left is not None and len(data) > self._left
+        rest = b""
         if self._left is not None:
-            data = data[: self._left]
+            data, rest = data[: self._left], data[self._left :]
             self._left -= len(data)
+        elif self._chunk is not None:
+            data = self._reframe(data)
         super().data_received(data)
-        if is_more and self.transport is not None:
+        if rest and self.transport is not None:
             self.transport.close()
 
+    def _reframe(self, data: bytes) -> bytes:
+        """Write the sizes of chunks as RFC 9112 wants them; the parser names what is wrong with other lines."""
+        parts, start = list[bytes](), 0
+        while start < len(data) and self._left is None:
+            end = start + self._chunk if self._chunk else data.find(b"\n", start) + 1 or len(data)
+            part, start = data[start:end], end
+            if self._chunk:
+                self._chunk -= len(part)
+                parts.append(part)
+                continue
+            self._line += part
+            if len(self._line) > MAX_LINE:
+                self._fail(f"more than {MAX_LINE} bytes in the line of a chunk")
+                return b""
+            if part.endswith(b"\n"):
+                line, self._line = self._line.strip(), b""
+                size = CHUNK.fullmatch(line)
+                self._chunk = int(size[1], 16) if size else 0
+                parts.append(b"%x\r\n" % self._chunk if size else line + b"\r\n")
+                if size and not self._chunk:  # the end: only behind a blank line is another answer certain
+                    parts.append(b"\r\n")
+                    self._left, self._should_close = 0, self._should_close or data[start:] != b"\r\n"
+        return b"".join(parts)
+
+    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
+        super().set_exception(exc, *cause)
+        # aiohttp tells an error of a body only to who waits for a head, and not to who reads that body.
+        if isinstance(exc, HttpProcessingError) and self._payload is not None and not self._payload.is_eof():
+            self._payload.set_exception(exc)
+
     def feed_data(self, data: Any, size: int = 0) -> None:
+        self._chunk = 0 if data[0].chunked else None
         if 100 <= data[0].code < 200:
             self._n_interim += 1
             if self._n_interim > MAX_INTERIM:
@@ -195,7 +220,7 @@ class TolerantHandler(ResponseHandler):
         super().feed_data(data, size)
 
     def _fail(self, message: str) -> None:
-        self.set_exception(HeadError(message))
+        self.set_exception(HttpProcessingError(message=message))
         self.transport and self.transport.abort()  # type: ignore[func-returns-value]
 
 
@@ -268,8 +293,8 @@ async def _on_reused(
 REDIRECTS: Final = (301, 302, 303, 307, 308)
 GZIP: Final = b"\x1f\x8b"
 AUTOMATIC, RAW = 47, -15  # wbits of zlib: a header of gzip or zlib, and none
-MAX_CODINGS: Final = 3
-"""Compressions of a body, one within the other."""
+MAX_CODINGS: Final = 3  # compressions of a body, one within the other
+MAX_MEMBERS: Final = 100  # of gzip, one behind the other
 
 
 class Deadline:
@@ -368,7 +393,7 @@ async def attempt_fetch(
         detail = f"no connection in {min(limit_s, config.connect_timeout_s):g} s"
         verdict = Verdict.SILENT if limit_s >= min(full_s, config.connect_timeout_s) else Verdict.NOTHING
         raise FetchError("timeout", detail, verdict=verdict) from error
-    except (HeadError, aiohttp.ClientResponseError) as error:
+    except (HttpProcessingError, aiohttp.ClientResponseError) as error:
         raise FetchError("connection_error", f"no valid HTTP: {message_of(error)}") from error
     except (aiohttp.ClientError, OSError) as error:
         number = error_number(error)
@@ -434,7 +459,7 @@ def too_many_bytes(limit: int) -> FetchError:
 
 def is_whole(response: aiohttp.ClientResponse) -> bool:
     """Return False for a body that is a part of another, as Content-Range tells."""
-    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", "").strip())
+    found = re.fullmatch(r"bytes (\d+)-(\d+)/(\d+|\*)", response.headers.get("Content-Range", "").strip()[:99])
     return response.status != 206 or found is None or (int(found[1]) == 0 and found[3] in ("*", str(int(found[2]) + 1)))
 
 
@@ -474,9 +499,11 @@ def inflate(body: bytes, max_bytes: int) -> bytes | None:
     Raises FetchError for damaged gzip and for more than `max_bytes`.
     """
     for wbits in (AUTOMATIC, RAW):
-        inflated, rest = b"", body
+        inflated, rest, n = b"", body, 0
         try:
             while rest and (not inflated or rest.startswith(GZIP)):
+                if (n := n + 1) > MAX_MEMBERS:  # each copies the rest
+                    raise FetchError("undecodable", f"content encoding: more than {MAX_MEMBERS} members of gzip")
                 decompressor = zlib.decompressobj(wbits)
                 inflated += decompressor.decompress(rest, max_bytes + 1 - len(inflated))
                 if len(inflated) > max_bytes:

@@ -3,6 +3,7 @@
 What only one of the two gets is on a list, with the reason.
 """
 
+import asyncio
 import gzip
 import socket
 import time
@@ -17,6 +18,7 @@ from yarl import URL
 
 from pipeline.stages.download import stage
 from pipeline.stages.download.addresses import parse_url
+from pipeline.stages.download.fetch import MAX_LINE, TolerantHandler
 from pipeline.stages.download.stage import Download
 from tests.patience import PATIENCE_S
 from tests.pipeline.stages.download.rows import config, reasons, table
@@ -138,6 +140,19 @@ ANSWERS: Final = {
     "chunked, HTTP/1.0": chunked("Transfer-Encoding: chunked").replace(b"1.1", b"1.0", 1),
     "chunked, cut off": chunked("Transfer-Encoding: chunked", CLOSE)[:-40],
     "chunked without an end": chunked("Transfer-Encoding: chunked", CLOSE)[:-5],
+    **{f"chunked with {name}": chunked("Transfer-Encoding: chunked").replace(b"\r\n64\r\n", b"\r\n" + line)
+       for name, line in {"a size and LF": b"64\n", "a size behind a blank": b" 64\r\n", "0x": b"0x64\r\n", "+": b"+64\r\n",
+                          "an odd extension": b"64 ; \0=\xff\r\r\n", "no size": b"\r\n64\r\n", "a word": b"many\r\n"}.items()},
+    "chunked with LF": chunked("Transfer-Encoding: chunked").replace(b"\r\n64\r\n", b"\r\n64\n").replace(b"\r\n0\r\n\r\n", b"\n0\n\n"),
+    "chunked with an odd trailer": chunked("Transfer-Encoding: chunked", trailer="X Y : z\r\nnonsense\r\n"),
+    "chunked with a long trailer": chunked("Transfer-Encoding: chunked", trailer="X: " + "y" * 9000 + "\r\n"),
+    "chunked without the last blank line": chunked("Transfer-Encoding: chunked")[:-2],
+    "chunks of a wrong size": chunked("Transfer-Encoding: chunked").replace(b"\r\n64\r\n", b"\r\n63\r\n"),
+    "xchunked": with_body("Transfer-Encoding: xchunked"),
+    "chunked, but plain": with_body("Transfer-Encoding: chunked"),
+    "an encoding without a name": with_body("Transfer-Encoding:"),
+    "a length of 5000 digits": head(TYPE, "Content-Length: " + "9" * 5000, CLOSE) + BODY,
+    "206 with a range of 5000 digits": with_body(f"Content-Range: bytes 0-{'9' * 5000}/*", status="HTTP/1.1 206 P"),
     "identity and a length": with_body("Transfer-Encoding: identity"),
     "identity": head(TYPE, "Transfer-Encoding: identity", CLOSE) + BODY,
     # content encodings
@@ -182,6 +197,10 @@ ANSWERS: Final = {
     "302 without a length": head("Location: /exact/to", CLOSE, status="HTTP/1.1 302 X"),
     "302 without Location": head("Content-Length: 0", status="HTTP/1.1 302 X"),
     "302 to nothing": head("Location:", "Content-Length: 0", status="HTTP/1.1 302 X"),
+    "302 to http:/path": head("Location: http:/exact/to", "Content-Length: 0", status="HTTP/1.1 302 X"),
+    "302 to HTTP:///path": head("Location: HTTP:///exact/to", "Content-Length: 0", status="HTTP/1.1 302 X"),
+    "302 to http:path": head("Location: http:exact/to", "Content-Length: 0", status="HTTP/1.1 302 X"),
+    "302 to https:/path": head("Location: https:/exact/to", "Content-Length: 0", status="HTTP/1.1 302 X"),
     "302 with URI": head("URI: /exact/to", "Content-Length: 0", status="HTTP/1.1 302 X"),
 }  # fmt: skip
 
@@ -225,7 +244,7 @@ def answer(connection: socket.socket, _: int, path: str) -> None:
         target = list(targets())[int(path.removeprefix("/to/"))].encode(errors="surrogateescape")
         connection.sendall(b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\nLocation: /exact" + target + b"\r\n\r\n")
         return
-    if path.startswith("/answer/"):
+    if path.startswith("/answer/") and path != "/answer/exact/to":
         reply = list(ANSWERS.values())[int(path.removeprefix("/answer/"))]
         connection.sendall(reply)
         connection.shutdown(socket.SHUT_WR)  # so that urllib does not wait where it knows no length
@@ -257,6 +276,7 @@ INFLATED: Final = "the stage decompresses, and img2dataset drops it"
 ONLY_THE_STAGE: Final = {
     "three hundred headers": "urllib counts them, the stage their bytes",
     "HTTP/2.0 as text": "the answer has the form of HTTP/1.1",
+    "chunked with LF": "curl accepts a line that ends with LF, urllib only that of a size",
     "103 before it": "urllib knows the code 100 only",
     "103 with an odd header": "urllib knows the code 100 only",
     **dict.fromkeys((*(name for name in ANSWERS if name.startswith(("gzip", "x-gzip", "deflate")) and "plain" not in name),
@@ -267,6 +287,8 @@ ONLY_URLLIB: Final = {
     "different lengths": "where the body ends is not certain (RFC 9110, section 8.6)",
     "206 with a part": "a part of a picture is no picture",
     "302 with URI": "a header that no browser follows",
+    "302 to http:path": "urllib puts a slash before the path; it is relative to the path of the URL (RFC 3986, section 5.2.2)",
+    "302 to HTTP:///path": "no host; browsers take the first name of the path for it",
 }
 """What is refused on purpose."""
 
@@ -341,6 +363,92 @@ def test_a_head_in_parts_and_a_second_request_on_its_connection_are_read() -> No
             table(*(f"http://127.0.0.1:{port}/{i}" for i in range(3)), "http://[::1")
         )
     assert reasons(found) == [None, None, None, "invalid_url"]
+
+
+CHUNKED: Final = {
+    name: reply for name, reply in ANSWERS.items() if b"ransfer-Encoding: chunked" in reply and "gz" not in name
+}
+FAULTS: Final = {
+    "chunked with no size": "Invalid character in chunk size",
+    "chunked with a word": "Invalid character in chunk size",
+    "chunks of a wrong size": "Expected LF after chunk data",
+    "chunked, but plain": "Invalid character in chunk size",
+}
+
+
+def test_an_error_of_a_body_ends_the_attempt_with_its_message() -> None:
+    replies = [ANSWERS[name] for name in FAULTS]
+    replies.append(head("Transfer-Encoding: chunked") + b"5" * (MAX_LINE + 1))
+    replies.append(head("Transfer-Encoding: chunked") + b"f" * 20 + b"\n")
+
+    def apart(connection: socket.socket, _: int, path: str) -> None:
+        begin, blank, body = replies[int(path[1:])].partition(b"\r\n\r\n")
+        for part in (begin + blank, body):
+            connection.sendall(part)
+            time.sleep(0.02)
+
+    with serve(apart) as port:
+        rows = Download(config())(table(*(f"http://127.0.0.1:{port}/{i}" for i in range(len(replies))))).to_pylist()
+    details = [*FAULTS.values(), f"more than {MAX_LINE} bytes in the line of a chunk", "Chunk size overflow"]
+    assert [(row["reason"], row["detail"]) for row in rows] == [
+        ("connection_error", f"no valid HTTP: {detail}") for detail in details
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 100_000])
+def test_answers_on_one_connection_are_read_in_parts_of_any_size(size: int) -> None:
+    async def read(reply: bytes, handler: TolerantHandler) -> bytes:
+        handler.set_response_params(read_until_eof=True)
+        for start in range(0, len(reply), size):
+            handler.data_received(reply[start : start + size])
+        _, payload = await handler.read()
+        return await payload.read()
+
+    async def read_all() -> tuple[list[str], set[str]]:
+        handler, wrong, closing = TolerantHandler(asyncio.get_running_loop()), [], set()
+        for name, reply in (CHUNKED | {"a length": with_body()}).items():
+            if name not in FAULTS and "cut" not in name and "without an end" not in name:
+                wrong += [name] * (await asyncio.wait_for(read(reply, handler), PATIENCE_S) != BODY)
+                if handler.should_close:
+                    closing.add(name)
+                    handler = TolerantHandler(asyncio.get_running_loop())
+        return wrong, closing
+
+    wrong, closing = asyncio.run(read_all())
+    assert wrong == []
+    expected = {
+        "chunked, HTTP/1.0",
+        "chunked with LF",
+        *(name for name in CHUNKED if "trailer" in name or "last" in name),
+    }
+    assert closing == expected if size > len(BODY) else closing >= expected
+
+
+def test_connections_are_kept_where_the_end_of_an_answer_is_certain() -> None:
+    names = ["plain", "chunked", "chunked with a size and LF", "302 to http:/path", "chunked and a length"]
+    numbers = list[int]()
+
+    def several(connection: socket.socket, n: int, path: str) -> None:
+        numbers.append(n)
+        reply = ANSWERS[names[int(path[1:])]] if path[1:].isdigit() else with_body()
+        connection.sendall(reply)
+
+    with serve(several) as port:
+        found = Download(config(concurrency=1))(table(*(f"http://127.0.0.1:{port}/{i}" for i in range(len(names)))))
+    assert (set(reasons(found)) <= {None, "duplicate"}, numbers) == (True, list(range(len(names) + 1)))
+
+
+def test_a_large_body_with_bytes_behind_is_read_to_its_end() -> None:
+    body = BODY + b"\0" * 3_000_000
+    replies = [
+        with_body(body=body) + b"x" * 1000,
+        head(TYPE, "Transfer-Encoding: chunked") + b"%x\n%s\r\n0\n" % (len(body), body) + b"x" * 1000,
+        with_body(body=body),
+    ]
+
+    with serve(lambda connection, _, path: connection.sendall(replies[int(path[1:])])) as port:
+        rows = Download(config(concurrency=1))(table(*(f"http://127.0.0.1:{port}/{i}" for i in range(3))))
+    assert set(reasons(rows)) <= {None, "duplicate"}
 
 
 def test_rows_with_one_url_share_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
