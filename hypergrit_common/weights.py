@@ -16,8 +16,8 @@ from hypergrit_common.files import check_file
 
 WRAPPERS = ("model", "state_dict")
 """Keys of the weights in training checkpoints: `model` in GLIP, MERU, HyCoCLIP, PHyCLIP; `state_dict` in open_clip."""
-PREFIXES = ("module.", "model.")
-"""Beginnings of all names: of DistributedDataParallel, and of a LightningModule."""
+PREFIXES = ("module.", "model.", "_forward_module.")
+"""Beginnings of all names: of DistributedDataParallel, of a LightningModule, and of Lightning Fabric."""
 WITHIN = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names, of torch.compile, FSDP and activation checkpoints."""
 

@@ -33,7 +33,7 @@ def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank, stripped. Raises UserError if it cannot be read."""
     try:
         check_file(path)
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
     return [line.strip() for line in text.splitlines() if line.strip()]

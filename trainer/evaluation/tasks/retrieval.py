@@ -48,6 +48,14 @@ class CaptionedImages:
     captions: list[str] = field(default_factory=list)
     owners: list[int] = field(default_factory=list)
 
+    @classmethod
+    def of(cls, captions: Mapping[ImageSource, list[str]], limit: int) -> "CaptionedImages":
+        """The first `limit` images (0: all) with their captions."""
+        found = cls()
+        for image in list(captions)[: limit or None]:
+            found.add(image, captions[image])
+        return found
+
     def add(self, image: ImageSource, captions: list[str]) -> None:
         """Append an image with its captions."""
         self.owners.extend([len(self.images)] * len(captions))
@@ -92,22 +100,23 @@ def read_flickr30k(root: Path, limit: int, problems: Problems) -> CaptionedImage
 
 def read_karpathy(path: Path, folder: Path, limit: int, problems: Problems) -> CaptionedImages:
     """Read the test split of a file in Karpathy's layout, with its images in a folder. Errors as in `read_coco`."""
-    found = CaptionedImages()
+    found: dict[ImageSource, list[str]] = {}
 
     def read_image(numbered: tuple[int, Any]) -> None:
         number, entry = numbered
         where = f"{path}: images[{number}]"
-        if value_of(entry, "split", str, where) != "test" or 0 < limit <= len(found.images):
+        if value_of(entry, "split", str, where) != "test":
             return
         sentences = value_of(entry, "sentences", list, where)
         captions = [value_of(sentence, "raw", str, f"{where}.sentences[{i}]") for i, sentence in enumerate(sentences)]
         place = value_of(entry, "filepath", str, where) if "filepath" in entry else ""  # COCO's two folders
-        found.add(own_image(folder, f"{place}/{value_of(entry, 'filename', str, where)}".lstrip("/"), where), captions)
+        image = own_image(folder, f"{place}/{value_of(entry, 'filename', str, where)}".lstrip("/"), where)
+        found.setdefault(image, []).extend(captions)  # a file may list an image several times
 
     problems.entries(path, enumerate(value_of(read_json(path), "images", list, str(path))), read_image)
-    if not found.images:
-        raise UserError(f"{path} has no image with the split 'test'; download Karpathy's file")
-    return found
+    if not found:
+        raise UserError(f"{path} has no image with the split 'test'; give its images one, as in Karpathy's files")
+    return CaptionedImages.of(found, limit)
 
 
 def own_image(folder: Path, name: str, where: str) -> ImageSource:
@@ -139,10 +148,7 @@ def read_own(path: Path, limit: int, problems: Problems) -> CaptionedImages:
         rows = problems.entries(path, enumerate(read_lines(path), 1), lambda line: read(*json_line(path, *line)))
     for image, caption in rows:
         captions.setdefault(image, []).append(caption)
-    found = CaptionedImages()
-    for image in list(captions)[: limit or None]:
-        found.add(image, captions[image])
-    return found
+    return CaptionedImages.of(captions, limit)
 
 
 def json_line(path: Path, number: int, line: str) -> tuple[dict[str, Any], str]:
