@@ -121,13 +121,20 @@ DATA_URL: Final = re.compile(r"\s*data:[^,]{0,200};base64,", re.IGNORECASE)
 PLAIN: Final = str.maketrans("-_", "+/", " \t\r\n")
 
 
-def is_picture_text(text: str) -> bool:
+def holds_picture(value: str | bytes) -> bool:
+    """Return True for the bytes of a picture, and for text as `holds_text_of_picture`."""
+    return (isinstance(value, bytes) and is_picture(value)) or holds_text_of_picture(value)
+
+
+def holds_text_of_picture(value: str | bytes) -> bool:
     """Return True for a text that begins as a picture in base64, of 32 characters or more, or as a data: URL of one."""
+    text = value if isinstance(value, str) else value[:300].decode("latin-1")
     return bool(DATA_URL.match(text)) or (len(text) >= 32 and is_picture(picture_in(text[:24]) or b""))
 
 
-def picture_in(text: str) -> bytes | None:
+def picture_in(value: str | bytes) -> bytes | None:
     """Return the bytes of a picture in base64 or a data: URL; None if they are damaged."""
+    text = value if isinstance(value, str) else value.decode("latin-1")
     plain = DATA_URL.sub("", text, 1).translate(PLAIN)
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
