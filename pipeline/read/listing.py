@@ -212,7 +212,7 @@ def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the sorted files that are read, and those that are not; warn about what is in no file that is read.
 
     They are tars, or else tables, or else folders of images, or else .json files. Tables that img2dataset writes beside
-    each folder of images, with the same rows, do not count.
+    folders of images, with the same rows, do not count: all have the name of such a folder, or one has that of a shard.
     """
     known = sorted(path for path in found if format_of(path))
     images = {path for path in found if is_image(path.rpartition("/")[2])}
@@ -222,7 +222,8 @@ def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
     if not (tars or tables or folders):
         check_no_arrow(found)
         return known, sorted({*found} - {*known})
-    has_folders = not tars and {*folders}.issuperset(map(_stem, tables))
+    shards = {*folders}.intersection(stems := [*map(_stem, tables)])
+    has_folders = not tars and (len(shards) == len({*stems}) or any(path.rpartition("/")[2].isdigit() for path in shards))
     kind, chosen = ("tars", tars) if tars else ("tables", tables)
     if has_folders:
         kind, chosen = "folders of images", [f"{folder}/" for folder in folders]

@@ -102,9 +102,7 @@ def _read_rows(
             return given is None or given.get(f"{first_key + row:012d}", {}).get("status") == KEPT
 
         n = 0
-        folder = pictures_beside(piece.path)
-        roots = Roots((*config.image_roots, folder)) if folder is not None else all_roots
-        context = Context(config, roots, piece.path, input_format(piece.path))
+        context = Context(config, roots_for(piece.path, all_roots), piece.path, input_format(piece.path))
         try:
             for line, found in read_rows(piece, context, is_wanted):
                 origin = _origin(plan, n_before + n, piece, n)
@@ -126,6 +124,12 @@ def _read_rows(
             raise changed(piece.path)
         check_unchanged(piece)
         n_before += n
+
+
+def roots_for(path: str, roots: Roots) -> Roots:
+    """Return the folders from which the rows of an input file may read images: `roots`, and its own if it names those in it."""
+    folder = pictures_beside(path)
+    return roots if folder is None else Roots((*roots.folders, folder))
 
 
 def read_rows(

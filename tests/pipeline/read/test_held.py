@@ -152,9 +152,15 @@ def test_what_is_not_read_is_counted(tmp_path: Path, caplog: pytest.LogCaptureFi
     (tmp_path / "00000/clip.mp4").write_bytes(b"x")
     assert len(list_files(str(tmp_path))) == 2
     assert "1 file (1 .mp4) of the input are not read, only its folders of images (2)" in caplog.text
-    table(tmp_path / "index.parquet")
-    assert len(list_files(str(tmp_path))) == 3
-    assert "10 files (3 .jpg, 3 .json, 3 .txt, 1 .mp4) of the input are not read, only its tables (3)" in caplog.text
+    caplog.clear()
+    table(tmp_path / "urls.parquet")  # the list that was downloaded
+    table(tmp_path / "00002.parquet")  # a shard of which no picture could be downloaded
+    assert [path for path, _ in list_files(str(tmp_path))] == [f"{tmp_path}/00000/", f"{tmp_path}/00001/"]
+    assert "3 files (2 .parquet, 1 .mp4) of the input are not read, only its folders of images (2)" in caplog.text
+    for shard in ("00000", "00001"):
+        (tmp_path / shard).rename(tmp_path / f"of_{shard}")  # no folders of shards
+    assert len(list_files(str(tmp_path))) == 4
+    assert "only its tables (4)" in caplog.text
     (tmp_path / "metadata").mkdir()  # as DataComp
     table(tmp_path / "metadata/0.parquet")
     write_tar(tmp_path / "00000.tar", {"0.jpg": b"x", "0.txt": b"y"})
