@@ -102,7 +102,7 @@ def _read_rows(
             return given is None or given.get(f"{first_key + row:012d}", {}).get("status") == KEPT
 
         n = 0
-        context = Context(config, roots_for(piece.path, all_roots), piece.path, input_format(piece.path))
+        context = Context(config, roots_for(piece.path, config, all_roots), piece.path, input_format(piece.path))
         try:
             for line, found in read_rows(piece, context, is_wanted):
                 origin = _origin(plan, n_before + n, piece, n)
@@ -126,10 +126,10 @@ def _read_rows(
         n_before += n
 
 
-def roots_for(path: str, roots: Roots) -> Roots:
-    """Return the folders from which the rows of an input file may read images: `roots`, and its own if it names those in it."""
+def roots_for(path: str, config: ReadConfig, roots: Roots) -> Roots:
+    """Return the folders from which the rows of an input file may read images: `roots`, and perhaps its own."""
     folder = pictures_beside(path)
-    return roots if folder is None else Roots((*roots.folders, folder))
+    return roots if folder is None else Roots((*config.image_roots, folder))
 
 
 def read_rows(

@@ -58,7 +58,7 @@ class Readings:
             record = {} if isinstance(first, BadRecord) else first
             names = {name: value for name, value in record.items() if name not in (IMAGE, MEMBERS)}
             same |= self.columns(path, names, unread, IMAGE in record)
-        first_row = self.first_row(first, Context(self.config, roots_for(path, self.roots), path, kind))
+        first_row = self.first_row(first, Context(self.config, roots_for(path, self.config, self.roots), path, kind))
         self.found.append(cast(InputReading, {**same, "file": path, "first_row": first_row}))
         return len(self.found) - 1
 

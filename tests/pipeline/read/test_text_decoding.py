@@ -1,5 +1,6 @@
 """No wrong caption: text in another encoding, NUL bytes, escapes and quotes end in the right text or a named reason."""
 
+import gzip
 import json
 import tarfile
 from io import BytesIO
@@ -101,6 +102,15 @@ def test_text_behind_a_closing_quote_is_a_bad_row_with_a_hint(tmp_path: Path, su
     hints = [row["detail"] for row in rows if "text after a closing quote" in (row["detail"] or "")]
     assert len(hints) == 3
     assert all("set read.escape" in hint and "read.quotes=false" in hint for hint in hints)
+
+
+@pytest.mark.parametrize("name", ["a.csv", "b.jsonl", "c.json", "d.tsv.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf_32"])
+def test_a_file_without_the_mark_of_its_encoding_is_named(tmp_path: Path, name: str, encoding: str) -> None:
+    text = b'[{"url": "http://a/0", "caption": "a"}]'
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    with pytest.raises(UserError, match=rf"{name}: it does not begin with the mark of {encoding}; set read.encoding"):
+        read_all(tmp_path, encoding=encoding)
 
 
 def test_escapes_of_spark_and_mysql_are_read_by_the_setting(tmp_path: Path) -> None:

@@ -105,6 +105,17 @@ def test_pictures_in_a_column_in_files_and_in_the_input_are_told(tmp_path: Path)
     assert ("not read", "1 member .mask.png; read.image_member=mask.png reads them") in lines
 
 
+def test_the_first_row_of_a_metadata_file_beside_its_pictures_is_told_as_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "b/0.png", "text": "a cat"}')
+    found = reading(tmp_path)
+    assert found["pictures"] == "files that the column file_name names"
+    assert found["first_row"] == {
+        "caption": "a cat",
+        "image": f"{tmp_path}/b/0.png",
+        "extra": found["first_row"]["extra"],
+    }
+
+
 def test_files_of_one_kind_are_told_once_and_mixed_ones_apart(tmp_path: Path) -> None:
     for name in ("a.jsonl", "b.jsonl", "c.csv", "d.parquet", "e.parquet"):
         write_table(tmp_path / name)
