@@ -126,6 +126,36 @@ def test_escapes_of_spark_and_mysql_are_read_by_the_setting(tmp_path: Path) -> N
     assert captions(tsv, escape="\\", quotes=False) == ['5" pipe\tnew', ""]
 
 
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        (r"AC\DC live", r"AC\DC live"),
+        (r"C:\new\table", r"C:\new\table"),
+        (r'"C:\new, red"', r"C:\new, red"),
+        (r'"C:\dir\, red"', r"C:\dir\, red"),
+        (r'"two\nlines\t\r\0"', r"two\nlines\t\r\0"),
+        (r'"a \"b\" \\ c"', r'a "b" \ c'),
+        (r'"say \"\N\", \N"', r'say "\N", \N'),
+        (r"\\N", r"\N"),
+        (r'"\N"', r"\N"),
+        (r"\N", ""),
+        (r"x\N", r"x\N"),
+        ("two\\\nlines", "two\nlines"),
+        ('"two\n\\N\nC:\\d"', "two\n\\N\nC:\\d"),
+        (r'"\\server\share"', r"\server\share"),
+    ],
+)
+def test_an_escape_before_any_other_character_is_a_character(tmp_path: Path, field: str, expected: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"url,caption,x\\y\na\\b.jpg,{field},1\nhttp://a,next,\\N\n")
+    first, second = read_all(path, rows_per_shard=1, escape="\\")
+    assert (first["url"], first["caption_original"] or "", first["extra"]) == (r"a\b.jpg", expected, r'{"x\\y": "1"}')
+    assert (second["caption_original"], second["extra"]) == ("next", r'{"x\\y": ""}')
+    path.write_text(path.read_text().replace("\\", "^"))
+    if "N" not in field:
+        assert read_all(path, escape="^")[0]["caption_original"] == expected.replace("\\", "^")
+
+
 @pytest.mark.parametrize("escape", ['"', ",", "", "ab"])
 def test_other_escapes_are_refused(tmp_path: Path, escape: str) -> None:
     with pytest.raises(UserError, match="escape is"):
