@@ -476,10 +476,14 @@ def _without_pictures(value: Any) -> Any:
     return value
 
 
-def _id(value: Any) -> Any:
+def _id(value: Any) -> str | None:
+    """Return the text of an identifier of any type: hexadecimal digits of bytes that are no text, JSON of nested values."""
     if isinstance(value, float) and math.isnan(value):
         return None
-    return str(value) if isinstance(value, int | float) else value
+    if isinstance(value, bytes):
+        text = value.decode(errors="replace")
+        return text if text.isprintable() and "\ufffd" not in text else value.hex()
+    return json.dumps(_json_value(value)) if isinstance(value, dict | list) else value if value is None else str(value)
 
 
 def _text(value: Any, what: str, most: int) -> str | None:

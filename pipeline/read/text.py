@@ -65,7 +65,8 @@ def parse_json(content: bytes, encoding: str = "utf-8", named: str = "") -> Reco
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return BadRecord(NULS if "\0" in text else f"not valid JSON: {error}")
+        problem = LONE_CR if "\r" in text.strip() else f"not valid JSON: {error}"
+        return BadRecord(NULS if "\0" in text else problem)
     return record if isinstance(record, dict) else BadRecord(f"a JSON {type(record).__name__}, not an object")
 
 
@@ -175,6 +176,10 @@ class JsonLines(JsonRows):
 
     name = "jsonl"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
+
+    def refuse_first(self, first: BadRecord, config: ReadConfig) -> None:
+        if first.message == LONE_CR:  # the file is one line
+            raise LayoutError(first.message)
 
     def find(self, file: IO[bytes], offset: int, line: int, n_columns: int, config: ReadConfig) -> Iterator[RawRow]:
         file.seek(offset)
@@ -349,10 +354,10 @@ def csv_rows(
             lines.skip_blank(first, LINE_ENDS)
 
 
+LONE_CR: Final = r"a carriage return (\r) that is not part of a line end; end lines with \n or \r\n"
 UNCLOSED: Final = "a quoted field does not end in this row"
 PROBLEMS: Final = {
-    "new-line character": "a carriage return (\\r) that is not part of a line end; end lines with \\n or \\r\\n, or quote the "
-    "field",
+    "new-line character": f"{LONE_CR}, or quote the field",
     "unexpected end of data": UNCLOSED,
     "'": "text after a closing quote; set read.escape, such as \\ for files of Spark and MySQL, or read.quotes=false if "
     "quotes are characters like any other",

@@ -1,6 +1,8 @@
 """Folders and tables as other engines write them: read, or refused by name."""
 
+import decimal
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -103,3 +105,27 @@ def test_dates_of_96_bits_after_the_end_of_nanoseconds_are_right(tmp_path: Path)
     table = pa.table({"url": ["http://a"], "caption": ["x"], "v": pa.array([LATEST], pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
     assert [row["extra"] for row in read_all(tmp_path)] == ['{"v": "9999-12-31 23:59:59"}']
+
+
+OID = {"$oid": "65a1"}
+ID = uuid.UUID(int=2**127 + 255)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array([decimal.Decimal(10) ** 37, None], pa.decimal128(38, 0)), [f"1{'0' * 37}", None]),
+        (pa.array([ID.bytes, b"abc-1"]), [ID.hex, "abc-1"]),
+        (pa.array([ID.bytes, None], pa.binary(16)), [ID.hex, None]),
+        (pa.ExtensionArray.from_storage(pa.uuid(), pa.array([ID.bytes, None], pa.binary(16))), [str(ID), None]),
+        (pa.array([0, 2**50], pa.timestamp("ms")), ["1970-01-01 00:00:00", "<value out of range: 1125899906842624>"]),
+        (pa.array([0, 1], pa.date32()), ["1970-01-01", "1970-01-02"]),
+        (pa.array([OID, OID]), ['{"$oid": "65a1"}'] * 2),
+        (pa.array([7.0, float("nan")]), ["7.0", None]),
+    ],
+)
+@pytest.mark.parametrize("name", ["IMAGE_ID", "key"])
+def test_an_identifier_of_any_type_is_its_text(tmp_path: Path, name: str, values: pa.Array, expected: Any) -> None:
+    pq.write_table(pa.table({"url": ["http://a"] * 2, "caption": ["x", "y"], name: values}), tmp_path / "a.parquet")
+    rows = read_all(tmp_path)
+    assert [(row["id"], row["reason"]) for row in rows] == [(text, None) for text in expected]

@@ -113,6 +113,21 @@ def test_a_file_without_the_mark_of_its_encoding_is_named(tmp_path: Path, name: 
         read_all(tmp_path, encoding=encoding)
 
 
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_lines_that_end_with_carriage_returns_are_an_error_that_says_so(tmp_path: Path, name: str) -> None:
+    lines = ["url,caption", "http://a/0,x"] if name == "a.csv" else ['{"url": "http://a/0", "caption": "x"}'] * 2
+    (tmp_path / name).write_bytes("\r".join([*lines, ""]).encode())
+    with pytest.raises(
+        UserError, match=rf"{name}: .*a carriage return \(\\r\) that is not part of a line end; end lines"
+    ):
+        read_all(tmp_path)
+    if name == "a.jsonl":
+        (tmp_path / name).write_bytes("\n".join([lines[0], "\r".join(lines), f"{lines[0]}\r", "{\r}"]).encode())
+        assert [(row["reason"], "carriage" in (row["detail"] or "")) for row in read_all(tmp_path)] == [
+            (None, False), ("bad_row", True), (None, False), ("missing_url", False)
+        ]  # fmt: skip
+
+
 def test_escapes_of_spark_and_mysql_are_read_by_the_setting(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('url,caption,n\nhttp://a/0,"the \\"big, red\\" one",1\nhttp://a/1,\\N,\\N\nhttp://a/2,C:\\\\N\\, x,2\n'
