@@ -19,16 +19,7 @@ from hypergrit_common.remote import open_file
 from pipeline.faults import is_fault
 from pipeline.read.config import ReadConfig
 from pipeline.read.nested import has_bytes, is_text, root_of, types_of
-from pipeline.read.rows import (
-    FINEHARD_COLUMN,
-    GRIT_COLUMNS,
-    ID_NAMES,
-    check_columns,
-    check_image_type,
-    find_column,
-    find_columns,
-    with_named,
-)
+from pipeline.read.rows import FINEHARD_COLUMN, GRIT_COLUMNS, check_columns, check_image_type, find_columns, with_named
 from pipeline.read.streams import DamageError, input_errors, open_stream
 from pipeline.read.types import BadRecord, Counted, Load, Piece, Record, ShardPlan, Survey
 
@@ -420,8 +411,8 @@ def _with_image(load: Load, name: str, images: pa.Array, i: int) -> Record | Bad
 def _records(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
     """Yield the rows of a batch without image; those that are too long become a BadRecord and are not converted."""
     sizes, most = batch_sizes(batch), max(ROW_FACTOR * config.max_row_bytes, BATCH_BYTES)
-    ids = {find_column(batch.schema.names, None, ID_NAMES)}.difference(config.named_columns)  # whose text will do
-    needed = needed_columns(batch.schema, config) - ids
+    found = find_columns(types_of(batch.schema), config, Parquet.has_images)  # of an identifier, its text will do
+    needed = needed_columns(batch.schema, config) - {found.id}.difference(config.named_columns)
     for start, end in _ranges(sizes):
         if end - start == 1 and sizes[start] > most:
             message = f"the row has {sizes[start]} bytes, more than the limit of {ROW_FACTOR * config.max_row_bytes}"

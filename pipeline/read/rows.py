@@ -382,10 +382,7 @@ def _is_selected(record: Record, context: Context) -> bool:
 
 
 def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes | None, str | None]:
-    """Return the bytes of an image, or its path or URL. A dictionary {bytes, path} is that of Hugging Face datasets.
-
-    Beside a URL, bytes are those of a picture, also as text.
-    """
+    """Return the bytes of an image, or its path or URL. A dictionary {bytes, path} is that of Hugging Face datasets."""
     value = _value(record, columns.image)
     path = _value(record, columns.path)
     has_url = isinstance(url := _value(record, columns.url), str) and is_web(url)
@@ -397,11 +394,11 @@ def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes 
         path = value.get("path") if value.get("path") is not None else path
         value = value.get("bytes")
     if isinstance(value, bytes) and has_url and not holds_picture(value):
-        value = None  # the URL has it
+        value = None  # the picture is that of the URL
     elif isinstance(value, bytes | str) and holds_text_of_picture(value):
         value = picture_in(value)
         if value is None and not has_url:
-            raise BadRowError("the image begins as base64, but is not valid base64")
+            raise BadRowError("the image begins as base64 or hexadecimal digits, but is not valid base64")
     elif isinstance(value, str):
         path, value = value, None
     if value is not None and not isinstance(value, bytes):

@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 def names_of(image_member: str | None, caption_member: str | None) -> tuple[tuple[str, ...], ...]:
     """Return the suffixes of pictures, captions and JSON objects that are read, the best of each first."""
     images, texts = (
-        [name.strip().lower() for name in (some or "").split(",")] for some in (image_member, caption_member)
+        [name.strip(" .").lower() for name in (some or "").split(",")] for some in (image_member, caption_member)
     )
     columns = tuple(name for name in texts if name.endswith(GRIT_JSON)) or (GRIT_JSON,)
     captions = tuple(name for name in texts if name and name not in columns) or (GRIT_CAPTION,)

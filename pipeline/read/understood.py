@@ -170,7 +170,7 @@ def input_lines(found: UnderstoodInput, n_files: int = 0) -> Iterator[tuple[str,
     if found["not_read"]:
         counts = sorted(found["not_read"].items(), key=lambda item: (-item[1], item[0]))
         kinds = [f"{n:,} {suffix}" for suffix, n in counts]
-        text = f"files beside these: {shortened(kinds, SHOWN, ', ')}; input= as a glob or a folder that matches only them reads them"
+        text = f"files beside these: {shortened(kinds, SHOWN, ', ')}; an input= that matches only those of a known format reads them"
         yield "not read", printable(text)
 
 

@@ -57,16 +57,37 @@ def test_a_prefix_of_a_store_is_a_folder_too() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "log"),
-    [("Delta", "_delta_log/00000.json"), ("Iceberg", "metadata/v1.metadata.json"), ("Iceberg", "metadata/s.avro"),
+    [("Delta", "_delta_log/00000.json"), ("Iceberg", "metadata/v1.metadata.json"),
      ("Hudi", ".hoodie/hoodie.properties")],
 )  # fmt: skip
 def test_tables_with_deleted_rows_are_refused_by_name(tmp_path: Path, engine: str, log: str) -> None:
     folder = spark(tmp_path, "x.parquet")
     (folder / log).parent.mkdir()
     (folder / log).write_text("{}")
-    inputs = [folder, tmp_path, f"{tmp_path}/*", *([f"{folder}/*.parquet"] if engine == "Delta" else [])]
+    inputs = [folder, tmp_path, f"{tmp_path}/*", *([f"{folder}/*.parquet"] if engine != "Hudi" else [])]
     for input in inputs:
         with pytest.raises(UserError, match=rf"the input folder {folder} is a table of {engine}, .*write_input"):
+            list_files(str(input))
+
+
+@pytest.mark.parametrize(("engine", "log"), [("Delta", "_delta_log/0.json"), ("Iceberg", "metadata/0-a.metadata.json")])
+def test_a_part_of_a_table_is_refused_too(tmp_path: Path, engine: str, log: str) -> None:
+    part = spark(tmp_path / "table/data/lang=en", "x.parquet")
+    inputs = (
+        part,
+        part / "part-00000.parquet",
+        part.parent,
+        f"{part}/*.parquet",
+        f"{tmp_path}/table/data/*/*/*.parquet",
+    )
+    for place in ("metadata/s.avro", "data/metadata/info.json"):
+        (tmp_path / "table" / place).parent.mkdir(exist_ok=True)
+        (tmp_path / "table" / place).touch()
+    assert [len(list_files(str(input))) for input in inputs] == [2, 1, 2, 2, 2]
+    (tmp_path / "table" / log).parent.mkdir(exist_ok=True)
+    (tmp_path / "table" / log).write_text("{}")
+    for input in inputs:
+        with pytest.raises(UserError, match=rf"the input folder {tmp_path}/table is a table of {engine}"):
             list_files(str(input))
 
 

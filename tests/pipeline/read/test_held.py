@@ -77,6 +77,20 @@ def test_base64_in_a_column_of_bytes_is_a_picture_and_damaged_base64_leaves_the_
         assert [row["extra"] for row in rows] == [None, None]
 
 
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "GIF", "WEBP"])
+def test_bytes_as_text_of_python_and_hexadecimal_digits_are_pictures(tmp_path: Path, kind: str) -> None:
+    picture = encoded(kind)
+    code = base64.b64encode(picture)
+    digits = picture.hex()
+    texts = [str(picture), str(code), f'b"{code.decode()}"', digits, digits.upper(), f"\\x{digits}", f"0x{digits}"]
+    rows = read_all(lines(tmp_path / "a.jsonl", [{"url": URLS[0], "caption": "x", "image": text} for text in texts]))
+    assert [row[0] == picture for row in found(rows)] == [True] * len(texts)
+    assert {row["extra"] for row in rows} == {None}
+    for text in (hashlib.sha512(picture).hexdigest(), str(b"no picture" * 9), "0x" + "0" * 64):
+        (row,) = read_all(lines(tmp_path / "b.jsonl", [{"url": URLS[0], "caption": "x", "image": text}]))
+        assert (row["image"], json.loads(row["extra"])) == (None, {"image": text})
+
+
 def test_pictures_that_are_not_used_stay_out_of_the_other_columns(tmp_path: Path) -> None:
     large = [[{"bytes": PICTURE + bytes(2_000_000), "path": f"{i}.jpg"} for i in range(3)], []]
     path = table(tmp_path / "a.parquet", images=pa.array(large, pa.list_(STRUCT)), n=[1, 2])

@@ -86,7 +86,7 @@ def test_pictures_in_a_column_in_files_and_in_the_input_are_told(tmp_path: Path)
     found_input, lines = understood(tmp_path / "folder")
     assert found_input["readings"][0]["pictures"] == "in the input"
     assert found_input["not_read"] == {".psd": 1, ".txt": 1}
-    assert "1 .psd, 1 .txt; input=" in dict(lines)["not read"]
+    assert "1 .psd, 1 .txt; an input=" in dict(lines)["not read"]
     with tarfile.open(tmp_path / "tar" / "a.tar", "w") as tar:
         for name, content in (
             ("0.png", PNG),
