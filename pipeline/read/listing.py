@@ -227,10 +227,8 @@ def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
     if not (tars or tables or folders):
         check_no_arrow(found)
         return known, sorted({*found} - {*known})
-    shards = {*folders}.intersection(stems := [*map(_stem, tables)])
-    has_folders = not tars and (
-        len(shards) == len({*stems}) or any(path.rpartition("/")[2].isdigit() for path in shards)
-    )
+    shards = {*folders}.intersection(of_tables := {*map(_stem, tables)})
+    has_folders = not tars and (shards == of_tables or any(path.rpartition("/")[2].isdigit() for path in shards))
     kind, chosen = ("tars", tars) if tars else ("tables", tables)
     if has_folders:
         kind, chosen = "folders of images", [f"{folder}/" for folder in folders]

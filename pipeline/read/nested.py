@@ -117,7 +117,7 @@ def path_columns(path: str) -> Mapping[str, str | int | None]:
 
 # Pictures as text: base64, alone or in a data: URL, hexadecimal digits, or Python's text of bytes.
 
-DATA_URL: Final = re.compile(r"\s*data:[^,]{0,200};base64,", re.IGNORECASE)
+DATA_URL: Final = re.compile(r"^data:[^,]{0,200};base64,", re.IGNORECASE)
 HEX: Final = re.compile(r"(?:\\x|0x)?((?:[0-9a-f]{2}){8,})", re.IGNORECASE)
 PLAIN: Final = str.maketrans("-_", "+/", " \t\r\n")
 
@@ -136,8 +136,7 @@ def holds_text_of_picture(value: str | bytes) -> bool:
 def picture_in(value: str | bytes) -> bytes | None:
     """Return the bytes of a picture as text; None if they are damaged."""
     text = _unquoted(value)
-    found = DATA_URL.match(text)
-    plain = text[found.end() if found else 0 :].translate(PLAIN)
+    plain = DATA_URL.sub("", text, 1).translate(PLAIN)
     try:
         if found := HEX.fullmatch(plain):
             return bytes.fromhex(found[1])

@@ -444,8 +444,9 @@ def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[st
     used = {columns.url, *columns.captions, columns.id, *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
     for name in others.keys() & {root, *_picture_names(tuple(record))}:
-        others[name] = _without_pictures(others[name])
-        if others[name] is None and (name == root or record[name] is not None):
+        if (left := _without_pictures(others[name])) is not None:
+            others[name] = left
+        elif name == root or others[name]:
             del others[name]
     if config.levels is not None:
         others["levels"] = levels
@@ -464,12 +465,11 @@ def _without_pictures(value: Any) -> Any:
     """Return what a column of pictures holds beside them; None for nothing."""
     match value:
         case dict():
-            rest = {name: _without_pictures(item) for name, item in value.items() if item not in ("", [])}
-            return {name: item for name, item in rest.items() if item is not None} or None
+            return {name: left for name, item in value.items() if (left := _without_pictures(item)) is not None} or None
         case list():
-            return [item for item in map(_without_pictures, value) if item is not None] or None
+            return [left for item in value if (left := _without_pictures(item)) is not None] or None
         case bytes() | str():
-            return None if isinstance(value, bytes) or holds_picture(value) else value
+            return None if isinstance(value, bytes) or not value or holds_picture(value) else value
     return value
 
 

@@ -160,8 +160,7 @@ class TranscodedSource:
                 text = self._decoder.decode(data, final=not data)
             except UnicodeError:  # of a codec whose text must begin with a mark: its handler gets all other errors
                 raise LayoutError(
-                    f"it does not begin with the mark of {self._encoding}; set read.encoding to its own, such as utf-8 or "
-                    f"{self._encoding}-le, or leave it out of the input"
+                    f"it does not begin with the mark of {self._encoding}; set read.encoding to its own, such as utf-8"
                 ) from None
             self._rest = text.encode("utf-8", "surrogateescape")
         found, self._rest = self._rest[:size], self._rest[size:]

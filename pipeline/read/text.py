@@ -204,7 +204,7 @@ class Escapes:
     """
 
     def __init__(self, dialect: Mapping[str, Any]) -> None:
-        self.escape, self.delimiter = dialect.get("escapechar"), dialect["delimiter"]
+        self.escape, self.delimiter = dialect.get("escapechar") or "", dialect["delimiter"]
         self.has_quotes, self.is_quoted = dialect.get("quoting") != csv.QUOTE_NONE, False
         self.token = re.compile(f'{re.escape(self.escape)}.|"', re.DOTALL) if self.escape else None
 

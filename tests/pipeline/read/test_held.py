@@ -98,7 +98,7 @@ def test_pictures_that_are_not_used_stay_out_of_the_other_columns(tmp_path: Path
     assert found(rows) == [(None, url, None) for url in URLS]
     assert [json.loads(row["extra"]) for row in rows] == [
         {"images": [{"path": "0.jpg"}, {"path": "1.jpg"}, {"path": "2.jpg"}], "n": 1},
-        {"n": 2},
+        {"images": [], "n": 2},
     ]
 
 

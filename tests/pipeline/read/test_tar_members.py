@@ -58,7 +58,7 @@ def test_hidden_members_are_skipped_and_counted(tmp_path: Path, suffix: str, hid
          [(b"v.1.0.png", "v.1.0.txt"), (b"v.1.1.png", "v.1.1.txt")]),
         (["v.jpg", "v.txt", "v.2.jpg", "v.2.txt"], "read.tar_key=last_dot", {"tar_key": "last_dot"},
          [(b"v.jpg", "v.txt"), (b"v.2.jpg", "v.2.txt")]),
-        (["0.before.webp", "0.txt"], "read.image_member=before.webp", {"image_member": "before.webp"},
+        (["0.before.webp", "0.txt"], "read.image_member=before.webp", {"image_member": ".before.webp"},
          [(b"0.before.webp", "0.txt")]),
         (["0.a.jpg", "0.txt", "1.b.jpg", "1.txt"], "read.image_member=a.jpg", {"image_member": "a.jpg, B.JPG"},
          [(b"0.a.jpg", "0.txt"), (b"1.b.jpg", "1.txt")]),

@@ -81,7 +81,7 @@ def test_pictures_in_a_column_in_files_and_in_the_input_are_told(tmp_path: Path)
     (tmp_path / "paths" / "a.csv").write_text("file_name,caption\n0.png,a cat\n")
     found = reading(tmp_path / "paths", image_roots=(str(tmp_path),))
     assert found["pictures"] == "files that the column file_name names"
-    for name, content in (("0.png", PNG), ("0.txt", b"a cat"), ("1.psd", b""), ("2.txt", b"no picture")):
+    for name, content in (("0.png", PNG), ("0.TXT", b"a cat"), ("1.psd", b""), ("2.txt", b"no picture")):
         (tmp_path / "folder" / name).write_bytes(content)
     found_input, lines = understood(tmp_path / "folder")
     assert found_input["readings"][0]["pictures"] == "in the input"
