@@ -393,8 +393,11 @@ def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iter
         return
     images = batch.column(image)
     sizes, most = row_sizes(images), config.max_image_bytes + config.max_url_characters
+    has_url = find_columns(types_of(batch.schema), config, Parquet.has_images).url is not None
     for i, load in enumerate(_records(batch.drop_columns([image]), config)):
-        if sizes[i] > most:
+        if sizes[i] > most and has_url and pa.types.is_list(images.type) and len(images[i]) > 1:
+            yield load  # several pictures are not used beside a URL
+        elif sizes[i] > most:
             message = f"the image has {sizes[i]} bytes, more than the limit of {config.max_image_bytes}"
             yield partial(BadRecord, message)
         else:

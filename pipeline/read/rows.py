@@ -439,7 +439,7 @@ def _all_captions(record: Record, columns: Columns, config: ReadConfig) -> list[
 
 
 def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[str | None]) -> str | None:
-    """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
+    """Return the other columns as JSON. Raises BadRowError if they are too long."""
     root = root_of(columns.image, record) if columns.image is not None else ""
     used = {columns.url, *columns.captions, columns.id, *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
@@ -450,10 +450,7 @@ def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[st
             del others[name]
     if config.levels is not None:
         others["levels"] = levels
-    try:
-        text = json.dumps(_json_value(others), sort_keys=True) if others else None
-    except RecursionError:
-        raise BadRowError("values are nested too deeply") from None
+    text = json.dumps(_json_value(others), sort_keys=True) if others else None
     if text and len(text) > 2 * config.max_row_bytes:  # JSON may escape characters
         raise BadRowError(
             f"the other columns have {len(text)} bytes, more than the limit of {2 * config.max_row_bytes}"

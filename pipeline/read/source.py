@@ -152,6 +152,8 @@ def convert(load: Load, context: Context) -> Row | BadRecord:
         return to_row(load(), context)
     except BadRowError as error:
         return BadRecord(str(error))
+    except RecursionError:
+        return BadRecord("values are nested too deeply")
 
 
 # Process one row such that an exception costs this row alone.

@@ -94,6 +94,7 @@ def test_bytes_as_text_of_python_and_hexadecimal_digits_are_pictures(tmp_path: P
 def test_pictures_that_are_not_used_stay_out_of_the_other_columns(tmp_path: Path) -> None:
     large = [[{"bytes": PICTURE + bytes(2_000_000), "path": f"{i}.jpg"} for i in range(3)], []]
     path = table(tmp_path / "a.parquet", images=pa.array(large, pa.list_(STRUCT)), n=[1, 2])
+    assert found(read_all(path, max_image_bytes=3_000_000)) == [(None, url, None) for url in URLS]
     rows = read_all(path, max_row_bytes=1_000_000)
     assert found(rows) == [(None, url, None) for url in URLS]
     assert [json.loads(row["extra"]) for row in rows] == [
