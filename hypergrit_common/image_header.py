@@ -46,7 +46,7 @@ TIFF_WIDTH, TIFF_HEIGHT, TIFF_TILE_WIDTH, TIFF_TILE_HEIGHT = 256, 257, 322, 323
 
 
 MAGIC: Final = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"RIFF", b"II*\0", b"MM\0*")
-"""First bytes of the usual images, but for BMP's two letters."""
+"""First bytes of the usual images, but for BMP, whose two letters are too few."""
 READ: Final = ("AVIF", "HEIC", "JPEG 2000")
 """Types of `type_of` that are decoded in a child process; HEIC needs a package."""
 TYPES: Final = (
@@ -98,7 +98,7 @@ def type_of(data: bytes) -> str:
 
 def is_picture(data: bytes) -> bool:
     """Return True for bytes that begin like an image of a format that is read."""
-    return data.startswith(MAGIC) or type_of(data) in READ
+    return data.startswith(MAGIC) or (data[:2] == b"BM" and data[6:10] == bytes(4)) or type_of(data) in READ
 
 
 def _read_pixels(data: bytes) -> int:

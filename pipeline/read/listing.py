@@ -5,7 +5,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Final
 
 from fsspec import AbstractFileSystem
@@ -162,10 +162,15 @@ def find_files(fs: AbstractFileSystem, root: str) -> list[str]:
     A folder is one whatever its name: engines write tables as folders `pairs.parquet/`.
     """
     fs.invalidate_cache()  # other machines may have added files since this process listed them
+    folder = "" if is_web(root) else GLOB_START.split(root)[0]
+    while folder:  # the input may be a part of a table
+        with suppress(OSError):
+            check_tables(path for path in [f"{folder}/_delta_log"] if fs.exists(path))
+            check_tables(fs.ls(f"{folder}/metadata", detail=False))
+        folder = folder.rpartition("/")[0]
     if any(sign in root for sign in GLOB) and not fs.exists(root):
         found = fs.glob(root, detail=True)
         check_tables([*found])
-        check_tables(log for log in [f"{GLOB_START.split(root)[0]}/_delta_log"] if not is_web(root) and fs.exists(log))
         folders = {path for path, info in found.items() if info["type"] != "file" and fs.isdir(path)}
         files = [path for path in found if path not in folders]
         if any(format_of(path) for path in files):
@@ -186,7 +191,7 @@ def _below(fs: AbstractFileSystem, folder: str) -> list[str]:
 
 
 TABLE_LOG: Final = re.compile(
-    r"(?P<Delta>/_delta_log(?:/|$))|(?P<Hudi>/\.hoodie(?:/|$))|(?P<Iceberg>/metadata/[^/]*\.(?:metadata\.json|avro)$)"
+    r"(?P<Delta>/_delta_log(?:/|$))|(?P<Hudi>/\.hoodie(?:/|$))|(?P<Iceberg>/metadata/[^/]*\.metadata\.json$)"
 )
 
 
@@ -212,7 +217,7 @@ def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
     """Return the sorted files that are read, and those that are not; warn about what is in no file that is read.
 
     They are tars, or else tables, or else folders of images, or else .json files. Tables that img2dataset writes beside
-    each folder of images, with the same rows, do not count.
+    folders of images, with the same rows, do not count: all have the name of such a folder, or one has that of a shard.
     """
     known = sorted(path for path in found if format_of(path))
     images = {path for path in found if is_image(path.rpartition("/")[2])}
@@ -222,7 +227,8 @@ def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
     if not (tars or tables or folders):
         check_no_arrow(found)
         return known, sorted({*found} - {*known})
-    has_folders = not tars and {*folders}.issuperset(map(_stem, tables))
+    shards = {*folders}.intersection(of_tables := {*map(_stem, tables)})
+    has_folders = not tars and (shards == of_tables or any(path.rpartition("/")[2].isdigit() for path in shards))
     kind, chosen = ("tars", tars) if tars else ("tables", tables)
     if has_folders:
         kind, chosen = "folders of images", [f"{folder}/" for folder in folders]
@@ -231,7 +237,7 @@ def choose_files(found: Sequence[str]) -> tuple[list[str], list[str]]:
     unread = [path for path in found if path not in read]
     if has_folders:  # what stands beside an image belongs to it
         stems = {path.rpartition(".")[0] for path in images}
-        unread = [path for path in unread if not (path.endswith(BESIDE) and path.rpartition(".")[0] in stems)]
+        unread = [path for path in unread if not (path.lower().endswith(BESIDE) and path.rpartition(".")[0] in stems)]
     others = [path for path in unread if _stem(path).removesuffix("_stats") not in names]
     if others:
         logger.warning(

@@ -115,21 +115,38 @@ def path_columns(path: str) -> Mapping[str, str | int | None]:
     return {name: None if text == "__HIVE_DEFAULT_PARTITION__" else text for name, text in values.items()}
 
 
-# Pictures as text: base64, alone or in a data: URL.
+# Pictures as text: base64, alone or in a data: URL, hexadecimal digits, or Python's text of bytes.
 
-DATA_URL: Final = re.compile(r"\s*data:[^,]{0,200};base64,", re.IGNORECASE)
+DATA_URL: Final = re.compile(r"^data:[^,]{0,200};base64,", re.IGNORECASE)
+HEX: Final = re.compile(r"(?:\\x|0x)?((?:[0-9a-f]{2}){8,})", re.IGNORECASE)
 PLAIN: Final = str.maketrans("-_", "+/", " \t\r\n")
 
 
-def is_picture_text(text: str) -> bool:
-    """Return True for a text that begins as a picture in base64, of 32 characters or more, or as a data: URL of one."""
-    return bool(DATA_URL.match(text)) or (len(text) >= 32 and is_picture(picture_in(text[:24]) or b""))
+def holds_picture(value: str | bytes) -> bool:
+    """Return True for the bytes of a picture, and for text as `holds_text_of_picture`."""
+    return (isinstance(value, bytes) and is_picture(value)) or holds_text_of_picture(value)
 
 
-def picture_in(text: str) -> bytes | None:
-    """Return the bytes of a picture in base64 or a data: URL; None if they are damaged."""
+def holds_text_of_picture(value: str | bytes) -> bool:
+    """Return True for a text that begins as a picture, of 30 characters or more, or as a data: URL of one."""
+    text = _unquoted(value[:300])
+    return bool(DATA_URL.match(text)) or (len(text) >= 30 and is_picture(picture_in(text[:24]) or b""))
+
+
+def picture_in(value: str | bytes) -> bytes | None:
+    """Return the bytes of a picture as text; None if they are damaged."""
+    text = _unquoted(value)
     plain = DATA_URL.sub("", text, 1).translate(PLAIN)
     try:
+        if found := HEX.fullmatch(plain):
+            return bytes.fromhex(found[1])
+        if "\\" in text:
+            return text.encode("latin-1").decode("unicode_escape", "ignore").encode("latin-1")
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)
     except ValueError:
         return None
+
+
+def _unquoted(value: str | bytes) -> str:
+    text = (value if isinstance(value, str) else value.decode("latin-1")).strip()
+    return text[2:].removesuffix(text[1]) if text[:2] in ("b'", 'b"') else text

@@ -393,8 +393,11 @@ def _loads(batch: pa.RecordBatch, image: str | None, config: ReadConfig) -> Iter
         return
     images = batch.column(image)
     sizes, most = row_sizes(images), config.max_image_bytes + config.max_url_characters
+    has_url = find_columns(types_of(batch.schema), config, Parquet.has_images).url is not None
     for i, load in enumerate(_records(batch.drop_columns([image]), config)):
-        if sizes[i] > most:
+        if sizes[i] > most and has_url and pa.types.is_list(images.type) and len(images[i]) > 1:
+            yield load  # several pictures are not used beside a URL
+        elif sizes[i] > most:
             message = f"the image has {sizes[i]} bytes, more than the limit of {config.max_image_bytes}"
             yield partial(BadRecord, message)
         else:
@@ -411,7 +414,8 @@ def _with_image(load: Load, name: str, images: pa.Array, i: int) -> Record | Bad
 def _records(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
     """Yield the rows of a batch without image; those that are too long become a BadRecord and are not converted."""
     sizes, most = batch_sizes(batch), max(ROW_FACTOR * config.max_row_bytes, BATCH_BYTES)
-    needed = needed_columns(batch.schema, config)
+    found = find_columns(types_of(batch.schema), config, Parquet.has_images)  # of an identifier, its text will do
+    needed = needed_columns(batch.schema, config) - {found.id}.difference(config.named_columns)
     for start, end in _ranges(sizes):
         if end - start == 1 and sizes[start] > most:
             message = f"the row has {sizes[start]} bytes, more than the limit of {ROW_FACTOR * config.max_row_bytes}"

@@ -21,7 +21,8 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.nested import (
     END,
     has_bytes,
-    is_picture_text,
+    holds_picture,
+    holds_text_of_picture,
     is_text,
     look_up,
     path_columns,
@@ -106,7 +107,7 @@ URL_NAMES: Final = ("url", "image_url", "link")
 CAPTION_NAMES: Final = ("caption", "text", "alt_text", "alt", "title")
 ID_NAMES: Final = ("id", "uid", "sample_id", "image_id", "key")
 IMAGE_NAMES: Final = (
-    *("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "image_data", "image_base64", "bytes", "images"),
+    *("image", "img", "jpg", "jpeg", "png", "webp", "image_bytes", "image_data", "image_base64", "images", "bytes"),
 )
 PATH_NAMES: Final = ("image_path", "file_name", "filename", "filepath")
 PATHS: Final = (*PATH_NAMES, *IMAGE_NAMES)
@@ -142,23 +143,26 @@ def find_columns(
     """Find the columns of a row among `names`: a mapping of them to values or types, or names alone.
 
     The column of the image is recognised by its name. Beside a URL column it must hold the bytes of a picture, of which
-    the URL need not be fetched. Without one, paths and web addresses will do, in formats that have images
-    (`Format.has_images`), and if images may be read from files.
+    the URL need not be fetched, and so beside a column of paths. Without both, paths and web addresses will do, in
+    formats that have images (`Format.has_images`), and if images may be read from files.
     """
     columns = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
     url = find_column(columns, config.url_column, URL_NAMES)
     image = find_column(columns, config.image_column, ())
     has_files = bool(config.image_roots) or has_pictures_beside
     if config.image_column is None:
-        image = _picture_column(columns, ABSENT if url is None and (has_images or has_files) else BYTES)
+        image = _picture_column(columns, BYTES)
     is_path = image is None and (has_pictures_beside or (config.image_roots and url is None))
     path = find_column(columns, config.image_path_column, PATH_NAMES if is_path else ())
+    if config.image_column is image is url is None and (has_images or has_files):
+        has_path = path is not None and picture_rank(columns[path]) == TEXT
+        image = None if has_path else _picture_column(columns, ABSENT if path is None else TEXT)
     captions = (find_column(columns, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
     return Columns(url, tuple(filter(None, captions)), find_column(columns, None, ID_NAMES), image, path)
 
 
 NONE, ABSENT, TEXT, BYTES = range(4)
-"""What a value or type holds of a picture: nothing, nothing in this row, text that may be its path, its bytes."""
+"""What a value or type holds of a picture: nothing, nothing in this row, text or bytes that may name it, its bytes."""
 
 
 def _picture_column(columns: Mapping[str, Any], least: int) -> str | None:
@@ -181,10 +185,8 @@ def picture_rank(value: Any) -> int:
             return NONE if not holds_images(value) else BYTES if has_bytes(value) else TEXT
         case None | "" | b"" | []:
             return ABSENT
-        case bytes():
-            return BYTES
-        case str():
-            return BYTES if is_picture_text(value) else TEXT
+        case bytes() | str():
+            return BYTES if holds_picture(value) else TEXT
         case {"bytes": _} | {"path": _}:
             return max(picture_rank(value.get("bytes")), min(TEXT, picture_rank(value.get("path"))))
         case [item]:
@@ -383,6 +385,7 @@ def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes 
     """Return the bytes of an image, or its path or URL. A dictionary {bytes, path} is that of Hugging Face datasets."""
     value = _value(record, columns.image)
     path = _value(record, columns.path)
+    has_url = isinstance(url := _value(record, columns.url), str) and is_web(url)
     if isinstance(value, list) and len(value) > 1:
         raise BadRowError(f"the row has {len(value)} images; name one, such as read.image_column={columns.image}[0]")
     if isinstance(value, list):
@@ -390,10 +393,12 @@ def _image(record: Record, columns: Columns, config: ReadConfig) -> tuple[bytes 
     if isinstance(value, dict):
         path = value.get("path") if value.get("path") is not None else path
         value = value.get("bytes")
-    if isinstance(value, str) and is_picture_text(value):
+    if isinstance(value, bytes) and has_url and not holds_picture(value):
+        value = None  # the picture is that of the URL
+    elif isinstance(value, bytes | str) and holds_text_of_picture(value):
         value = picture_in(value)
-        if value is None:
-            raise BadRowError("the image begins as base64, but is not valid base64")
+        if value is None and not has_url:
+            raise BadRowError("the image begins as base64 or hexadecimal digits, but is not valid base64")
     elif isinstance(value, str):
         path, value = value, None
     if value is not None and not isinstance(value, bytes):
@@ -434,22 +439,18 @@ def _all_captions(record: Record, columns: Columns, config: ReadConfig) -> list[
 
 
 def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[str | None]) -> str | None:
-    """Return the other columns as JSON. Raises BadRowError if they are too long or nested too deeply."""
+    """Return the other columns as JSON. Raises BadRowError if they are too long."""
     root = root_of(columns.image, record) if columns.image is not None else ""
-    used = {columns.url, *columns.captions, columns.id, root, *GRIT_COLUMNS}
+    used = {columns.url, *columns.captions, columns.id, *GRIT_COLUMNS}
     others = {name: value for name, value in record.items() if name not in used}
+    for name in others.keys() & {root, *_picture_names(tuple(record))}:
+        if (left := _without_pictures(others[name])) is not None:
+            others[name] = left
+        elif name == root or others[name]:
+            del others[name]
     if config.levels is not None:
         others["levels"] = levels
-    value = record.get(root)
-    if isinstance(value, dict):
-        more = {name: item for name, item in value.items() if picture_rank(item) not in (ABSENT, BYTES)}
-        others |= {root: more} if more else {}
-    elif isinstance(value, str) and not is_picture_text(value):
-        others[root] = value
-    try:
-        text = json.dumps(_json_value(others), sort_keys=True) if others else None
-    except RecursionError:
-        raise BadRowError("values are nested too deeply") from None
+    text = json.dumps(_json_value(others), sort_keys=True) if others else None
     if text and len(text) > 2 * config.max_row_bytes:  # JSON may escape characters
         raise BadRowError(
             f"the other columns have {len(text)} bytes, more than the limit of {2 * config.max_row_bytes}"
@@ -457,10 +458,26 @@ def _extra(record: Record, columns: Columns, config: ReadConfig, levels: list[st
     return text
 
 
-def _id(value: Any) -> Any:
+def _without_pictures(value: Any) -> Any:
+    """Return what a column of pictures holds beside them; None for nothing."""
+    match value:
+        case dict():
+            return {name: left for name, item in value.items() if (left := _without_pictures(item)) is not None} or None
+        case list():
+            return [left for item in value if (left := _without_pictures(item)) is not None] or None
+        case bytes() | str():
+            return None if isinstance(value, bytes) or not value or holds_picture(value) else value
+    return value
+
+
+def _id(value: Any) -> str | None:
+    """Return the text of an identifier of any type: hexadecimal digits of bytes that are no text, JSON of nested values."""
     if isinstance(value, float) and math.isnan(value):
         return None
-    return str(value) if isinstance(value, int | float) else value
+    if isinstance(value, bytes):
+        text = value.decode(errors="replace")
+        return text if text.isprintable() and "\ufffd" not in text else value.hex()
+    return json.dumps(_json_value(value)) if isinstance(value, dict | list) else value if value is None else str(value)
 
 
 def _text(value: Any, what: str, most: int) -> str | None:

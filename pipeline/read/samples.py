@@ -66,7 +66,7 @@ class Layout(NamedTuple):
 def names_of(image_member: str | None, caption_member: str | None) -> tuple[tuple[str, ...], ...]:
     """Return the suffixes of pictures, captions and JSON objects that are read, the best of each first."""
     images, texts = (
-        [name.strip().lower() for name in (some or "").split(",")] for some in (image_member, caption_member)
+        [name.strip(" .").lower() for name in (some or "").split(",")] for some in (image_member, caption_member)
     )
     columns = tuple(name for name in texts if name.endswith(GRIT_JSON)) or (GRIT_JSON,)
     captions = tuple(name for name in texts if name and name not in columns) or (GRIT_CAPTION,)
@@ -104,6 +104,9 @@ def _layout(suffixes: tuple[str, ...], image_member: str | None, caption_member:
                    f"read.image_member={pictures[0]}, or read.tar_key=last_dot if its key has dots")  # fmt: skip
     elif caption_member is None and image is not None and caption is None and columns is None and texts:
         problem = f"are a sample without a text, since none is named txt or json; set read.caption_member={texts[0]}"
+    elif caption_member is None and not pictures and texts and max(Counter(map(_suffix, suffixes)).values()) > 1:
+        problem = (f"have the same key, which ends at the first dot, although there are several texts; set "
+                   f"read.tar_key=last_dot, or read.caption_member={columns or caption or texts[0]} if they are one sample")  # fmt: skip
     kinds = sum(1 << i for i, part in enumerate((pictures, caption, columns, unread)) if part)
     return Layout(image, caption, columns, tuple(unread), len(pictures), kinds, problem)
 
@@ -362,7 +365,7 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
                     raise LayoutError(
                         f"it has {counted(tally['found'], 'picture')}, its samples {tally['placed']:,}; write it anew"
                     )
-                check_together(file, found, keys, kinds)
+                check_together(file, found, keys, kinds, config)
     except DamagedFileError as error:
         damage = damage_of(error, len(found), config)
     found_starts = np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)
@@ -372,11 +375,14 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
     )
 
 
-def check_together(file: IO[bytes], starts: Sequence[int], keys: Sequence[int], kinds: Sequence[int]) -> None:
+def check_together(
+    file: IO[bytes], starts: Sequence[int], keys: Sequence[int], kinds: Sequence[int], config: ReadConfig
+) -> None:
     """Raise LayoutError if the files of samples are not together.
 
     Then a key, of which `keys` has the hash, comes again with files of other kinds (`Layout.kinds`), or no sample has both a
-    picture and a text, and as many have one of them. A key that comes again with files of the same kinds is another sample.
+    picture and a text, although at least half as many have the one as the other. A key that comes again with files of the
+    same kinds is another sample.
     """
     codes, kind = np.asarray(keys, np.int64), np.asarray(kinds, np.uint8)
     order = np.argsort(codes, kind="stable")
@@ -385,14 +391,16 @@ def check_together(file: IO[bytes], starts: Sequence[int], keys: Sequence[int], 
     if is_apart.any():
         first = order[:-1][is_apart].argmin()  # the hashes have another order in each process
         places = np.array([order[:-1][is_apart][first], order[1:][is_apart][first]])
-    elif len(pictures) and len(pictures) == len(texts) and not np.intersect1d(pictures, texts).size:
+        fix = "leave out read.tar_key=last_dot" if config.tar_key == "last_dot" else "write the tar with --sort=name"
+    elif 2 * min(n := (len(pictures), len(texts))) >= max(*n, 1) and not np.intersect1d(pictures, texts).size:
         places = np.array([pictures[0], texts[0]])
+        fix = "give them that, and write the tar with --sort=name"
     else:
         return
     first, second = (next(iter_members(reader_of(file), starts[i], MAX_SIZE)).name for i in sorted(places.tolist()))
     raise LayoutError(
         f"{first} and {second} are apart: the files of a sample must follow each other, with the same name in the same "
-        "folder; write the tar with --sort=name"
+        f"folder; {fix}"
     )
 
 

@@ -102,9 +102,7 @@ def _read_rows(
             return given is None or given.get(f"{first_key + row:012d}", {}).get("status") == KEPT
 
         n = 0
-        folder = pictures_beside(piece.path)
-        roots = Roots((*config.image_roots, folder)) if folder is not None else all_roots
-        context = Context(config, roots, piece.path, input_format(piece.path))
+        context = Context(config, roots_for(piece.path, config, all_roots), piece.path, input_format(piece.path))
         try:
             for line, found in read_rows(piece, context, is_wanted):
                 origin = _origin(plan, n_before + n, piece, n)
@@ -128,6 +126,12 @@ def _read_rows(
         n_before += n
 
 
+def roots_for(path: str, config: ReadConfig, roots: Roots) -> Roots:
+    """Return the folders from which the rows of an input file may read images: `roots`, and perhaps its own."""
+    folder = pictures_beside(path)
+    return roots if folder is None else Roots((*config.image_roots, folder))
+
+
 def read_rows(
     piece: Piece, context: Context, is_wanted: Callable[[int], bool]
 ) -> Iterator[tuple[int, "Row | BadRecord | RowFault | None"]]:
@@ -148,6 +152,8 @@ def convert(load: Load, context: Context) -> Row | BadRecord:
         return to_row(load(), context)
     except BadRowError as error:
         return BadRecord(str(error))
+    except RecursionError:
+        return BadRecord("values are nested too deeply")
 
 
 # Process one row such that an exception costs this row alone.

@@ -150,13 +150,18 @@ class TranscodedSource:
 
     def __init__(self, file: IO[bytes], encoding: str) -> None:
         self._file, self._decoder = file, codecs.getincrementaldecoder(encoding)(INVALID)
-        self._rest, self._is_at_end = b"", False
+        self._rest, self._is_at_end, self._encoding = b"", False, encoding
 
     def read1(self, size: int) -> bytes:
         while not self._rest and not self._is_at_end:
             data = self._file.read(CHUNK)
             self._is_at_end = not data
-            text = self._decoder.decode(data, final=not data)
+            try:
+                text = self._decoder.decode(data, final=not data)
+            except UnicodeError:  # of a codec whose text must begin with a mark: its handler gets all other errors
+                raise LayoutError(
+                    f"it does not begin with the mark of {self._encoding}; set read.encoding to its own, such as utf-8"
+                ) from None
             self._rest = text.encode("utf-8", "surrogateescape")
         found, self._rest = self._rest[:size], self._rest[size:]
         return found

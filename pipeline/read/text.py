@@ -9,7 +9,7 @@ import io
 import json
 import re
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import chain, islice
 from typing import IO, Any, ClassVar, Final, NamedTuple
 
@@ -65,7 +65,8 @@ def parse_json(content: bytes, encoding: str = "utf-8", named: str = "") -> Reco
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:
-        return BadRecord(NULS if "\0" in text else f"not valid JSON: {error}")
+        problem = LONE_CR if "\r" in text.strip() else f"not valid JSON: {error}"
+        return BadRecord(NULS if "\0" in text else problem)
     return record if isinstance(record, dict) else BadRecord(f"a JSON {type(record).__name__}, not an object")
 
 
@@ -176,6 +177,10 @@ class JsonLines(JsonRows):
     name = "jsonl"
     suffixes: ClassVar[tuple[str, ...]] = (".jsonl", ".ndjson")
 
+    def refuse_first(self, first: BadRecord, config: ReadConfig) -> None:
+        if first.message == LONE_CR:  # the file is one line
+            raise LayoutError(first.message)
+
     def find(self, file: IO[bytes], offset: int, line: int, n_columns: int, config: ReadConfig) -> Iterator[RawRow]:
         file.seek(offset)
         lines = Lines(file, offset, line, config)
@@ -191,8 +196,32 @@ class JsonLines(JsonRows):
 csv.field_size_limit(ReadConfig.max_row_bytes)  # of all readers; 131,072 characters by default
 
 
-NULL_FIELD: Final = r"\N"
-"""A missing value in a file with a backslash as `read.escape`."""
+class Escapes:
+    r"""The escapes of the lines of a CSV file as csv.reader wants them, which drops each whatever follows.
+
+    One is before a quote, another one and a line end, and without quotes before a delimiter; elsewhere it is a character. A
+    field `\N` is empty.
+    """
+
+    def __init__(self, dialect: Mapping[str, Any]) -> None:
+        self.escape, self.delimiter = dialect.get("escapechar") or "", dialect["delimiter"]
+        self.has_quotes, self.is_quoted = dialect.get("quoting") != csv.QUOTE_NONE, False
+        self.token = re.compile(f'{re.escape(self.escape)}.|"', re.DOTALL) if self.escape else None
+
+    def convert(self, line: str, is_first: bool) -> str:
+        """Return a line for csv.reader; `is_first`: it begins a row."""
+        self.is_quoted = self.is_quoted and not is_first
+        return self.token.sub(self._convert, line) if self.token else line
+
+    def _convert(self, found: re.Match[str]) -> str:
+        if (token := found[0]) == '"':
+            self.is_quoted = self.has_quotes and not self.is_quoted
+            return token
+        ends = {found.string[found.start() - 1 : found.start()], found.string[found.end() : found.end() + 1]}
+        if token == r"\N" and not self.is_quoted and ends <= {"", self.delimiter, "\r", "\n"}:
+            return ""
+        is_escape = token[1] in f'"\r\n{self.escape}' or (token[1] == self.delimiter and not self.is_quoted)
+        return token if is_escape else self.escape + token
 
 
 class Csv(Sequential):
@@ -220,8 +249,9 @@ class Csv(Sequential):
             if n_bytes > config.max_row_bytes:
                 raise csv.Error(f"the header has more than the limit of {config.max_row_bytes} bytes")
             text = line.decode("utf-8-sig")
+        dialect = self.dialect(config)
         try:
-            return next(csv.reader(io.StringIO(text), **self.dialect(config), strict=True), [])
+            return next(csv.reader(io.StringIO(Escapes(dialect).convert(text, True)), **dialect, strict=True), [])
         except csv.Error as error:
             raise csv.Error(f"line 1: {csv_problem(error)}") from error
 
@@ -251,8 +281,7 @@ class Csv(Sequential):
             return BadRecord(NULS)
         if len(payload) != len(header):
             return BadRecord(f"{len(payload)} fields where the header has {len(header)}")
-        values = payload if config.escape is None else ("" if value == NULL_FIELD else value for value in payload)
-        return dict(zip(header, values, strict=True))
+        return dict(zip(header, payload, strict=True))
 
 
 class Tsv(Csv):
@@ -278,8 +307,7 @@ def csv_rows(
     again = deque[Line]()  # lines to read once more
     taken: list[Line] = []  # lines of the current row
     damage: list[Exception] = []
-    end = re.escape(dialect["delimiter"])  # the parser would make an N of a missing value
-    null_field = re.compile(rf"(?<![^{end}])\\N(?![^{end}\r\n])") if dialect.get("escapechar") == "\\" else None
+    escapes = Escapes(dialect)
 
     def feed() -> Iterator[str]:
         while True:
@@ -294,8 +322,7 @@ def csv_rows(
                 again.appendleft(line)
                 raise UnclosedQuoteError
             taken.append(line)
-            text = (line.text or b"").decode("utf-8", errors="surrogateescape")
-            yield null_field.sub(r"\\\\N", text) if null_field and NULL_FIELD in text else text
+            yield escapes.convert((line.text or b"").decode("utf-8", errors="surrogateescape"), len(taken) == 1)
 
     reader = csv.reader(feed(), **dialect, strict=True)
     while True:
@@ -327,10 +354,10 @@ def csv_rows(
             lines.skip_blank(first, LINE_ENDS)
 
 
+LONE_CR: Final = r"a carriage return (\r) that is not part of a line end; end lines with \n or \r\n"
 UNCLOSED: Final = "a quoted field does not end in this row"
 PROBLEMS: Final = {
-    "new-line character": "a carriage return (\\r) that is not part of a line end; end lines with \\n or \\r\\n, or quote the "
-    "field",
+    "new-line character": f"{LONE_CR}, or quote the field",
     "unexpected end of data": UNCLOSED,
     "'": "text after a closing quote; set read.escape, such as \\ for files of Spark and MySQL, or read.quotes=false if "
     "quotes are characters like any other",

@@ -15,7 +15,7 @@ from pipeline.read.nested import path_columns, root_of
 from pipeline.read.roots import Roots
 from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, pictures_beside, utf8, with_named
 from pipeline.read.samples import BESIDE, Folder, Tar, is_picture
-from pipeline.read.source import RowFault, convert, isolated
+from pipeline.read.source import RowFault, convert, isolated, roots_for
 from pipeline.read.streams import input_errors
 from pipeline.read.types import IMAGE, MEMBERS, BadRecord, ColumnNames, Load, Piece, Record
 from schemas.job import InputReading, JobRecord, UnderstoodInput
@@ -58,7 +58,7 @@ class Readings:
             record = {} if isinstance(first, BadRecord) else first
             names = {name: value for name, value in record.items() if name not in (IMAGE, MEMBERS)}
             same |= self.columns(path, names, unread, IMAGE in record)
-        first_row = self.first_row(first, Context(self.config, self.roots, path, kind))
+        first_row = self.first_row(first, Context(self.config, roots_for(path, self.config, self.roots), path, kind))
         self.found.append(cast(InputReading, {**same, "file": path, "first_row": first_row}))
         return len(self.found) - 1
 
@@ -170,7 +170,7 @@ def input_lines(found: UnderstoodInput, n_files: int = 0) -> Iterator[tuple[str,
     if found["not_read"]:
         counts = sorted(found["not_read"].items(), key=lambda item: (-item[1], item[0]))
         kinds = [f"{n:,} {suffix}" for suffix, n in counts]
-        text = f"files beside these: {shortened(kinds, SHOWN, ', ')}; input= as a glob or a folder that matches only them reads them"
+        text = f"files beside these: {shortened(kinds, SHOWN, ', ')}; an input= that matches only those of a known format reads them"
         yield "not read", printable(text)
 
 

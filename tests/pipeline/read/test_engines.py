@@ -1,6 +1,8 @@
 """Folders and tables as other engines write them: read, or refused by name."""
 
+import decimal
 import json
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +57,37 @@ def test_a_prefix_of_a_store_is_a_folder_too() -> None:
 
 @pytest.mark.parametrize(
     ("engine", "log"),
-    [("Delta", "_delta_log/00000.json"), ("Iceberg", "metadata/v1.metadata.json"), ("Iceberg", "metadata/s.avro"),
+    [("Delta", "_delta_log/00000.json"), ("Iceberg", "metadata/v1.metadata.json"),
      ("Hudi", ".hoodie/hoodie.properties")],
 )  # fmt: skip
 def test_tables_with_deleted_rows_are_refused_by_name(tmp_path: Path, engine: str, log: str) -> None:
     folder = spark(tmp_path, "x.parquet")
     (folder / log).parent.mkdir()
     (folder / log).write_text("{}")
-    inputs = [folder, tmp_path, f"{tmp_path}/*", *([f"{folder}/*.parquet"] if engine == "Delta" else [])]
+    inputs = [folder, tmp_path, f"{tmp_path}/*", *([f"{folder}/*.parquet"] if engine != "Hudi" else [])]
     for input in inputs:
         with pytest.raises(UserError, match=rf"the input folder {folder} is a table of {engine}, .*write_input"):
+            list_files(str(input))
+
+
+@pytest.mark.parametrize(("engine", "log"), [("Delta", "_delta_log/0.json"), ("Iceberg", "metadata/0-a.metadata.json")])
+def test_a_part_of_a_table_is_refused_too(tmp_path: Path, engine: str, log: str) -> None:
+    part = spark(tmp_path / "table/data/lang=en", "x.parquet")
+    inputs = (
+        part,
+        part / "part-00000.parquet",
+        part.parent,
+        f"{part}/*.parquet",
+        f"{tmp_path}/table/data/*/*/*.parquet",
+    )
+    for place in ("metadata/s.avro", "data/metadata/info.json"):
+        (tmp_path / "table" / place).parent.mkdir(exist_ok=True)
+        (tmp_path / "table" / place).touch()
+    assert [len(list_files(str(input))) for input in inputs] == [2, 1, 2, 2, 2]
+    (tmp_path / "table" / log).parent.mkdir(exist_ok=True)
+    (tmp_path / "table" / log).write_text("{}")
+    for input in inputs:
+        with pytest.raises(UserError, match=rf"the input folder {tmp_path}/table is a table of {engine}"):
             list_files(str(input))
 
 
@@ -103,3 +126,27 @@ def test_dates_of_96_bits_after_the_end_of_nanoseconds_are_right(tmp_path: Path)
     table = pa.table({"url": ["http://a"], "caption": ["x"], "v": pa.array([LATEST], pa.timestamp("us"))})
     pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
     assert [row["extra"] for row in read_all(tmp_path)] == ['{"v": "9999-12-31 23:59:59"}']
+
+
+OID = {"$oid": "65a1"}
+ID = uuid.UUID(int=2**127 + 255)
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (pa.array([decimal.Decimal(10) ** 37, None], pa.decimal128(38, 0)), [f"1{'0' * 37}", None]),
+        (pa.array([ID.bytes, b"abc-1"]), [ID.hex, "abc-1"]),
+        (pa.array([ID.bytes, None], pa.binary(16)), [ID.hex, None]),
+        (pa.ExtensionArray.from_storage(pa.uuid(), pa.array([ID.bytes, None], pa.binary(16))), [str(ID), None]),
+        (pa.array([0, 2**50], pa.timestamp("ms")), ["1970-01-01 00:00:00", "<value out of range: 1125899906842624>"]),
+        (pa.array([0, 1], pa.date32()), ["1970-01-01", "1970-01-02"]),
+        (pa.array([OID, OID]), ['{"$oid": "65a1"}'] * 2),
+        (pa.array([7.0, float("nan")]), ["7.0", None]),
+    ],
+)
+@pytest.mark.parametrize("name", ["IMAGE_ID", "key"])
+def test_an_identifier_of_any_type_is_its_text(tmp_path: Path, name: str, values: pa.Array, expected: Any) -> None:
+    pq.write_table(pa.table({"url": ["http://a"] * 2, "caption": ["x", "y"], name: values}), tmp_path / "a.parquet")
+    rows = read_all(tmp_path)
+    assert [(row["id"], row["reason"]) for row in rows] == [(text, None) for text in expected]

@@ -50,11 +50,11 @@ def test_images_may_be_in_a_plain_binary_column(tmp_path: Path, kind: pa.DataTyp
 
 def test_an_image_column_beside_a_url_column_is_used_and_the_others_are_downloaded(tmp_path: Path) -> None:
     columns = {"url": ["http://a", "http://b"], "caption": ["x", "y"]}
-    path = hugging_face(tmp_path / "a.parquet", [{"bytes": b"one", "path": None}, None], **columns)
+    path = hugging_face(tmp_path / "a.parquet", [{"bytes": b"GIF89a", "path": None}, None], **columns)
     rows = read_all(path)
     assert rows == read_all(path, image_column="image")
     assert [(row["image"], row["url"], row["reason"]) for row in rows] == [
-        (b"one", "http://a", None),
+        (b"GIF89a", "http://a", None),
         (None, "http://b", None),  # is downloaded
     ]
 

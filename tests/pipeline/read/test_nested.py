@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypergrit_common.errors import UserError
-from pipeline.read.nested import is_picture_text, path_columns, picture_in
+from pipeline.read.nested import holds_text_of_picture, path_columns, picture_in
 from tests.hypergrit_common.test_image_types import encoded
 from tests.pipeline.read.test_stage import read_all, write_tar
 
@@ -117,5 +117,5 @@ def test_damaged_base64_is_a_bad_row_and_paths_are_paths(tmp_path: Path) -> None
     assert [(row["image"], row["reason"]) for row in found] == [(PICTURE, None), (None, "bad_row"), (PICTURE, None)]
     assert "not valid base64" in found[1]["detail"]
     for path in ("/9j/4AAQ/a.jpg", "/9j/4AAQ", "images/" + "a" * 60, "http://x.org/iVBORw0KGgo", ""):
-        assert not is_picture_text(path)
+        assert not holds_text_of_picture(path)
     assert picture_in(base64.urlsafe_b64encode(PICTURE).decode()) == PICTURE

@@ -12,7 +12,7 @@ from pipeline.read import samples
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import list_files
 from pipeline.read.plan import cut_files
-from tests.pipeline.read.test_stage import read_all
+from tests.pipeline.read.test_stage import read_all, write_tar
 
 
 def write_members(path: Path, names: Sequence[str], links: dict[str, str] | None = None, kind: bytes = b"1") -> Path:
@@ -58,7 +58,7 @@ def test_hidden_members_are_skipped_and_counted(tmp_path: Path, suffix: str, hid
          [(b"v.1.0.png", "v.1.0.txt"), (b"v.1.1.png", "v.1.1.txt")]),
         (["v.jpg", "v.txt", "v.2.jpg", "v.2.txt"], "read.tar_key=last_dot", {"tar_key": "last_dot"},
          [(b"v.jpg", "v.txt"), (b"v.2.jpg", "v.2.txt")]),
-        (["0.before.webp", "0.txt"], "read.image_member=before.webp", {"image_member": "before.webp"},
+        (["0.before.webp", "0.txt"], "read.image_member=before.webp", {"image_member": ".before.webp"},
          [(b"0.before.webp", "0.txt")]),
         (["0.a.jpg", "0.txt", "1.b.jpg", "1.txt"], "read.image_member=a.jpg", {"image_member": "a.jpg, B.JPG"},
          [(b"0.a.jpg", "0.txt"), (b"1.b.jpg", "1.txt")]),
@@ -75,6 +75,19 @@ def test_other_names_are_an_error_with_the_setting_that_reads_them(
         read_all(path)
     assert names[0] in str(error.value)
     assert pairs(path, **setting) == expected
+
+
+@pytest.mark.parametrize(
+    "names", [["v.1.json", "v.2.json", "v.3.json"], ["v.json", "v.2.json"], ["v.1.txt", "v.2.txt"]]
+)
+def test_texts_without_pictures_are_not_merged(tmp_path: Path, names: list[str]) -> None:
+    rows = {name: b'{"url": "http://a/%s", "caption": "x"}' % name.encode() for name in names}
+    path = write_tar(tmp_path / "a.tar", {**rows, "w.json": rows[names[0]]} if names[0] != "v.1.txt" else rows)
+    with pytest.raises(UserError, match=rf"{names[0]}, .*{names[-1]} have the same key.*set read.tar_key=last_dot"):
+        read_all(path)
+    assert len(read_all(path, tar_key="last_dot")) == len(names) + (names[0] != "v.1.txt")
+    if names[0] == "v.json":
+        assert read_all(path, caption_member="json")[0]["url"] == "http://a/v.json"
 
 
 def test_a_picture_beside_the_picture_of_a_sample_is_counted(tmp_path: Path) -> None:
@@ -101,6 +114,41 @@ def test_samples_that_lie_apart_are_an_error(tmp_path: Path, suffix: str, names:
     path = write_members(tmp_path / f"a{suffix}", names)
     with pytest.raises(UserError, match=f"{named} are apart.*--sort=name"):
         read_all(path, skip_damaged=True)
+
+
+@pytest.mark.parametrize(
+    ("names", "fix"),
+    [
+        (
+            ["images/0.jpg", "images/1.jpg", "captions/0.txt", "captions/1.txt", "LICENSE.txt"],
+            "give them that, and write",
+        ),
+        (["p/0.jpg", "p/1.jpg", "p/2.jpg", "t/0.json", "t/1.json"], "give them that, and write"),
+        (["caption_1.txt", "caption_2.txt", "image_1.jpg", "image_2.jpg", "image_3.jpg"], "give them that, and write"),
+        (["a.jpg", "b.jpg", "c.jpg", "a.txt", "b.txt"], "write the tar with --sort=name"),
+    ],
+)
+def test_samples_that_lie_apart_are_an_error_if_some_are_not_complete(
+    tmp_path: Path, names: list[str], fix: str
+) -> None:
+    with pytest.raises(UserError, match=f"are apart: .* same folder; {fix}"):
+        read_all(write_members(tmp_path / "a.tar", names))
+
+
+def test_the_fix_for_samples_apart_helps(tmp_path: Path) -> None:
+    names = ["a.jpg", "a.seg.png", "a.txt"]
+    path = write_members(tmp_path / "a.tar", names)
+    with pytest.raises(UserError, match=r"a\.jpg and a\.txt are apart.*; leave out read.tar_key=last_dot"):
+        read_all(path, tar_key="last_dot")
+    assert pairs(path) == [(b"a.jpg", "a.txt")]
+
+
+@pytest.mark.parametrize(
+    "names", [["0.jpg", "1.jpg", "2.jpg", "README.txt"], ["0.json", "1.json"], ["0.txt", "x.jpg", "x.txt"]]
+)
+def test_pictures_alone_and_texts_alone_are_samples(tmp_path: Path, names: list[str]) -> None:
+    write_members(tmp_path / "a.tar", names)
+    assert sum(tally(tmp_path / "a.tar").values()) == len({name.split(".")[0] for name in names})
 
 
 def test_a_complete_sample_with_the_key_of_another_is_a_row(tmp_path: Path) -> None:

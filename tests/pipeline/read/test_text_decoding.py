@@ -1,5 +1,6 @@
 """No wrong caption: text in another encoding, NUL bytes, escapes and quotes end in the right text or a named reason."""
 
+import gzip
 import json
 import tarfile
 from io import BytesIO
@@ -103,6 +104,30 @@ def test_text_behind_a_closing_quote_is_a_bad_row_with_a_hint(tmp_path: Path, su
     assert all("set read.escape" in hint and "read.quotes=false" in hint for hint in hints)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "b.jsonl", "c.json", "d.tsv.gz"])
+@pytest.mark.parametrize("encoding", ["utf-16", "utf_32"])
+def test_a_file_without_the_mark_of_its_encoding_is_named(tmp_path: Path, name: str, encoding: str) -> None:
+    text = b'[{"url": "http://a/0", "caption": "a"}]'
+    (tmp_path / name).write_bytes(gzip.compress(text) if name.endswith("gz") else text)
+    with pytest.raises(UserError, match=rf"{name}: it does not begin with the mark of {encoding}; set read.encoding"):
+        read_all(tmp_path, encoding=encoding)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_lines_that_end_with_carriage_returns_are_an_error_that_says_so(tmp_path: Path, name: str) -> None:
+    lines = ["url,caption", "http://a/0,x"] if name == "a.csv" else ['{"url": "http://a/0", "caption": "x"}'] * 2
+    (tmp_path / name).write_bytes("\r".join([*lines, ""]).encode())
+    with pytest.raises(
+        UserError, match=rf"{name}: .*a carriage return \(\\r\) that is not part of a line end; end lines"
+    ):
+        read_all(tmp_path)
+    if name == "a.jsonl":
+        (tmp_path / name).write_bytes("\n".join([lines[0], "\r".join(lines), f"{lines[0]}\r", "{\r}"]).encode())
+        assert [(row["reason"], "carriage" in (row["detail"] or "")) for row in read_all(tmp_path)] == [
+            (None, False), ("bad_row", True), (None, False), ("missing_url", False)
+        ]  # fmt: skip
+
+
 def test_escapes_of_spark_and_mysql_are_read_by_the_setting(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('url,caption,n\nhttp://a/0,"the \\"big, red\\" one",1\nhttp://a/1,\\N,\\N\nhttp://a/2,C:\\\\N\\, x,2\n'
@@ -114,6 +139,36 @@ def test_escapes_of_spark_and_mysql_are_read_by_the_setting(tmp_path: Path) -> N
     tsv = tmp_path / "a.tsv"
     tsv.write_text('url\tcaption\nhttp://a/0\t5" pipe\\\tnew\nhttp://a/1\t\\N\n')
     assert captions(tsv, escape="\\", quotes=False) == ['5" pipe\tnew', ""]
+
+
+@pytest.mark.parametrize(
+    ("field", "expected"),
+    [
+        (r"AC\DC live", r"AC\DC live"),
+        (r"C:\new\table", r"C:\new\table"),
+        (r'"C:\new, red"', r"C:\new, red"),
+        (r'"C:\dir\, red"', r"C:\dir\, red"),
+        (r'"two\nlines\t\r\0"', r"two\nlines\t\r\0"),
+        (r'"a \"b\" \\ c"', r'a "b" \ c'),
+        (r'"say \"\N\", \N"', r'say "\N", \N'),
+        (r"\\N", r"\N"),
+        (r'"\N"', r"\N"),
+        (r"\N", ""),
+        (r"x\N", r"x\N"),
+        ("two\\\nlines", "two\nlines"),
+        ('"two\n\\N\nC:\\d"', "two\n\\N\nC:\\d"),
+        (r'"\\server\share"', r"\server\share"),
+    ],
+)
+def test_an_escape_before_any_other_character_is_a_character(tmp_path: Path, field: str, expected: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(f"url,caption,x\\y\na\\b.jpg,{field},1\nhttp://a,next,\\N\n")
+    first, second = read_all(path, rows_per_shard=1, escape="\\")
+    assert (first["url"], first["caption_original"] or "", first["extra"]) == (r"a\b.jpg", expected, r'{"x\\y": "1"}')
+    assert (second["caption_original"], second["extra"]) == ("next", r'{"x\\y": ""}')
+    path.write_text(path.read_text().replace("\\", "^"))
+    if "N" not in field:
+        assert read_all(path, escape="^")[0]["caption_original"] == expected.replace("\\", "^")
 
 
 @pytest.mark.parametrize("escape", ['"', ",", "", "ab"])

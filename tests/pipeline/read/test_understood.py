@@ -81,12 +81,12 @@ def test_pictures_in_a_column_in_files_and_in_the_input_are_told(tmp_path: Path)
     (tmp_path / "paths" / "a.csv").write_text("file_name,caption\n0.png,a cat\n")
     found = reading(tmp_path / "paths", image_roots=(str(tmp_path),))
     assert found["pictures"] == "files that the column file_name names"
-    for name, content in (("0.png", PNG), ("0.txt", b"a cat"), ("1.psd", b""), ("2.txt", b"no picture")):
+    for name, content in (("0.png", PNG), ("0.TXT", b"a cat"), ("1.psd", b""), ("2.txt", b"no picture")):
         (tmp_path / "folder" / name).write_bytes(content)
     found_input, lines = understood(tmp_path / "folder")
     assert found_input["readings"][0]["pictures"] == "in the input"
     assert found_input["not_read"] == {".psd": 1, ".txt": 1}
-    assert "1 .psd, 1 .txt; input=" in dict(lines)["not read"]
+    assert "1 .psd, 1 .txt; an input=" in dict(lines)["not read"]
     with tarfile.open(tmp_path / "tar" / "a.tar", "w") as tar:
         for name, content in (
             ("0.png", PNG),
@@ -103,6 +103,17 @@ def test_pictures_in_a_column_in_files_and_in_the_input_are_told(tmp_path: Path)
     lines = understood(tmp_path / "tar")[1]
     assert ("pictures", "in the input; 1 samples have one, 1 have none") in lines
     assert ("not read", "1 member .mask.png; read.image_member=mask.png reads them") in lines
+
+
+def test_the_first_row_of_a_metadata_file_beside_its_pictures_is_told_as_it_is_read(tmp_path: Path) -> None:
+    (tmp_path / "metadata.jsonl").write_text('{"file_name": "b/0.png", "text": "a cat"}')
+    found = reading(tmp_path)
+    assert found["pictures"] == "files that the column file_name names"
+    assert found["first_row"] == {
+        "caption": "a cat",
+        "image": f"{tmp_path}/b/0.png",
+        "extra": found["first_row"]["extra"],
+    }
 
 
 def test_files_of_one_kind_are_told_once_and_mixed_ones_apart(tmp_path: Path) -> None:
