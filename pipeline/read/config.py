@@ -80,7 +80,7 @@ class ReadConfig:
     # true: fields of CSV and TSV files may be in double quotes; false: a quote is a character like any other
     quotes: bool = True
     # character before a quote or a delimiter that is part of a field of a CSV or TSV file: \ in files of Spark and MySQL; a
-    # field \N is then a missing value, and one before another character is a character. null: a quote within quotes is twice
+    # field \N is then a missing value, and one before another character is a character. null: a quote within quotes is doubled
     escape: str | None = None
     # end of the key of a sample in the names of a tar: first_dot, as in WebDataset, or last_dot, for names such as
     # photo.2021.jpg
