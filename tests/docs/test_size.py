@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_740),
+    "schemas": Size(12, 1_745),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_880),
-    "pipeline": Size(150, 32_370, 9),
-    "trainer": Size(196, 28_500, 20),
-    "demo": Size(33, 4_525),
-    "benchmarks": Size(29, 4_370),
-    "tests": Size(602, 60_800),
+    "hypergrit_common": Size(37, 4_883),
+    "pipeline": Size(150, 32_528, 9),
+    "trainer": Size(197, 28_527, 20),
+    "demo": Size(33, 4_522),
+    "benchmarks": Size(29, 4_369),
+    "tests": Size(602, 61_587),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
