@@ -35,6 +35,7 @@ from pipeline.output.commit import (
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_batches, read_manifests, write_summary
 from pipeline.output.lock import fenced
+from pipeline.output.record import read_record, write_record
 from pipeline.output.source import read_config
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import FoundRows, find_rows, listed_strangers, read_errors, remove_leftovers, unreadable
@@ -42,6 +43,7 @@ from pipeline.output.write.grit import write_arrow, write_grit_parquet
 from pipeline.output.write.samples import count_removed, kept_boxes, unconfirmed
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
 from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, read_takedown, taken_down
+from pipeline.read.understood import without_rows
 from pipeline.report.summary import report
 from pipeline.run.loop import Run, tasks_of
 from pipeline.run.provenance import check_writable
@@ -260,6 +262,8 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         manifests = read_manifests(store)
         store.record_takedowns(entries.without_queries(config.write.strip_url_queries))
         store.remove([REPORT_FILE, STATS_FILE])
+        if (record := read_record(store)) and "input" in record:
+            write_record(store, {**record, "input": without_rows(record["input"])})
         remove_cached(store)
         remove_leftovers(store, manifests)
         remove_abandoned_folders(tempfile.gettempdir())  # of verbs that were killed, whose rows are listed too

@@ -21,6 +21,7 @@ from pipeline.output.record import make_record, plans_of, read_record, recorded_
 from pipeline.output.store import Store
 from pipeline.read.plan import ShardPlans
 from pipeline.read.types import ShardPlan
+from pipeline.read.understood import without_rows
 from schemas.files import COMMAND_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord, UnderstoodInput
 from schemas.manifest import Manifest, Provenance
@@ -172,6 +173,8 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
         logger.info("%s appended", counted(history.n_appended, "new input file"))
     unfinished = plans.without(finished)
     understood: UnderstoodInput = {"readings": history.readings, "not_read": dict(getattr(files, "not_read", {}))}
+    if config.read.takedown or config.captions.redact or len(store.read_takedowns()):
+        understood = without_rows(understood)
     record = make_record(config, provenance, history.batches, understood)
     if old is not None and not (unfinished or outdated):  # a run that asks for fewer formats, for example
         record = {**old, "batches": history.batches, "input": understood}

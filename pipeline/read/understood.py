@@ -125,6 +125,11 @@ def cut(text: str) -> str:
     return bare if len(bare) <= MAX_TEXT else f"{bare[:MAX_TEXT]}…"
 
 
+def without_rows(found: UnderstoodInput) -> UnderstoodInput:
+    """Return how an input was understood, without its first rows: what is taken down or redacted is in no file."""
+    return {**found, "readings": [{**reading, "first_row": {}} for reading in found["readings"]]}
+
+
 def understood_input(record: JobRecord | Mapping[str, Any]) -> UnderstoodInput | None:
     """Return how the input of a job was understood, with the counts of its files; None if its record does not tell."""
     if (found := record.get("input")) is None:
@@ -161,7 +166,8 @@ def input_lines(found: UnderstoodInput, n_files: int = 0) -> Iterator[tuple[str,
             yield "encoding", printable(reading["encoding"])
         yield "extra", printable(shortened(columns.get("extra", []), SHOWN, ", ") or "no other columns")
         first = reading["first_row"]
-        yield "first row", printable("; ".join(f"{name}: {first[name]}" for name in FIRST_ROW if name in first))
+        row = "; ".join(f"{name}: {first[name]}" for name in FIRST_ROW if name in first)
+        yield "first row", printable(row) or "not shown: rows are taken down, or captions redacted"
         if unread := [*unread_parts(columns.get("unread", []), tally)]:
             yield "not read", printable("; ".join(unread))
     left = n_files - sum(reading.get("files", 0) for reading in found["readings"])
