@@ -13,6 +13,7 @@ from typing import Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from hypergrit_common.errors import NotFiniteError
 from trainer.text.syntax import Syntax
 
 Side = Literal["image", "text"]
@@ -129,3 +130,14 @@ class Losses:
     terms: dict[str, Tensor]  # to log; [] or one value per factor
     energies: dict[str, Tensor] = field(default_factory=dict)  # [*k b] or [*k m]
     points: dict[str, Tensor] = field(default_factory=dict)  # [*k b d] or [*k m d]
+
+
+def check_finite(rows: Tensor, what: str) -> Tensor:
+    """Return rows [n d]. Raises NotFiniteError, with their number, if some have values that are NaN or infinite."""
+    n_bad = len(rows) - int(torch.isfinite(rows).all(-1).sum())
+    if n_bad:
+        raise NotFiniteError(
+            f"the features of {n_bad} of {len(rows)} {what} are not finite, so there is no result; compute in "
+            "precision=fp32, or take an earlier checkpoint of the training"
+        )
+    return rows

@@ -7,10 +7,10 @@ from torch import Tensor, nn
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
+from trainer.batch import check_finite
 from trainer.checkpoints.model import LoadedModel
 from trainer.checkpoints.tokenizer_files import write_tokenizer
 from trainer.encoders.cached import CachedImage, CachedText
-from trainer.evaluation.embed import check_finite
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import model_name
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from hypergrit_common.errors import NotFiniteError
+from trainer.batch import check_finite
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import Word, align, collate_trees
@@ -40,17 +40,6 @@ class PairFeatures:
             found["box_image"] = model.lift_image(self.box_image.to(device))
             found["box_text"] = model.lift_text(self.box_text.to(device))
         return found
-
-
-def check_finite(rows: Tensor, what: str) -> Tensor:
-    """Return rows [n d]. Raises NotFiniteError, with their number, if some have values that are NaN or infinite."""
-    n_bad = len(rows) - int(torch.isfinite(rows).all(-1).sum())
-    if n_bad:
-        raise NotFiniteError(
-            f"the features of {n_bad} of {len(rows)} {what} are not finite, so there is no result; compute in "
-            "precision=fp32, or take an earlier checkpoint of the training"
-        )
-    return rows
 
 
 @torch.no_grad()

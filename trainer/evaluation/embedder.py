@@ -28,9 +28,10 @@ from hypergrit_common.disk import atomic_write
 from hypergrit_common.images import ImageRejected
 from hypergrit_common.lazy import is_plugin, plugin_hash
 from hypergrit_common.threads import map_in_threads
+from trainer.batch import check_finite
 from trainer.data.preprocess import to_pixels
 from trainer.distributed.gather import all_ranks, gather, rank, world_size
-from trainer.evaluation.embed import batched, check_finite, device_of
+from trainer.evaluation.embed import batched, device_of
 from trainer.evaluation.sets.pictures import cut, read_content, to_square
 from trainer.evaluation.task import Fit, ImageFeatures, ImageSource
 from trainer.models.dual_encoder import DualEncoder

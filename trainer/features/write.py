@@ -36,6 +36,7 @@ from hypergrit_common.version import hypergrit_version
 from schemas.features import FOLDER, RECORD_NAME, FeatureManifest, FeatureRecord, feature_schema
 from schemas.files import MANIFEST_FILE
 from schemas.rows import VERSION
+from trainer.batch import check_finite
 from trainer.checkpoints.folder import locked
 from trainer.checkpoints.model import LoadedModel, load_model, model_folder
 from trainer.checkpoints.tokenizer_files import MERGES_FILE, OPENAI, is_openai
@@ -46,7 +47,6 @@ from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, process_group
 from trainer.encoders.config import CACHED
 from trainer.encoders.text import StateSource, TokenStates
-from trainer.evaluation.embed import check_finite
 from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards, Views
 from trainer.evaluation.held_out.share import Sharing, map_shared
 from trainer.features.config import FeaturesConfig

@@ -13,8 +13,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainer.batch import Side
-from trainer.evaluation.embed import check_finite, device_of, embed_images, embed_words
+from trainer.batch import Side, check_finite
+from trainer.evaluation.embed import device_of, embed_images, embed_words
 from trainer.evaluation.held_out.config import HeldOutConfig
 from trainer.evaluation.held_out.shards import HeldOutPoints, HeldOutShards, embed_held_out
 from trainer.evaluation.held_out.share import Sharing, map_shared
