@@ -6,8 +6,6 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
-from braceexpand import braceexpand
-
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 
@@ -74,6 +72,8 @@ def expand_braces(pattern: str) -> list[str]:
     """
     if "{" not in pattern or os.path.lexists(pattern):
         return [pattern]
+    from braceexpand import braceexpand  # which a machine that trains may lack
+
     spans = [abs(int(found[2]) - int(found[1])) + 1 for found in RANGE.finditer(pattern)]
     if math.prod(spans) > MAX_PATTERNS:
         raise UserError(f"{pattern!r} stands for {math.prod(spans)} files; give a glob or a folder")
