@@ -56,7 +56,7 @@ def test_finished_shards_are_found_without_a_request_per_shard(
 
     monkeypatch.setattr(S3FileSystem, "_call_s3", count)
     assert [shard.index for shard in plan(config).unfinished] == [3, 5]
-    assert requests.total() < 20, requests
+    assert requests.total() < 26, requests  # eight of them look for a table of Delta or Iceberg around the input
 
 
 def test_a_truncated_object_of_a_finished_shard_is_found(config: PipelineConfig) -> None:
