@@ -10,6 +10,7 @@ import pyarrow as pa
 from pipeline.images import StoredImages, corners
 from pipeline.stages.ground.grounder import Box, Detection, Grounded, Grounder, Span, prefetch
 from pipeline.stages.ground.load import GroundConfig, grounder_path, make_grounder
+from pipeline.stages.parse.types import maximal
 from pipeline.stages.stage import Context, Stage, TableFunction
 from schemas.manifest import NO_MODEL
 from schemas.rows import GROUNDED
@@ -346,14 +347,9 @@ def replace_lists(table: pa.Table, name: str, values: Mapping[int, list[dict[str
 
 
 def with_maximal(expressions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return expressions with `is_maximal` as it is without others; of several with the same span, the first is maximal."""
-    spans = [span_of(item) for item in expressions]
-
-    def is_inside(n: int) -> bool:
-        start, end = spans[n]
-        return any(a <= start and end <= b and ((a, b) != (start, end) or k < n) for k, (a, b) in enumerate(spans))
-
-    return [item | {"is_maximal": not is_inside(n)} for n, item in enumerate(expressions)]
+    """Return expressions with `is_maximal` as it is without others."""
+    flags = maximal([span_of(item) for item in expressions])
+    return [item | {"is_maximal": is_maximal} for item, is_maximal in zip(expressions, flags, strict=True)]
 
 
 def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:

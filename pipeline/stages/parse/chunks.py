@@ -102,9 +102,10 @@ def repair(scene: Scene, phrases: Sequence[NounPhrase]) -> list[NounPhrase]:
 def _with_thing(scene: Scene, phrase: NounPhrase) -> NounPhrase:
     """Return the phrase of a measure, a number or thanks with the thing behind it: "750 ml" + "flask", "season 3" + "cast"."""
     words, (first, end, *_) = scene.words, phrase
-    first -= words[max(first - 1, 0) : end] == ["thank", "you"]
+    first -= first > 0 and words[first - 1 : end] == ["thank", "you"]
     is_numbered = words[end - 1] in NUMBERED and "".join(words[end : end + 1]).isdigit()
-    if not is_numbered and first == phrase.first and (words[end - 1] not in UNITS or not words[end - 2][:1].isdigit()):
+    is_measure = end > 1 and words[end - 1] in UNITS and words[end - 2][:1].isdigit()
+    if not is_numbered and first == phrase.first and not is_measure:
         return phrase
     end += is_numbered
     while end < len(words) and words[end].isalpha() and words[end] not in SMALL_WORDS:
@@ -129,7 +130,8 @@ def _before_verbs(tokens: Sequence[Token], phrases: Sequence[NounPhrase]) -> Ite
 def _without_verb(scene: Scene, phrase: NounPhrase) -> list[NounPhrase]:
     """Divide "girl holding balloon", and end before the verb of "a monkey clings" and before "left of"."""
     words, tokens = scene.words, scene.tokens
-    if scene.words[phrase.first] == "not" and scene.words[phrase.first + 1] in ("only", "just", "merely", "simply"):
+    is_emphatic = words[phrase.first] == "not" and phrase.first + 1 < phrase.root
+    if is_emphatic and words[phrase.first + 1] in ("only", "just", "merely", "simply"):
         phrase = phrase._replace(first=phrase.first + 2)
     first, end, root, top = phrase
     if top != root or end - first < 2:

@@ -29,7 +29,7 @@ from pipeline.stages.parse.config import ParseConfig, Rules
 from pipeline.stages.parse.labels import NOUNS, singular
 from pipeline.stages.parse.lexicon import is_abstract, is_animate, listed, shares
 from pipeline.stages.parse.normalise import NEGATED, Hidden
-from pipeline.stages.parse.types import Chunk, RefExp, Token
+from pipeline.stages.parse.types import Chunk, RefExp, Token, maximal
 from schemas.status import given_code
 
 CONJUNCTS: Final = frozenset({"conj", "cc"})
@@ -184,10 +184,11 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
     while words[i] not in ("only", "just"):
         if ABSENT_PHRASE.match(" ".join(words[i : end + 1]).lstrip("\"' ").replace(" - ", "-")):
             return not has_and  # "no people and mountains" has mountains
-        is_missing = "missing" in (words[root - 1], words[i - 1] if tokens[i].dep in ("det", "poss") else "")
+        before = words[i - 1 : i]  # nothing at the first word
+        is_missing = ["missing"] in (words[root - 1 : root], before if tokens[i].dep in ("det", "poss") else [])
         if is_missing or ABSENT.search(" ".join(words[max(i - 5, 0) : i])) or is_denied(scene, i, top):
             return True
-        link, head = words[i - 1], tokens[root].head
+        link, head = "".join(before), tokens[root].head
         if link == ",":  # a list, if a conjunction ends it
             items = [j for j in range(root + 1, len(tokens)) if tokens[j].dep == "conj" and tokens[j].head >= root]
             link = next((words[j] for j in range(root, items[-1] if items else 0) if tokens[j].dep == "cc"), "")
@@ -433,19 +434,9 @@ def _first(words: Sequence[str], word: str, start: int, end: int) -> int:
 
 
 def mark_maximal(expressions: Sequence[tuple[int, int, int]]) -> list[RefExp]:
-    """Convert (chunk, start, end) to RefExp; `is_maximal` is false for an expression that lies inside another one.
-
-    Of several expressions with the same span, the first one is maximal.
-    """
-    # Sorted like this, a span lies inside an earlier one exactly if one of them ends at its end or behind it.
-    order = sorted(range(len(expressions)), key=lambda i: (expressions[i][1], -expressions[i][2], i))
-    is_maximal = [False] * len(expressions)
-    furthest = -1
-    for i in order:
-        end = expressions[i][2]
-        is_maximal[i] = end > furthest
-        furthest = max(furthest, end)
-    return [RefExp(chunk, start, end, is_maximal[i]) for i, (chunk, start, end) in enumerate(expressions)]
+    """Convert (chunk, start, end) to RefExp; `is_maximal` is false for an expression that lies inside another one."""
+    flags = maximal([(start, end) for _, start, end in expressions])
+    return [RefExp(*item, is_maximal) for item, is_maximal in zip(expressions, flags, strict=True)]
 
 
 # Phrases of GRIT rows, whose noun chunks, referring expressions and boxes are given in the input.

@@ -1,5 +1,6 @@
 """The result of parsing a caption. Character offsets are half open, [start, end)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -32,6 +33,17 @@ class RefExp(NamedTuple):
     start: int
     end: int
     is_maximal: bool
+
+
+def maximal(spans: Sequence[tuple[int, int]]) -> list[bool]:
+    """Return False for each span [start, end) that lies inside another; of several equal ones, the first is maximal."""
+    # Sorted like this, a span lies inside an earlier one exactly if one of them ends at its end or behind it.
+    order = sorted(range(len(spans)), key=lambda i: (spans[i][0], -spans[i][1], i))
+    found, furthest = [False] * len(spans), -1
+    for i in order:
+        found[i] = spans[i][1] > furthest
+        furthest = max(furthest, spans[i][1])
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,9 +4,10 @@ from functools import cache
 
 import pytest
 
+from pipeline.stages.parse.chunks import NounPhrase, Scene, repair
 from pipeline.stages.parse.config import ParseConfig, Rules
 from pipeline.stages.parse.parser import CaptionParser
-from pipeline.stages.parse.types import CaptionParse
+from pipeline.stages.parse.types import CaptionParse, Token, maximal
 
 
 @cache
@@ -310,6 +311,7 @@ def test_other_captions_keep_their_case() -> None:
         ("not only a horse but also a cow", ["a horse", "a cow"]),
         ("no-bake cake beside a knife", ["no-bake cake", "a knife"]),
         ("a horse, a cow or a goat", ["a horse", "a cow", "a goat"]),
+        ("candles and flowers for the missing", ["candles", "flowers"]),
     ],
 )
 def test_what_is_beside_an_absent_thing_is_kept(caption: str, phrases: list[str]) -> None:
@@ -319,3 +321,34 @@ def test_what_is_beside_an_absent_thing_is_kept(caption: str, phrases: list[str]
 def test_the_words_of_keep_bring_no_absent_thing_back() -> None:
     (found,) = CaptionParser(ParseConfig(keep=("car",))).parse(["a street with no cars"])
     assert [chunk.removed for chunk in found.chunks] == [None, "absent"]
+
+
+def scene_of(text: str, pos: str, heads: list[int]) -> Scene:
+    """A scene of the words of `text` with one part of speech each and these heads, as a parser might find them."""
+    tokens, start = list[Token](), 0
+    for word, kind, head in zip(text.split(), pos.split(), heads, strict=True):
+        tokens.append(Token(start, start + len(word), head, "", kind, {"NOUN": "NN"}.get(kind, "X"), word))
+        start += len(word) + 1
+    return Scene(text, text.split(), tokens, [0] * len(tokens), [])
+
+
+@pytest.mark.parametrize(
+    ("text", "pos", "phrase"),
+    [
+        ("ml flask at 750", "NOUN NOUN ADP NUM", (0, 1)),  # not behind the number at the end
+        ("thank you card", "VERB PRON NOUN", (0, 2)),  # no word is in front of the first
+        ("a dog says not", "DET NOUN VERB NOUN", (3, 4)),  # no word is behind the last
+        ("not only", "NOUN ADV", (0, 1)),  # no thing is behind "only"
+    ],
+)
+def test_words_at_the_ends_of_a_caption_have_no_neighbours_at_its_other_end(
+    text: str, pos: str, phrase: tuple[int, int]
+) -> None:
+    root = phrase[1] - 1
+    given = NounPhrase(*phrase, root, root)
+    assert repair(scene_of(text, pos, [root] * len(pos.split())), [given]) == [given]
+
+
+def test_spans_inside_others_and_repeated_ones_are_not_maximal() -> None:
+    assert maximal([(0, 2), (0, 5), (3, 5), (4, 6), (0, 5)]) == [False, True, False, True, False]
+    assert maximal([]) == []
