@@ -21,12 +21,12 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import is_machine_error
 from hypergrit_common.image_header import (
-    MAGIC,
     READ,
     SIMPLE_FRAMES,
     JpegHeader,
     has_webp_alpha,
     image_size,
+    is_picture,
     is_still_webp,
     type_of,
 )
@@ -155,13 +155,8 @@ def decode_here(data: bytes, header: JpegHeader | None, limits: ImageLimits, sho
             raise ImageRejected("not_an_image", HEIC_FIX) from error
         if kind and kind not in READ:
             raise ImageRejected("not_an_image", f"{kind}, which is not read") from error
-        reason: Reason = "undecodable" if begins_as_image(data) else "not_an_image"
+        reason: Reason = "undecodable" if is_picture(data) else "not_an_image"
         raise ImageRejected(reason, f"{kind}{': ' if kind else ''}{type(error).__name__}: {text}"[:200]) from error
-
-
-def begins_as_image(data: bytes) -> bool:
-    """Return True if the first bytes are those of an image that is read."""
-    return data.startswith(MAGIC) or type_of(data) in READ
 
 
 def without_texts(png: bytes) -> bytes:

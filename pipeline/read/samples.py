@@ -74,7 +74,7 @@ def names_of(image_member: str | None, caption_member: str | None) -> tuple[tupl
 
 
 @lru_cache(maxsize=1 << 14)
-def is_picture(suffix: str) -> bool:
+def names_picture(suffix: str) -> bool:
     """Return True if a suffix, which may have several parts, ends with that of a picture."""
     return suffix.rpartition(".")[2] in IMAGE_SUFFIXES
 
@@ -91,7 +91,7 @@ def _layout(suffixes: tuple[str, ...], image_member: str | None, caption_member:
     found = set(suffixes)
     image, caption, columns = (next(filter(found.__contains__, names), None) for names in known)
     found -= {image, caption, columns}
-    unread, pictures = [suffix for suffix in suffixes if suffix in found], list(filter(is_picture, suffixes))
+    unread, pictures = [suffix for suffix in suffixes if suffix in found], list(filter(names_picture, suffixes))
     texts = [suffix for suffix in unread if suffix.endswith((f".{GRIT_CAPTION}", f".{GRIT_JSON}"))]
     starts = {suffix.rpartition(".")[0] for suffix in texts}
     several = [suffix for suffix in pictures if suffix in found and suffix.rpartition(".")[0] in starts]
@@ -194,7 +194,7 @@ def find_samples(file: IO[bytes], offset: int, config: ReadConfig, tally: Counte
             if not members:
                 key, start = member_key, member.header_offset
             if len(members) < MAX_MEMBERS:
-                n_pictures += suffix in PICTURES or ("." in suffix and is_picture(suffix))
+                n_pictures += suffix in PICTURES or ("." in suffix and names_picture(suffix))
                 members[suffix] = member
                 if is_compressed:
                     sample.keep(suffix, file, config)

@@ -14,7 +14,7 @@ from pipeline.read.listing import input_format
 from pipeline.read.nested import path_columns, root_of
 from pipeline.read.roots import Roots
 from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, pictures_beside, utf8, with_named
-from pipeline.read.samples import BESIDE, Folder, Tar, is_picture
+from pipeline.read.samples import BESIDE, Folder, Tar, names_picture
 from pipeline.read.source import RowFault, convert, isolated, roots_for
 from pipeline.read.streams import input_errors
 from pipeline.read.types import IMAGE, MEMBERS, BadRecord, ColumnNames, Load, Piece, Record
@@ -186,7 +186,7 @@ def unread_parts(columns: Sequence[str], tally: Mapping[str, int]) -> Iterator[s
         yield f"columns with bytes: {shortened(columns, SHOWN, ', ')}; read.image_column=NAME reads one"
     for name, n in tally.items():
         if name.startswith("."):
-            setting = "image_member" if is_picture(name[1:]) else "caption_member" if name.endswith(BESIDE) else ""
+            setting = "image_member" if names_picture(name[1:]) else "caption_member" if name.endswith(BESIDE) else ""
             yield f"{counted(n, 'member')} {name}" + (f"; read.{setting}={name[1:]} reads them" if setting else "")
     if hidden := tally.get("hidden"):
         yield f"{counted(hidden, 'hidden file')}, such as those of macOS; rename them to read them"

@@ -108,6 +108,13 @@ def test_a_brand_of_both_is_told_apart_by_the_others() -> None:
     assert type_of(BRAND + b"mif1\0\0\0\0mif1heic") == "HEIC"
 
 
+@pytest.mark.parametrize("kind", ["BMP", "GIF", "JPEG", "PNG", "TIFF", "WEBP"])
+def test_the_start_of_a_picture_of_any_format_is_undecodable(kind: str) -> None:
+    with pytest.raises(ImageRejected) as error:
+        decode_here(encoded(kind)[:32], None, LIMITS, None)
+    assert error.value.reason == "undecodable"
+
+
 def test_heic_is_read_with_its_package() -> None:
     pillow_heif = pytest.importorskip("pillow_heif", reason="the extra heic is not installed")
     file = io.BytesIO()

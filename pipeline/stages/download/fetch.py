@@ -22,7 +22,7 @@ from aiohttp.http import HttpProcessingError
 from yarl import URL
 
 from hypergrit_common.errors import MACHINE_ERRORS
-from hypergrit_common.images import begins_as_image
+from hypergrit_common.image_header import is_picture
 from hypergrit_common.version import hypergrit_version
 from pipeline.stages.download.addresses import FetchError, PrivateAddressError, Verdict, check_url, parse_url
 from pipeline.stages.download.config import DownloadConfig
@@ -432,7 +432,7 @@ async def follow(
             body = await read_body(response, config.max_bytes, lease) if is_success and is_whole(response) else None
             # A proxy that transforms answers 203, for instance; but a status other than 200 may also stand for no picture.
             is_expected = response.status == 200 or not request.is_image
-            if body is None or not (is_expected or begins_as_image(body)):
+            if body is None or not (is_expected or is_picture(body)):
                 is_transient = response.status == 429 or response.status >= 500
                 wait_s = retry_after_s(response.headers.get("Retry-After", ""), datetime.now(UTC))
                 raise FetchError("http_error", str(response.status), is_transient=is_transient, retry_after_s=wait_s)
@@ -484,7 +484,7 @@ async def read_body(response: aiohttp.ClientResponse, max_bytes: int, lease: Lea
     body = b"".join(blocks)
     for _ in range(MAX_CODINGS):
         # Servers name encodings that they do not use, and use others that they do not name: the first bytes tell.
-        if begins_as_image(body) or not (body.startswith(GZIP) or "gzip" in codings or "deflate" in codings):
+        if is_picture(body) or not (body.startswith(GZIP) or "gzip" in codings or "deflate" in codings):
             break
         if (inflated := inflate(body, max_bytes)) is None:
             break

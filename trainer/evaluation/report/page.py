@@ -120,7 +120,7 @@ class Details:
 
     def draw_mapping(self, values: Mapping[str, Any]) -> Markup:
         """A picture with its caption, or scalars as a table and other values as sections that open."""
-        if is_picture(values):
+        if has_image(values):
             return self.draw_picture(values)
         plain = {key: value for key, value in values.items() if not isinstance(value, Mapping | list)}
         parts = [Markup("")]
@@ -134,7 +134,7 @@ class Details:
 
     def draw_list(self, values: list[Any]) -> Markup:
         """Pictures in a grid, objects as a table, and other values separated by semicolons, since captions have commas."""
-        if values and all(map(is_picture, values)):
+        if values and all(map(has_image, values)):
             cards = Markup("").join(self.draw_picture(value) for value in values[:MAX_ROWS])
             return Markup('<div class="cards">{}</div>').format(cards)
         if values and all(isinstance(value, Mapping) for value in values):
@@ -193,7 +193,7 @@ def thumbnail(path: Path, box: tuple[float, ...] | None) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def is_picture(value: Any) -> bool:
+def has_image(value: Any) -> bool:
     """True for an object with the file of an image."""
     return isinstance(value, Mapping) and isinstance(value.get("image"), str)
 
