@@ -133,11 +133,23 @@ class Losses:
 
 
 def check_finite(rows: Tensor, what: str) -> Tensor:
-    """Return rows [n d]. Raises NotFiniteError, with their number, if some have values that are NaN or infinite."""
-    n_bad = len(rows) - int(torch.isfinite(rows).all(-1).sum())
+    """Return rows [n *]. Raises NotFiniteError, with their number, if some have values that are NaN or infinite."""
+    n_bad = len(rows) - int(torch.isfinite(rows).flatten(1).all(1).sum())
     if n_bad:
         raise NotFiniteError(
             f"the features of {n_bad} of {len(rows)} {what} are not finite, so there is no result; compute in "
             "precision=fp32, or take an earlier checkpoint of the training"
         )
     return rows
+
+
+def to_half(rows: Tensor, what: str) -> Tensor:
+    """Return rows [n *] in float16. Raises NotFiniteError for values beyond its range, and as `check_finite`."""
+    found = check_finite(rows, what).half()
+    if not bool(torch.isfinite(found).all()):
+        largest = rows.abs().max().item()
+        raise NotFiniteError(
+            f"{what} have values up to {largest:.3g}, beyond half precision, which ends at 65504; take another model or "
+            "layer, or leave out half=True"
+        )
+    return found

@@ -28,10 +28,10 @@ LIMITS = {
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(37, 4_876),
     "pipeline": Size(150, 32_542, 9),
-    "trainer": Size(197, 28_528, 20),
+    "trainer": Size(197, 28_531, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_369),
-    "tests": Size(602, 61633),
+    "tests": Size(602, 61665),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -22,6 +22,7 @@ from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import shortened
 from hypergrit_common.weights import read_tensors, save_tensors
+from trainer.batch import to_half
 from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3
 from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
 from trainer.checkpoints.released import from_released
@@ -85,7 +86,8 @@ def save_model(
 
     `record` documents the training and the results of the model. `half` stores matrices in float16; scalars, gains and
     biases keep their type. `tower` is the frozen model of a head, to copy, or the path by which the head names it;
-    None: that of its training. Raises OSError if the folder cannot be written.
+    None: that of its training. Raises OSError if the folder cannot be written, and NotFiniteError for a weight that
+    float16 cannot hold.
     """
     folder.mkdir(parents=True, exist_ok=True)
     settings = dataclasses.asdict(model.config)
@@ -105,7 +107,7 @@ def save_model(
     }
     matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1} if half else set()
     tensors = {
-        key: (value.half() if key in matrices else value).detach().cpu().contiguous()
+        key: (to_half(value, f"rows of {key}") if key in matrices else value).detach().cpu().contiguous()
         for key, value in merged_state(model).items()
     }
     save_tensors(tensors, folder / "model.safetensors")

@@ -36,7 +36,7 @@ from hypergrit_common.version import hypergrit_version
 from schemas.features import FOLDER, RECORD_NAME, FeatureManifest, FeatureRecord, feature_schema
 from schemas.files import MANIFEST_FILE
 from schemas.rows import VERSION
-from trainer.batch import check_finite
+from trainer.batch import to_half
 from trainer.checkpoints.folder import locked
 from trainer.checkpoints.model import LoadedModel, load_model, model_folder
 from trainer.checkpoints.tokenizer_files import MERGES_FILE, OPENAI, is_openai
@@ -83,7 +83,7 @@ class Embedder:
         with self.context():
             batches = (model.normalised(batch.to(self.device)) for batch in pixels.split(self.config.batch_size))
             parts = [encode(batch).flatten(1).float().cpu() for batch in batches]
-        return half(torch.cat([torch.empty(0, width * (1 + self.n_patches * patches)), *parts]))
+        return to_half(torch.cat([torch.empty(0, width * (1 + self.n_patches * patches)), *parts]), "images")
 
     @torch.no_grad()
     def texts(self, texts: Sequence[str]) -> Tensor:
@@ -91,7 +91,7 @@ class Embedder:
         with self.context():
             found = self.frozen.text(self.loaded.tokenizer(list(texts)).to(self.device), None)
         assert isinstance(found, Tensor)
-        return half(found.float().cpu())
+        return to_half(found.float().cpu(), "texts")
 
     @torch.no_grad()
     def states(self, ids: Sequence[Sequence[int]]) -> list[tuple[Tensor, Tensor]]:
@@ -101,7 +101,7 @@ class Embedder:
         with self.context():
             found = self.frozen.text(rows, source)
         assert isinstance(found, TokenStates)
-        parts = (half(found.initial.float().cpu()), half(found.contextual.float().cpu()))
+        parts = [to_half(states.float().cpu(), "texts") for states in (found.initial, found.contextual)]
         return [(parts[0][row, : len(i)], parts[1][row, : len(i)]) for row, i in enumerate(ids)]
 
     @property
@@ -126,17 +126,6 @@ class Embedder:
     def schema(self) -> pa.Schema:
         image, text = self.widths
         return feature_schema(self.config.views * image, text, self.config.tokens, self.n_patches)
-
-
-def half(features: Tensor) -> Tensor:
-    """The features in half precision. Raises UserError for values that it cannot hold."""
-    found = features.half()
-    if not bool(torch.isfinite(found).all()):
-        largest = features.abs().max().item()
-        raise UserError(
-            f"the towers give values up to {largest:.3g}, beyond half precision; use another model or layer"
-        )
-    return found
 
 
 @dataclass
@@ -254,8 +243,6 @@ def write_shards(
     for number, (name, start) in enumerate(missing, 1):
         text = f"features of {n} samples, file {number} of {len(missing)}"
         computed = compute(embedder, shards, range(start, min(start + size, n)), text, not process.is_main)
-        for part in (computed.image, computed.patches, computed.box_image):
-            check_finite(part, "images")
         n_read, n_bad = n_read + len(computed.keys) + len(computed.bad), n_bad + len(computed.bad)
         check_bad(computed.bad, n_bad, n_read, embedder.config.max_bad_share)
         if process.is_main:
@@ -423,7 +410,6 @@ def record_batch(embedder: Embedder, computed: Computed) -> pa.RecordBatch:
     size = embedder.config.batch_size
     parts = [embedder.texts(texts[start : start + size]) for start in range(0, len(texts), size)]
     features = torch.cat(parts) if parts else torch.empty(0, embedder.widths[1], dtype=torch.float16)
-    check_finite(features, "texts")
     place = {text: row for row, text in enumerate(texts)}
 
     def rows(found: Sequence[str]) -> Tensor:

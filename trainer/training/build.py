@@ -1,5 +1,6 @@
 """Build the parts of a training run from its configuration: tokenizer, model, optimizer, data loader."""
 
+import copy
 import dataclasses
 import logging
 import os
@@ -256,12 +257,14 @@ def new_model(config: TrainConfig) -> DualEncoder:
 
 def check_limits(model: DualEncoder) -> None:
     """Raise UserError if a course leaves the limits to which the model clamps a learned scalar."""
-    for step in [step for parts in model.courses.values() for part in parts for step in part.steps]:
-        model.begin_step(step)
-        model.clamp_parameters()
-        for setting, (name, value) in model.start_values().items():
-            if setting in model.courses and not (model.get_parameter(name) - value).abs().max() < 1e-5:
-                problem = f"is {model.scheduled[setting]:g} at step {step}, beyond the limit of the model's {name}"
+    steps = [step for parts in model.courses.values() for part in parts for step in part.steps]
+    tried = copy.deepcopy(model) if steps else model  # clamping changes weights
+    for step in steps:
+        tried.begin_step(step)
+        tried.clamp_parameters()
+        for setting, (name, value) in tried.start_values().items():
+            if setting in tried.courses and not (tried.get_parameter(name) - value).abs().max() < 1e-5:
+                problem = f"is {tried.scheduled[setting]:g} at step {step}, beyond the limit of the model's {name}"
                 raise UserError(f"model.schedules.{setting} {problem}; give other values, or another limit")
 
 

@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import torch
 
+from hypergrit_common.errors import NotFiniteError
 from tests.trainer.released_files import to_released, write_released
 from tests.trainer.small import END, NAMES, most_in_rest, small_batch, small_model
 from trainer.checkpoints.model import load_model, load_state, read_weights, save_model
@@ -52,6 +53,14 @@ def test_half_stores_matrices_in_float16_and_the_rest_in_float32(tmp_path: Path)
     state = load_file(save(tmp_path, small_model("meru"), half=True) / "model.safetensors")
     assert state["visual_proj.weight"].dtype == torch.float16
     assert state["curv"].dtype == state["pixel_mean"].dtype == state["textual.ln_final.weight"].dtype == torch.float32
+
+
+def test_half_refuses_a_weight_that_float16_cannot_hold(tmp_path: Path) -> None:
+    model = small_model("clip")
+    with torch.no_grad():
+        model.visual_proj.weight[0, 0] = 70_000
+    with pytest.raises(NotFiniteError, match=r"visual_proj\.weight have values up to 7e\+04, beyond half precision"):
+        save(tmp_path, model, half=True)
 
 
 @pytest.mark.parametrize("layout", ["model", "bare", "module"])

@@ -12,10 +12,13 @@ import pyarrow as pa
 import pytest
 import torch
 
+from hypergrit_common.errors import NotFiniteError
 from tests.trainer.features.conftest import FEATURES, World
 from trainer.checkpoints.model import load_model
 from trainer.data.features import FeatureStore, Rows
 from trainer.evaluation.held_out.shards import HeldOut, HeldOutShards
+from trainer.features.config import FeaturesConfig
+from trainer.features.write import Embedder
 
 
 def table(features: Path, number: int = 0) -> pa.Table:
@@ -54,6 +57,16 @@ def test_features_are_the_outputs_of_the_towers_before_the_projection(world: Wor
     )
     torch.testing.assert_close(all_boxes.take("box_text").float(), phrases, atol=2e-3, rtol=2e-3)
     assert [key.rpartition("/")[2] for key in everything[:]] == [key.rpartition("/")[2] for key in found.keys]
+
+
+@pytest.mark.parametrize(("value", "text"), [(1e5, "texts have values up to"), (float("nan"), "of 1 of 1 texts are")])
+def test_values_that_half_precision_cannot_hold_are_refused(world: World, value: float, text: str) -> None:
+    loaded = load_model(world.tower)
+    torch.nn.init.constant_(loaded.model.textual.ln_final.bias, value)  # type: ignore[union-attr,arg-type]
+    config = FeaturesConfig(model=str(world.tower), shards="unused", output="unused")
+    embedder = Embedder(loaded=loaded, config=config, device=torch.device("cpu"))
+    with pytest.raises(NotFiniteError, match=text):
+        embedder.texts(["a dog"])
 
 
 def test_projected_features_are_those_of_the_joint_space(world: World, tmp_path: Path) -> None:

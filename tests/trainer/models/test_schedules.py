@@ -18,6 +18,7 @@ from trainer.models.config import HyCoCLIPConfig
 from trainer.models.meru import MERU
 from trainer.models.schedules import Course, check_schedules, courses_of, values_at
 from trainer.models.terms import Term
+from trainer.training.build import check_limits
 
 LINEAR = {"course": "linear", "values": [0.1, 0.3], "steps": [10, 20]}
 
@@ -101,6 +102,15 @@ def test_a_scalar_with_a_course_is_set_and_not_learned(name: str) -> None:
     assert not scale.requires_grad
     assert not model.get_parameter("curv").requires_grad
     assert model.visual_alpha.requires_grad
+
+
+def test_the_check_of_courses_changes_no_weight() -> None:
+    model = small_model("meru", schedules={"curv_init": course("log", 1, 0.5)})
+    torch.nn.init.constant_(model.visual_alpha, 0.3)  # as read from another model; steps of the training clamp it
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    check_limits(model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert model.step_number == 0
 
 
 def test_a_weight_with_a_course_weighs_its_term() -> None:
