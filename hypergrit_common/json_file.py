@@ -15,12 +15,17 @@ def read_object(path: Path) -> dict[str, Any]:
     Raises OSError if the file cannot be opened, and ValueError that begins with its path if it does not hold an object.
     """
     check_file(path)
+    return parse_object(path.read_bytes(), str(path))
+
+
+def parse_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """Return the object in a JSON text, such as a line of a file. Raises ValueError that begins with its place `where`."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(text if isinstance(text, str) else text.decode())
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON: {error}") from error
+        raise ValueError(f"{where} is not valid JSON: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{path} holds no JSON object")
+        raise ValueError(f"{where} holds no JSON object")
     return value
 
 

@@ -8,7 +8,6 @@ Shapes: n entries, d width of the features.
 """
 
 import base64
-import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -25,7 +24,7 @@ from hypergrit_common.images import ImageRejected, decode
 from trainer.analyses.shard_points import HELD_OUT, embed_shards
 from trainer.data.crops import LIMITS
 from trainer.evaluation.embed import device_of
-from trainer.evaluation.sets.annotations import check_text, read_json
+from trainer.evaluation.sets.annotations import check_text, json_object, read_json
 from trainer.evaluation.sets.annotations import field as value_of
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError
 from trainer.evaluation.tasks.examples import Problems
@@ -137,7 +136,7 @@ class GroundedImages:
         path, offset = self.places[index]
         with path.open("rb") as file:
             file.seek(offset)
-            row = json.loads(file.readline().split(b"\t", 1)[1])
+            row = read_row(file.readline(), str(path))
         try:
             return decode(base64.b64decode(row["image"], validate=True), LIMITS)
         except (ValueError, KeyError, TypeError, ImageRejected) as error:
@@ -195,12 +194,9 @@ def flickr_pool(embedder: Embedder, root: Path, limit: int) -> Pool:
     return join_parts(parts, tuple(files), skipped)
 
 
-def read_row(line: bytes, where: str) -> Any:
-    """The JSON object of a row. Raises UserError, beginning with `where`."""
-    try:
-        return json.loads(line.split(b"\t", 1)[1])
-    except (ValueError, IndexError, RecursionError) as error:
-        raise UserError(f"{where} is not an id, a tab and a JSON object: {error}; download the file again") from error
+def read_row(line: bytes, where: str) -> dict[str, Any]:
+    """The JSON object of a row, behind an id and a tab. Raises UserError, beginning with `where`."""
+    return json_object(line.partition(b"\t")[2], f"{where}, an id, a tab and an object,")
 
 
 def read_annotation(annotation: object, caption: str, where: str) -> tuple[tuple[float, float, float, float], str]:

@@ -4,7 +4,6 @@
 the first folder.
 """
 
-import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from hypergrit_common.cli import EXIT_CODES, command
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
+from hypergrit_common.json_file import parse_object
 from hypergrit_common.plots import COLORS, axes
 
 PANELS: Final = {
@@ -44,9 +44,10 @@ def read_rows(path: Path) -> list[dict[str, float]]:
     """Read the rows of a metrics.jsonl. Raises UserError if it cannot be read or is empty."""
     try:
         check_file(path)
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        if odd := [row for row in rows if not isinstance(row, dict) or not isinstance(row.get("step"), int)]:
-            raise ValueError(f"a row is {str(odd[0])[:80]}, not an object with a step")
+        lines = path.read_text(encoding="utf-8").splitlines()
+        rows = [parse_object(line, f"line {number}") for number, line in enumerate(lines, 1)]
+        if odd := next((n for n, row in enumerate(rows, 1) if not isinstance(row.get("step"), int)), None):
+            raise ValueError(f"line {odd} has no step")
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}; give the output folder of a run") from error
     if not rows:

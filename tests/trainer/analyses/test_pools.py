@@ -99,7 +99,7 @@ def test_a_malformed_row_of_flickr_is_an_error_that_names_it(tmp_path: Path, cha
 
 def test_a_row_that_is_no_json_is_an_error(tmp_path: Path) -> None:
     write_flickr(tmp_path, row("7.jpg", "A red kite.")).write_text("no tab\n")
-    with pytest.raises(UserError, match=r"train-0000\.tsv: row 0 is not an id, a tab and a JSON object"):
+    with pytest.raises(UserError, match=r"train-0000\.tsv: row 0, an id, a tab and an object, is not valid JSON"):
         flickr_pool(small_embedder("clip", tmp_path), tmp_path, 0)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file, file_hash
+from hypergrit_common.json_file import parse_object
 
 Key = TypeVar("Key", bound=Hashable)
 Value = TypeVar("Value")
@@ -29,14 +30,28 @@ def read_json(path: Path) -> Any:
         raise UserError(f"{path} cannot be read as JSON: {error}; download it again") from error
 
 
+def json_object(text: str | bytes, where: str) -> dict[str, Any]:
+    """The JSON object in a line. Raises UserError, beginning with the place `where`: the file and the line."""
+    try:
+        return parse_object(text, where)
+    except ValueError as error:
+        raise UserError(f"{error}; correct it, or download the file again") from error
+
+
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file that are not blank, stripped. Raises UserError if it cannot be read."""
+    return [line for _, line in numbered_lines(path)]
+
+
+def numbered_lines(path: Path) -> list[tuple[int, str]]:
+    """The lines of `read_lines` with their numbers in the file, which count blank lines too, from 1."""
     try:
         check_file(path)
         text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
-    return [line.strip() for line in text.splitlines() if line.strip()]
+    # Not by splitlines: JSON and captions may have other separators within a line, such as U+2028.
+    return [(number, line.strip()) for number, line in enumerate(text.split("\n"), 1) if line.strip()]
 
 
 def field(entry: object, key: str, kind: type[Value], where: str) -> Value:

@@ -8,7 +8,7 @@ from typing import Final, Literal, Protocol
 
 from hypergrit_common.errors import UserError
 from trainer.evaluation.catalog import SetInfo, set_infos
-from trainer.evaluation.sets.annotations import checksums, integer, read_lines
+from trainer.evaluation.sets.annotations import checksums, integer, numbered_lines, read_lines
 from trainer.evaluation.sets.image_folders import class_images, class_names, readable
 from trainer.evaluation.task import ImageSource
 
@@ -111,7 +111,7 @@ def select(found: LabelledImages, folder: Path, name: str) -> LabelledImages:
     """
     by_path = {image.path: number for number, image in enumerate(found.images)}
     chosen = []
-    for number, line in enumerate(read_lines(folder / name), 1):
+    for number, line in numbered_lines(folder / name):
         where = f"{folder / name}: line {number}"
         index = integer(line, where) if line.isdecimal() else by_path.get(folder / line, -1)
         if not 0 <= index < len(found.images):

@@ -4,7 +4,6 @@ HiMo@K of an image is Pearson's correlation of the number of the caption and its
 scores: a similarity that is not a cosine gives another correlation for the same order.
 """
 
-import json
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -14,7 +13,7 @@ from hypergrit_common.errors import UserError
 from trainer.evaluation.metrics.chains import himo
 from trainer.evaluation.metrics.items import mean_items
 from trainer.evaluation.metrics.ranking import choice_scores
-from trainer.evaluation.sets.annotations import checksums, field, read_lines
+from trainer.evaluation.sets.annotations import checksums, field, json_object, numbered_lines
 from trainer.evaluation.task import Embedder, ImageSource, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import Problems, distinct, embed_sources, item, limited, require
 
@@ -34,17 +33,14 @@ def read_rows(path: Path, problems: Problems) -> list[HimoRow]:
 
     def read(numbered: tuple[int, str]) -> HimoRow:
         where = f"{path}, line {numbered[0]}"
-        try:
-            entry = json.loads(numbered[1])
-        except (ValueError, RecursionError) as error:
-            raise UserError(f"{where} is not JSON: {error}; download it again") from error
+        entry = json_object(numbered[1], where)
         listed = field(entry, "caption", list, where)
         captions = tuple(item(listed, i, str, f"{where}: caption") for i in range(len(listed)))
         if len(captions) < 2:
             raise UserError(f"{where} has {len(captions)} captions, but growth needs two; download it again")
         return HimoRow(field(entry, "img_path", str, where), captions)
 
-    return problems.entries(path, enumerate(read_lines(path), 1), read)
+    return problems.entries(path, numbered_lines(path), read)
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:

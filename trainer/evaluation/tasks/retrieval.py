@@ -8,7 +8,6 @@ val2017 is not the 5,000 images of the Karpathy split of COCO.
 Shapes: n images, m captions, d embedding width.
 """
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -23,7 +22,7 @@ from trainer.evaluation import plots
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.metrics.items import mean_items
 from trainer.evaluation.metrics.ranking import chance_recall, pessimistic_ranks, recall_at, top_k
-from trainer.evaluation.sets.annotations import below, checksums, read_json, read_lines
+from trainer.evaluation.sets.annotations import below, checksums, json_object, numbered_lines, read_json
 from trainer.evaluation.sets.annotations import field as value_of
 from trainer.evaluation.task import Embedder, Figure, ImageSource, MissingFilesError, TaskOptions, TaskResult
 from trainer.evaluation.tasks.examples import Problems, coco_images, merge
@@ -145,18 +144,11 @@ def read_own(path: Path, limit: int, problems: Problems) -> CaptionedImages:
     if path.suffix == ".csv":
         rows = read_table(path, ("image", "caption"), problems, read)
     else:
-        rows = problems.entries(path, enumerate(read_lines(path), 1), lambda line: read(*json_line(path, *line)))
+        lines = [(line, f"{path}, line {number}") for number, line in numbered_lines(path)]
+        rows = problems.entries(path, lines, lambda item: read(json_object(*item), item[1]))
     for image, caption in rows:
         captions.setdefault(image, []).append(caption)
     return CaptionedImages.of(captions, limit)
-
-
-def json_line(path: Path, number: int, line: str) -> tuple[dict[str, Any], str]:
-    """The object of a line of JSON, and its place for messages. Raises UserError."""
-    try:
-        return json.loads(line), f"{path}, line {number}"
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}, line {number}: {error}; correct it") from error
 
 
 SETS: Final[dict[str, tuple[Callable[[Path, int, Problems], CaptionedImages], str]]] = {

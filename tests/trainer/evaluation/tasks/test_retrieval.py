@@ -265,3 +265,15 @@ def test_bad_rows_of_ones_own_set_are_named(row: dict[str, str], message: str, t
     found = read_own(tmp_path / "retrieval" / "mine.jsonl", 0, problems)
     assert len(found.captions) == 301
     assert re.search(message, str(problems.malformed))
+
+
+def test_lines_of_json_are_numbered_as_in_the_file_and_hold_every_character(tmp_path: Path) -> None:
+    rows = [json.dumps({"image": "b.png", "caption": f"a\u2028bus {i}"}, ensure_ascii=False) for i in range(300)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(["", *rows[:4], "", "[7]", *rows[4:]]), encoding="utf-8")
+    problems = Problems()
+    found = read_own(tmp_path / "mine.jsonl", 0, problems)
+    assert len(found.captions) == 300
+    assert found.captions[0] == "a\u2028bus 0"
+    assert [error.partition(";")[0] for error in problems.malformed.values()] == [
+        f"{tmp_path / 'mine.jsonl'}, line 7 holds no JSON object"
+    ]
