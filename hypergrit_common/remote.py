@@ -105,13 +105,16 @@ def open_file(url: str, headers: bool = False) -> IO[bytes]:
     `headers`: mostly headers are read, which may lie far apart; of a remote file, large contents are then left out.
     """
     fs, path = open_store(url)
+    known: dict[str, Any] = {}
     if isinstance(fs, LocalFileSystem):
         check_file(path)
-    elif hasattr(fs, "encode_url") and (content := sync(fs.loop, whole_content, fs, path)) is not None:  # of HTTP
-        return io.BytesIO(content)
-    elif headers:
-        return cast(IO[bytes], fs.open(path, "rb", cache_type=HeaderCache.name))
-    file = fs.open(path, "rb")
+    elif hasattr(fs, "encode_url"):  # of HTTP
+        content, known["size"] = sync(fs.loop, whole_content, fs, path)
+        if content is not None:
+            return io.BytesIO(content)
+    if headers and not isinstance(fs, LocalFileSystem):
+        return cast(IO[bytes], fs.open(path, "rb", cache_type=HeaderCache.name, **known))
+    file = fs.open(path, "rb", **known)
     return cast(IO[bytes], file if isinstance(fs, LocalFileSystem) else io.BufferedReader(file, BUFFER))
 
 
@@ -119,18 +122,20 @@ WHOLE_BYTES: Final = 64_000_000
 """Largest file that is read as a whole from a web server that sends no parts of files."""
 
 
-async def whole_content(fs: Any, url: str) -> bytes | None:
-    """Return a file of a web server that sends no parts of files; None for other servers. Raises like `open_file`."""
-    options = {**fs.kwargs, "headers": {**fs.kwargs.get("headers", {}), "Range": "bytes=0-0"}}
+async def whole_content(fs: Any, url: str) -> tuple[bytes | None, int | None]:
+    """Return a file of a web server without parts of files, else None and the size, if known. Raises like `open_file`."""
+    headers = {**fs.kwargs.get("headers", {}), "Range": "bytes=0-0", "Accept-Encoding": "identity"}
+    options = {**fs.kwargs, "headers": headers}
     session = await fs.set_session()
     async with session.get(fs.encode_url(url), **options) as answer:
         if answer.status in (206, 416):  # a part, or a file without a byte
-            return None
+            size = answer.headers.get("Content-Range", "").rpartition("/")[2]
+            return None, int(size) if size.isdecimal() else None
         fs._raise_not_found_for_status(answer, url)
         try:
             await answer.content.readexactly(WHOLE_BYTES + 1)
         except asyncio.IncompleteReadError as end:
-            return end.partial
+            return end.partial, None
     raise UserError(
         f"{url} has more than {WHOLE_BYTES} bytes, and its server sends no parts of files; download it first, by curl -LO "
         "URL, and give the file"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from hypergrit_common import endpoint
+from tests.pipeline.hub import run_server
 
 Answer = str | Callable[[dict[str, Any]], str]
 """The content of a message, or a function from the body of the request to it."""
@@ -53,11 +54,6 @@ class Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving(server: Model) -> Iterator[Model]:
     """Serve until the end of the context, with pauses of a millisecond between attempts."""
-    thread = threading.Thread(target=server.serve_forever, args=(0.05,))
-    with pytest.MonkeyPatch.context() as patch:
+    with pytest.MonkeyPatch.context() as patch, run_server(server):
         patch.setattr(endpoint, "PAUSE_S", 0.001)
-        thread.start()
         yield server
-    server.shutdown()
-    thread.join()
-    server.server_close()

@@ -5,7 +5,7 @@ import http.server
 import json
 import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -65,12 +65,26 @@ def etag(file: Path) -> str:
 @contextmanager
 def hub(folder: Path) -> Iterator[str]:
     """The address of a server of the repositories in a folder, until the end of the context."""
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Hub, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    with served(partial(Hub, directory=str(folder))) as url:
+        yield url
+
+
+@contextmanager
+def served(handler: Callable[..., http.server.BaseHTTPRequestHandler]) -> Iterator[str]:
+    """The address of a server on this machine that answers with `handler`, until the end of the context."""
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    with run_server(server):
+        yield f"http://127.0.0.1:{server.server_port}"
+
+
+@contextmanager
+def run_server(server: http.server.HTTPServer) -> Iterator[None]:
+    """Serve in a thread until the end of the context."""
+    thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     try:
-        yield f"http://127.0.0.1:{server.server_port}"
+        yield
     finally:
         server.shutdown()
-        server.server_close()
         thread.join()
+        server.server_close()

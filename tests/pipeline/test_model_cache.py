@@ -2,7 +2,6 @@
 
 import hashlib
 import http.server
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -19,6 +18,7 @@ from pipeline.run.provenance import make_provenance
 from pipeline.run.steps import Steps
 from pipeline.stages.ground.glip.load import find_vocabulary
 from pipeline.stages.ground.load import MINIATURE
+from tests.pipeline.hub import served
 
 WEIGHTS = b"weights" * 1000
 
@@ -48,11 +48,8 @@ def server(tmp_path: Path) -> Iterator[str]:
     (tmp_path / "web").mkdir()
     (tmp_path / "web" / "glip.pth").write_bytes(WEIGHTS)
     Handler.requests.clear()
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path / "web")))
-    threading.Thread(target=httpd.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{httpd.server_port}"
-    httpd.shutdown()
-    httpd.server_close()
+    with served(partial(Handler, directory=str(tmp_path / "web"))) as url:
+        yield url
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ import functools
 import http.server
 import json
 import shutil
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -27,6 +26,7 @@ from tests.browser import needs_browser
 from tests.patience import PATIENCE_S
 from tests.pipeline.explore.conftest import Server
 from tests.pipeline.explore.outputs import THRESHOLDS, Row, make_rows, write_output
+from tests.pipeline.hub import served
 from tests.pipeline.report.make_output import HOSTILE
 
 pytestmark = [pytest.mark.browser, needs_browser]
@@ -370,13 +370,8 @@ def file_server(folder: Path) -> Iterator[str]:
         def log_message(self, *_: Any) -> None:
             return
 
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder)))
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
-    thread.join()
+    with served(functools.partial(Quiet, directory=str(folder))) as url:
+        yield url
 
 
 def test_static_page_shows_a_sample_of_the_pictures_and_downloads_marks(

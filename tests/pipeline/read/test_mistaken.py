@@ -3,9 +3,8 @@
 import gzip
 import io
 import tarfile
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hypergrit_common import remote
+from tests.pipeline.hub import served
 from tests.pipeline.read.test_stage import ROWS, error_message, read_all, write
 
 MISTAKEN = {
@@ -71,10 +71,8 @@ class Server(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[str]:
     Server.folder = tmp_path
-    with ThreadingHTTPServer(("127.0.0.1", 0), Server) as found:
-        threading.Thread(target=found.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{found.server_port}"
-        found.shutdown()
+    with served(Server) as url:
+        yield url
 
 
 @pytest.mark.parametrize("place", ["plain", "gzip"])

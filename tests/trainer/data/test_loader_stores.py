@@ -1,13 +1,14 @@
 import re
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import fsspec
 import pytest
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.remote import open_file
+from tests.pipeline.hub import served
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
 
 
@@ -43,13 +44,8 @@ class RangeHandler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server_url(shards: Path) -> Iterator[str]:
     RangeHandler.folder, RangeHandler.ranges = shards, True
-    server = ThreadingHTTPServer(("127.0.0.1", 0), RangeHandler)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with served(RangeHandler) as url:
+        yield url
 
 
 def test_batches_of_remote_shards_equal_those_of_local_ones(shards: Path) -> None:
@@ -62,6 +58,18 @@ def test_batches_of_remote_shards_equal_those_of_local_ones(shards: Path) -> Non
 def test_workers_read_from_a_store_that_their_parent_used_before_it_forked(shards: Path, server_url: str) -> None:
     urls = ",".join(f"{server_url}/0000{i}.tar" for i in range(4))
     assert_batches_equal(take(small_loader(urls, workers=2), 3), take(small_loader(shards), 3))
+
+
+def test_a_file_of_a_web_server_is_opened_by_one_request(
+    shards: Path, server_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, answer = list[str](), RangeHandler.answer
+    monkeypatch.setattr(
+        RangeHandler, "answer", lambda self, body: (asked.append(self.command), answer(self, body=body))[1]
+    )
+    with open_file(f"{server_url}/00000.tar") as file:
+        assert asked == ["GET"]  # no HEAD for the size, which the first answer tells
+        assert file.read() == (shards / "00000.tar").read_bytes()
 
 
 def test_store_without_range_requests_raises_a_user_error(shards: Path, server_url: str) -> None:
