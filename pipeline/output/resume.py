@@ -14,11 +14,12 @@ from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import counted, shortened
 from pipeline.config import KEYS, PipelineConfig
 from pipeline.output.finished import Damage, Formats, equal_provenances, find_finished
-from pipeline.output.inputs import PLAN_SETTINGS, Files, History, plan_history
+from pipeline.output.inputs import PLAN_SETTINGS, History, plan_history
 from pipeline.output.listing import list_output
 from pipeline.output.manifest import plan_json, read_manifest
 from pipeline.output.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
 from pipeline.output.store import Store
+from pipeline.read.listing import InputFiles
 from pipeline.read.plan import ShardPlans
 from pipeline.read.types import ShardPlan
 from pipeline.read.understood import without_rows
@@ -136,7 +137,7 @@ class Work(NamedTuple):
             write_record(store, self.record)
 
 
-def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, store: Store) -> Work:
+def plan_work(config: PipelineConfig, files: InputFiles, provenance: Provenance, store: Store) -> Work:
     """Compare a job with the shards of its output; nothing is written.
 
     Raises UserError if finished shards would be discarded without `overwrite=true`, for more shards than indices, and
@@ -172,7 +173,7 @@ def plan_work(config: PipelineConfig, files: Files, provenance: Provenance, stor
     if history.n_appended:
         logger.info("%s appended", counted(history.n_appended, "new input file"))
     unfinished = plans.without(finished)
-    understood: UnderstoodInput = {"readings": history.readings, "not_read": dict(getattr(files, "not_read", {}))}
+    understood: UnderstoodInput = {"readings": history.readings, "not_read": dict(files.not_read)}
     if config.read.takedown or config.captions.redact or len(store.read_takedowns()):
         understood = without_rows(understood)
     record = make_record(config, provenance, history.batches, understood)

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
+from functools import partial
 from typing import Final
 
 from fsspec import AbstractFileSystem
@@ -97,7 +98,7 @@ def list_files(input: Locations) -> InputFiles:
         patterns = list(dict.fromkeys(pattern for item in items for pattern in expand_braces(item)))
     urls = ", ".join(item for item in items if "://" in item)
     with reported(f"waiting for the list of {urls}") if urls else nullcontext():
-        lists = [*map_concurrently(_list_files, patterns)]
+        lists = [*map_concurrently(partial(_list_files, checked=set()), patterns)]
         check_whole_folders(input, [(files, images) for files, images, _ in lists])
     chosen = {path: size for files, _, _ in lists for path, size in files}
     unread = Counter(suffix_of(path) for path in {path for *_, others in lists for path in others} - chosen.keys())
@@ -114,13 +115,13 @@ def check_whole_folders(input: Locations, lists: Sequence[tuple[Files, Counter[s
             )
 
 
-def _list_files(input: str) -> tuple[Files, Counter[str], list[str]]:
+def _list_files(input: str, checked: set[str]) -> tuple[Files, Counter[str], list[str]]:
     """Return the files, the number of images that a glob matches in each folder of images, and the files not read."""
     if "::" in input and os.path.lexists(input):
         raise chain_error(input)
     fs, root = open_store(input)
     try:
-        found = find_files(fs, root)
+        found = find_files(fs, root, checked)
         if found == [root] and format_of(root) is None:
             check_no_arrow(found)
             raise UserError(f"input file {input!r} has no known format; its name must end in {KNOWN}")
@@ -156,14 +157,16 @@ def _size(fs: AbstractFileSystem, path: str, url: str) -> int:
     return 0 if isinstance(fs, LocalFileSystem) and is_broken_link(path) else fs.size(path) or 0
 
 
-def find_files(fs: AbstractFileSystem, root: str) -> list[str]:
+def find_files(fs: AbstractFileSystem, root: str, checked: set[str]) -> list[str]:
     """Return the paths of a glob, those below a folder that are not hidden, or the path of a file that exists.
 
-    A folder is one whatever its name: engines write tables as folders `pairs.parquet/`.
+    A folder is one whatever its name: engines write tables as folders `pairs.parquet/`. `checked` has the folders above
+    other paths, which are no tables.
     """
     fs.invalidate_cache()  # other machines may have added files since this process listed them
-    folder = "" if is_web(root) else GLOB_START.split(root)[0]
-    while folder:  # the input may be a part of a table
+    folder = "" if is_web(root) else GLOB_START.split(f"{root}*")[0]  # above the path; `_below` checks what is in it
+    while folder and (url := fs.unstrip_protocol(folder)) not in checked:  # the input may be a part of a table
+        checked.add(url)
         with suppress(OSError):
             check_tables(path for path in [f"{folder}/_delta_log"] if fs.exists(path))
             check_tables(fs.ls(f"{folder}/metadata", detail=False))

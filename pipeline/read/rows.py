@@ -137,9 +137,7 @@ def names_by_lower_case(names: tuple[str, ...]) -> dict[str, str]:
     return {name.lower(): name for name in sorted(names, reverse=True)} | {name: name for name in names}
 
 
-def find_columns(
-    names: Iterable[str], config: ReadConfig, has_images: bool, has_pictures_beside: bool = False
-) -> Columns:
+def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool, source: str = "") -> Columns:
     """Find the columns of a row among `names`: a mapping of them to values or types, or names alone.
 
     The column of the image is recognised by its name. Beside a URL column it must hold the bytes of a picture, of which
@@ -149,6 +147,7 @@ def find_columns(
     columns = names if isinstance(names, Mapping) else dict.fromkeys(names, "")
     url = find_column(columns, config.url_column, URL_NAMES)
     image = find_column(columns, config.image_column, ())
+    has_pictures_beside = pictures_beside(source) is not None
     has_files = bool(config.image_roots) or has_pictures_beside
     if config.image_column is None:
         image = _picture_column(columns, BYTES)
@@ -230,7 +229,7 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
     own = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
     names = with_named(own, config, path)
     has_files = bool(config.image_roots or pictures_beside(path))
-    found = find_columns(names, config, kind.has_images, pictures_beside(path) is not None)
+    found = find_columns(names, config, kind.has_images, path)
     if not any((found.url, found.image, found.path, config.url_column, config.image_column, has_files)) and (
         name := find_column(filter(lambda name: picture_rank(names[name]), names), config.image_path_column, PATHS)
     ):
@@ -322,7 +321,7 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
         image = None
     own = {**path_columns(context.source), **record}
     record = with_named(record, config, context.source)
-    columns = find_columns(record, config, context.kind.has_images, pictures_beside(context.source) is not None)
+    columns = find_columns(record, config, context.kind.has_images, context.source)
     is_selected = config.selection is None or _is_selected({**own, **record}, context)
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters) or None
     found, path = _image(record, columns, config)

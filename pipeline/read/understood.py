@@ -13,7 +13,7 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.listing import input_format
 from pipeline.read.nested import path_columns, root_of
 from pipeline.read.roots import Roots
-from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, pictures_beside, utf8, with_named
+from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, utf8, with_named
 from pipeline.read.samples import BESIDE, Folder, Tar, names_picture
 from pipeline.read.source import RowFault, convert, isolated, roots_for
 from pipeline.read.streams import input_errors
@@ -32,7 +32,7 @@ ROLES: Final = ("url", "caption", "id", "image", "image_path")
 
 
 class Readings:
-    """The ways in which the files of an input were understood; `found` are those of an earlier run."""
+    """Collects how the files of an input are read, an entry per format and set of columns; `found` begins the list."""
 
     def __init__(self, config: ReadConfig, found: Iterable[InputReading] = ()) -> None:
         self.config, self.found, self.roots = config, list(found), Roots(config.image_roots)
@@ -68,7 +68,7 @@ class Readings:
         """Return the use of each column, and where the pictures are."""
         kind, own = input_format(path), names if isinstance(names, Mapping) else dict.fromkeys(names, "")
         named = with_named(own, self.config, path)
-        found = find_columns(named, self.config, kind.has_images, pictures_beside(path) is not None)
+        found = find_columns(named, self.config, kind.has_images, path)
         uses = dict(zip(ROLES, (found.url, found.captions, found.id, found.image, found.path), strict=True))
         columns = {use: list(name) if isinstance(name, tuple) else [name] for use, name in uses.items() if name}
         roots = [root_of(name, own) for name in columns.get("image", ())]
@@ -126,12 +126,12 @@ def cut(text: str) -> str:
 
 
 def without_rows(found: UnderstoodInput) -> UnderstoodInput:
-    """Return how an input was understood, without its first rows: what is taken down or redacted is in no file."""
+    """Return a copy of `found` without first rows, for outputs that take down or redact rows: a first row may be one."""
     return {**found, "readings": [{**reading, "first_row": {}} for reading in found["readings"]]}
 
 
 def understood_input(record: JobRecord | Mapping[str, Any]) -> UnderstoodInput | None:
-    """Return how the input of a job was understood, with the counts of its files; None if its record does not tell."""
+    """Return the entry "input" of a job's record, with the numbers of files and rows of each reading; None without one."""
     if (found := record.get("input")) is None:
         return None
     readings: list[InputReading] = [{**reading, "files": 0, "rows": 0} for reading in found["readings"]]
@@ -148,9 +148,9 @@ def understood_input(record: JobRecord | Mapping[str, Any]) -> UnderstoodInput |
 
 
 def input_lines(found: UnderstoodInput, n_files: int = 0) -> Iterator[tuple[str, str]]:
-    """Yield how the input was understood as (label, text), for the terminal and the report; the texts are printable.
+    """Yield lines (label, text) that tell how the input is read, for the terminal and the report. Texts are printable.
 
-    `n_files`: the files of the input, of which those with further columns are counted.
+    `n_files`: number of files of the input; a last line counts those that no reading covers.
     """
     for reading in found["readings"]:
         columns, tally = reading["columns"], reading.get("tally", {})

@@ -17,13 +17,12 @@ from hypergrit_common.text import counted
 from pipeline.config import PipelineConfig, content_hash, with_formats
 from pipeline.output.commit import open_output, restore_index
 from pipeline.output.finished import Damage, Formats, find_damaged, find_missing
-from pipeline.output.inputs import Files
 from pipeline.output.manifest import failed_indices, failed_shard, read_manifest
 from pipeline.output.record import check_secrets
 from pipeline.output.resume import Work, plan_work
 from pipeline.output.store import Store
 from pipeline.output.takedowns import check_recorded
-from pipeline.read.listing import list_files
+from pipeline.read.listing import InputFiles, list_files
 from pipeline.read.takedown import listed
 from pipeline.read.types import ShardPlan, Task
 from pipeline.read.understood import input_lines, understood_input
@@ -127,7 +126,7 @@ def check_rows(stats: Statistics, plans: Sequence[ShardPlan], output: Store) -> 
         )
 
 
-def plan_with_models(config: PipelineConfig, files: Files, provenance: Provenance, output: Store) -> Work:
+def plan_with_models(config: PipelineConfig, files: InputFiles, provenance: Provenance, output: Store) -> Work:
     """Plan like `plan_work`. Raises UserError also for models that do not exist, if there is something to compute.
 
     They are checked as early as possible: for a new output before the whole input is read.

@@ -3,11 +3,11 @@
 import html
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from html.entities import html5
-from itertools import accumulate
+from itertools import accumulate, compress
 from typing import Any, ClassVar, Final
 
 import ftfy
@@ -337,21 +337,21 @@ def in_other_units(text: str, spans: Sequence[Span]) -> list[bool]:
     >>> in_other_units("caf\u00e9 with a red door", [(13, 21)]), in_other_units("caf\u00e9 with a red door", [(12, 20)])
     ([True], [False])
     """
-    checked = [span for span in spans if span[0] < span[1]]
-    most, found = _n_whole(text, checked), [False] * len(spans)
-    if text.isascii() or most == len(checked):
+    checked = [span[0] < span[1] for span in spans]
+    most, found = _n_whole(text, compress(spans, checked)), [False] * len(spans)
+    if text.isascii() or most == sum(checked):
         return found
     for encoding, width in (("utf-16-le", 2), ("utf-8", 1)):
         ends = accumulate((len(char.encode(encoding, "replace")) // width for char in text), initial=0)
         places = {place: i for i, place in enumerate(ends)}
         read = [(places.get(start, -1), places.get(end, -1)) for start, end in spans]
-        n = _n_whole(text, [place for place, span in zip(read, spans, strict=True) if span in checked])
+        n = _n_whole(text, compress(read, checked))
         if n > most:
-            most, found = n, [span in checked and place != span for place, span in zip(read, spans, strict=True)]
+            most, found = n, [own and place != span for own, place, span in zip(checked, read, spans, strict=True)]
     return found
 
 
-def _n_whole(text: str, spans: Sequence[Span]) -> int:
+def _n_whole(text: str, spans: Iterable[Span]) -> int:
     return sum(0 <= start < end <= len(text) and is_whole(text, start, end) for start, end in spans)
 
 

@@ -74,7 +74,7 @@ class Totals:
         self.histograms["caption_length"].add("captions", captions.to_numpy(zero_copy_only=False))
         self.histograms["clip_similarity"].add("images", floats(batch["clip_similarity"].drop_null()))
         self.histograms[HEAD].add("images", floats(batch[HEAD].drop_null()))
-        self.chunks.update(pc.list_flatten(batch["noun_chunks"]).field("removed").to_pylist())
+        self.chunks.update(tally(pc.list_flatten(batch["noun_chunks"]).field("removed")))
         self._count_chunks(batch)
         self._count_given(batch.filter(pc.greater(pc.list_value_length(batch["given_noun_chunks"]), 0)))
         self._count_boxes(batch.filter(pc.is_valid(batch["box_scores"])), has_grounder)
@@ -160,8 +160,7 @@ class Totals:
         self.drops.update(zip(dropped["stage"].to_pylist(), dropped["reason"].to_pylist(), strict=True))
         hosts = pc.extract_regex(batch["url"].drop_null(), HOST)
         if len(hosts):
-            counts = pc.value_counts(pc.utf8_lower(hosts.field("host")))
-            self.host_rows.update(dict(zip(*(counts.field(i).to_pylist() for i in range(2)), strict=True)))
+            self.host_rows.update(tally(pc.utf8_lower(hosts.field("host"))))
         has_host = pc.and_(pc.equal(dropped["stage"], "download"), pc.is_valid(dropped["url"]))
         failed = dropped.filter(pc.and_(has_host, pc.invert(pc.is_in(dropped["reason"], pa.array(NO_FAILURES)))))
         self.hosts.update(
@@ -208,12 +207,13 @@ class Totals:
         row_of_box = pc.list_parent_indices(batch["boxes"])
         in_dropped = pc.not_equal(batch["status"], KEPT).take(row_of_box)
         removed = scores.field("removed").cast(pa.string())
-        passed = (values.filter(removed.is_null()).to_pylist() for values in (row_of_box, boxes.field("phrase")))
-        found = np.array([row for row, _ in {*zip(*passed, strict=True)}], np.int64)
+        row, phrase = (values.filter(removed.is_null()).to_numpy() for values in (row_of_box, boxes.field("phrase")))
+        n_most = phrase.max(initial=0) + 1
+        found = np.unique(row.astype(np.int64) * n_most + phrase) // n_most
         n_found, n_asked = np.bincount(found, minlength=len(batch)), asked_phrases(batch, has_grounder)
         self.histograms[SHARE].add("images", (n_found / np.maximum(n_asked, 1))[n_asked > 0])
         removed = pc.if_else(pc.and_(removed.is_null(), in_dropped), ROW_DROPPED, removed)
-        self.boxes.update(removed.to_pylist())
+        self.boxes.update(tally(removed))
         is_kept = removed.is_null().to_numpy(zero_copy_only=False)
         x_min, y_min, x_max, y_max = (floats(boxes.field(name)) for name in ("x_min", "y_min", "x_max", "y_max"))
         for name, values in (
@@ -261,6 +261,12 @@ class Totals:
 def sorted_counts(counter: Counter[Any]) -> dict[str, int]:
     """Return the counts other than 0 by name; that of None has the name ""."""
     return {name: counter[name or None] for name in sorted(name or "" for name, n in counter.items() if n)}
+
+
+def tally(values: pa.Array) -> dict[Any, int]:
+    """Return the number of each value, in the order of their first places."""
+    counts = values.value_counts()
+    return dict(zip(*(counts.field(i).to_pylist() for i in range(2)), strict=True))
 
 
 def floats(values: pa.Array) -> Array:

@@ -209,6 +209,8 @@ def is_denied(scene: Scene, first: int, top: int) -> bool:
         return False
     verbs = {verb, tokens[verb].head if tokens[verb].dep == "xcomp" else verb}  # "does not seem to have a bed"
     is_complement = tokens[top].dep == "attr"
+    if not (is_complement or tokens[verb].lemma in HAVING):
+        return False
     for i in range(first):
         if tokens[i].head not in verbs or words[i + 1] in ("only", "just"):
             continue

@@ -10,8 +10,10 @@ import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.errors import UserError
+from pipeline.read import listing
 from pipeline.read.listing import list_files
 from tests.pipeline.read.test_stage import read_all
 
@@ -89,6 +91,20 @@ def test_a_part_of_a_table_is_refused_too(tmp_path: Path, engine: str, log: str)
     for input in inputs:
         with pytest.raises(UserError, match=rf"the input folder {tmp_path}/table is a table of {engine}"):
             list_files(str(input))
+
+
+def test_folders_above_several_files_are_checked_for_tables_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for i in range(8):
+        pq.write_table(pa.Table.from_pylist([ROW]), tmp_path / f"{i}.parquet")
+    asked, exists = list[str](), LocalFileSystem.exists
+    monkeypatch.setattr(LocalFileSystem, "exists", lambda fs, path: (asked.append(path), exists(fs, path))[1])
+    monkeypatch.setattr(listing, "map_concurrently", map)
+    assert len(list_files(f"{tmp_path}/{{0..7}}.parquet")) == 8
+    logs = [path for path in asked if path.endswith("_delta_log")]
+    assert f"{tmp_path}/_delta_log" in logs
+    assert len(logs) == len({*logs}) == len(tmp_path.parts) - 1
 
 
 def test_arrow_files_are_refused_with_what_to_write(tmp_path: Path) -> None:
