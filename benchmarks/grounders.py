@@ -24,9 +24,10 @@ import pyarrow as pa
 from benchmarks.phrases import intervals
 from hypergrit_common.errors import UserError
 from pipeline.explore.marks import marked_boxes
-from pipeline.explore.quality.boxes import SCORES, FoundBox, FoundRow, found_row, iou
+from pipeline.explore.quality.boxes import SCORES, FoundBox, FoundRow, found_row
 from pipeline.explore.quality.curve import MIN_IOU, Judged, judge, n_expected, recommended, score_points
 from pipeline.explore.quality.known import KnownObject, read_known, refers
+from pipeline.images import iou
 from pipeline.output.ledger import read_batches, read_images, read_manifests
 from pipeline.output.store import Store
 from pipeline.stages.ground.grounder import PhraseDrop

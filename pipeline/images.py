@@ -89,9 +89,30 @@ def encode_jpeg(image: Image, quality: int = 95) -> bytes:
     return data.tobytes()
 
 
-def corners(box: Mapping[str, Any]) -> tuple[float, float, float, float]:
-    """The corners (x_min, y_min, x_max, y_max) of a schemas.rows.BOX or GIVEN_BOX."""
+Corners = tuple[float, float, float, float]
+"""x_min, y_min, x_max, y_max as fractions of width and height."""
+
+
+def corners(box: Mapping[str, Any]) -> Corners:
+    """The corners of a schemas.rows.BOX or GIVEN_BOX."""
     return box["x_min"], box["y_min"], box["x_max"], box["y_max"]
+
+
+def iou(a: Corners, b: Corners) -> float:
+    """Return the intersection over union of two boxes, 0 if both are empty."""
+    shared = overlap(a, b)
+    union = area(a) + area(b) - shared
+    return shared / union if union > 0 else 0.0
+
+
+def overlap(a: Corners, b: Corners) -> float:
+    """Return the area of the intersection of two boxes."""
+    return max(min(a[2], b[2]) - max(a[0], b[0]), 0.0) * max(min(a[3], b[3]) - max(a[1], b[1]), 0.0)
+
+
+def area(box: Corners) -> float:
+    """Return the area of a box; 0 if it is empty."""
+    return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
 
 
 def crop_box(image: Image, xyxy: Sequence[float]) -> Image:

@@ -10,10 +10,10 @@ import pytest
 
 from hypergrit_common.errors import UserError
 from pipeline.commands import rewrite, takedown
-from pipeline.images import encode_jpeg
+from pipeline.images import encode_jpeg, iou
 from pipeline.stages.ground.grounder import Detection, Grounded, apart
 from pipeline.stages.ground.load import GroundConfig
-from pipeline.stages.ground.stage import Ground, overlap
+from pipeline.stages.ground.stage import Ground
 from tests.pipeline.commands.derive.outputs import read_rows
 from tests.pipeline.here import running_here
 from tests.pipeline.jobs import run_job
@@ -86,8 +86,8 @@ def test_an_expression_stays_if_its_best_box_is_that_of_its_chunk(found: Any, ke
 
 def test_overlap_of_exactly_the_limit_is_enough_and_the_limit_is_a_setting() -> None:
     half = (0.0, 0.0, 0.2, 1.0)
-    assert overlap(LEFT, half) == pytest.approx(0.5)
-    assert overlap(half, (0.2, 0.0, 0.2, 0.0)) == overlap((0.1, 0.1, 0.1, 0.1), (0.1, 0.1, 0.1, 0.1)) == 0.0
+    assert iou(LEFT, half) == pytest.approx(0.5)
+    assert iou(half, (0.2, 0.0, 0.2, 0.0)) == iou((0.1, 0.1, 0.1, 0.1), (0.1, 0.1, 0.1, 0.1)) == 0.0
     found = {CUP: [(LEFT, 0.6)], LONG: [(half, 0.9)]}
     for limit, n in ((0.5, 4), (0.51, 3)):
         assert len(ground(Found(found), [row()], min_expression_iou=limit)[0]["ref_exps"]) == n

@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.explore.index import open_output
+from pipeline.images import Corners
 from pipeline.output.ledger import read_batches
 from pipeline.stages.score.filters import clip_score
 
-Corners = tuple[float, float, float, float]
-"""x_min, y_min, x_max, y_max as fractions of width and height."""
 COLUMNS: Final = ("key", "id", "url", "stage", "caption", "noun_chunks", "boxes", "box_scores")
 MODEL_STAGES: Final = (None, "parse", "ground", "score")
 """Stages that may have dropped a row with an image and a caption; None: no stage did."""
@@ -82,23 +81,6 @@ def found_row(row: dict[str, Any]) -> FoundRow:
             )
         )
     return FoundRow(key=row["key"], id=row["id"], url=row["url"], caption=row["caption"], boxes=tuple(boxes))
-
-
-def iou(a: Corners, b: Corners) -> float:
-    """Return the intersection over union of two boxes."""
-    shared = overlap(a, b)
-    union = area(a) + area(b) - shared
-    return shared / union if union > 0 else 0.0
-
-
-def overlap(a: Corners, b: Corners) -> float:
-    """Return the area of the intersection of two boxes."""
-    return max(min(a[2], b[2]) - max(a[0], b[0]), 0.0) * max(min(a[3], b[3]) - max(a[1], b[1]), 0.0)
-
-
-def area(box: Corners) -> float:
-    """Return the area of a box; 0 if it is empty."""
-    return max(box[2] - box[0], 0.0) * max(box[3] - box[1], 0.0)
 
 
 # The thresholds at which an output, or the marked ones of its boxes, have measured precision and recall.

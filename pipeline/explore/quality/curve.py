@@ -11,8 +11,9 @@ import numpy as np
 from hypergrit_common.errors import UserError
 from hypergrit_common.plots import COLORS, axes
 from hypergrit_common.text import one_line
-from pipeline.explore.quality.boxes import FoundBox, FoundRow, area, iou, overlap
+from pipeline.explore.quality.boxes import FoundBox, FoundRow
 from pipeline.explore.quality.known import KnownObject, refers
+from pipeline.images import area, iou, overlap
 
 MIN_IOU: Final = 0.5
 Z: Final = 1.959964

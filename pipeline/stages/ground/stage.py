@@ -7,7 +7,7 @@ from typing import Any, Final
 import numpy as np
 import pyarrow as pa
 
-from pipeline.images import StoredImages, corners
+from pipeline.images import StoredImages, corners, iou
 from pipeline.stages.ground.grounder import Box, Detection, Grounded, Grounder, Span, prefetch
 from pipeline.stages.ground.load import GroundConfig, grounder_path, make_grounder
 from pipeline.stages.parse.types import maximal
@@ -45,14 +45,6 @@ def select(detections: Sequence[Detection], floor: float, nms_iou: float) -> lis
 
     boxes, scores = torch.tensor([d.box for d in good]), torch.tensor([d.score for d in good])
     return [good[i] for i in sorted(nms(boxes, scores, nms_iou).tolist())]
-
-
-def overlap(a: Box, b: Box) -> float:
-    """Return the intersection over union of two boxes, 0 if both are empty."""
-    sides = [max(min(a[k + 2], b[k + 2]) - max(a[k], b[k]), 0.0) for k in (0, 1)]
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (a, b)]
-    shared = sides[0] * sides[1]
-    return shared / union if (union := sum(areas) - shared) > 0 else 0.0
 
 
 def given_boxes(row: Mapping[str, Any]) -> Boxes:
@@ -181,7 +173,7 @@ class Ground(Stage):
             own = [corners(box) for box in boxes if box["phrase"] == expressions[n]["chunk"]]
             found = min(((-d.score, d.box) for d in result.boxes if d.phrase == phrase), default=None)
             least = np.float32(self.config.min_expression_iou)
-            if own and not (found and np.float32(overlap(found[1], own[0])) >= least):
+            if own and not (found and np.float32(iou(found[1], own[0])) >= least):
                 refuted.add(n)
         return (
             with_maximal([item for n, item in enumerate(expressions) if n not in refuted]) if refuted else expressions
