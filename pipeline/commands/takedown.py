@@ -40,7 +40,7 @@ from pipeline.output.source import read_config
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import FoundRows, find_rows, listed_strangers, read_errors, remove_leftovers, unreadable
 from pipeline.output.write.grit import write_arrow, write_grit_parquet
-from pipeline.output.write.samples import count_removed, kept_boxes, unconfirmed
+from pipeline.output.write.samples import count_kept, count_removed
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
 from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, read_takedown, taken_down
 from pipeline.read.understood import without_rows
@@ -61,24 +61,21 @@ logger = logging.getLogger("hypergrit")
 def without(manifest: Manifest, found: FoundRows) -> Manifest:
     """Return a manifest whose counts have these rows as taken down; its files are still those with the rows."""
     rows = [row for _, row in found.values()]
-    kept = [row for row in rows if row["status"] == KEPT]
-    removed = count_removed(rows)
-    before = manifest["removed"]
+    less, removed, before = count_kept(rows), count_removed(rows), manifest["removed"]
     changed: Manifest = {
         **manifest,
         "counts": counts_without(manifest["counts"], found),
-        "boxes": manifest["boxes"] - sum(len(kept_boxes(row)) for row in kept),
-        "phrases": manifest["phrases"] - sum(len({row["boxes"][i]["phrase"] for i in kept_boxes(row)}) for row in kept),
-        "asked": manifest["asked"]
-        - sum(chunk["removed"] is None for row in rows for chunk in row["noun_chunks"] or ()),
+        "boxes": manifest["boxes"] - less["boxes"],
+        "phrases": manifest["phrases"] - less["phrases"],
+        "asked": manifest["asked"] - less["asked"],
         "removed": {
             "phrases": subtract(before["phrases"], removed["phrases"]),
             "boxes": subtract(before["boxes"], removed["boxes"]),
         },
     }
-    if n_unconfirmed := changed.pop("unconfirmed", 0) - sum(map(unconfirmed, kept)):
+    if n_unconfirmed := changed.pop("unconfirmed", 0) - less["unconfirmed"]:
         changed["unconfirmed"] = n_unconfirmed
-    n_pairs = changed.pop("pairs", 0) - sum(not kept_boxes(row) for row in kept)
+    n_pairs = changed.pop("pairs", 0) - less["pairs"]
     return {**changed, "pairs": n_pairs} if n_pairs else changed
 
 

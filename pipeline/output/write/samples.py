@@ -40,12 +40,6 @@ def kept_boxes(row: Row) -> list[int]:
     return [i for i, score in enumerate(scores) if score["removed"] is None]
 
 
-def unconfirmed(row: Row) -> int:
-    """Return the number of noun chunks of a kept row that have a kept box, but no referring expression."""
-    has_expression = {expression["chunk"] for expression in row["ref_exps"] or ()}
-    return len({row["boxes"][i]["phrase"] for i in kept_boxes(row)} - has_expression)
-
-
 def grounded_phrases(row: Row) -> Iterator[GroundedPhrase]:
     """Yield the noun chunk of each kept box, then all referring expressions of those chunks, as in the GRIT release."""
     kept = kept_boxes(row)
@@ -126,6 +120,17 @@ def check_row(row: Row, further: Mapping[str, Collection[str]]) -> None:
         )
     elif row["image"] is None:
         raise ValueError(f"row {row['key']} is kept without an image")
+
+
+def count_kept(rows: Sequence[Row]) -> Counter[str]:
+    """Return counts of a manifest: of the kept rows, and as "asked" the noun chunks of all rows that are not removed."""
+    found = Counter(asked=sum(chunk["removed"] is None for row in rows for chunk in row["noun_chunks"] or ()))
+    for row in kept_rows(rows):
+        boxes, expressed = kept_boxes(row), {expression["chunk"] for expression in row["ref_exps"] or ()}
+        phrases = {row["boxes"][i]["phrase"] for i in boxes}
+        n_unconfirmed = len(phrases - expressed)
+        found.update(boxes=len(boxes), phrases=len(phrases), pairs=not boxes, unconfirmed=n_unconfirmed)
+    return found
 
 
 def count_removed(rows: Sequence[Row]) -> Removed:

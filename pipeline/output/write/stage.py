@@ -15,12 +15,11 @@ from pipeline.output.store import Store
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column, write_arrow, write_grit_parquet
 from pipeline.output.write.samples import (
     Row,
+    count_kept,
     count_removed,
     count_rows,
-    kept_boxes,
     kept_rows,
     remove_url_secrets,
-    unconfirmed,
 )
 from pipeline.output.write.tar import SamplePlace, TarWriter, file_metadata, write_index
 from pipeline.output.write.train import read_subreddit, train_sample
@@ -81,8 +80,7 @@ def write_shard(
     store, index = output if isinstance(output, Store) else Store(output), plan.index
     takedowns = store.takedowns.without_queries(origin is not None or config.strip_url_queries)
     rows = [refuse_row(remove_url_secrets(row, strip_query=config.strip_url_queries), takedowns) for row in found]
-    counts = count_rows(rows, plan, provenance)
-    kept = kept_rows(rows)
+    counts, numbers = count_rows(rows, plan, provenance), count_kept(rows)
     with Staging(store) as staging:
         places: dict[str, list[SamplePlace]] = {}
         for name in dict.fromkeys(config.formats):
@@ -91,7 +89,7 @@ def write_shard(
                 places[name] = found
         if places:
             with staging.open(INDEX_FILE.path(index), rows=sum(map(len, places.values()))) as file:
-                has_subreddits = any(read_subreddit(row["extra"]) for row in kept)
+                has_subreddits = any(read_subreddit(row["extra"]) for row in kept_rows(rows))
                 found_in_json = {INDEX_SUBREDDITS: "true"} if has_subreddits else {}
                 write_index(file, places, file_metadata(provenance) | found_in_json)
         manifest: Manifest = {
@@ -101,17 +99,17 @@ def write_shard(
             "formats": sorted(set(config.formats)),
             "files": dict(staging.files),
             "counts": counts,
-            "boxes": sum(len(kept_boxes(row)) for row in kept),
-            "phrases": sum(len({row["boxes"][i]["phrase"] for i in kept_boxes(row)}) for row in kept),
-            "asked": sum(chunk["removed"] is None for row in rows for chunk in row["noun_chunks"] or ()),
+            "boxes": numbers["boxes"],
+            "phrases": numbers["phrases"],
+            "asked": numbers["asked"],
             "removed": count_removed(rows),
             "provenance": provenance,
             "runtime": dict(runtime),
         }
-        if n_pairs := sum(not kept_boxes(row) for row in kept):
-            manifest["pairs"] = n_pairs
-        if n_unconfirmed := sum(map(unconfirmed, kept)):
-            manifest["unconfirmed"] = n_unconfirmed
+        if numbers["pairs"]:
+            manifest["pairs"] = numbers["pairs"]
+        if numbers["unconfirmed"]:
+            manifest["unconfirmed"] = numbers["unconfirmed"]
         if origin is not None:
             manifest["origin"] = origin
         summary = summarize(manifest, batches_of(rows))

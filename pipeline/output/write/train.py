@@ -5,8 +5,9 @@ The parents are the noun chunks, then the referring expressions. Each distinct t
 """
 
 import json
-from collections.abc import Iterator, Sequence
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final, cast
 
 from hypergrit_common.images import STORED_IMAGE_LIMITS, Image, decode
 from pipeline.config import WriteConfig
@@ -115,13 +116,17 @@ def chosen_columns(extra: str | None, names: Sequence[str]) -> dict[str, Any]:
     """
     if not extra or not names:
         return {}
-    columns: dict[str, Any] = json.loads(extra)
-    return {name: value for name, value in columns.items() if name in names or "*" in names}
+    return {name: value for name, value in read_extra(extra).items() if name in names or "*" in names}
+
+
+@lru_cache(maxsize=1)  # of one row, several parts are read in turn
+def read_extra(extra: str) -> Mapping[str, Any]:
+    return cast(dict[str, Any], json.loads(extra))
 
 
 def read_levels(extra: str | None) -> list[str | None] | None:
     """Return the labels of a taxonomy that `extra` holds: those of read.levels, or a list of texts of the input."""
-    value = json.loads(extra).get("levels") if extra and '"levels"' in extra else None
+    value = read_extra(extra).get("levels") if extra and '"levels"' in extra else None
     if not isinstance(value, list) or not any(value):
         return None
     return value if all(label is None or isinstance(label, str) for label in value) else None
@@ -132,7 +137,7 @@ def read_hard_negatives(extra: str | None, phrases: Sequence[str]) -> list[HardN
 
     Without `flag_short_neg` a region has none; what is not a text, or is the phrase itself, is left out.
     """
-    regions = json.loads(extra).get("bbox_info") if extra and '"short_expr_negs"' in extra else None
+    regions = read_extra(extra).get("bbox_info") if extra and '"short_expr_negs"' in extra else None
     texts: dict[str, dict[str, None]] = {}
     for region in regions if isinstance(regions, list) else ():
         if not isinstance(region, dict) or not region.get("flag_short_neg"):
@@ -149,5 +154,5 @@ def read_subreddit(extra: str | None) -> str | None:
 
     Most inputs have none, so the JSON is parsed only if the name occurs in it.
     """
-    value = json.loads(extra).get("subreddit") if extra and '"subreddit"' in extra else None
+    value = read_extra(extra).get("subreddit") if extra and '"subreddit"' in extra else None
     return value if isinstance(value, str) and value else None
