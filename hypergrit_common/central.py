@@ -28,10 +28,9 @@ def central_part(
     to_first: Callable[[float], int] = round,
     is_pillow: bool = False,
 ) -> Image:
-    """Resize the shorter side of a thin image to `edge`, and cut the longer one to about `crop` pixels at its centre.
+    """Resize a thin image so that its shorter side is `edge`, and keep about `crop` pixels in the middle of the longer one.
 
-    What a processor then crops is what it would have cropped from the whole image: at most 2 levels of 255 differ, where
-    its resizing rounds in another way than Pillow's.
+    A processor that resizes and crops gives the same pixels for the result as for the whole image, up to 2 levels of 255.
 
     Args:
         image: uint8 RGB [h w 3].
@@ -71,8 +70,8 @@ def central_part(
 def limit_aspect_ratio(image: Image, most: int) -> Image:
     """Repeat the rows or columns of an image until its aspect ratio is at most `most`.
 
-    Otherwise, processors that resize the longer side would leave 0 pixels of the shorter side of a very thin image. Boxes
-    do not change, since they are fractions of the image.
+    Processors that resize the longer side of a very thin image would otherwise leave 0 pixels of the shorter one. Boxes
+    stay the same, since they are fractions of the image.
     """
     height, width = image.shape[:2]
     return image.repeat(-(-width // (height * most)), axis=0).repeat(-(-height // (width * most)), axis=1)

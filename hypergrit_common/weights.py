@@ -23,11 +23,10 @@ WITHIN = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_modu
 
 
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    """Read the weights in a safetensors file, or in a torch file: a state dict or a training checkpoint with one.
+    """Read the tensors of a .safetensors file, or of a torch file with a state dict, alone or within a checkpoint.
 
-    The names of wrappers are removed from those of the entries, in any nesting. Only tensors and plain containers are unpickled. Raises
-    OSError if the file cannot be opened, and ValueError, with a message that begins with the path, if it is damaged or
-    contains anything else.
+    Names lose prefixes that wrappers add, such as `module.`. Only tensors and plain containers are unpickled. Raises
+    OSError if the file cannot be opened, and ValueError that begins with the path if it is damaged or holds other things.
     """
     check_file(path)
     contents = _load_safetensors(path, device) if path.suffix == ".safetensors" else _load_torch(path, device)

@@ -55,7 +55,7 @@ class InputBatch(TypedDict):
 
 
 class InputReading(TypedDict):
-    """How some input files were understood: those of one format, with the same columns."""
+    """How input files of one format with the same columns are read."""
 
     format: Annotated[str, "name of the format"]
     pictures: Annotated[str, "where the pictures are"]

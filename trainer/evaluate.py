@@ -190,10 +190,8 @@ def parse(arguments: Sequence[str]) -> tuple[list[str], EvaluateConfig]:
 def run(model: str, config: EvaluateConfig, name: str = "", is_alone: bool = True) -> dict[str, float]:
     """Load the model at the path `model` and evaluate it. Return the results by name, from 0 to 1.
 
-    The picture of the model, if pictures are written, has its `name`. Beside others, a folder may hold another model than
-    `config.model_name`, which is that of the released files then.
-
-    Raises UserError for a path without a usable model, and for a configuration that names no data.
+    `name` is that of its picture, if pictures are written. If it is not alone, `config.model_name` counts for released
+    files only. Raises UserError for a path without a usable model, and for a configuration that names no data.
     """
     if not config.shards and not config.image_folders:
         raise UserError("there is nothing to evaluate on; give shards=FOLDER, image_folders=[FOLDER], or both")

@@ -20,10 +20,10 @@ END: Final = re.compile(r"[.\[]")
 
 
 def look_up(value: Any, path: str) -> Any:
-    """Return what a path names in a value, or in an Arrow type the type of that.
+    """Return the part of `value` that `path` names; of an Arrow type, the type of that part.
 
-    A name with dots of its own comes before fields of shorter names. Without an index, a list gives the list of its
-    items' values. Text is read as JSON. Raises LookupError.
+    If names contain dots, the longest name that fits is taken. A list without an index in the path gives a list with the
+    part of each item. Text is parsed as JSON. Raises LookupError if there is no such part.
 
     >>> look_up({"chat": [{"value": "hello"}, {"value": "a dog"}]}, "chat[1].value")
     'a dog'

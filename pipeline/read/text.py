@@ -108,12 +108,12 @@ LINE_ENDS: Final = b"\r\n"
 
 
 class Line(NamedTuple):
-    """A line of a file; `text` is None for a line longer than `max_row_bytes`."""
+    """A line of a file."""
 
-    offset: int
+    offset: int  # of its first byte in the file
     number: int
     n_bytes: int
-    text: bytes | None
+    text: bytes | None  # None for a line longer than `read.max_row_bytes`
 
     def too_long(self, config: ReadConfig) -> BadRecord:
         return BadRecord(f"the line has {self.n_bytes} bytes, more than the limit of {config.max_row_bytes}")

@@ -90,11 +90,11 @@ class RawRow(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What planning learns of a file whose rows are counted: their number, the columns, and those that are not read."""
+    """What planning learns of a file."""
 
     n_rows: int
-    columns: ColumnNames | None = None
-    unread: Sequence[str] = ()
+    columns: ColumnNames | None = None  # names, or a mapping of them to types; None: the format has none
+    unread: Sequence[str] = ()  # names of the columns that are not read
 
 
 class Format(ABC):

@@ -73,9 +73,9 @@ class Cluster:
         return node in self._nodes
 
     def other(self, request: Resources, failed: Collection[str], number: int) -> str | None:
-        """Return a live node that can meet the request and is none of `failed`; the next one for the next number.
+        """Return the id of a live node that is large enough for the request and not in `failed`; None if there is none.
 
-        None: there is none.
+        Of several, consecutive values of `number` choose one after the other.
         """
         found = sorted(node for node, has in self._nodes.items() if node not in failed and fits(request, has))
         return found[number % len(found)] if found else None

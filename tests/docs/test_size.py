@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_745),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_881),
-    "pipeline": Size(150, 32_542, 9),
-    "trainer": Size(197, 28_531, 20),
+    "hypergrit_common": Size(37, 4_884),
+    "pipeline": Size(150, 32_551, 9),
+    "trainer": Size(197, 28_526, 20),
     "demo": Size(33, 4_522),
-    "benchmarks": Size(29, 4_369),
-    "tests": Size(602, 61677),
+    "benchmarks": Size(29, 4_370),
+    "tests": Size(602, 61701),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

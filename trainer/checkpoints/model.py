@@ -150,10 +150,10 @@ def load_model(
 
 
 def load_frozen(path: Path, name: str | None, trust: Sequence[str] = ()) -> LoadedModel:
-    """The frozen model of a head. `name` is that of a released file, which the head names: it needs `trust` like a folder."""
+    """Load the frozen model of a head. A `name` module:Class, of a released file, is imported only if `trust` lists it."""
     if path.is_dir() or name is None:
         return load_model(path, trust=trust)
-    parse_config(name, {}, path, trust)
+    parse_config(name, {}, path, trust)  # refuses a class that `trust` does not list, before `load_model` imports it
     return load_model(path, name)
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 import open_clip
 import torch.nn.functional as F
-from open_clip.modified_resnet import ModifiedResNet
-from open_clip.timm_model import TimmModel
-from open_clip.transformer import VisionTransformer, text_global_pool
+from open_clip.transformer import text_global_pool
 from torch import Tensor, nn
 
 from trainer.encoders.config import OPEN_CLIP, TextConfig
@@ -124,13 +122,12 @@ def image_tower(name: str, size_px: int, kwargs: dict[str, Any]) -> nn.Module:
     vision = vision_config(name, size_px, kwargs)
     tower: Any = open_clip.CLIP(embed_dim, vision, minimal_text, quick_gelu=quick_gelu).visual
     entries = tower.state_dict().keys()
-    match tower:
-        case VisionTransformer():
-            width, tower.proj = len(tower.proj), None
-        case ModifiedResNet():
-            width = embed_dim
-        case TimmModel():
-            width = remove_timm_projection(tower, embed_dim)
+    if hasattr(tower, "trunk"):  # a network of timm
+        width = remove_timm_projection(tower, embed_dim)
+    elif hasattr(tower, "proj"):  # a vision transformer
+        width, tower.proj = len(tower.proj), None
+    else:  # a ResNet
+        width = embed_dim
     tower.num_features, tower.projection_keys = width, entries - tower.state_dict().keys()
     return tower
 

@@ -43,11 +43,11 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True)
 class SetInfo:
-    """The numbers of classes and images, MERU's prompts (table 8), and class names if the files carry none.
+    """The size of a set for classification, MERU's prompts (table 8), and where its files are.
 
-    Numbers of images are those of MERU's splits (table 6); `n_images` is that of the test split. `files` are those of the
-    test split below DATA/KEY, `train_files` those of the others. `archives` are what torchvision downloads, MD5 by address;
-    they have `gb` 10^9 bytes. Unpacked in `into` below DATA/KEY, they give `folder` there.
+    `n_images` counts the test split (MERU, table 6), whose `files` are below DATA/KEY; `train_files` are those of the other
+    splits. `names` are those of the classes if the files have none. torchvision downloads `archives`, address -> MD5, of
+    `gb` 10^9 bytes together; unpacked in DATA/KEY/`into`, they give DATA/KEY/`folder`.
     """
 
     key: str

@@ -18,7 +18,7 @@ class Cones(DualEncoder):
     config: ConesConfig
 
     has_limits = True
-    """Whether `distance`, `radius` and `cone` have the limits of the losses; inference, without gradients, has none."""
+    """True: `distance`, `radius` and `cone` stay away from places without a gradient, for losses. Inference sets False."""
 
     @property
     def eps(self) -> float:

@@ -75,10 +75,10 @@ class DualEncoder(nn.Module, ABC):
             tower.requires_grad_(False)
 
     def start_values(self) -> dict[str, tuple[str, float]]:
-        """The learned scalars whose initial values are settings.
+        """The learned scalars that start at the value of a setting.
 
         Returns:
-            Name of the parameter, and its value by the present setting, by the name of the setting.
+            Setting -> (name of the parameter, its present value), such as curv_init -> ("curv", log of curv_init).
         """
         return {key: (name, -math.log(getattr(self.config, key))) for name, key in self.temperatures.items()}
 

@@ -15,9 +15,9 @@ C = TypeVar("C", bound=ModelConfig)
 
 @dataclass(frozen=True, kw_only=True)
 class Course:
-    """The values of a setting from step `steps[0]`, which has the first of `values`, to `steps[1]`, with the second.
+    """How a setting changes: from `values[0]` at step `steps[0]` to `values[1]` at step `steps[1]`.
 
-    Steps count from 0. "log" is linear in the logarithm; "constant" has one value.
+    Steps count from 0. "log" changes the logarithm of the value linearly. "constant" has one value and does not change.
     """
 
     course: Literal["constant", "linear", "cosine", "log"]
@@ -34,7 +34,7 @@ class Course:
             raise UserError(f"steps is {list(self.steps)}; give a first step from 0 on, and a later last one")
 
     def at(self, step: int) -> float:
-        """The value in a step; before the first step and after the last, that of these."""
+        """The value at a step: `values[0]` up to `steps[0]`, the last of `values` from `steps[1]` on."""
         start, end = self.values[0], self.values[-1]
         share = (step - self.steps[0]) / (self.steps[1] - self.steps[0])
         if not 0 < share < 1:
@@ -57,7 +57,7 @@ def courses_of(config: ModelConfig) -> dict[str, list[Course]]:
 
 
 def with_values(config: C, values: Mapping[str, float]) -> C:
-    """A copy with other values of settings; GROUP.NAME is an entry of a setting with weights by name. Raises UserError."""
+    """A copy of `config` with `values` by setting; SETTING.NAME changes an entry of a dict of weights. Raises UserError."""
     changes: dict[str, Any] = {}
     for name, value in values.items():
         setting, _, entry = name.partition(".")
@@ -103,7 +103,7 @@ def check_schedules(config: ModelConfig, steps: int) -> None:
 
 
 def watched(config: C, unread: set[str]) -> C:
-    """A copy that removes each setting of `unread` from it once something reads the setting."""
+    """A copy of `config` that notes what is read: reading a setting of the copy removes its name from `unread`."""
 
     class Watched(type(config)):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:

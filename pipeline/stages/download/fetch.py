@@ -112,13 +112,10 @@ CHUNK: Final = re.compile(rb"\+?(?:0[xX])?([0-9a-fA-F]+)[ \t]*(?:;.*)?", re.DOTA
 
 
 def tidy_head(head: bytes) -> tuple[bytes, int | None]:
-    """Write the head of a response as RFC 9112 wants it; urllib and curl accept odd forms, and aiohttp's parser does not.
+    """Return the head of a response as aiohttp's strict parser accepts it (RFC 9112), and the number of bytes of the body.
 
-    Folded lines are joined, blanks before a colon removed, and lines without a name left out. Of equal lengths one is
-    kept, and none that is no number or stands beside a chunked body.
-
-    Returns:
-        The head, and the bytes of its body, None if it does not tell.
+    Folded lines are joined, blanks before a colon removed, and lines without a name left out. One Content-Length is kept,
+    none that is no number or stands beside a chunked body. The number is None if the head does not tell it.
     """
     status, *lines = re.sub(rb"\r?\n[ \t]+", b" ", head).translate(None, b"\0").strip().split(b"\n")
     if found := STATUS_LINE.match(status):

@@ -75,7 +75,7 @@ class _HfGrounder:
 
     @property
     def _own_limit(self) -> int | None:
-        """What the model allows besides; None: nothing less."""
+        """Return the number of tokens to which the model itself limits a text; None if it has no limit of its own."""
         return None
 
     def bucket(self, height: int, width: int) -> tuple[int, int]:

@@ -18,8 +18,9 @@ DEPICTIONS: Final = lexicon.listed("depictions")
 POSITIONS: Final = lexicon.listed("positions")
 """Nouns that name a place in the picture, or a part of a thing."""
 IDEAS: Final = lexicon.listed("ideas")
+"""Nouns that name nothing visible, whatever WordNet has: "recipe"."""
 THINGS: Final = lexicon.listed("things")
-"""Nouns that name nothing visible although WordNet lacks them or has things among their senses, and the reverse."""
+"""Nouns that name something visible, whatever WordNet has."""
 UNITS: Final = lexicon.listed("units")
 NUMBERED: Final = lexicon.listed("numbered")
 """Words behind and in front of a number, which may stand in front of a thing."""

@@ -49,7 +49,7 @@ def _governors(scene: Scene, node: int) -> tuple[str, str]:
 
 
 def features(scene: Scene, phrase: NounPhrase) -> dict[str, float]:
-    """Return the features of a phrase; those that are not there are 0."""
+    """Return what the model of visibility reads of a phrase: name of a feature -> its value. A missing one is 0."""
     text, words, tokens, segment_of, segments = scene
     first, end, root, top = phrase
     segment, head, tag = segment_of[root], singular(tokens[root]), tokens[root].tag

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
 
-from torch.hub import tqdm
 from torchvision.datasets.utils import check_integrity, extract_archive
+from tqdm import tqdm
 
 from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
