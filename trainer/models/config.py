@@ -52,8 +52,8 @@ class ModelConfig:
     # contrastive losses: softmax, over all candidates of a query; sigmoid, of each pair by itself (SigLIP), with a learned
     # bias of the logits. SigLIP begins with temperature_init=0.1
     contrastive: Literal["softmax", "sigmoid"] = "softmax"
-    # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. We train
-    # the papers' CLIP and MERU "with boxes" in this way
+    # train on boxes and their phrases as additional image-text pairs, one per pair with boxes, or all (data.boxes); pairs
+    # without boxes stay. We train the papers' CLIP and MERU "with boxes" in this way
     boxes_as_pairs: bool = False
     # courses of numeric settings over the steps, such as {curv_init: {course: log, values: [1, 0.2], steps: [0, 1000]}}: from
     # the first value to the second, by constant, linear, cosine or log; or several in a list. A setting with a course is
