@@ -288,11 +288,7 @@ def level_stream(rows: Tensor, levels: Sequence[tuple[int, int, int, int]]) -> S
 
 
 def query_stream(rows: Tensor, queries: Sequence[tuple[int, int, float]]) -> Stream:
-    """The queries of a batch, given as owner, row of the parent and weight.
-
-    Without any, there is a column of padding, which the text tower takes.
-    """
-    rows = rows if rows.shape[1] else rows.new_zeros(0, 1)
+    """The queries of a batch, given as owner, row of the parent and weight."""
     owner, parent, weight = torch.tensor(queries, dtype=torch.float64).view(-1, 3).unbind(1)
     most = max(Counter(row for row, *_ in queries).values(), default=0)
     return Stream(rows, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())

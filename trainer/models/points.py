@@ -274,6 +274,18 @@ class Points:
             return first, second
         return self.repeated(general, specific, first), self.repeated(specific, general, second)
 
+    def owned(self, general: str, specific: str) -> str:
+        """The name of the stream of `pair` whose rows are its pairs: the one with owners, if any.
+
+        Args:
+            general: name of a stream.
+            specific: name of a stream.
+
+        Returns:
+            One of the names.
+        """
+        return max((general, specific), key=lambda name: self.stream(name).owner is not None)
+
     def repeated(self, name: str, other: str, points: Tensor) -> Tensor:
         """The points of a stream without owners, one for each row of `other`; those of a stream with owners as they are."""
         owner = self.stream(other).owner

@@ -77,7 +77,7 @@ def test_boxes_as_pairs_read_samples_with_boxes_and_without(tmp_path: Path, boxe
 
 def test_boxes_as_pairs_need_samples_with_boxes(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [4], lambda number: train_files(number, n_boxes=0))
-    with pytest.raises(UserError, match="the sample has no boxes .none of the 4 samples checked is usable"):
+    with pytest.raises(UserError, match=r"the sample has no boxes \(none of the 4 samples checked is usable"):
         small_loader(shards, needs=MIXED)
 
 
