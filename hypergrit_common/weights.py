@@ -6,6 +6,7 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
@@ -22,6 +23,10 @@ WITHIN = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_modu
 """Parts of names, of torch.compile, FSDP and activation checkpoints."""
 
 
+ARRAYS = (np.ndarray, np.dtype, np.dtypes.UInt32DType, np._core.multiarray._reconstruct)
+"""What an array of NumPy's state of random numbers refers to, in training checkpoints."""
+
+
 def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
     """Read the tensors of a .safetensors file, or of a torch file with a state dict, alone or within a checkpoint.
 
@@ -29,7 +34,7 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
     OSError if the file cannot be opened, and ValueError that begins with the path if it is damaged or holds other things.
     """
     check_file(path)
-    contents = _load_safetensors(path, device) if path.suffix == ".safetensors" else _load_torch(path, device)
+    contents = _load_safetensors(path, device) if path.suffix == ".safetensors" else load_torch(path, device)
     if isinstance(contents, Mapping):
         contents = next((contents[key] for key in WRAPPERS if isinstance(contents.get(key), Mapping)), contents)
     if not isinstance(contents, Mapping) or not contents or not all(map(_is_entry, contents.items())):
@@ -51,11 +56,12 @@ def _load_safetensors(path: Path, device: torch.device | str) -> dict[str, Tenso
         raise ValueError(f"{path} is not a safetensors file, or is damaged ({error}); copy it again") from error
 
 
-def _load_torch(path: Path, device: torch.device | str) -> object:
-    """Load a file of torch.save. Error messages omit torch's advice to set weights_only=False, which is unsafe."""
-    try:
+def load_torch(path: Path, device: torch.device | str = "cpu") -> object:
+    """Load a file of torch.save, with tensors, arrays and plain containers alone. Errors as in `read_tensors`."""
+    try:  # error messages omit torch's advice to set weights_only=False, which is unsafe
         # With mmap, the other parts of a training checkpoint are never read. torch can map only files in zip format.
-        return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
+        with torch.serialization.safe_globals([*ARRAYS]):
+            return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
     except OSError:
         raise
     except Exception as error:  # for damaged bytes, torch raises many types, even TypeError and AssertionError

@@ -187,10 +187,6 @@ class TrainConfig(Trusting):
             raise UserError("lora.ranks cannot be combined with parallel.strategy=fsdp; use ddp")
         with prefixed("model."):
             check_schedules(self.model, self.optim.steps)
-        if self.model.boxes_as_pairs and self.data.boxes == "all":
-            raise UserError(
-                "model.boxes_as_pairs uses one box per pair; set data.boxes=random or model.boxes_as_pairs=false"
-            )
 
 
 def load_config(arguments: Sequence[str]) -> TrainConfig:

@@ -31,6 +31,7 @@ ROWS_OF_TABLES = {
     ("PHyCLIP", "Table 4"): 7,
     ("PoinCLIP", "Tables 3 and 5"): 4,
     ("PoinCLIP", "Table 4"): 21,
+    ("Hyper3-CLIP", "Table 5"): 8,
 }
 """Rows of the papers' tables; PoinCLIP's results for a weight of 0 are one row."""
 

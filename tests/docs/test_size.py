@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_745),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_884),
+    "hypergrit_common": Size(37, 4_890),
     "pipeline": Size(150, 32_551, 9),
-    "trainer": Size(197, 28_526, 20),
+    "trainer": Size(197, 28_621, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(602, 61701),
+    "tests": Size(602, 62053),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -77,7 +77,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     | {"calibration": "released", "candidates": "repeated", "box_means": "all"},
 }
 # Hyper3-CLIP: UNCHA without leak; the spread has no setting
-PAPERS["hyper3"] = PAPERS["uncha"] | {"leak": 0.0, "query_heads": 8}
+PAPERS["hyper3"] = PAPERS["uncha"] | {"leak": 0.0, "query_heads": 8, "query_terms": {}, "query_control": "none"}
 # Syntax-MERU's eq. 3 and 6 as printed: sums; the states are input and output of the attention (section 3)
 PAPERS["syntax_meru_printed"] = PAPERS["syntax_meru"] | {
     **dict.fromkeys(("syntax_reduction", "contrast_directions"), "sum"), "word_states": "attention",

@@ -1,12 +1,14 @@
 """Pairs: rows without a box, in a job without models, and beside rows with boxes."""
 
 import json
+import random
 import shutil
 import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import webdataset as wds
@@ -49,6 +51,43 @@ def mixed(tars: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     output = tmp_path_factory.mktemp("mixed") / "out"
     assert run_job(tars, output, "ground.keep_pairs=true", "score.min_score=0.8") == 0
     return output
+
+
+def one_box(sample: dict[str, Any]) -> list[tuple[Any, str]]:
+    """What HyCoCLIP's and PHyCLIP's loader takes of a sample: the whole and one box, drawn from numparents.txt."""
+    number = random.randrange(int(sample["numparents.txt"]))
+    return [(sample[f"{name}.jpg"], sample[f"{name}.txt"]) for name in ("child", f"parent{number:03d}")]
+
+
+def first_boxes(sample: dict[str, Any]) -> list[tuple[Any, str]]:
+    """What UNCHA's takes: the whole and the first five boxes."""
+    names = ["child", *(f"parent{i:03d}" for i in range(min(int(sample["numparents.txt"]), 5)))]
+    return [(sample[f"{name}.jpg"], sample[f"{name}.txt"]) for name in names]
+
+
+def some_boxes(sample: dict[str, Any]) -> list[tuple[Any, str]]:
+    """What Hyper3-CLIP's takes: the whole and all boxes, at most five, drawn in the order of the shard."""
+    n = int(sample["numparents.txt"])
+    chosen = sorted(random.sample(range(n), 5)) if n > 5 else range(n)
+    assert isinstance(sample["__key__"], str)
+    return [(sample[f"{name}.jpg"], sample[f"{name}.txt"]) for name in ["child", *(f"parent{i:03d}" for i in chosen)]]
+
+
+def test_the_loaders_of_other_projects_find_their_members_in_train_and_only_one_needs_a_box(mixed: Path) -> None:
+    shards = sorted(map(str, (mixed / "train").glob("*.tar")))
+    stages = (wds.SimpleShardList(shards), wds.tarfile_to_samples(), wds.decode("pil"))  # those of all three
+    samples: list[dict[str, Any]] = list(wds.DataPipeline(*stages))
+    with_boxes = [sample for sample in samples if int(sample["numparents.txt"])]
+    assert 0 < len(with_boxes) < len(samples) == stats_of(mixed)["kept"]
+    for take, read in ((one_box, with_boxes), (first_boxes, samples), (some_boxes, samples)):
+        for sample in read:
+            found = take(sample)
+            assert all(image.convert("RGB").size == (224, 224) and text.strip() for image, text in found)
+            assert len(found) == 1 + min(int(sample["numparents.txt"]), 1 if take is one_box else 5)
+    without = next(sample for sample in samples if not int(sample["numparents.txt"]))
+    with pytest.raises(ValueError, match="empty range"):
+        one_box(without)
+    assert not any(name.endswith("_box.txt") for sample in samples for name in sample)  # an old one of UNCHA's wants it
 
 
 def stats_of(output: Path) -> dict[str, int]:

@@ -42,7 +42,6 @@ def test_a_model_accepts_its_settings_and_no_others() -> None:
         ("batch_size=0", "batch_size is 0"),
         ("model_name=phyclip model.factor_dim=7", "model.embed_dim is 512; give a multiple of factor_dim, 7"),
         ("precision=fp16 parallel.strategy=fsdp", "use precision=bf16"),
-        ("model_name=meru model.boxes_as_pairs=true data.boxes=all", "set data.boxes=random"),
         (
             "model_name=syntax_meru model.relation_weights.nsbj=2",
             "model.relation_weights: 'nsbj' is not a dependency label",

@@ -23,7 +23,7 @@ from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import shortened
 from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.batch import to_half
-from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3
+from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3, read_saved
 from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
 from trainer.checkpoints.released import from_released
 from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
@@ -137,6 +137,8 @@ def load_model(
         given = None if tower is None else model_folder(Path(tower))
         attach_tower(loaded.model, partial(load_frozen, trust=trust), [path], given)
         return loaded
+    if saved := read_saved(path):
+        return from_parts(saved, path)
     if name is not None:
         use_model(name)
     state = read_weights(path)
@@ -179,6 +181,8 @@ def load_folder(folder: Path, trust: Sequence[str] = ()) -> LoadedModel:
     """Load a folder written by `save_model`, or by open_clip. Errors as in `load_model`."""
     if (folder / CONFIG_FILE).is_file():  # first: on the hub, a config.json of transformers may be beside it
         return from_parts(read_open_clip(folder, trust), folder)
+    if saved := read_saved(folder):
+        return from_parts(saved, folder)
     for file in ("config.json", "model.safetensors"):
         if not (folder / file).is_file():
             raise FileNotFoundError(

@@ -42,7 +42,7 @@ MAX_REPORTED: Final = 8  # bad samples that the report of a batch lists
 class BatchReport:
     """Statistics and errors of building one batch."""
 
-    # "samples", "equal_phrases" (phrases with the tokens of their captions), "tokens" and the "token_places" that padded
+    # "samples", "boxes", "equal_phrases" (phrases with the tokens of their captions), "tokens" and the "token_places" that padded
     # texts take, and "bad/REASON" for each reason
     counts: Counter[str] = field(default_factory=Counter)
     bad_samples: list[str] = field(default_factory=list)  # `SHARD: KEY: REASON: DETAIL` of the first bad samples
@@ -57,7 +57,7 @@ class BatchRows:
     keys: list[str] = field(default_factory=list)
     ids: list[list[int]] = field(default_factory=list)
     box_images: list[Image] = field(default_factory=list)  # m images [s s 3]; views of `boxes` if it is set
-    boxes: Image | None = None  # [b s s 3] if every pair has exactly one box
+    boxes: Image | None = None  # [b s s 3], of which the first m are set, if every pair has one box at most
     box_ids: list[list[int]] = field(default_factory=list)
     box_owner: list[int] = field(default_factory=list)
     box_equal: list[bool] = field(default_factory=list)
@@ -125,6 +125,7 @@ class BatchBuilder:
                 )
                 return {}, report
         report.counts["samples"] += len(samples)
+        report.counts["boxes"] += len(rows.box_ids)
         report.counts["equal_phrases"] += sum(rows.box_equal)
         fields = self.collate(rows)
         ends = "packed" if self.config.pack_texts else "token_ids"
@@ -162,8 +163,9 @@ class BatchBuilder:
         """
         sample = self.draw_caption(sample, generator)
         caption = self.prefixed_caption(sample, generator)
-        boxes = self.choose_boxes(sample.boxes, generator)
-        box_images = list(self.empty_images(len(boxes)) if rows.boxes is None else rows.boxes[row : row + 1])
+        boxes, first = self.choose_boxes(sample.boxes, generator), len(rows.box_images)
+        empty = self.empty_images(len(boxes)) if rows.boxes is None else rows.boxes[first : first + len(boxes)]
+        box_images = list(empty)
         self.write_crops(sample, boxes, [rows.images[row], *box_images], generator)
         if sample.words is None:
             rows.ids.append(self.token_ids(caption))
@@ -256,11 +258,13 @@ class BatchBuilder:
             "keys": tuple(rows.keys),
         }
         if "boxes" in self.needs:
-            batch["box_images"] = to_channels_first(np.stack(rows.box_images) if rows.boxes is None else rows.boxes)
+            parts = [self.empty_images(0), *(image[None] for image in rows.box_images)]
+            boxes = np.concatenate(parts) if rows.boxes is None else rows.boxes[: len(rows.box_images)]
+            batch["box_images"] = to_channels_first(boxes)
             batch["box_token_ids"] = self.padded(rows.box_ids)
-            batch["box_equal"] = torch.tensor(rows.box_equal)
-            if self.config.boxes == "all":
-                batch["box_owner"] = torch.tensor(rows.box_owner)
+            batch["box_equal"] = torch.tensor(rows.box_equal, dtype=torch.bool)
+            if self.config.boxes == "all" or "pairs" in self.needs:
+                batch["box_owner"] = torch.tensor(rows.box_owner, dtype=torch.int64)
         if self.config.pack_texts:
             batch |= {
                 name.replace("token_ids", "packed"): places_of(ids, batch[name].shape[1])
@@ -284,11 +288,7 @@ def level_stream(rows: Tensor, levels: Sequence[tuple[int, int, int, int]]) -> S
 
 
 def query_stream(rows: Tensor, queries: Sequence[tuple[int, int, float]]) -> Stream:
-    """The queries of a batch, given as owner, row of the parent and weight.
-
-    Without any, there is a column of padding, which the text tower takes.
-    """
-    rows = rows if rows.shape[1] else rows.new_zeros(0, 1)
+    """The queries of a batch, given as owner, row of the parent and weight."""
     owner, parent, weight = torch.tensor(queries, dtype=torch.float64).view(-1, 3).unbind(1)
     most = max(Counter(row for row, *_ in queries).values(), default=0)
     return Stream(rows, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())

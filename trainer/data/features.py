@@ -85,7 +85,8 @@ def matrix(column: pa.FixedSizeListArray, views: int = 1) -> Halves:
 def usable_rows(shard: Shard, needs: frozenset[str]) -> NDArray[np.intp] | None:
     """Rows of a shard that a model can use, such as those with a box. None: all."""
     none = np.zeros(shard.table.num_rows + 1, np.int32)
-    found = [np.diff(shard.starts.get(ITEMS[need][0], none)) > 0 for need in needs & ITEMS.keys()]
+    items = (needs - {"boxes"} if "pairs" in needs else needs) & ITEMS.keys()
+    found = [np.diff(shard.starts.get(ITEMS[need][0], none)) > 0 for need in items]
     return np.flatnonzero(np.logical_and.reduce(found)) if found else None
 
 
@@ -122,7 +123,8 @@ class FeatureStore:
         self.counts = [s.table.num_rows if u is None else len(u) for s, u in zip(self.shards, self.usable, strict=True)]
         self.ends = np.cumsum(self.counts, dtype=np.int64)
         self.n_samples = int(self.ends[-1])
-        if not self.n_samples:
+        n_boxes = sum(int(shard.starts["box_image"][-1]) for shard in self.shards)
+        if not self.n_samples or ("boxes" in needs and not n_boxes):
             wanted = " and ".join(ITEMS[need][1] for need in sorted(needs & ITEMS.keys())) or "features"
             raise UserError(
                 f"{features} has no sample with {wanted}, which the model needs; write it from other shards"
@@ -261,6 +263,7 @@ class FeatureBuilder:
         chosen = self.choose(rows, at) if "boxes" in self.needs else None
         if chosen:
             batch |= self.boxes(chosen, at)
+            report.counts["boxes"] += len(batch["box_equal"])
             report.counts["equal_phrases"] += int(batch["box_equal"].sum())
         if "levels" in self.needs:
             batch["more"]["levels"] = self.levels(rows)
@@ -287,17 +290,14 @@ class FeatureBuilder:
         return (found % np.asarray(n).astype(np.uint64)).astype(np.int64)
 
     def choose(self, rows: Rows, at: Numbers) -> Boxes:
-        """The boxes of a batch: one of each sample, drawn by its position, or all."""
-        first, n = rows.items()
-        if self.config.boxes == "random":
-            owner, place = np.arange(len(rows)), np.zeros(len(rows), np.int64)
-            chosen = first + self.draw(at, BOX, n)
-        else:
-            most = n if self.config.max_boxes is None else np.minimum(n, self.config.max_boxes)
-            owner, place = numbered(most)
-            chosen = first[owner] + place
-            if self.config.box_order == "random":  # `most` of the boxes from a random one on
-                chosen = first[owner] + (place + self.draw(at, BOX, n)[owner]) % n[owner]
+        """The boxes of a batch: one of each sample that has some, drawn by its position, or all."""
+        (first, n), is_one = rows.items(), self.config.boxes == "random"
+        limit = 1 if is_one else self.config.max_boxes
+        owner, place = numbered(n if limit is None else np.minimum(n, limit))
+        chosen = place
+        if is_one or self.config.box_order == "random":  # from a random one on
+            chosen = (place + self.draw(at, BOX, np.maximum(n, 1))[owner]) % n[owner]
+        chosen = first[owner] + chosen
         return owner, place, Rows(self.index, rows.shard[owner], chosen)
 
     def boxes(self, chosen: Boxes, at: Numbers) -> dict[str, Any]:
@@ -314,7 +314,7 @@ class FeatureBuilder:
             places = boxes.shard == number
             equal[places] = self.equal[number][boxes.row[places]]
         found["box_equal"] = torch.from_numpy(equal)
-        if self.config.boxes == "all":
+        if self.config.boxes == "all" or "pairs" in self.needs:
             found["box_owner"] = torch.from_numpy(owner)
         return found
 

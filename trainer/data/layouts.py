@@ -63,7 +63,7 @@ def find_layout(data: bytes) -> Layout:
 
 
 def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
-    """Read a sample from its bytes; `needs` may contain "boxes", "parse" and "captions".
+    """Read a sample from its bytes; `needs` may contain "boxes", "parse" and "captions"; "pairs": it may lack boxes.
 
     Raises BadSample if the sample is damaged or lacks something needed.
     """
@@ -76,7 +76,7 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
         case "pairs":
             read = read_pair
     sample = read(SampleFiles(data), needs)
-    if "boxes" in needs and not sample.boxes:
+    if "boxes" in needs and "pairs" not in needs and not sample.boxes:
         raise BadSample("no_boxes", "the sample has no boxes")
     if "parse" in needs and sample.words is None:
         raise BadSample("no_parse", "the sample has no parse of its caption")
@@ -320,7 +320,7 @@ def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozens
         data = reader.read([index.byte_range(int(sample))])[0]
         try:
             layout = find_layout(data) if expected == "auto" else expected
-            read_sample(data, layout, needs)
+            read_sample(data, layout, needs - {"pairs"})  # some samples have boxes
             whole = reader.read([index.whole_range(int(sample))])[0]
             reader.close()
             logger.info("the first usable sample %s", training_line(fields_of(whole, layout) | needs))

@@ -1,7 +1,7 @@
 """The queries of an image: sentences of its caption, phrases of its boxes, and parts of the caption.
 
-The rules are those of Hyper3-CLIP's section 4 and of its authors' notes on their code (docs/method.md of
-github.com/Hyper3Labs/hyper3-clip). They need no parse.
+The rules are those of Hyper3-CLIP's section 4 and of its authors' code (github.com/Hyper3Labs/hyper3-clip, MIT): words
+are of ASCII letters and digits, with one hyphen or apostrophe at most. They need no parse.
 """
 
 import re
@@ -14,11 +14,11 @@ SENTENCE_WEIGHT, BOX_WEIGHT, PHRASE_WEIGHT = 1.0, 0.75, 0.5
 MAX_SENTENCES, MAX_PHRASES = 5, 30  # fragments of the caption that are tried; boxes and parts that are taken
 MIN_CHARACTERS: Final = 3
 WINDOW, STEP = 6, 4  # words of a part of a longer piece, and from one to the next
-SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+|[\r\n]+")
+SENTENCE_END: Final = re.compile(r"(?<=[.!?;])\s+|\n+")
 JOINTS: Final = re.compile(
-    r"[,;:()]|\b(?:and|with|near|beside|behind|under|above|around|next to)\b", flags=re.IGNORECASE
+    r"[,;:()]|\s+(?:and|with|near|beside|behind|under|above|around|next to)\s+", flags=re.IGNORECASE
 )
-WORD: Final = re.compile(r"\w+(?:[-']\w+)*")
+WORD: Final = re.compile(r"[A-Za-z0-9]+(?:[-'][A-Za-z0-9]+)?")
 
 
 class Query(NamedTuple):

@@ -179,6 +179,8 @@ def build_image_encoder(config: ImageConfig) -> nn.Module:
         return with_patch_dropout(image_tower(config.name, config.size_px, kwargs), config.patch_dropout)
     if "norm_groups" in kwargs:
         kwargs["norm_layer"] = partial(GroupNorm, num_groups=kwargs.pop("norm_groups"))
+    if "norm_eps" in kwargs:
+        kwargs["norm_layer"] = partial(nn.LayerNorm, eps=kwargs.pop("norm_eps"))
     return with_patch_dropout(
         timm.create_model(config.name, pretrained=False, num_classes=0, **kwargs), config.patch_dropout
     )
@@ -201,7 +203,9 @@ def timm_state(config: ImageConfig) -> dict[str, Tensor]:
     if not config.weights or not Path(config.weights).is_file():
         raise FileNotFoundError(f"{config.weights} does not exist; give a weight file in timm's layout")
     overlay = {"file": config.weights, "custom_load": False}
-    kwargs = {key: value for key, value in config.kwargs.items() if key not in ("norm_groups", *FORBIDDEN_KWARGS)}
+    kwargs = {
+        key: value for key, value in config.kwargs.items() if key not in ("norm_groups", "norm_eps", *FORBIDDEN_KWARGS)
+    }
     network = timm.create_model(config.name, pretrained=True, pretrained_cfg_overlay=overlay, num_classes=0, **kwargs)
     state: dict[str, Tensor] = network.state_dict()
     return state

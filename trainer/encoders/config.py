@@ -26,8 +26,8 @@ class ImageConfig:
     """Settings of the image tower (`model.image`). The defaults are MERU's ViT-S/16 (section 4.1).
 
     `kwargs` are passed to the network's constructor (open_clip: to its `vision_cfg`); with `norm_groups` among them,
-    every norm of a timm network becomes a GroupNorm. Pretrained weights expect the pixel statistics of their
-    training: `model.pixel_mean` and `model.pixel_std`.
+    every norm of a timm network becomes a GroupNorm, and with `norm_eps` a LayerNorm with this epsilon. Pretrained
+    weights expect the pixel statistics of their training: `model.pixel_mean` and `model.pixel_std`.
 
     Raises:
         UserError: a value is out of its range, no network has this name, or a head has settings of a trained tower.

@@ -52,8 +52,8 @@ class ModelConfig:
     # contrastive losses: softmax, over all candidates of a query; sigmoid, of each pair by itself (SigLIP), with a learned
     # bias of the logits. SigLIP begins with temperature_init=0.1
     contrastive: Literal["softmax", "sigmoid"] = "softmax"
-    # train on boxes and their phrases as additional image-text pairs, which doubles the number of pairs. We train
-    # the papers' CLIP and MERU "with boxes" in this way
+    # train on boxes and their phrases as additional image-text pairs, one per pair with boxes, or all (data.boxes); pairs
+    # without boxes stay. We train the papers' CLIP and MERU "with boxes" in this way
     boxes_as_pairs: bool = False
     # courses of numeric settings over the steps, such as {curv_init: {course: log, values: [1, 0.2], steps: [0, 1000]}}: from
     # the first value to the second, by constant, linear, cosine or log; or several in a list. A setting with a course is
@@ -219,12 +219,19 @@ class Hyper3Config(UNCHAConfig):
 
     # heads of the pooling
     query_heads: int = 8
+    # weights of the relations of queries, with their calibration: query_text_image (a query entails its patches),
+    # query_image (these entail the image), query_text (a query entails the text above it); 1 without a value
+    query_terms: dict[str, float] = field(default_factory=dict)
+    # control of the ablations (table 5). mean: patches are averaged, not pooled by queries; reversed: the image entails the
+    # patches; shuffled: each query gets the text above the one before it in the batch
+    query_control: Literal["none", "mean", "reversed", "shuffled"] = "none"
     # share of the angle that is added to the energy of every pair, also inside its cone
     leak: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         check_range(self, "query_heads", least=1)
+        check_weights("query_terms", self.query_terms, ("query_text_image", "query_image", "query_text"))
 
 
 @dataclass(frozen=True, kw_only=True)

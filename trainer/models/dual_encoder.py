@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from hypergrit_common.devices import tf32
 from trainer.batch import Batch, Losses, Pairs, Side, Stream
 from trainer.data.preprocess import to_pixels
+from trainer.distributed.gather import counts_of_ranks
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
@@ -352,8 +353,11 @@ class DualEncoder(nn.Module, ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the losses use besides images and captions: any of "boxes", "parse", "levels" and "queries"."""
-        return frozenset({"boxes"}) if self.config.boxes_as_pairs else frozenset()
+        """What the losses use besides images and captions: any of "boxes", "parse", "levels" and "queries".
+
+        With "pairs", samples without boxes are used too.
+        """
+        return frozenset({"boxes", "pairs"}) if self.config.boxes_as_pairs else frozenset()
 
     @property
     def has_per_rank_means(self) -> bool:
@@ -484,11 +488,11 @@ class DualEncoder(nn.Module, ABC):
             encode_images: maps images and boxes to features [* d]; None: `image_features`.
 
         Returns:
-            Features [b d] of images and captions and [m d] of boxes and phrases. With `boxes_as_pairs`, boxes are the
-            second half of the pairs.
+            Features [b d] of images and captions and [m d] of boxes and phrases. With `boxes_as_pairs`, boxes are m
+            more pairs [b+m d]; ranks may have different numbers of them. Collective if `batch.counts` lacks these.
 
         Raises:
-            ValueError: `boxes_as_pairs` is true, but the batch does not have one box per pair.
+            ValueError: `boxes_as_pairs` is true, but the batch has no boxes.
         """
         encode_images = encode_images or self.image_features
         captions: dict[str, Any] = self.caption_features(batch)
@@ -507,12 +511,10 @@ class DualEncoder(nn.Module, ABC):
         images = encode_images(torch.cat(pixels))
         box_text = self.text_features(batch.box_token_ids, batch.box_packed)
         if self.config.boxes_as_pairs:
-            if len(batch.box_images) != len(batch.images):  # `gather` needs the same number of rows on each rank
-                raise ValueError(
-                    f"boxes_as_pairs needs one box per pair, but the batch has {len(batch.box_images)} boxes for "
-                    f"{len(batch.images)} pairs; set data.boxes=random"
-                )
             captions["text"] = torch.cat([captions["text"], box_text])
+            n_boxes = batch.counts.get("box_image") or counts_of_ranks([len(batch.box_images)])[0]
+            n_pairs = tuple(len(batch.images) + n for n in n_boxes)
+            captions["counts"] = {**batch.counts, "image": n_pairs, "text": n_pairs}
             return Pairs(image=images, **captions)
         image, box_image = images.split([len(batch.images), len(batch.box_images)])
         return Pairs(

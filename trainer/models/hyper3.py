@@ -36,7 +36,8 @@ class Hyper3CLIP(UNCHA):
         width = self.visual_proj.in_features
         if width % config.query_heads:
             raise ValueError(f"the image tower has width {width}; give a query_heads that divides it")
-        self.query_pooling = QueryPooling(width, self.textual_proj.in_features, config.query_heads)
+        is_mean = config.query_control == "mean"
+        self.query_pooling = QueryPooling(width, self.textual_proj.in_features, config.query_heads, is_mean)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -47,16 +48,22 @@ class Hyper3CLIP(UNCHA):
         inter, intra = self.config.eta_inter, self.config.eta_intra
         contrasts = [term for term in super().terms() if isinstance(term.value, Contrast)]
         plain = relations(inter, intra, self.config.equal_phrase_weight)[: 4 if self.config.use_boxes else 1]
+        sides = ("query_images", "image")[:: -1 if self.config.query_control == "reversed" else 1]
         queries = (
             Entails(name="query_text_image", general=QUERIES, specific="query_images", eta=inter),
-            Entails(name="query_image", general="query_images", specific="image", eta=intra, is_within=True),
+            Entails(name="query_image", general=sides[0], specific=sides[1], eta=intra, is_within=True),
             Entails(name="query_text", general=QUERIES, specific="query_parents", eta=intra, is_within=True),
         )
         terms = [*contrasts, *(entailment(entails, 1.0) for entails in plain)]
-        terms += [Term(name=f"entailment/{e.name}", value=partial(self.query_energy, entails=e)) for e in queries]
-        within, weight = [e for e in (*plain, *queries) if e.is_within], self.config.calibration_weight
-        for e in within:
-            value = partial(self.calibration, entails=e)
+        weights = self.config.query_terms
+        for e in queries:
+            value = partial(self.query_energy, entails=e)
+            terms.append(Term(name=f"entailment/{e.name}", value=value, weight=weights.get(e.name, 1.0)))
+        for e in (e for e in (*plain, *queries) if e.is_within):
+            value, weight = (
+                partial(self.calibration, entails=e),
+                self.config.calibration_weight * weights.get(e.name, 1.0),
+            )
             terms.append(Term(name=f"entailment/calibration_{e.name}", value=value, weight=weight))
         return terms
 
@@ -66,9 +73,9 @@ class Hyper3CLIP(UNCHA):
 
     def calibration(self, points: Points, entails: Entails) -> Tensor:
         """UNCHA's calibration [] without the spread, by the weights of queries."""
-        name, residual = entails.general, energies(self, points, entails).detach()
-        rows = calibration(residual, uncertainty(points.of(name)), self.config.calibration)
-        return points.share(name) * mean_over_pairs(weights_of(points, entails) * rows)
+        names, residual = (entails.general, entails.specific), energies(self, points, entails).detach()
+        rows = calibration(residual, uncertainty(points.pair(*names)[0]), self.config.calibration)
+        return points.share(points.owned(*names)) * mean_over_pairs(weights_of(points, entails) * rows)
 
     def image_tokens(self, images: Tensor) -> Tensor:
         """Output of the image tower before its pooling."""
@@ -95,4 +102,5 @@ class Hyper3CLIP(UNCHA):
         queries = batch.more[QUERIES]
         states = self.textual(queries.rows)
         found = self.visual_proj(self.query_pooling(states, patches, queries))
-        return dataclasses.replace(pairs, more=query_streams(queries, self.textual_proj(states), found, pairs.text))
+        is_shuffled, texts = self.config.query_control == "shuffled", self.textual_proj(states)
+        return dataclasses.replace(pairs, more=query_streams(queries, texts, found, pairs.text, is_shuffled))

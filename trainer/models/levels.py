@@ -30,7 +30,7 @@ class Labels(NamedTuple):
 def labels_of(points: Points) -> Labels:
     """The labels of a batch, gathered once. Collective. Raises ValueError if the stream lacks a tensor."""
     pair, depth, label = points.labels(LEVELS).unbind(1)
-    counts, first_pair = points.counts(LEVELS), rank() * len(points.pairs.image)
+    counts, first_pair = points.counts(LEVELS), sum(points.counts("image")[: rank()])
     return Labels(pair, depth, label, sum(counts[: rank()]), counts[rank()], first_pair)
 
 
@@ -68,7 +68,7 @@ def level_contrast(points: Points, similarity: Callable[[Tensor, Tensor], Tensor
     logits = by_label[own_pair - levels.first_pair].masked_fill(~in_level, -torch.inf)
     own_row = torch.arange(levels.n_own, device=depth.device) + levels.start
     to_label = logits.logsumexp(1) - logits.gather(1, own_row[:, None])[:, 0] - sizes[rows].log()
-    n_pairs = len(points.pairs.image) * world_size()
+    n_pairs = sum(points.counts("image"))
     others = torch.zeros(levels.n_own, n_pairs, device=depth.device, dtype=scale.dtype)
     others.index_add_(1, levels.pair, (in_level & ~is_same).to(scale))
     is_own = torch.arange(n_pairs, device=depth.device) == own_pair[:, None]

@@ -146,7 +146,7 @@ class Points:
             self.cache |= dict(zip(found, gather_streams(rows, list(counts)), strict=True))
 
     def counts(self, name: str) -> list[int]:
-        """Numbers of rows of a stream. Collective for a stream with owners.
+        """Numbers of rows of a stream, those of `Pairs.counts` if they are known. Collective for a stream with owners.
 
         Args:
             name: of the stream.
@@ -155,11 +155,14 @@ class Points:
             One number per rank.
         """
         rows, _, owner = self.stream(name)[:3]
-        if owner is None or world_size() == 1:
+        if world_size() == 1:
+            return [len(rows)]
+        key = name if owner is None else next(key for key, other in self.streams.items() if other.owner is owner)
+        if known := self.pairs.counts.get(key):
+            return list(known)
+        if owner is None:
             return [len(rows)] * world_size()
-        key = next(key for key, stream in self.streams.items() if stream.owner is owner)
-        known = self.pairs.counts.get(key)
-        return list(known) if known else self.once(("counts", key), lambda: list(counts_of_ranks([len(rows)])[0]))
+        return self.once(("counts", key), lambda: list(counts_of_ranks([len(rows)])[0]))
 
     def share(self, name: str) -> float:
         """Weight of this rank's mean over the rows of a stream. Collective for a stream with owners.
@@ -251,7 +254,7 @@ class Points:
         _, _, owner, depth, label = self.stream(name)[:5]
         if owner is None or depth is None or label is None:
             return None
-        return torch.stack([owner + rank() * len(self.pairs.image), depth, label], 1)
+        return torch.stack([owner + sum(self.counts("image")[: rank()]), depth, label], 1)
 
     def pair(self, general: str, specific: str) -> tuple[Tensor, Tensor]:
         """Points of two streams, pair by pair: those without owners are repeated for each row that they own.
@@ -270,6 +273,18 @@ class Points:
         if self.are_paired(general, specific):
             return first, second
         return self.repeated(general, specific, first), self.repeated(specific, general, second)
+
+    def owned(self, general: str, specific: str) -> str:
+        """The name of the stream of `pair` whose rows are its pairs: the one with owners, if any.
+
+        Args:
+            general: name of a stream.
+            specific: name of a stream.
+
+        Returns:
+            One of the names.
+        """
+        return max((general, specific), key=lambda name: self.stream(name).owner is not None)
 
     def repeated(self, name: str, other: str, points: Tensor) -> Tensor:
         """The points of a stream without owners, one for each row of `other`; those of a stream with owners as they are."""

@@ -19,8 +19,9 @@ QUERIES: Final = "queries"
 class QueryPooling(nn.Module):
     """Cross-attention of queries over the patches of their images: x + MLP(LN(x)), x = MHA(W h, Z, Z) (section 3.2)."""
 
-    def __init__(self, width: int, text_width: int, heads: int) -> None:
+    def __init__(self, width: int, text_width: int, heads: int, is_mean: bool = False) -> None:
         super().__init__()
+        self.is_mean = is_mean
         self.query = nn.Linear(text_width, width)
         self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
         self.norm = nn.LayerNorm(width)
@@ -30,6 +31,8 @@ class QueryPooling(nn.Module):
         """Patches [b p w] pooled for queries [m w] with text states [m v]. Those of an image share keys and values."""
         owner, queries = stream.owner, self.query(states)
         assert owner is not None
+        if self.is_mean:  # each parameter has a gradient, as DDP expects
+            return patches.mean(1)[owner] + 0 * torch.stack([part.sum() for part in self.parameters()]).sum()
         place = torch.arange(len(owner), device=owner.device) - torch.searchsorted(owner, owner)
         padded = queries.new_zeros(len(patches), max(stream.chain, 1), queries.shape[1])
         padded = padded.index_put((owner, place), queries)
@@ -38,8 +41,10 @@ class QueryPooling(nn.Module):
         return pooled
 
 
-def query_streams(stream: Stream, text: Tensor, pooled: Tensor, captions: Tensor) -> dict[str, Stream]:
-    """Streams of the queries [m d], of the patches pooled for them [m d], and of the texts above them."""
+def query_streams(
+    stream: Stream, text: Tensor, pooled: Tensor, captions: Tensor, is_shuffled: bool = False
+) -> dict[str, Stream]:
+    """Streams of the queries [m d], of the patches pooled for them [m d], and of the texts above them, or those of others."""
     owner = stream.owner
     assert owner is not None
     assert stream.parent is not None
@@ -47,7 +52,7 @@ def query_streams(stream: Stream, text: Tensor, pooled: Tensor, captions: Tensor
     return {
         QUERIES: stream._replace(rows=text),
         "query_images": Stream(pooled, "image", owner),
-        "query_parents": Stream(above, "text", owner),
+        "query_parents": Stream(above.roll(1, 0) if is_shuffled else above, "text", owner),
     }
 
 

@@ -169,7 +169,7 @@ def value_of(model: HasTerms, points: Points, value: Value) -> Tensor:
         case Contrast():
             return contrast(model, points, value)
         case Entails():
-            owned = max((value.general, value.specific), key=lambda name: points.stream(name).owner is not None)
+            owned = points.owned(value.general, value.specific)
             found = energies(model, points, value)
             if value.equal_weight != 1 and points.pairs.box_equal is not None:
                 found = torch.where(points.pairs.box_equal, value.equal_weight * found, found)

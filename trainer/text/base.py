@@ -124,7 +124,7 @@ def pad(rows: Sequence[Sequence[int]], value: int = 0, multiple: int = 1, most: 
 
     l is the length of the longest row, rounded up to a multiple but not above `most`, unless that row is longer.
     """
-    longest = max(map(len, rows), default=0)
+    longest = max(map(len, rows), default=1)  # towers take no texts, but not of no tokens
     return pad_rows(rows, value, min(-(-longest // multiple) * multiple, most))
 
 

@@ -66,7 +66,8 @@ def collapse(values: dict[str, float], config: TrainConfig) -> Iterator[Problem]
 
     Terms of weight 0 reduce it. If boxes are compared with the unknown number of all boxes, it is larger than log n.
     """
-    n = config.batch_size * (1 + config.model.boxes_as_pairs)
+    more = values.get("data/boxes_per_sample", 1.0) if config.model.boxes_as_pairs else 0.0
+    n = round(config.batch_size * (1 + more))
     chance, loss = weight_of_contrast(config.model) * math.log(n), values.get("loss/contrastive", 0.0)
     loss = values.get("loss/contrastive/global", loss)  # of models with several contrastive losses
     has_more = getattr(config.model, "box_candidates", "") == "paper" and config.data.boxes == "all"

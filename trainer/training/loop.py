@@ -297,7 +297,8 @@ def report(session: Session, step: PendingStep) -> bool:
         if places := counts.get("token_places", 0):
             values |= {"data/padding_share": 1 - counts["tokens"] / places}
         if "boxes" in run.model.needs:
-            values |= {"data/equal_phrases": counts.get("equal_phrases", 0)}
+            n = counts.get("boxes", 0) / counts["samples"]
+            values |= {"data/equal_phrases": counts.get("equal_phrases", 0), "data/boxes_per_sample": n}
         session.meter.restart()
         if session.metrics and session.health:
             session.metrics.write(step.number, values)

@@ -44,6 +44,43 @@ def test_batch_has_the_fields_that_models_use_and_can_be_saved(shards: Path) -> 
     assert torch.load(file, weights_only=True).keys() == tensors(batch).keys()
 
 
+MIXED = frozenset({"boxes", "pairs"})
+
+
+def every_third(number: int) -> Files:
+    """A sample with two boxes if its number is divisible by three, else with none."""
+    return train_files(number, n_boxes=0 if number % 3 else 2)
+
+
+@pytest.mark.parametrize(("boxes", "each"), [("random", 1), ("all", 2)])
+def test_boxes_as_pairs_read_samples_with_boxes_and_without(tmp_path: Path, boxes: str, each: int) -> None:
+    shards = write_shards(tmp_path, [10, 11], every_third)
+    loader = small_loader(shards, batch=3, needs=MIXED, boxes=boxes)
+    batches = take(loader, 14)  # two epochs
+    assert loader.n_bad == 0
+    assert len(set(keys(batches[:7]))) == 21
+    for batch in batches:
+        assert batch.box_owner is not None
+        assert batch.box_images is not None
+        assert batch.box_token_ids is not None
+        owners = [row for row, key in enumerate(batch.keys) if int(key[-4:]) % 3 == 0 for _ in range(each)]
+        assert batch.box_owner.tolist() == owners
+        assert batch.box_images.shape == (len(owners), 3, 16, 16)
+        assert batch.box_token_ids.shape[1] > 0
+        for text, image, owner in zip(batch.box_token_ids, batch.box_images, owners, strict=True):
+            assert f"of{int(batch.keys[owner][-4:])}" in TOKENIZER.decode(text.tolist()).replace(" ", "")
+            assert 95 < image.max() < 110
+    assert {len(batch.box_owner) for batch in batches if batch.box_owner is not None} >= {0, each}
+    assert loader.counts["boxes"] == 14 * each
+    assert_batches_equal(take(small_loader(shards, batch=3, needs=MIXED, boxes=boxes, workers=2), 14), batches)
+
+
+def test_boxes_as_pairs_need_samples_with_boxes(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path, [4], lambda number: train_files(number, n_boxes=0))
+    with pytest.raises(UserError, match=r"the sample has no boxes \(none of the 4 samples checked is usable"):
+        small_loader(shards, needs=MIXED)
+
+
 def test_every_epoch_contains_every_sample_once_across_batches_and_leaves_the_global_generator(shards: Path) -> None:
     before = torch.get_rng_state()
     sequence = keys(take(small_loader(shards), 21))  # 84 samples: four epochs of 21

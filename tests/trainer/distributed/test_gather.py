@@ -57,6 +57,7 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
         ("phyclip", {"loss_chunk": 40}, SEVERAL_BOXES),
         ("hycoclip", {"box_candidates": "paper"}, SEVERAL_BOXES),
         ("hycoclip", {"loss_chunk": None}, ([0, 2], [])),
+        ("meru", {"boxes_as_pairs": True, "loss_chunk": 40}, ([0, 2], [])),
         *(
             pytest.param(*case, marks=pytest.mark.rest)
             for case in (
@@ -69,6 +70,10 @@ def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folde
                 ("taxonomy", {"energy": "angle"}, None),
                 ("uncha", {"contrastive": "sigmoid", "loss_chunk": 8}, SEVERAL_BOXES),
                 ("hyper3", {}, SEVERAL_BOXES),
+                ("clip", {"boxes_as_pairs": True, "contrastive": "sigmoid"}, SEVERAL_BOXES),
+                ("meru", {"boxes_as_pairs": True, "loss_chunk": None}, ([], [])),
+                ("taxonomy", {"boxes_as_pairs": True}, ([3], [1, 2])),
+                ("hyper3", {"boxes_as_pairs": True, "use_boxes": False}, ([0, 2], [])),
             )
         ),
     ],

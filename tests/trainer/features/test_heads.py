@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 
 from hypergrit_common.errors import UserError
 from tests.trainer import tiny_open_clip
+from tests.trainer.data.samples import train_files, write_shards
 from tests.trainer.features.conftest import World
 from tests.trainer.small import NAMES, most_in_rest, small_batch, small_model
 from tests.trainer.small_run import overrides, run_command, terminate
@@ -315,6 +316,30 @@ def build(world: World, needs: frozenset[str], seed: int = 0, **settings: Any) -
     order = BlockOrder(store.n_samples, seed, 8)
     tokenizer = read_tokenizer(world.root / "merges.txt", 8)
     return FeatureBuilder(config=config, index=store, order=order, tokenizer=tokenizer, needs=needs)
+
+
+def test_a_head_with_boxes_as_pairs_learns_from_features_with_boxes_and_without(
+    world: World, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mixed = World(tmp_path)
+    mixed.tower = world.tower
+    write_shards(mixed.shards, [20, 20], lambda number: train_files(number, n_boxes=0 if number % 5 else 2))
+    assert mixed.write(mixed.features) == 0
+    run = mixed.training(tmp_path / "run", "model_name=meru", "model.boxes_as_pairs=true", "steps=5")
+    assert train.run(run) == 0
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["data/boxes_per_sample"] == 0.2  # an epoch of 40
+    for boxes, each in (("random", 1), ("all", 2)):
+        builder = build(mixed, frozenset({"boxes", "pairs"}), boxes=boxes, box_order="random")
+        fields, _ = builder.build(0, builder.order.take(0, 40))
+        rows_with = [row for row, key in enumerate(fields["keys"]) if int(key[-4:]) % 5 == 0]
+        assert fields["box_owner"].tolist() == [row for row in rows_with for _ in range(each)]
+        assert len(fields["box_images"]) == len(fields["box_token_ids"]) == 8 * each
+    shutil.rmtree(mixed.features)
+    write_shards(mixed.shards, [20, 20], lambda number: train_files(number, n_boxes=0))
+    assert mixed.write(mixed.features) == 0
+    assert train.main(run) == 2
+    assert "has no sample with a box, which the model needs" in capsys.readouterr().err
 
 
 def test_a_batch_depends_on_its_position_alone_and_draws_every_view_and_box(world: World) -> None:

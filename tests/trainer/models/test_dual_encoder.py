@@ -21,30 +21,73 @@ def concatenated(batch: Batch) -> Batch:
     return Batch(images=torch.cat([batch.images, batch.box_images]), token_ids=torch.cat([batch.token_ids, phrases]))
 
 
+OWNERS = [[*range(8)], [1, 4, 7], [0, 0, 3], []]
+"""Pairs of the boxes of a batch of eight: all, some, one of several boxes, and none."""
+
+
+def mixed(owners: list[int]) -> Batch:
+    """A batch of eight pairs with a box for each of `owners`."""
+    batch = small_batch()
+    assert batch.box_images is not None
+    assert batch.box_token_ids is not None
+    n, owner = len(owners), torch.tensor(owners, dtype=torch.int64)
+    images, texts = batch.box_images[:n], batch.box_token_ids[:n]
+    return dataclasses.replace(batch, box_images=images, box_token_ids=texts, box_owner=owner)
+
+
+@pytest.mark.parametrize("owners", OWNERS)
 @pytest.mark.parametrize("name", ["clip", "meru", "poinclip"])
-def test_boxes_as_pairs_give_the_loss_of_a_batch_with_twice_as_many_pairs(name: str) -> None:
-    model = small_model(name, boxes_as_pairs=True)
-    assert model.needs == {"boxes"}
-    torch.testing.assert_close(model(small_batch()).loss, small_model(name)(concatenated(small_batch())).loss)
+def test_boxes_as_pairs_give_the_loss_of_a_batch_with_a_pair_for_each_box(name: str, owners: list[int]) -> None:
+    model, batch = small_model(name, boxes_as_pairs=True), mixed(owners)
+    assert model.needs == {"boxes", "pairs"}
+    losses = model(batch)
+    losses.loss.backward()
+    assert model.textual_proj.weight.grad is not None
+    torch.testing.assert_close(losses.loss, small_model(name)(concatenated(batch)).loss)
+    if not owners:
+        torch.testing.assert_close(losses.loss, small_model(name)(small_batch()).loss)
+
+
+@pytest.mark.parametrize("chunk", [None, 40])
+def test_the_loss_of_boxes_as_pairs_is_that_of_a_loop_over_pairs_and_boxes(chunk: int | None) -> None:
+    model = small_model("meru", boxes_as_pairs=True, loss_chunk=chunk).double()
+    batch = mixed([1, 4, 7])
+    assert batch.box_images is not None
+    batch = dataclasses.replace(batch, images=batch.images.double(), box_images=batch.box_images.double())
+    assert batch.box_images is not None
+    assert batch.box_token_ids is not None
+    pixels, ids = [*batch.images, *batch.box_images], [*batch.token_ids, *batch.box_token_ids]
+    images = [model.encode_image(image[None])[0] for image in pixels]
+    texts = [model.encode_text(text[None])[0] for text in ids]
+    c, n = model.get_parameter("curv").exp(), len(images)
+
+    def time(point: torch.Tensor) -> torch.Tensor:
+        return (1 / c + point @ point).sqrt()
+
+    total = torch.zeros(()).double()
+    for i in range(n):
+        for queries, candidates in ((images, texts), (texts, images)):
+            inner = torch.stack([queries[i] @ other - time(queries[i]) * time(other) for other in candidates])
+            logits = -model.pair_scale() * torch.acosh(-c * inner) / c.sqrt()
+            total = total + (logits.logsumexp(0) - logits[i]) / 2
+        inner = texts[i] @ images[i] - time(texts[i]) * time(images[i])
+        cosine = (time(images[i]) + time(texts[i]) * c * inner) / (texts[i].norm() * ((c * inner) ** 2 - 1).sqrt())
+        total = total + 0.2 * (torch.acos(cosine) - torch.asin(0.2 / (c.sqrt() * texts[i].norm()))).clamp(min=0)
+    torch.testing.assert_close(model(batch).loss, total / n, rtol=1e-6, atol=0)
 
 
 def test_boxes_as_pairs_do_not_change_the_syntax_loss_of_the_captions() -> None:
     model = small_model("syntax_meru", boxes_as_pairs=True)
-    assert model.needs == {"boxes", "parse"}
+    assert model.needs == {"boxes", "pairs", "parse"}
     with_boxes, without = model(small_batch()).terms, small_model("syntax_meru")(small_batch()).terms
     torch.testing.assert_close(with_boxes["syntax"], without["syntax"])
     assert with_boxes["contrastive"] != without["contrastive"]
 
 
-def test_boxes_as_pairs_need_one_box_per_pair() -> None:
+def test_boxes_as_pairs_need_boxes() -> None:
     model, batch = small_model("meru", boxes_as_pairs=True), small_batch()
     with pytest.raises(ValueError, match="boxes_as_pairs needs boxes"):
         model(dataclasses.replace(batch, box_images=None, box_token_ids=None))
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
-    fewer = dataclasses.replace(batch, box_images=batch.box_images[:5], box_token_ids=batch.box_token_ids[:5])
-    with pytest.raises(ValueError, match="5 boxes for 8 pairs"):
-        model(fewer)
 
 
 def test_model_without_lazy_similarity_has_the_loss_of_the_full_matrix() -> None:
@@ -62,7 +105,7 @@ def test_model_without_lazy_similarity_has_the_loss_of_the_full_matrix() -> None
 def test_use_boxes_and_boxes_as_pairs_exclude_each_other(name: str) -> None:
     with pytest.raises(UserError, match="set one to false"):
         small_model(name, boxes_as_pairs=True)
-    assert small_model(name, boxes_as_pairs=True, use_boxes=False).needs == {"boxes"}
+    assert small_model(name, boxes_as_pairs=True, use_boxes=False).needs == {"boxes", "pairs"}
 
 
 def test_frozen_tower_keeps_its_weights_and_batch_statistics() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.trainer.small import overfit, small_batch, small_model
 from trainer.batch import Batch, Stream
-from trainer.encoders.build import keep_patches
+from trainer.encoders.build import keep_patches, patches_of
 from trainer.encoders.config import ImageConfig
 from trainer.models.hyper3 import Hyper3CLIP
 from trainer.models.queries import QueryPooling
@@ -69,8 +69,20 @@ def calibrated(residual: Tensor, general: Tensor) -> Tensor:
     return 10 * (residual.detach() / (2 * u.exp()) + u / 2)
 
 
-def test_the_query_terms_are_weighted_sums_over_queries_and_their_gradients() -> None:
-    model = small_model("hyper3", embed_dim=8).double()
+CONTROLS = [
+    ({}, {}),
+    ({"query_control": "reversed"}, {}),
+    ({"query_control": "shuffled"}, {"query_text": 0.5}),
+    ({}, {"query_text_image": 0.0, "query_image": 2.0, "query_text": 0.0}),
+]
+
+
+@pytest.mark.parametrize(("control", "weights"), CONTROLS)
+def test_the_query_terms_are_weighted_sums_over_queries_and_their_gradients(
+    control: dict[str, str], weights: dict[str, float]
+) -> None:
+    model = small_model("hyper3", embed_dim=8, query_terms=weights, **control).double()
+    kind = control.get("query_control")
     assert isinstance(model, Hyper3CLIP)
     batch = uneven_batch()
     pairs = model.features(batch)
@@ -78,20 +90,27 @@ def test_the_query_terms_are_weighted_sums_over_queries_and_their_gradients() ->
     streams = pairs.streams
     image, text = model.lift_image(streams["image"].rows), model.lift_text(streams["text"].rows)
     query, pooled = model.lift_text(streams["queries"].rows), model.lift_image(streams["query_images"].rows)
-    sums = dict.fromkeys(("query_text_image", "query_image", "query_text", "calibration"), torch.zeros(()).double())
-    for q, (owner, parent, weight) in enumerate(zip(OWNER, PARENT, WEIGHT, strict=True)):
-        above = text[owner] if parent < 0 else query[parent]
-        inside = violation(pooled[q], image[owner], c, 1.2), violation(query[q], above, c, 1.2)
+    names = ("query_text_image", "query_image", "query_text")
+    sums, calibrations = (dict.fromkeys(names, torch.zeros(()).double()) for _ in range(2))
+    texts_above = [text[o] if p < 0 else query[p] for o, p in zip(OWNER, PARENT, strict=True)]
+    if kind == "shuffled":
+        texts_above = [texts_above[-1], *texts_above[:-1]]
+    for q, (owner, weight) in enumerate(zip(OWNER, WEIGHT, strict=True)):
+        outer, inner = (image[owner], pooled[q]) if kind == "reversed" else (pooled[q], image[owner])
+        inside = violation(outer, inner, c, 1.2), violation(query[q], texts_above[q], c, 1.2)
         sums["query_text_image"] = sums["query_text_image"] + weight * violation(query[q], pooled[q], c, 0.7)
         sums["query_image"] = sums["query_image"] + weight * inside[0]
         sums["query_text"] = sums["query_text"] + weight * inside[1]
-        both = calibrated(inside[0], pooled[q]) + calibrated(inside[1], query[q])
-        sums["calibration"] = sums["calibration"] + weight * both
+        for name, residual, general in (("query_image", inside[0], outer), ("query_text", inside[1], query[q])):
+            calibrations[name] = calibrations[name] + weight * calibrated(residual, general)
     expected = {name: value / len(OWNER) for name, value in sums.items()}
-    for name in ("query_text_image", "query_image", "query_text"):
+    for name in names:
         torch.testing.assert_close(losses.terms[f"entailment/{name}"], expected[name].detach())
-    found = sum(losses.terms[f"entailment/calibration_{name}"] for name in ("query_image", "query_text"))
-    torch.testing.assert_close(10 * torch.as_tensor(found), expected["calibration"].detach(), rtol=1e-5, atol=0)
+    for name in ("query_image", "query_text"):
+        found, value = losses.terms[f"entailment/calibration_{name}"], calibrations[name] / len(OWNER)
+        torch.testing.assert_close(10 * found, value.detach(), rtol=1e-5, atol=0)
+        expected[name] = expected[name] + value
+    expected = {name: weights.get(name, 1.0) * value for name, value in expected.items()}
     plain = {"text_image", "box_text_image", "cross_image", "cross_text"}
     rest = sum(losses.terms[f"entailment/{name}"] for name in plain)
     rest += sum(10 * losses.terms[f"entailment/calibration_{name}"] for name in ("cross_image", "cross_text"))
@@ -102,6 +121,20 @@ def test_the_query_terms_are_weighted_sums_over_queries_and_their_gradients() ->
     reference = torch.autograd.grad(0.2 * sum(expected.values(), torch.zeros(()).double()), parameters)
     for one, other in zip(own, reference, strict=True):  # only these terms depend on it; ours keep roots finite by eps
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-7)
+
+
+def test_the_control_without_queries_averages_the_patches_and_keeps_the_parameters() -> None:
+    model = small_model("hyper3", query_control="mean")
+    assert isinstance(model, Hyper3CLIP)
+    assert model.state_dict().keys() == small_model("hyper3").state_dict().keys()
+    batch = small_batch()
+    pairs = model.features(batch)
+    patches = patches_of(model.visual, model.image_tokens(batch.images))
+    owner = batch.more["queries"].owner
+    torch.testing.assert_close(pairs.more["query_images"].rows, model.visual_proj(patches.mean(1))[owner])
+    model.losses(pairs).loss.backward()
+    gradients = [parameter.grad for parameter in model.query_pooling.parameters()]
+    assert all(gradient is not None and not gradient.any() for gradient in gradients)
 
 
 def test_a_batch_without_queries_has_query_terms_of_zero_and_gradients_of_zero() -> None:

@@ -36,6 +36,20 @@ def test_micro_batches_give_the_gradient_of_the_full_batch(name: str, n_rows: in
         torch.testing.assert_close(found[key], value, msg=key)
 
 
+@pytest.mark.parametrize("n_boxes", [0, 5])
+def test_micro_batches_take_batches_with_few_boxes_or_none(n_boxes: int) -> None:
+    batch = in_double(small_batch())
+    assert batch.box_images is not None
+    assert batch.box_token_ids is not None
+    boxes = {"box_images": batch.box_images[:n_boxes], "box_token_ids": batch.box_token_ids[:n_boxes]}
+    batch = dataclasses.replace(batch, **boxes, box_owner=torch.arange(n_boxes))
+    expected = gradients(small_model("meru", boxes_as_pairs=True).double(), batch)
+    model = small_model("meru", boxes_as_pairs=True).double()
+    set_micro_batch(model, 3)
+    for key, value in gradients(model, batch).items():
+        torch.testing.assert_close(value, expected[key], msg=key)
+
+
 def test_activation_checkpointing_does_not_change_gradients_and_names() -> None:
     expected = gradients(small_model("meru"), small_batch())
     model = small_model("meru")

@@ -104,6 +104,20 @@ def test_changing_numbers_of_boxes_are_compiled_twice_at_most() -> None:
     assert len(graphs) == 2
 
 
+@pytest.mark.rest
+def test_pairs_with_changing_numbers_of_boxes_are_compiled_twice_at_most() -> None:
+    model, graphs = model_of("meru", boxes_as_pairs=True), list[int]()
+    compiled: Any = torch.compile(model.losses, backend=graph_counter(graphs), fullgraph=True)
+    for m in (8, 3, 0, 5, 1):
+        batch = small_batch()
+        assert batch.box_images is not None
+        assert batch.box_token_ids is not None
+        boxes = {"box_images": batch.box_images[:m], "box_token_ids": batch.box_token_ids[:m]}
+        pairs = model.features(dataclasses.replace(batch, **boxes, box_owner=torch.arange(m)))
+        assert torch.equal(compiled(pairs).loss, model.losses(pairs).loss)
+    assert len(graphs) == 2
+
+
 def test_a_loss_of_many_chunks_is_not_compiled_but_has_the_same_value() -> None:
     model, graphs = model_of("meru", loss_chunk=1), list[int]()
     pairs = pairs_of(model, b=16 * (MAX_COMPILED + 1))

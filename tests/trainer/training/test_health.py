@@ -51,6 +51,15 @@ def test_a_learning_rate_that_is_too_high_is_reported_as_a_collapse(
     assert "lower optim.lr" in found
 
 
+@pytest.mark.parametrize("boxes", [0.0, 0.5, 1.0])
+def test_a_collapse_is_measured_by_the_boxes_that_are_pairs(tmp_path: Path, boxes: float) -> None:
+    config = small_config(tmp_path / "run", "model_name=meru", "model.boxes_as_pairs=true", "batch_size=512")
+    n = 512 * (1 + boxes)
+    (problem,) = collapse({"loss/contrastive": math.log(n), "data/boxes_per_sample": boxes}, config)
+    assert f"for {n:.0f} candidates" in problem.message
+    assert not [*collapse({"loss/contrastive": math.log(0.9 * n), "data/boxes_per_sample": boxes}, config)]
+
+
 def test_a_pinned_temperature_is_reported(tmp_path: Path) -> None:
     (message,) = messages_of_one_batch(tmp_path, "model.temperature_init=1", "model.max_logit_scale=1.05")
     assert "geometry/logit_scale is at its limit, 1.05," in message

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.patience import PATIENCE_S
-from tests.trainer.data.samples import Files, write_shards
+from tests.trainer.data.samples import Files, train_files, write_shards
 from tests.trainer.small_run import (
     fill_disk,
     kill,
@@ -71,6 +71,22 @@ def test_the_metrics_count_the_phrases_that_are_their_caption(tmp_path: Path) ->
     write_shards(tmp_path / "shards", [16], files)
     assert run(tmp_path / "run", "steps=3") == 0
     assert [row["data/equal_phrases"] for row in read_metrics(tmp_path / "run")] == [8, 16, 24]
+
+
+def test_a_run_with_boxes_as_pairs_on_mixed_shards_resumes_exactly_on_two_processes(
+    tmp_path: Path, free_port: int
+) -> None:
+    write_shards(tmp_path / "shards", [20, 20], lambda number: train_files(number, n_boxes=0 if number % 5 else 2))
+    mixed = ("model_name=meru", "model.boxes_as_pairs=true", "data.max_bad_share=0", "steps=6", "save.every=3")
+    assert run_forked(tmp_path / "whole", *mixed, port=free_port, faults=[None, None]) == [0, 0]
+    kill = kill_once_saved(tmp_path / "run", 3)
+    assert set(run_forked(tmp_path / "run", *mixed, port=free_port, at=4, faults=[kill, kill])) == {-9}
+    assert run_forked(tmp_path / "run", *mixed, port=free_port, faults=[None, None]) == [0, 0]
+    assert read_metrics(tmp_path / "run") == read_metrics(tmp_path / "whole")
+    assert run_forked(tmp_path / "alone", *mixed) == [0]
+    for row, other in zip(read_metrics(tmp_path / "alone"), read_metrics(tmp_path / "whole"), strict=True):
+        assert row["loss/total"] == pytest.approx(other["loss/total"], rel=1e-4)
+    assert read_metrics(tmp_path / "alone")[4]["data/boxes_per_sample"] == 0.2  # an epoch
 
 
 def test_a_killed_run_resumes_with_identical_metrics_and_weights(tmp_path: Path, uninterrupted: Path) -> None:

@@ -49,6 +49,16 @@ def test_micro_batches_and_checkpoints_need_less_and_an_average_needs_more(tmp_p
     assert micro < blocks < plain < average < 1.1 * plain
 
 
+def test_boxes_as_pairs_need_the_memory_of_a_batch_whose_pairs_all_have_boxes(tmp_path: Path) -> None:
+    def images(*settings: str) -> float:
+        built = small_run(tmp_path / "run", *WIDE, "model_name=meru", *settings)
+        return memory.needed(built.config, built.model, built.process)
+
+    plain, boxes, double = map(images, ("steps=9", "model.boxes_as_pairs=true", "batch_size=64"))
+    assert plain < boxes < double
+    assert boxes - plain > 0.6 * (double - plain)  # as many images, and shorter texts
+
+
 def test_without_a_known_free_memory_the_log_has_the_estimate_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
