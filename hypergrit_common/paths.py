@@ -32,6 +32,17 @@ def without_protocol(path: str) -> str:
     return next((path.removeprefix(name) for name in LOCAL if path.startswith(name)), path)
 
 
+def public_name(model: str) -> str:
+    """Return the name of a model without the folder, bucket or server of those who ran it.
+
+    >>> public_name("/home/ann/models/swin"), public_name("openai:http://127.0.0.1:8000/v1#qwen"), public_name("a/b")
+    ('swin', 'qwen', 'a/b')
+    """
+    if "://" in model or os.path.isabs(model):
+        return model.partition("#")[2] or model.rstrip("/").rpartition("/")[2]
+    return model
+
+
 def check_output_is_absolute(output: str, instead: str) -> None:
     """Raise UserError if `output` is relative and this process is a Ray job; `instead` describes valid values."""
     if is_relative_in_ray_job(output):

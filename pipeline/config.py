@@ -31,6 +31,7 @@ from hypergrit_common.config import (
 from hypergrit_common.errors import UserError
 from hypergrit_common.lazy import load_plugin
 from hypergrit_common.locations import Locations
+from hypergrit_common.paths import public_name
 from hypergrit_common.removed import NOT_IN_HASH, REMOVED_FROM_RUN
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import use_format
@@ -310,14 +311,24 @@ def make_config(saved: Sequence[Layer], given: Sequence[Layer], *, loads: bool =
 def content_hash(config: PipelineConfig) -> str:
     """SHA-256 of the settings that decide the content of a shard.
 
-    It excludes settings marked as `runtime`, the output, and the settings that select the rows, which the plan of a
-    shard records. Removed settings keep their default in it, so that the hash, and with it the shards, stay.
+    It excludes settings marked as `runtime`, the output, the settings that select the rows, which the plan of a shard
+    records, and the folders of models and images, which `_job.json` compares. Removed settings keep their default in it,
+    so that the hash, and with it the shards, stay.
     """
     content, _ = split_runtime(config)
     for key in KEYS.removed.keys() - NOT_IN_HASH:
         content = merged(content, nested(key, KEYS.removed[key]))
     for key in ("input", "output", "limit", "rows_per_shard"):
         del content[key]
+    models = {
+        "recaption": ("captioner",),
+        "parse": ("model",),
+        "ground": ("grounder", "vocabulary"),
+        "score": ("scorer", "head"),
+    }
+    for group, name in ((group, name) for group, names in models.items() for name in names):
+        content[group][name] = content[group][name] and public_name(content[group][name])
+    content["read"]["image_roots"] = len(config.read.image_roots) or []
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

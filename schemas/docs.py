@@ -88,7 +88,8 @@ The parquet file has one row for each input row. The similarity column is called
 ARROW_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with every input row and the columns of the `score` stage.
 `image` is null unless `write.image_bytes=true` or, in dropped rows, `score.keep_all=true`. The metadata of the schema
-has the keys `hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest).
+has the keys `hypergrit_schema` (the version) and `hypergrit_provenance` (as in the manifest, but
+without the folders of models).
 """
 INDEX_NOTE: Final = """\
 An Arrow IPC file, compressed with zstd, with the place of every sample in the tars of the shard.

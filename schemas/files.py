@@ -175,7 +175,7 @@ class SampleProvenance(TypedDict):
     config_hash: Annotated[
         str, "hash of the settings that decide the content; the manifest has the complete provenance"
     ]
-    source: Annotated[str, "input file of the row"]
+    source: Annotated[str, "input file of the row, as in `arrow/`: nothing of the machine"]
     source_row: Annotated[int, "index of the row in that file, from 0"]
     id: Annotated[str | None, "identifier of the row in the input"]
     url: Annotated[str | None, "URL of the image"]

@@ -11,7 +11,7 @@ from schemas.manifest import Provenance
 class InputFile(TypedDict):
     """An input file, as it was when its rows were divided into shards."""
 
-    path: Annotated[str, "path or URL"]
+    path: Annotated[str, "path or URL in full, which no file of a shard has"]
     size: Annotated[int, "size in bytes"]
     hash: Annotated[
         str,
@@ -94,6 +94,9 @@ class JobRecord(TypedDict):
         ]
     ]
     input: NotRequired[Annotated[UnderstoodInput, "how the input was understood"]]
+    folders: NotRequired[
+        Annotated[list[str], "local folders of the input; names of files in shards begin with their indices, from 0"]
+    ]
     batches: Annotated[list[InputBatch], "the input; the batches after the first are the history of appended files"]
 
 

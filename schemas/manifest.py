@@ -13,7 +13,7 @@ NO_MODEL: Final = "none"
 class PieceJson(TypedDict):
     """Consecutive rows of one input file (pipeline.read.types.Piece)."""
 
-    path: Annotated[str, "path or URL of the file"]
+    path: Annotated[str, "name of the file, as in `source` of its rows"]
     first_row: Annotated[int, "index of the first row in the file, from 0"]
     n_rows: Annotated[int, "number of rows"]
     size: Annotated[int, "size of the file in bytes when the job was planned"]

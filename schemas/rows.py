@@ -109,7 +109,12 @@ READ: Final = extend(
     field(
         "key", pa.string(), "identifier of the row in all outputs: its index in the input as 12 digits, set by `read`"
     ),
-    field("source", pa.string(), "input file of the row"),
+    field(
+        "source",
+        pa.string(),
+        "input file of the row: `N/` and its path below the folder of index N in `folders` of `_job.json`, which alone has "
+        "full paths, or its URL without user and query; a merge puts the index of its source before it",
+    ),
     field("source_row", pa.int64(), "index of the row in that file, from 0"),
     field("id", pa.string(), "identifier of the row in the input, if any", True),
     field("url", pa.string(), "URL of the image", True),

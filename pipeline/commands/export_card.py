@@ -14,7 +14,9 @@ import yaml
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
 from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
+from hypergrit_common.paths import public_name
 from pipeline.commands.export_formats import SCHEMA, Record, pixels
+from pipeline.commands.export_licenses import NONE, Permits
 from pipeline.images import encode_jpeg
 from schemas.manifest import NO_MODEL, Manifest
 
@@ -50,26 +52,20 @@ def table(name: str, rows: Mapping[str, object]) -> str:
     return "\n".join([f"| {name} | |", "|---|---|", *lines])
 
 
-def public_name(model: str) -> str:
-    """Return the name of a model without the folder, bucket or server of those who ran it."""
-    if "://" in model or Path(model).is_absolute():
-        return model.partition("#")[2] or model.rstrip("/").rpartition("/")[2]
-    return model
-
-
 class Card:
     """README.md of a data set. Without a record, the data are the shards of the output."""
 
-    def __init__(self, folder: Path, manifests: Sequence[Manifest], format: str, license: str) -> None:
+    def __init__(
+        self, folder: Path, manifests: Sequence[Manifest], format: str, license: str, permits: Permits
+    ) -> None:
         self.folder, self.manifests, self.format, self.license = folder, manifests, format, license
-        self.splits, self.labels, self.licenses = Counter[str](), Counter[str](), Counter[str]()
+        self.permits, self.splits, self.labels = permits, Counter[str](), Counter[str]()
         self.samples: list[str] = []
 
     def add(self, record: Record, image: bytes) -> None:
         """Count a record; the first ones become samples."""
         self.splits[record["split"]] += 1
         self.labels.update(region["label"] for region in record["boxes"])
-        self.licenses.update([record["license"]] if record["license"] else [])
         if len(self.samples) < N_SAMPLES:
             self.samples.append(self._sample(record, image))
 
@@ -106,8 +102,9 @@ class Card:
             table("figures", self._figures()),
             *self._of_records(),
             f"## Licences\n\n`{self.license}` is the licence of the annotations. Each picture and caption belongs to its "
-            f"owner; {PICTURES_FILE} or grit/ name its URL. {self._named()}"
+            f"owner; {PICTURES_FILE} or grit/ name its URL."
             + (" Boxes and phrases contain errors of the models." if has_boxes and located else ""),
+            *self._licences(),
         ]
         (self.folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
@@ -127,12 +124,18 @@ class Card:
         nouns = ", ".join(f"{text(name)} ({n})" for name, n in self.labels.most_common(MOST))
         return [f"Head nouns: {len(self.labels)}, most often {nouns}.", "## Samples", *self.samples] if nouns else []
 
-    def _named(self) -> str:
-        """Return the licences that the column `license` of the input names; without a record, none is known."""
-        if not self.splits:
-            return "Its JSON has the other columns of the source, such as a licence."
-        named = ", ".join(f"{text(name)} ({n})" for name, n in self.licenses.most_common(MOST))
-        return f"The source names licences: {named}." if named else "The source names no licences."
+    def _licences(self) -> list[str]:
+        """Return the parts about the licences of the pictures, which columns of the input name."""
+        permits, n = self.permits, self.permits.published.total()
+        if {*permits.published} <= {NONE}:
+            return ["The source names no licences."] if n else []
+        shares = {name: f"{k} ({k / n:.1%})" for name, k in permits.published.most_common(MOST)}
+        credited = ", ".join(f"`{fact}` ({permits.credited[fact]})" for fact in ("author", "title", "page"))
+        left_out = {f"left out: {reason}": k for reason, k in permits.refused.most_common()}
+        return [
+            table("licences of the pictures", {**shares, **left_out}),
+            f"{PICTURES_FILE} names the licence of each picture, and whom to credit (pictures that have it): {credited}.",
+        ]
 
 
 def write_croissant(folder: Path, license: str) -> None:

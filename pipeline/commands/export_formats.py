@@ -19,6 +19,7 @@ REGION: Final = pa.struct(
 SCHEMA: Final = pa.schema(
     {"key": pa.string(), "split": pa.string(), "file": pa.string(), "caption": pa.string(), "width": pa.int32(),
      "height": pa.int32(), "url": pa.string(), "sha256": pa.string(), "license": pa.string(),
+     "license_name": pa.string(), "author": pa.string(), "title": pa.string(), "page": pa.string(),
      "clip_similarity": pa.float32(), "boxes": pa.list_(REGION)}.items()
 )  # fmt: skip
 LANCE_ROWS: Final = 256

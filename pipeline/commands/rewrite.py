@@ -304,7 +304,7 @@ def plan_parts(
     the sources and of their rows in the new output.
     """
     parts, offset = list[SourcePart](), 0
-    for source, old, own in zip(sources, olds, owns, strict=True):
+    for order, (source, old, own) in enumerate(zip(sources, olds, owns, strict=True)):
         lacks_boxes = not any(shard["boxes"] or shard["removed"]["boxes"] for shard in source.manifests.values())
         if lacks_boxes and (useless := sorted(given & BOX_FILTERS)):
             logger.warning("without effect on %s, which has no boxes: %s", source.output, ", ".join(useless))
@@ -331,6 +331,7 @@ def plan_parts(
                     provenance=known[text],
                     n_kept=manifest["counts"]["kept"],
                     offset=offset if len(sources) > 1 else None,
+                    order=order,
                     thresholds=thresholds,
                     keep_all=own.score.keep_all,
                     keeps_pairs=keeps_pairs,

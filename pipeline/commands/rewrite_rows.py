@@ -34,9 +34,9 @@ class SourcePart:
     """A finished shard of a source, and what becomes of its rows.
 
     `number` counts the shards of all sources. `plan` and `provenance` are those of its rows in the new output, and
-    `n_kept` is the number of its kept rows. `offset` is added to keys, None: they stay as they are. `thresholds` are
-    applied anew, None: the rows stay as they are; `keep_all` is the setting score.keep_all, `keeps_pairs` that of
-    `ground`. `takes_out_pairs` are those that its job keeps without a grounder.
+    `n_kept` is the number of its kept rows. `offset` is added to keys, None: they stay as they are; `order` is the place
+    of its source among several. `thresholds` are applied anew, None: the rows stay as they are; `keep_all` is the setting
+    score.keep_all, `keeps_pairs` that of `ground`. `takes_out_pairs` are those that its job keeps without a grounder.
     """
 
     source: SourceShard
@@ -45,6 +45,7 @@ class SourcePart:
     provenance: Provenance
     n_kept: int
     offset: int | None = None
+    order: int = 0
     thresholds: Thresholds | None = None
     keep_all: bool = False
     keeps_pairs: bool = False
@@ -83,7 +84,7 @@ class PartReader:
             if part.thresholds is not None:
                 table = filter_table(table, part)
             if part.offset is not None:
-                table = shift_keys(table, part.offset, part.source["output"])
+                table = shift_keys(table, part.offset, part.source["output"], part.order)
             yield drop_by_key(table, drops).select(columns)
 
     def table(self, part: SourcePart) -> pa.Table:
@@ -153,9 +154,10 @@ def with_source_images(table: pa.Table, part: SourcePart) -> pa.Table:
 # Keys, which are numbers of rows.
 
 
-def shift_keys(table: pa.Table, offset: int, source: str) -> pa.Table:
+def shift_keys(table: pa.Table, offset: int, source: str, order: int) -> pa.Table:
     """Return a table with all keys shifted: those of the rows, and those that name the row of which one is a duplicate.
 
+    The names of input files begin with the `order` of the source then, but not URLs, which name one file anyway.
     Raises UserError for a key that is no row number of `source`.
     """
 
@@ -165,6 +167,9 @@ def shift_keys(table: pa.Table, offset: int, source: str) -> pa.Table:
     keys, reasons, details = (table[name].to_pylist() for name in ("key", "reason", "detail"))
     pairs = zip(reasons, details, strict=True)
     details = [shift(detail) if detail and reason in KEY_REASONS else detail for reason, detail in pairs]
+    if "source" in table.schema.names:
+        files = [file if "://" in file else f"{order}/{file}" for file in table["source"].to_pylist()]
+        table = set_column(table, "source", pa.array(files, pa.string()))
     table = set_column(table, "key", pa.array([shift(key) for key in keys], pa.string()))
     return set_column(table, "detail", pa.array(details, pa.string()))
 

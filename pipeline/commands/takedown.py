@@ -103,8 +103,9 @@ def subtract(counts: Mapping[str, int], less: Mapping[str, int]) -> dict[str, in
 SIMILARITY: Final = grit_schema("").names.index("")
 """Place of the column of grit/ whose name ends with the scorer."""
 
-Kinds = Mapping[str, Kind]
-"""Key of a row to remove -> kind of the entry that names it."""
+Kinds = Mapping[str, Any]
+"""Key of a row to remove -> kind of the entry that names it, or what else `Blank` needs."""
+Blank = Callable[[Mapping[str, Any], Any], dict[str, Any]]
 
 
 def remove_rows(store: Store, manifest: Manifest, found: FoundRows, lease: str) -> None:
@@ -133,8 +134,8 @@ def remove_rows(store: Store, manifest: Manifest, found: FoundRows, lease: str) 
     write_summary(store, new)
 
 
-def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds) -> None:
-    """Write the new files of a shard under temporary names."""
+def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds, blank: Blank | None = None) -> None:
+    """Write the new files of a shard under temporary names; `blank` returns the columns of grit/ of a row that goes."""
     index, names = manifest["shard"], manifest["files"]
     places: dict[str, list[SamplePlace]] = {}
     order, metadata = read_index(store, index) if INDEX_FILE.path(index) in names else ([], {})
@@ -144,7 +145,7 @@ def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds
             places[kind] = copy_tar(store, staging, name, kinds)
     table, rows = FILES["grit"][1].path(index), FILES["arrow"][0].path(index)
     if table in names:
-        copy_parquet(store, staging, table, kinds)
+        copy_parquet(store, staging, table, kinds, blank or taken_down_columns)
     if rows in names:
         copy_arrow(store, staging, manifest, kinds)
     if INDEX_FILE.path(index) in names:
@@ -174,20 +175,23 @@ def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[Sa
     return tar.samples
 
 
-def copy_parquet(store: Store, staging: Staging, name: str, kinds: Kinds) -> None:
+def copy_parquet(store: Store, staging: Staging, name: str, kinds: Kinds, blank: Blank) -> None:
     """Write the parquet of grit/ with nothing but key and status in these rows."""
     table = pq.read_table(io.BytesIO(store.read(name) or b""))
-    rows = [taken_down_columns(row, kinds[row["key"]]) if row["key"] in kinds else row for row in table.to_pylist()]
+    rows = [blank(row, kinds[row["key"]]) if row["key"] in kinds else row for row in table.to_pylist()]
     with staging.open(name, rows=len(rows)) as file:
         write_grit_parquet(file, rows, table.schema.names[SIMILARITY], text_of(table.schema.metadata))
 
 
 def taken_down_columns(row: Mapping[str, Any], kind: Kind) -> dict[str, Any]:
     """Return the columns of grit/ of a row that is taken down, as `grit_columns` gives them."""
-    stage = STAGE_OF[kind]
-    status = "failed_to_download" if stage == "download" else "dropped"
-    error = f"{stage}: {TAKEN_DOWN}: {kind}"
-    return {**dict.fromkeys(row), "key": row["key"], "status": status, "error_message": error}
+    status = {"status": "failed_to_download"} if STAGE_OF[kind] == "download" else {}
+    return {**dropped_columns(row, f"{STAGE_OF[kind]}: {TAKEN_DOWN}: {kind}"), **status}
+
+
+def dropped_columns(row: Mapping[str, Any], error: str) -> dict[str, Any]:
+    """Return the columns of grit/ of a row of which nothing else stays."""
+    return {**dict.fromkeys(row), "key": row["key"], "status": "dropped", "error_message": error}
 
 
 def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds) -> None:

@@ -16,8 +16,10 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.tar import iter_members, reader_of
 from pipeline.output.ledger import read_batches
 from pipeline.output.manifest import read_manifest
+from pipeline.output.record import read_record
 from pipeline.output.source import image_places
 from pipeline.output.store import Store
+from pipeline.read.listing import full_path
 from schemas.files import FILES, GRIT_IMAGE
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
@@ -42,7 +44,11 @@ Row = dict[str, Any]
 
 def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> str:
     """Return the life of the rows with this key, id or URL; at most MOST_ROWS of them. Raises UserError if there is none."""
-    found = [describe_row(manifest, row) for manifest, row in find_rows(store, manifests, wanted)]
+    record = read_record(store)
+    folders = record.get("folders", []) if record else []
+    rows = ((manifest, {**row, "source": full_path(row["source"], folders)})
+            for manifest, row in find_rows(store, manifests, wanted))  # fmt: skip
+    found = [describe_row(manifest, row) for manifest, row in rows]
     if not found:
         raise UserError(
             f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits"

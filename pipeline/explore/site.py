@@ -4,7 +4,7 @@ import bisect
 import hashlib
 import heapq
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Final
@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import new_folder
-from hypergrit_common.paths import absolute
+from hypergrit_common.paths import absolute, public_name
 from hypergrit_common.text import one_line
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.disk import read_disk
@@ -91,7 +91,8 @@ def write_static(output: Output, options: ExploreOptions) -> None:
             sample = write_output(output, folder, options)
             for name, path in code_files().items():
                 copy(path, folder / name)
-            write_json(folder / SITE_FILE, site(output, disks, images=sample))
+            named = replace(output, name=public_name(output.name))
+            write_json(folder / SITE_FILE, site(named, disks, images=sample))
     except OSError as error:
         raise UserError(f"static={options.static} cannot be written: {one_line(error)}; give another folder") from error
 

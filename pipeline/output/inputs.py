@@ -325,7 +325,7 @@ def describe_changes(
         new = present.get(path)
         if new is None:
             other_path = moved.get((path.rpartition("/")[2], old["size"]))
-            changes[path] = f"moved to {other_path}, but shards hold the paths" if other_path else "removed"
+            changes[path] = f"moved to {other_path}, but shards hold its name" if other_path else "removed"
         elif content_of(new) != content_of(old):
             if other := paths.get(content_of(new)):
                 changes[path] = f"reordered: it has the content of {other} now"

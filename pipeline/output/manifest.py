@@ -22,7 +22,10 @@ PIECE_FIELDS: Final = tuple(PieceJson.__annotations__)
 
 def plan_json(plan: ShardPlan) -> PlanJson:
     """Convert a plan to the values that reading it from a manifest returns: URLs have no passwords."""
-    pieces = [{name: getattr(piece, name) for name in PIECE_FIELDS} for piece in plan.pieces]
+    pieces = [
+        {name: getattr(piece, name) for name in PIECE_FIELDS} | {"path": piece.name or piece.path}
+        for piece in plan.pieces
+    ]
     values = {"index": plan.index, "first_row": plan.first_row, "n_rows": plan.n_rows, "pieces": pieces}
     values |= {"appends": list(plan.appends)} if plan.appends else {}
     return cast(PlanJson, clean(values, strip_query=False))

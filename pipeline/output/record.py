@@ -1,5 +1,6 @@
 """The records of what made the shards of an output: of the job, `_job.json`, or of a command, `_command.json`."""
 
+import copy
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
@@ -11,6 +12,7 @@ from hypergrit_common.text import counted, one_line
 from pipeline.config import PipelineConfig
 from pipeline.output.manifest import read_failed
 from pipeline.output.store import Store
+from pipeline.read.listing import file_name, full_path
 from pipeline.read.plan import Batch, CutFile, ShardPlans
 from schemas.files import COMMAND_FILE, JOB_FILE
 from schemas.job import CommandRecord, InputBatch, InputFile, JobRecord, LeftOut, UnderstoodInput
@@ -46,6 +48,7 @@ def check_record(record: JobRecord) -> None:
     """Raise one of DAMAGE if the record lacks a field that this package reads, or one has another type."""
     recorded_plans(record)
     texts = [file[name] for batch in record["batches"] for file in batch["files"] for name in ("path", "hash")]
+    texts += record.get("folders", [])
     numbers = [file["size"] + file["cuts"][-1][0] for batch in record["batches"] for file in batch["files"]]
     if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
         raise TypeError("an input file has a field of another type")
@@ -54,11 +57,13 @@ def check_record(record: JobRecord) -> None:
 
 
 def make_record(
-    config: PipelineConfig, provenance: Provenance, batches: Sequence[InputBatch], found: UnderstoodInput | None = None
-) -> JobRecord:
+    config: PipelineConfig, provenance: Provenance, batches: Sequence[InputBatch], folders: Sequence[str],
+    found: UnderstoodInput | None = None
+) -> JobRecord:  # fmt: skip
     """Return the record of a job."""
     record: JobRecord = {
-        "schema": VERSION, "settings": settings_of(config), "provenance": provenance, "batches": list(batches)
+        "schema": VERSION, "settings": settings_of(config), "provenance": provenance, "folders": list(folders),
+        "batches": list(batches)
     }  # fmt: skip
     if found is not None:
         record["input"] = found
@@ -91,19 +96,35 @@ def settings_of(config: PipelineConfig) -> dict[str, Any]:
 
 def recorded_plans(record: JobRecord) -> ShardPlans:
     """Return the plans of all shards of a job."""
-    return plans_of(record["batches"], record["settings"]["rows_per_shard"])
+    return plans_of(record["batches"], record["settings"]["rows_per_shard"], record.get("folders", []))
 
 
-def plans_of(batches: Sequence[InputBatch], rows_per_shard: int) -> ShardPlans:
-    """Return the plans of the shards of `batches`."""
+def plans_of(batches: Sequence[InputBatch], rows_per_shard: int, folders: Sequence[str]) -> ShardPlans:
+    """Return the plans of the shards of `batches`, whose files have their names below `folders`."""
     planned: list[Batch] = []
     appends: tuple[int, ...] = ()
     for batch in batches:
         if any(map(len, planned)) and batch["rows"]:
             appends = (*appends, batch["first_row"])
         files = map(cut_file, batch["files"])
-        planned.append(Batch(files, rows_per_shard, batch["first_shard"], batch["first_row"], appends))
+        planned.append(Batch(files, rows_per_shard, batch["first_shard"], batch["first_row"], appends, folders))
     return ShardPlans(planned)
+
+
+def moved(record: JobRecord, folders: Sequence[str], paths: Collection[str]) -> JobRecord:
+    """Return the record with those of its files that have the same names below `folders`, and are in `paths`, there now."""
+    before = record.get("folders", [])
+
+    def place(path: str) -> str:
+        now = full_path(file_name(path, before), folders)
+        return now if path not in paths and now in paths else path
+
+    found: JobRecord = {**copy.deepcopy(record), "folders": list(folders)}
+    for file in (file for batch in found["batches"] for file in batch["files"]):
+        file["path"] = place(file["path"])
+    for reading in found["input"]["readings"] if "input" in found else ():
+        reading["file"] = place(reading["file"])
+    return found
 
 
 def cut_file(file: InputFile) -> CutFile:

@@ -17,9 +17,9 @@ from pipeline.output.finished import Damage, Formats, equal_provenances, find_fi
 from pipeline.output.inputs import PLAN_SETTINGS, History, plan_history
 from pipeline.output.listing import list_output
 from pipeline.output.manifest import plan_json, read_manifest
-from pipeline.output.record import make_record, plans_of, read_record, recorded_plans, settings_of, write_record
+from pipeline.output.record import make_record, moved, plans_of, read_record, recorded_plans, settings_of, write_record
 from pipeline.output.store import Store
-from pipeline.read.listing import InputFiles
+from pipeline.read.listing import InputFiles, input_folders
 from pipeline.read.plan import ShardPlans
 from pipeline.read.types import ShardPlan
 from pipeline.read.understood import without_rows
@@ -143,9 +143,12 @@ def plan_work(config: PipelineConfig, files: InputFiles, provenance: Provenance,
     Raises UserError if finished shards would be discarded without `overwrite=true`, for more shards than indices, and
     like `plan_history`.
     """
-    old = read_record(store)
+    old = recorded = read_record(store)
+    folders = input_folders(config.input, recorded.get("folders", []) if recorded else [], files)
+    if recorded and recorded.get("folders", []) != folders:
+        old = moved(recorded, folders, {path for path, _ in files})
     history = plan_history(files, old, config)
-    plans = plans_of(history.batches, config.rows_per_shard)
+    plans = plans_of(history.batches, config.rows_per_shard, folders)
     listing = list_output(store)
     candidates = plans
     differences = list[str]()
@@ -176,10 +179,10 @@ def plan_work(config: PipelineConfig, files: InputFiles, provenance: Provenance,
     understood: UnderstoodInput = {"readings": history.readings, "not_read": dict(files.not_read)}
     if config.read.takedown or config.captions.redact or len(store.read_takedowns()):
         understood = without_rows(understood)
-    record = make_record(config, provenance, history.batches, understood)
+    record = make_record(config, provenance, history.batches, folders, understood)
     if old is not None and not (unfinished or outdated):  # a run that asks for fewer formats, for example
         record = {**old, "batches": history.batches, "input": understood}
-    return Work(plans, unfinished, record, old, outdated, listing.stale_failures(), damages)
+    return Work(plans, unfinished, record, recorded, outdated, listing.stale_failures(), damages)
 
 
 def compare(

@@ -16,9 +16,10 @@ from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import is_broken_link
 from hypergrit_common.lazy import load_plugin
 from hypergrit_common.locations import Locations, expand_braces, split_locations
+from hypergrit_common.paths import absolute, without_protocol
 from hypergrit_common.remote import map_concurrently, one_line, open_store, refusal, store_errors
 from hypergrit_common.time_limits import reported
-from hypergrit_common.urls import check_no_user, text_without_secrets
+from hypergrit_common.urls import check_no_user, text_without_secrets, without_secrets
 from pipeline.read.parquet import Parquet
 from pipeline.read.roots import is_web, object_version
 from pipeline.read.rows import pictures_beside
@@ -142,6 +143,49 @@ def _list_files(input: str, checked: set[str]) -> tuple[Files, Counter[str], lis
         raise UserError(
             text_without_secrets(f"input {input!r} cannot be listed: {reason}", strip_query=True)
         ) from error
+
+
+# The names of input files in outputs, which tell nothing of the machine.
+
+SIGN: Final = re.compile(r"/[^/]*[*?\[{]")
+"""The first part of a path with a sign of globs or braces."""
+
+
+def input_folders(input: Locations, known: Sequence[str], files: Iterable[tuple[str, int]]) -> list[str]:
+    """Return the local folders whose numbers begin the names of `files`, with slashes at their ends.
+
+    A folder of the input stands for itself, a file for its folder, a glob for the folder before its first sign. Those
+    that are `known` from earlier runs keep their numbers; new ones replace those of which no file is left, then follow.
+    """
+    given = list[str]()
+    for item in (absolute(without_protocol(item.rpartition("::")[2])) for item in split_locations(input)):
+        folder = item if os.path.isdir(item) else SIGN.split(item, maxsplit=1)[0] if SIGN.search(item) else ""
+        folder = os.path.dirname(item) if not folder or os.path.isfile(item) else folder
+        given += [] if "://" in item else [os.path.join(folder, "")]
+    paths = [without_protocol(path) for path, _ in files]
+    new = iter([folder for folder in dict.fromkeys(given) if folder not in known])
+    is_left = {folder: any(path.startswith(folder) for path in paths) for folder in known}
+    return [*(folder if is_left[folder] else next(new, folder) for folder in known), *new]
+
+
+def file_name(path: str, folders: Sequence[str]) -> str:
+    """Return the name of an input file in outputs: the number of its folder and the path below it, or its URL.
+
+    >>> file_name("/data/a/x.csv", ["/data/b/", "/data/"]), file_name("https://h/x.csv?signature=1f", [])
+    ('1/a/x.csv', 'https://h/x.csv')
+    """
+    path = without_protocol(path)
+    if "://" in path:
+        return without_secrets(path, strip_query=True)
+    found = ((i, folder) for i, folder in enumerate(folders) if path.startswith(folder))
+    number, folder = next(found, (None, ""))
+    return path.rstrip("/").rpartition("/")[2] if number is None else f"{number}/{path[len(folder) :]}"
+
+
+def full_path(name: str, folders: Sequence[str]) -> str:
+    """Return the path for which `file_name` returned a name; the name itself if it has none of the folders."""
+    number, _, rest = name.partition("/")
+    return f"{folders[int(number)]}{rest}" if number.isdecimal() and int(number) < len(folders) else name
 
 
 def _url(fs: AbstractFileSystem, path: str) -> str:

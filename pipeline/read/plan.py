@@ -15,7 +15,7 @@ from hypergrit_common.locations import Locations
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
-from pipeline.read.listing import input_format, list_files, use_format
+from pipeline.read.listing import file_name, input_folders, input_format, list_files, use_format
 from pipeline.read.roots import Roots
 from pipeline.read.rows import check_columns
 from pipeline.read.samples import Scan, Scanner, Tar, damage_of, scan_tar, scan_tars
@@ -57,9 +57,10 @@ class Batch:
         first_shard: int = 0,
         first_row: int = 0,
         appends: tuple[int, ...] = (),
+        folders: Sequence[str] = (),
     ) -> None:
-        self.rows_per_shard, self.first_shard, self.first_row, self.appends = (
-            rows_per_shard, first_shard, first_row, appends
+        self.rows_per_shard, self.first_shard, self.first_row, self.appends, self.folders = (
+            rows_per_shard, first_shard, first_row, appends, folders
         )  # fmt: skip
         self.files: list[tuple[str, int, str]] = []
         self.cuts: list[NDArray[np.int64] | None] = []
@@ -92,7 +93,9 @@ class Batch:
             n_rows = min(end, after) - first
             if n_rows:  # else a file without rows
                 path, size, version = self.files[file]
-                yield Piece(path, first - before, n_rows, size, *self.position(file, first - before), version)
+                offset, line = self.position(file, first - before)
+                name = file_name(path, self.folders)
+                yield Piece(path, first - before, n_rows, size, offset, line, version, name)
             first, file = first + n_rows, file + 1
 
     def position(self, file: int, row: int) -> tuple[int, int]:
@@ -189,7 +192,9 @@ def plan_shards(input: Locations, rows_per_shard: int, limit: int | None, config
     [(0, 2), (2, 2), (4, 1)]
     """
     use_format(config.format)
-    plans = ShardPlans([Batch(cut_files(list_files(input), rows_per_shard, limit, config), rows_per_shard)])
+    files = list_files(input)
+    folders = input_folders(input, (), files)
+    plans = ShardPlans([Batch(cut_files(files, rows_per_shard, limit, config), rows_per_shard, folders=folders)])
     if not plans:
         raise UserError(f"input {input!r} holds no rows; give files with at least one row")
     return list(plans)

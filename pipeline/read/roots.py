@@ -53,6 +53,11 @@ class Location:
         """The path in a store, as its file system writes it."""
         return self.root.name.rstrip("/") + self.path[len(self.root.path) :]
 
+    @property
+    def below(self) -> str:
+        """The place as outputs name it: the path below a local folder, or the URL."""
+        return str(self) if self.root.protocol else self.path[len(self.root.path) :].lstrip("/")
+
     def __str__(self) -> str:
         return f"{self.root.protocol}://{self.path}" if self.root.protocol else self.path
 

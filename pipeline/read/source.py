@@ -86,7 +86,7 @@ def _to_table(rows: list[Row]) -> pa.Table:
 
 def _origin(plan: ShardPlan, row: int, piece: Piece, i: int) -> Row:
     key = f"{plan.first_row + row:012d}"
-    return {"key": key, "source": piece.path, "source_row": piece.first_row + i, "status": KEPT}
+    return {"key": key, "source": piece.name or piece.path, "source_row": piece.first_row + i, "status": KEPT}
 
 
 def _read_rows(
@@ -111,7 +111,7 @@ def _read_rows(
                     yield origin | found
                 elif isinstance(found, BadRecord):
                     location = f"line {line}" if line else f"row {origin['source_row']}"
-                    yield origin | dropped("bad_row", f"{piece.path}, {location}: {found.message}")
+                    yield origin | dropped("bad_row", f"{origin['source']}, {location}: {found.message}")
                 elif found is not None:
                     faults.append(Fault(origin["key"], "read", found.detail, found.traceback))
                     yield origin | dropped(INTERNAL_ERROR, found.detail)
@@ -252,13 +252,13 @@ def _or_drop(read: Callable[..., Any], place: Location, *arguments: Any, config:
     try:
         return read(place, *arguments, config=config)
     except RefusedError as error:
-        return dropped("image_refused", f"{place}: {error}")
+        return dropped("image_refused", f"{place.below}: {error}")
     except MISSING as error:
         reason = "permission denied" if isinstance(error, PermissionError) else "no such file"
-        return dropped("image_not_found", f"{place}: {reason}")
+        return dropped("image_not_found", f"{place.below}: {reason}")
     except store_errors(ValueError) as error:
         if isinstance(error, OSError) and error.errno in NAME_ERRORS:
-            return dropped("image_not_found", f"{place}: {error.strerror}")
+            return dropped("image_not_found", f"{place.below}: {error.strerror}")
         if is_machine_error(error):
             raise
         raise UserError(f"cannot read the image {place}: {one_line(error)}; check the store and credentials") from error
@@ -267,7 +267,7 @@ def _or_drop(read: Callable[..., Any], place: Location, *arguments: Any, config:
 def _size(place: Location, *, config: ReadConfig) -> int | Row:
     size = file_size(place)
     if size > config.max_image_bytes:
-        message = f"the image {place} has {size} bytes, more than the limit of {config.max_image_bytes}"
+        message = f"the image {place.below} has {size} bytes, more than the limit of {config.max_image_bytes}"
         return dropped("bad_row", message)
     return size
 

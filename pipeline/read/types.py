@@ -34,6 +34,8 @@ class Piece:
     line: int = 1  # line at which the first row starts, from 1; for messages
     # ETag or time of modification at the time of planning, "" if unknown; tells whether the file changed until reading
     version: str = field(default="", compare=False)
+    # the file as outputs name it (pipeline.read.listing.file_name); "": its path
+    name: str = field(default="", compare=False)
 
 
 @dataclass(frozen=True, slots=True)

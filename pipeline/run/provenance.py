@@ -194,11 +194,11 @@ def with_absolute_paths(config: PipelineConfig) -> PipelineConfig:
 
 
 def check_no_query(config: PipelineConfig, files: Iterable[str]) -> None:
-    """Raise UserError if queries are removed from what is written, but an input file has one: its path is written."""
+    """Raise UserError if queries are removed from what is written, but an input file has one: `_job.json` has its path."""
     found = (HTTP_QUERY.search(path) for path in files if config.write.strip_url_queries)
     if match := next(filter(None, found), None):
         raise UserError(
-            f"the input URL {without_user(match[1])} has a query, which every manifest would repeat, but "
+            f"the input URL {without_user(match[1])} has a query, which config.yaml would repeat, but "
             "write.strip_url_queries=true forbids that; copy the file to a disk or a bucket and give its path, or its "
             "URL without a query and the credentials in the configuration of fsspec (docs/cluster.md)"
         )

@@ -24,18 +24,18 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_745),
+    "schemas": Size(12, 1_754),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_890),
-    "pipeline": Size(150, 32_551, 9),
+    "hypergrit_common": Size(37, 4_901),
+    "pipeline": Size(151, 32_845, 9),
     "trainer": Size(197, 28_621, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(602, 62053),
+    "tests": Size(604, 62544),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 314
+MAX_SETTINGS = 315
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 

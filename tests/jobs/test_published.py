@@ -1,11 +1,14 @@
 """The jobs for published data sets, on rows with the columns, types and files of the publications."""
 
+import contextlib
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import cv2
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -19,6 +22,7 @@ from pipeline.read.source import read_shard
 from tests.jobs.test_taxonomies import write_inaturalist, write_table
 from tests.pipeline.commands.derive.outputs import read_rows
 
+BY = "https://creativecommons.org/licenses/by/2.0/"
 JOBS = Path(__file__).resolve().parents[2] / "jobs" / "pipeline"
 BOXES = pa.list_(pa.list_(pa.float64()))
 COYO = {
@@ -119,6 +123,34 @@ def yfcc(folder: Path) -> Path:
     return folder / "yfcc15m.jsonl"
 
 
+def open_images(folder: Path) -> Path:
+    """The table that the statement in open_images.yaml makes of the list of images and the captions."""
+    write_open_images(folder, VALUES["url"], VALUES["caption"])
+    return folder / "pairs.parquet"
+
+
+def write_open_images(folder: Path, urls: list[str], captions: list[str], licenses: tuple[str, ...] = (BY,)) -> None:
+    """Write the list of images and their captions in the layout of Open Images, and join them as its job tells."""
+    names = "ImageID,Subset,OriginalURL,OriginalLandingURL,License,AuthorProfileURL,Author,Title,OriginalSize,"
+    lines = [f"{names}OriginalMD5,Thumbnail300KURL,Rotation"]
+    texts = []
+    for i, (url, caption, license) in enumerate(zip(urls, captions, [*licenses, *licenses[:1] * 9], strict=False)):
+        page = f"https://flickr.example/{i}"
+        lines.append(f"00000000000000{i:02d},train,{url},{page},{license},{page}/me,Jane {i},IMG_{i},9,md5,,0.0")
+        texts += [{"dataset_id": "open_images", "image_id": f"00000000000000{i:02d}", "annotator_id": 1, "caption": text}
+                  for text in (caption, caption[:2])]  # fmt: skip
+    (folder / "train-images-boxable-with-rotation.csv").write_text("\n".join(lines))
+    (folder / "open_images_train_v6_captions.jsonl").write_text("".join(json.dumps(text) + "\n" for text in texts))
+    job = (JOBS / "open_images.yaml").read_text()
+    statement = re.sub("^#", "", job[job.index("#   copy") : job.index(";\n")], flags=re.MULTILINE)
+    with contextlib.chdir(folder):
+        duckdb.execute(statement)
+
+
+PD12M = {
+    "id": pa.string(), "url": pa.string(), "caption": pa.string(), "width": pa.int64(), "height": pa.int64(),
+    "mime_type": pa.string(), "hash": pa.string(), "license": pa.string(), "source": pa.string(),
+}  # fmt: skip
 PUBLISHED: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], set[str]]] = {
     "coyo": ("coyo", parquet(COYO), (), {*COYO} - {"id", "url", "text"}),
     "grit": ("grit", parquet(GRIT), (), {*GRIT} - {"id", "url", "caption", "noun_chunks", "ref_exps"}),
@@ -140,7 +172,15 @@ PUBLISHED: dict[str, tuple[str, Callable[[Path], Path], tuple[str, ...], set[str
     ),
     "sbu": ("sbu", sbu, (), {"user_ids"}),
     "yfcc": ("yfcc", yfcc, (), {"photoid", "usertags"}),
-}
+    "pd12m": ("pd12m", parquet(PD12M), (), {*PD12M} - {"id", "url", "caption"}),
+    "open images": (
+        "open_images",
+        open_images,
+        (),
+        {"ImageID", "Subset", "OriginalLandingURL", "License", "AuthorProfileURL", "Author", "Title", "OriginalSize",
+         "OriginalMD5", "Thumbnail300KURL", "Rotation"},
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -153,7 +193,7 @@ def test_a_job_reads_its_data_set_as_published(name: str, tmp_path: Path) -> Non
     assert [row["caption_original"] for row in rows] == VALUES["caption"]
     assert [row["reason"] for row in rows] == ([None, "not_selected"] if job == "laion" else [None, None])
     assert set(json.loads(rows[0]["extra"] or "{}")) == extra
-    assert (rows[0]["id"] is None) == (name in ("laion 2b", "cc3m", "cc12m", "sbu", "yfcc"))
+    assert (rows[0]["id"] is None) == (name in ("laion 2b", "cc3m", "cc12m", "sbu", "yfcc", "open images"))
     if name == "grit":
         box = rows[0]["given_noun_chunks"][0]
         assert (box["start"], box["end"], round(box["x_max"], 4), round(box["score"], 4)) == (0, 9, 0.3, 0.9)

@@ -122,6 +122,18 @@ def test_the_hash_does_not_depend_on_input_output_and_rows() -> None:
     assert content_hash(moved) == content_hash(config)
 
 
+def test_the_hash_does_not_depend_on_folders_of_models_and_images() -> None:
+    def hash_of(folder: str, *names: str) -> str:
+        models = [
+            f"{key}={folder}/{name}" for key, name in zip(("grounder", "scorer", "score.head"), names, strict=True)
+        ]
+        return content_hash(load_config([*PATHS, *models, f"read.image_roots=[{folder}/images,s3://a/b]"]))
+
+    assert hash_of("/home/jane", "glip", "clip", "head") == hash_of("/data/models", "glip", "clip", "head")
+    assert hash_of("/home/jane", "glip", "clip", "head") != hash_of("/home/jane", "other", "clip", "head")
+    assert content_hash(load_config([*PATHS, "read.image_roots=[/a]"])) != content_hash(load_config(PATHS))
+
+
 RUNTIME = {
     "read.skip_damaged": "true",
     "download.concurrency": "8",

@@ -13,7 +13,7 @@ from hypergrit_common.text import AT, USER_INFO_IN_PROSE
 from hypergrit_common.urls import id_without_secrets, json_without_secrets, text_without_secrets, without_secrets
 from pipeline.read.types import ShardPlan
 from schemas.manifest import Counts, Removed
-from schemas.status import DROPPED, KEPT, check_reason, further_reasons, lost_boxes
+from schemas.status import DROPPED, INTERNAL_ERROR, KEPT, check_reason, further_reasons, lost_boxes
 
 Row = Mapping[str, Any]
 """One row of a SCORED table, as returned by `Table.to_pylist`."""
@@ -147,6 +147,10 @@ def count_removed(rows: Sequence[Row]) -> Removed:
 # URLs of the rows without secrets: user names, passwords and, on request, queries are not written.
 
 
+LOCAL_FOLDERS: Final = re.compile(r"(?<![\w:/.~-])/(?:[^/\s'\"]+/)+")
+"""The folders of an absolute path within a text."""
+
+
 def remove_url_secrets(row: Row, *, strip_query: bool) -> dict[str, Any]:
     """Return a row whose URLs have no user info and, if `strip_query`, no query. Captions keep their queries.
 
@@ -163,6 +167,8 @@ def remove_url_secrets(row: Row, *, strip_query: bool) -> dict[str, Any]:
     ):
         if value := row.get(name):
             cleaned[name] = clean(value, strip_query=strip_query)
+    if row.get("reason") == INTERNAL_ERROR:  # whose detail is the message of any package
+        cleaned["detail"] = LOCAL_FOLDERS.sub("", cleaned.get("detail") or "") or None
     if row.get("captions"):
         cleaned["captions"] = [caption | {"text": _without_user(caption["text"])} for caption in row["captions"]]
     return cleaned | _original_caption(row)

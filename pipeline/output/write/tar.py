@@ -6,10 +6,11 @@ of the ustar format gets a pax header, which all common readers support.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import IO, Final, NamedTuple, Protocol
+from typing import IO, Any, Final, NamedTuple, Protocol
 
 import pyarrow as pa
 
+from hypergrit_common.paths import public_name
 from pipeline.output.write.samples import to_json
 from schemas.files import INDEX, INDEX_MEMBER
 from schemas.manifest import Provenance
@@ -157,5 +158,7 @@ def write_index(file: IO[bytes], places: Mapping[str, Sequence[SamplePlace]], me
 
 
 def file_metadata(provenance: Provenance) -> dict[str, str]:
-    """Return the metadata of parquet and Arrow files."""
-    return {"hypergrit_schema": VERSION, "hypergrit_provenance": to_json(provenance).decode()}
+    """Return the metadata of parquet and Arrow files, in which models have no folders."""
+    given: Mapping[str, Any] = provenance["models"]
+    models = {role: {**model, "name": public_name(model["name"])} for role, model in given.items()}
+    return {"hypergrit_schema": VERSION, "hypergrit_provenance": to_json({**provenance, "models": models}).decode()}

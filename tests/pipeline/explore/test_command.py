@@ -46,9 +46,10 @@ def test_folders_with_an_equals_sign_are_outputs(
 ) -> None:
     (tmp_path / "date=2026").symlink_to(output)
     monkeypatch.chdir(tmp_path)
-    for number, name in enumerate((f"{tmp_path}/date=2026", "./date=2026", "date=2026")):
+    names = {f"{tmp_path}/date=2026": "date=2026", "./date=2026": "./date=2026", "date=2026": "date=2026"}
+    for number, (name, shown) in enumerate(names.items()):
         assert main([name, f"static=page{number}", "images=0", f"cache={cache}"]) == 0
-        assert json.loads((tmp_path / f"page{number}/data/site.json").read_text())["output"]["name"] == name
+        assert json.loads((tmp_path / f"page{number}/data/site.json").read_text())["output"]["name"] == shown
     assert main([f"{tmp_path}/date=2027", f"cache={cache}"]) == 2
     assert "date=2027 does not exist" in capsys.readouterr().err
 

@@ -167,7 +167,7 @@ def test_a_carriage_return_in_a_csv_row_is_named_with_its_fix(tmp_path: Path) ->
     path.write_bytes(b"url,caption\nhttp://a/0,a\rb\nhttp://a/1,x\n")
     rows = read_all(path)
     assert [row["reason"] for row in rows] == ["bad_row", None]
-    assert f"{path}, line 2: a carriage return (\\r)" in rows[0]["detail"]
+    assert f"0/{path.name}, line 2: a carriage return (\\r)" in rows[0]["detail"]
     path.write_bytes(b"url,caption\rhttp://a/0,a\r")
     with pytest.raises(UserError, match=r"a\.csv: line 1: a carriage return .*end lines with"):
         read_all(path)

@@ -49,7 +49,7 @@ def test_blank_lines_before_the_header_are_skipped_and_counted(tmp_path: Path, b
     rows = [row for shard in ShardPlans([Batch([cut], 2)]) for row in read_shard(shard, ReadConfig()).to_pylist()]
     assert [row["caption_original"] for row in rows] == ["x", None, "z"]
     n_blank = blanks.count("\n")
-    assert rows[1]["detail"].startswith(f"{path}, line {n_blank + 3}: 1 fields where the header has 2")
+    assert rows[1]["detail"].startswith(f"{path.name}, line {n_blank + 3}: 1 fields where the header has 2")
 
 
 @pytest.mark.parametrize("content", ["", "\n", "\n" * 50])

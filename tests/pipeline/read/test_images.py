@@ -155,7 +155,7 @@ def test_nothing_outside_of_the_roots_is_read(root: Path, value: str) -> None:
 def test_a_missing_file_is_named(root: Path, value: str) -> None:
     rows = read_all(refer(root, value), image_roots=(str(root),))
     assert rows[0]["reason"] in ("image_not_found", "image_refused"), rows
-    assert rows[0]["detail"].startswith(str(root))
+    assert rows[0]["detail"].startswith(value)
 
 
 def test_without_roots_nothing_is_read(root: Path) -> None:
@@ -271,7 +271,7 @@ def test_a_folder_of_images_has_the_captions_beside_them(tmp_path: Path, rows_pe
     assert [row["caption_original"] for row in rows] == ["a cat\n", "a dog", "größe", None, None]
     assert [row["reason"] for row in rows] == [None, None, None, "bad_row", None]
     assert (rows[1]["url"], json.loads(rows[1]["extra"])) == ("http://a/2", {"score": 0.5})
-    assert [row["source"].removeprefix(str(folder)) for row in rows] == ["/", "/", "/", "/deep/", "/deep/er/"]
+    assert [row["source"] for row in rows] == ["0/", "0/", "0/", "0/deep/", "0/deep/er/"]
     assert "4.json: not valid JSON" in rows[3]["detail"]
 
 

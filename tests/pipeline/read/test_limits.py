@@ -77,7 +77,7 @@ def test_an_unbalanced_quote_costs_its_own_row_only(tmp_path: Path, rows_per_sha
     rows = read_all(path, rows_per_shard)
     assert len(rows) == 501
     assert [i for i, row in enumerate(rows) if row["reason"]] == [5]
-    assert rows[5]["detail"].startswith(f"{path}, line 7: a quoted field does not end")
+    assert rows[5]["detail"].startswith(f"0/{path.name}, line 7: a quoted field does not end")
     assert rows[6]["url"] == "http://a/6"
 
 

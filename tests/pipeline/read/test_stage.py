@@ -158,8 +158,8 @@ def test_malformed_jsonl_rows_are_dropped_with_file_and_line(tmp_path: Path) -> 
     rows = read_all(path, 2)
     assert [row["reason"] for row in rows] == [None, *["bad_row"] * 4, "missing_url", *["bad_row"] * 3]
     assert {row["stage"] for row in rows[1:]} == {"read"}
-    assert f"{path}, line 2: not valid JSON" in rows[1]["detail"]
-    assert f"{path}, line 4" in rows[2]["detail"]
+    assert f"0/{path.name}, line 2: not valid JSON" in rows[1]["detail"]
+    assert f"0/{path.name}, line 4" in rows[2]["detail"]
 
 
 def test_malformed_csv_rows_are_dropped_with_file_and_line(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_malformed_csv_rows_are_dropped_with_file_and_line(tmp_path: Path) -> No
         file.write(b"http://a/5," + b"x" * 1_100_000 + b"\n")
     rows = read_all(path)
     assert [row["reason"] for row in rows] == [None, "bad_row", "bad_row", None, "bad_row"]
-    assert rows[1]["detail"] == f"{path}, line 3: 1 fields where the header has 2"
+    assert rows[1]["detail"] == f"0/{path.name}, line 3: 1 fields where the header has 2"
 
 
 def test_a_file_with_two_columns_of_a_name_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ def test_a_listed_row_is_dropped_before_its_download_without_what_describes_it(t
     assert kept["status"] == "kept"
     assert {name: value for name, value in refused.items() if value is not None} == {
         "key": "000000000000",
-        "source": str(file),
+        "source": "0/pairs.jsonl",
         "source_row": 0,
         "status": "dropped",
         "stage": "read",

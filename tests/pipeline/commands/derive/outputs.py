@@ -84,11 +84,12 @@ def make_output(
     for index, rows in shards.items():
         first = index * rows_per_shard
         places = [
-            {"key": f"{first + i:012d}", "source": "/pairs/0.parquet", "source_row": first + i}
-            for i in range(len(rows))
+            {"key": f"{first + i:012d}", "source": "0/0.parquet", "source_row": first + i} for i in range(len(rows))
         ]
         table = pa.Table.from_pylist([row | place for row, place in zip(rows, places, strict=True)], schema=SCORED)
-        plan = ShardPlan(index, first, len(rows), (Piece("/pairs/0.parquet", first, len(rows), 99),))
+        plan = ShardPlan(
+            index, first, len(rows), (Piece("/pairs/0.parquet", first, len(rows), 99, name="0/0.parquet"),)
+        )
         write_shard(table, plan, config.write, config.output, provenance_of(config, **packages))
     return config
 
@@ -113,7 +114,7 @@ def record_job(config: PipelineConfig, n_rows: int) -> None:
     path, n_shards = "/pairs/0.parquet", -(-n_rows // config.rows_per_shard)
     file: InputFile = {"path": path, "size": 99, "hash": f"sha256:{'0' * 64}", "cuts": [[0, 0, 1], [n_rows, 0, 1]]}
     batch: InputBatch = {"first_shard": 0, "first_row": 0, "shards": n_shards, "rows": n_rows, "files": [file]}
-    write_record(Store(config.output), make_record(config, provenance_of(config), [batch]))
+    write_record(Store(config.output), make_record(config, provenance_of(config), [batch], ["/pairs/"]))
 
 
 def random_shards(seed: int, n_shards: int, rows_per_shard: int = 8) -> dict[int, list[Row]]:

@@ -124,9 +124,10 @@ def draw(rng: random.Random, world: Path) -> Options:
 def expected(world: Path, options: Options) -> tuple[dict[str, Row], dict[str, Row]]:
     """The rows of the sources with their new keys, and the rows of the output."""
     before, offset = dict[str, Row](), 0
-    for name, n_keys in key_ends(world, options.sources):
+    for order, (name, n_keys) in enumerate(key_ends(world, options.sources)):
         for key, row in read_rows(world / name).items():
             detail = row["detail"]
+            row |= {"source": f"{order}/{row['source']}"} if len(options.sources) > 1 else {}
             if row["reason"] in KEY_REASONS:
                 detail = f"{int(detail) + offset:012d}"
             before[f"{int(key) + offset:012d}"] = row | {"detail": detail, "origin": (name, int(key) // ROWS_PER_SHARD)}

@@ -18,9 +18,11 @@ import pytest
 from huggingface_hub.errors import HfHubHTTPError
 
 from hypergrit import __main__ as hypergrit
+from hypergrit_common.paths import public_name
 from pipeline.commands import export
-from pipeline.commands.export_card import Card, public_name, text
+from pipeline.commands.export_card import Card, text
 from pipeline.commands.export_formats import FORMATS, stable
+from pipeline.commands.export_licenses import Permits
 from pipeline.output.store import Store
 from pipeline.output.write.samples import kept_boxes
 from pipeline.read.takedown import parse_takedown
@@ -263,7 +265,7 @@ def test_card_tells_models_only_where_they_located_boxes(
     provenance = {"hypergrit": "1", "models": models, "thresholds": {"min_score": 0.65}}
     counts = {"read": 2, "kept": 2, "dropped": {}}
     manifest: Any = {"provenance": provenance, "counts": counts, "boxes": boxes}
-    Card(tmp_path, [manifest], "webdataset", "other").write()
+    Card(tmp_path, [manifest], "webdataset", "other", Permits([])).write()
     card = huggingface_hub.DatasetCard.load(tmp_path / "README.md")
     assert origin in card.text
     assert ("grounded phrases" in card.text) == ("object-detection" in card.data.task_categories) == (boxes > 0)
@@ -318,7 +320,8 @@ class Hub:
 
     def upload_folder(self, folder_path: str, **values: Any) -> None:
         self.files += sorted(path.name for path in Path(folder_path).iterdir())
-        self.card = (Path(folder_path) / "README.md").read_text() if self.files[-1] == "README.md" else self.card
+        card = Path(folder_path) / "README.md"
+        self.card = card.read_text() if card.exists() else self.card
         self.calls.append(("upload", values))
 
 
@@ -330,7 +333,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
 
 
 def test_export_is_uploaded_to_a_private_repository(finished: Path, tmp_path: Path, hub: Hub) -> None:
-    arguments = [f"output={tmp_path / 'x'}", "format=odvg", "to=hub", "repo=me/boxes"]
+    arguments = [f"output={tmp_path / 'x'}", "format=odvg", "to=hub", "repo=me/boxes", "licenses=[any]"]
     assert hypergrit.main(["export", str(finished), *arguments]) == 0
     place = {"repo_id": "me/boxes", "repo_type": "dataset"}
     assert hub.calls == [("create", {**place, "private": True, "exist_ok": True}), ("upload", place)]
@@ -338,13 +341,12 @@ def test_export_is_uploaded_to_a_private_repository(finished: Path, tmp_path: Pa
 
 
 def test_shards_are_uploaded_as_they_are_with_a_card(finished: Path, hub: Hub) -> None:
-    assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/shards", "public=true"]) == 0
+    assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/shards", "licenses=[any]", "public=true"]) == 0
     (_, created), _, (_, shards) = hub.calls
     assert created["private"] is False
     assert shards["allow_patterns"] == ["grit/**", "train/**", "_index/**"]
     assert hub.files[0] == "README.md"
-    assert "names no licences" not in hub.card  # the JSON of the samples may name them
-    assert "other columns of the source" in hub.card
+    assert "names no licences" in hub.card
 
 
 def damage(output: Path) -> str:
@@ -392,7 +394,7 @@ def test_files_without_a_manifest_are_not_uploaded(finished: Path, tmp_path: Pat
     output = Path(shutil.copytree(finished, tmp_path / "out"))
     (output / "_manifests/00001.json").unlink()
     (output / "grit/00000.tar.other-1-1.abcd.tmp").write_bytes(b"x")
-    assert hypergrit.main(["export", str(output), "to=hub", "repo=me/shards"]) == 0
+    assert hypergrit.main(["export", str(output), "to=hub", "repo=me/shards", "licenses=[any]"]) == 0
     ignored = hub.calls[-1][1]["ignore_patterns"]
     assert {"grit/00001.tar", "train/00001.tar", "_index/00001.arrow", "grit/00000.tar.other-1-1.abcd.tmp"} <= {
         *ignored
@@ -403,7 +405,7 @@ def test_files_without_a_manifest_are_not_uploaded(finished: Path, tmp_path: Pat
 @pytest.mark.parametrize("error", [OSError("401 Unauthorized"), httpx.ConnectError("401 Unauthorized")])
 def test_refusal_of_the_hub_is_said(finished: Path, hub: Hub, capsys: Any, error: Exception) -> None:
     hub.error = error
-    assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/x"]) == 2
+    assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/x", "licenses=[any]"]) == 2
     assert "the hub does not take me/x: 401 Unauthorized" in capsys.readouterr().err
     assert HfHubHTTPError.__mro__.count(OSError) == 1
 

@@ -4,6 +4,7 @@ import dataclasses
 import gzip
 import json
 import os
+import shutil
 import time
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from pipeline.output.store import Store
 from pipeline.read import plan as read_plan
 from pipeline.report.stats import build_stats
 from schemas.files import FAILED_FILE, JOB_FILE
+from tests.e2e.outputs import arrow_rows
 from tests.pipeline.jobs import hash_output
 from tests.pipeline.output.resume.jobs import (
     compute,
@@ -166,10 +168,40 @@ def test_removed_and_reordered_files_are_named(config: PipelineConfig, folder: P
     assert run(config) == []
 
 
-def test_a_moved_input_is_named(config: PipelineConfig, folder: Path, tmp_path: Path) -> None:
-    run(config)
+def test_a_job_whose_input_has_moved_goes_on_and_notices_another_content(
+    config: PipelineConfig, folder: Path, tmp_path: Path
+) -> None:
+    run(dataclasses.replace(config, output=str(tmp_path / "whole")))
+    run(config, only=[0, 2])
     moved = dataclasses.replace(config, input=str(folder.rename(tmp_path / "elsewhere")))
-    assert_refused(moved, f"moved to {tmp_path / 'elsewhere' / 'b.jsonl'}, but shards hold the paths", n=4)
+    assert run(moved) == [1, 3]
+    assert hash_output(tmp_path / "out") == hash_output(tmp_path / "whole")
+    assert run(moved) == []
+    record = json.loads((tmp_path / "out" / JOB_FILE).read_text())
+    assert {file["path"] for file in record["batches"][0]["files"]} == {*map(str, Path(moved.input).iterdir())}
+    copy = tmp_path / "copy"
+    shutil.copytree(moved.input, copy)
+    (copy / "d.jsonl").write_text((copy / "d.jsonl").read_text().replace("a d 1", "a D 1"))
+    changed = dataclasses.replace(moved, input=str(copy))
+    assert_refused(changed, f"input file {copy / 'd.jsonl'}: changed: another content", n=2)
+
+
+def test_a_file_that_moved_within_the_input_is_named(config: PipelineConfig, folder: Path) -> None:
+    run(config)
+    (folder / "x").mkdir()
+    (folder / "b.jsonl").rename(folder / "x" / "b.jsonl")
+    assert_refused(config, f"moved to {folder / 'x' / 'b.jsonl'}, but shards hold its name", n=4)
+
+
+def test_folders_keep_their_numbers_when_others_are_given(config: PipelineConfig, folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    write_rows(other / "b.jsonl", "o", 3)
+    run(config)
+    both = dataclasses.replace(config, input=(str(other), str(folder)))
+    assert run(both) == [4]
+    found = {row["source"] for row in arrow_rows(tmp_path / "out")}
+    assert found == {"0/b.jsonl", "0/d.jsonl", "0/f.jsonl", "1/b.jsonl"}
+    assert run(dataclasses.replace(config, input=(str(folder), str(other)))) == []
 
 
 def test_a_damaged_file_is_recorded_and_read_up_to_its_damage(

@@ -17,7 +17,7 @@ from pipeline.config import PipelineConfig
 from pipeline.output.inputs import plan_history
 from pipeline.output.record import plans_of as record_plans
 from pipeline.read.config import ReadConfig
-from pipeline.read.listing import list_files
+from pipeline.read.listing import input_folders, list_files
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
 from pipeline.run import ray_workers as row_reader
@@ -58,7 +58,9 @@ def job(table: Path, output: Path) -> PipelineConfig:
 
 def plans_of(config: PipelineConfig) -> list[ShardPlan]:
     """The plans of a job, which name the versions of the files."""
-    return list(record_plans(plan_history(list_files(config.input), None, config).batches, config.rows_per_shard))
+    files = list_files(config.input)
+    batches, folders = plan_history(files, None, config).batches, input_folders(config.input, (), files)
+    return list(record_plans(batches, config.rows_per_shard, folders))
 
 
 def without_version(plan: ShardPlan) -> ShardPlan:

@@ -215,7 +215,7 @@ def test_no_file_and_no_line_of_a_job_has_a_secret(
     steps = Steps(config, provenance)
     steps.write(plan, *steps.infer(plan, *steps.prepare(plan)))
     store.write(RESOLVED_FILE, to_yaml(config))
-    write_record(store, make_record(config, provenance, []))
+    write_record(store, make_record(config, provenance, [], []))
     report(config, Store(config.output), [plan.index])
     web.close()
     server.close()
