@@ -15,10 +15,11 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.weights import read_tensors
+from trainer.checkpoints.skeleton import skeleton
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TRANSFORMERS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.registry import MODELS, build_model
+from trainer.models.registry import MODELS
 from trainer.text.base import TextTokenizer
 from trainer.text.fast_tokenizer import read_fast_tokenizer
 
@@ -72,7 +73,7 @@ def read_hyper3(folder: Path, config: Mapping[str, Any]) -> FolderParts:
         image = ImageConfig(name=config["vision_backbone"], size_px=size_px, kwargs={"global_pool": "avg"})
         name = "hycoclip" if "logit_scale" in state else "uncha"
         settings = {"embed_dim": config["embed_dim"], "curv_init": config["curv_init"], "projection_bias": True}
-        model = build_model(name, MODELS[name].config(image=image, text=text, **settings))
+        model = skeleton(name, MODELS[name].config(image=image, text=text, **settings), state, folder)
     except UserError as error:
         raise ValueError(f"{folder / 'config.json'}: {error}") from error
     converted = own_state(model, state)
