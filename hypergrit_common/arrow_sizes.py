@@ -128,11 +128,14 @@ def read_arrow_file(source: pa.NativeFile | bytes) -> pa.Table:
 def _lengths(source: pa.NativeFile) -> Iterator[tuple[int, int]]:
     """Yield the bytes of the buffers of each batch of an Arrow file, of compressed ones after decompression, and its rows."""
 
+    size = source.size()
+
     def read(offset: int, n: int) -> bytes:
+        if not (0 <= offset <= size and 0 <= n <= size):
+            raise IndexError(f"it names byte {offset} of {size}")
         source.seek(offset)
         return bytes(source.read(n))
 
-    size = source.size()
     (n_footer,) = struct.unpack("<i", read(size - 10, 4))
     footer = read(size - 10 - n_footer, n_footer) if 0 < n_footer <= size else b""
     root = _follow(footer, 0)
@@ -149,7 +152,7 @@ def _lengths(source: pa.NativeFile) -> Iterator[tuple[int, int]]:
             is_compressed, n_bytes = _field(message, header, 3), 0
             for place, length in _structs(message, _field(message, header, 2), "<qq"):
                 prefix = read(offset + n_metadata + place, 8) if is_compressed and 8 <= length <= n_body else b""
-                n_bytes += max(length, *struct.unpack("<q", prefix)) if prefix else length
+                n_bytes += max(0, length, *struct.unpack("<q", prefix or bytes(8)))
             n_rows = struct.unpack_from("<q", message, _field(message, header, 0))[0] if kind == BATCH else 0
             yield n_bytes, min(max(n_rows, 0), MAX_ROWS)
 
