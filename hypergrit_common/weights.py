@@ -113,7 +113,7 @@ def bounded(source: Path, n_tensors: int, n_numbers: int | None = None) -> Itera
                 f"{found[0]:,} parameters with {found[1]:,} numbers up to {shape}; copy the folder again"
             )
 
-    handle = register_module_parameter_registration_hook(count)  # type: ignore[no-untyped-call]
+    handle = register_module_parameter_registration_hook(count)
     try:
         yield
     finally:
@@ -131,7 +131,7 @@ def bounded_by_folder(path: str | Path) -> AbstractContextManager[None]:
     n_tensors = n_bytes = 0
     for file in folder.glob("*.safetensors"):
         check_file(file)
-        with safe_open(file, "pt") as tensors:  # type: ignore[no-untyped-call]
+        with safe_open(file, "pt") as tensors:
             n_tensors += len(tensors.keys())
         n_bytes += file.stat().st_size
     return bounded(folder, n_tensors, n_bytes)  # a number takes at least a byte

@@ -37,7 +37,7 @@ def is_hyper3(config: Mapping[str, Any]) -> bool:
 
 
 class FolderParts(NamedTuple):
-    """The parts of a folder: a model with random weights, its weights, tokenizer, preprocessing and configuration."""
+    """The parts of a folder: a model without memory (`skeleton`), its weights, tokenizer, preprocessing and configuration."""
 
     model: DualEncoder
     state: dict[str, Tensor]

@@ -10,6 +10,7 @@ from safetensors.torch import save_file
 from tests.trainer.tiny_transformers import tiny_encoder
 from trainer.checkpoints.hyper3 import IMAGE, OWN_TEXT, TEXT
 from trainer.checkpoints.model import LoadedModel, load_model
+from trainer.models.registry import build_model, model_name
 
 NAMES = {"visual_proj": "image_proj", "textual_proj": "text_proj", "curv": "log_curv"}
 
@@ -29,8 +30,9 @@ def write_folder(folder: Path, prefix: str = "", three: bool = False, **others: 
     from trainer.checkpoints.hyper3 import read_hyper3
 
     parts = read_hyper3(folder, config)
+    model = build_model(model_name(parts.model), parts.model.config)
     state = {}
-    for key, value in parts.model.state_dict().items():
+    for key, value in model.state_dict().items():
         if key.startswith("visual."):
             state[IMAGE + key.removeprefix("visual.")] = value
         elif key.startswith(OWN_TEXT):
@@ -40,7 +42,7 @@ def write_folder(folder: Path, prefix: str = "", three: bool = False, **others: 
             state[NAMES.get(module, module) + dot + rest] = value
     state["beta_clip_mlp_norm.weight"] = torch.ones(3)
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "model.safetensors")
-    return LoadedModel(model=parts.model.eval(), tokenizer=parts.tokenizer, preprocess=parts.preprocess, config={})
+    return LoadedModel(model=model.eval(), tokenizer=parts.tokenizer, preprocess=parts.preprocess, config={})
 
 
 @pytest.mark.parametrize(("prefix", "three"), [("", False), ("text_model.", True)])
