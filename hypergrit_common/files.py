@@ -4,12 +4,12 @@ import hashlib
 import os
 import shutil
 import stat
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from hypergrit_common.disk import remove_drafts, temporary_name
 from hypergrit_common.errors import UserError
 
 KINDS: Final = {
@@ -43,16 +43,17 @@ def file_hash(path: str | os.PathLike[str]) -> str:
 def new_folder(path: str | os.PathLike[str]) -> Iterator[Path]:
     """Yield a folder to write, which becomes `path` at the end of the block, and disappears if that raises.
 
-    Raises UserError if `path` exists and is not empty, and OSError if it cannot be written.
+    It has the permissions of the umask. Raises UserError if `path` exists and is not empty, and OSError if it cannot be written.
     """
     folder = Path(path).absolute()
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise UserError(f"{path} is not empty; give a new folder")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    remove_drafts(str(folder.parent))
+    draft = Path(temporary_name(f"{folder.parent}/.{folder.name}"))
+    draft.mkdir()
     try:
         yield draft
-        draft.chmod(0o755)
         os.replace(draft, folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)

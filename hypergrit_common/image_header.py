@@ -248,7 +248,7 @@ def image_size(data: bytes) -> tuple[int, int]:
     Raises CostlyImageError for a GIF with too many blocks.
     """
     if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return int.from_bytes(data[16:20], "big"), int.from_bytes(data[20:24], "big")
+        return _png_size(data)
     if data.startswith((b"GIF87a", b"GIF89a")):
         return _gif_size(data)
     if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
@@ -260,6 +260,16 @@ def image_size(data: bytes) -> tuple[int, int]:
 
 def _little(data: bytes, start: int, end: int) -> int:
     return int.from_bytes(data[start:end], "little")
+
+
+def _png_size(data: bytes) -> tuple[int, int]:
+    """The largest size that a header names; of several headers before the pixels, which are an error, Pillow uses the last."""
+    places, start, last = [12], 8, data.rfind(b"IHDR")
+    while start + 8 < last and data[start + 4 : start + 8] != b"IDAT":
+        start += 12 + int.from_bytes(data[start : start + 4], "big")
+        places += [start + 4] if data[start + 4 : start + 8] == b"IHDR" else []
+    sizes = ((int.from_bytes(data[i + 4 : i + 8], "big"), int.from_bytes(data[i + 8 : i + 12], "big")) for i in places)
+    return max(sizes, key=lambda size: size[0] * size[1])
 
 
 def _gif_size(data: bytes) -> tuple[int, int]:

@@ -3,14 +3,17 @@
 import pickle
 import re
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any, Final
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.files import check_file
@@ -85,7 +88,55 @@ def save_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     safetensors itself creates files that only their owner may read, even on a disk that a group shares.
     """
     with atomic_write(path) as draft:
-        draft.touch()
         mode = draft.stat().st_mode
         save_file(dict(tensors), draft)
         draft.chmod(mode)
+
+
+# The size of a network that a configuration describes, which need not be that of its weights.
+
+SPARE: Final = 1000
+"""Parameters that a network may have besides twice those of its weights, for weights in another layout."""
+SPARE_NUMBERS: Final = 1 << 24
+
+
+@contextmanager
+def bounded(source: Path, n_tensors: int, n_numbers: int | None = None) -> Iterator[None]:
+    """Refuse to build networks in the `with` block that have far more parameters than weights of `n_tensors`.
+
+    Raises ValueError, before a parameter is filled. `n_numbers` limits their numbers likewise; None: there are few of them
+    in memory, since the network is built on the meta device.
+    """
+    found = [0, 0]
+
+    def count(module: torch.nn.Module, name: str, parameter: Any) -> None:
+        found[0], found[1] = found[0] + 1, found[1] + (0 if parameter is None else parameter.numel())
+        if found[0] > 2 * n_tensors + SPARE or (n_numbers is not None and found[1] > 2 * n_numbers + SPARE_NUMBERS):
+            shape = f"{type(module).__name__}.{name} {list(parameter.shape)}"
+            raise ValueError(
+                f"the configuration of {source} describes a larger model than its {n_tensors:,} tensors of weights: "
+                f"{found[0]:,} parameters with {found[1]:,} numbers up to {shape}; copy the folder again"
+            )
+
+    handle = register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+def bounded_by_folder(path: str | Path) -> AbstractContextManager[None]:
+    """Return `bounded` by the safetensors files of a folder; a name on a hub, which is no folder, has no bound.
+
+    Raises OSError and SafetensorError for a file that cannot be read.
+    """
+    folder = Path(path)
+    if not folder.is_dir():
+        return nullcontext()
+    n_tensors = n_bytes = 0
+    for file in folder.glob("*.safetensors"):
+        check_file(file)
+        with safe_open(file, "pt") as tensors:
+            n_tensors += len(tensors.keys())
+        n_bytes += file.stat().st_size
+    return bounded(folder, n_tensors, n_bytes)  # a number takes at least a byte

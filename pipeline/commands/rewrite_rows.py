@@ -9,6 +9,7 @@ from typing import Any, Final, get_args
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.errors import UserError
 from pipeline.commands.evaluation_set import LATER, EvaluationSet, drop_found
 from pipeline.output.ledger import read_batches
@@ -218,8 +219,7 @@ def read_drops(output: str, token: str, part: SourcePart) -> pa.Table | None:
     store = Store(output)
     content = store.read(DROPS_FILE.path(part.number))
     try:
-        table = pa.ipc.open_file(pa.BufferReader(content or b"")).read_all()
-        table.validate(full=True)
+        table = read_arrow_file(content or b"")
     except (pa.ArrowException, ValueError):
         return None
     return table if (table.schema.metadata or {}).get(MADE_FOR) == token.encode() else None

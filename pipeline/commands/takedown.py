@@ -1,7 +1,6 @@
 """Command line of takedown: remove rows that a list names from a finished output."""
 
 import dataclasses
-import io
 import logging
 import tempfile
 from collections import Counter
@@ -11,8 +10,8 @@ from itertools import permutations
 from typing import Any, Final
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from hypergrit_common.arrow_sizes import read_arrow_file, read_parquet
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
@@ -155,9 +154,8 @@ def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds
 
 def read_index(store: Store, index: int) -> tuple[list[str], dict[str, str]]:
     """Return the formats in the index of a shard, in their order, and its metadata."""
-    with pa.ipc.open_file(store.read(INDEX_FILE.path(index)) or b"") as reader:
-        table = reader.read_all()
-        return table["format"].cast(pa.string()).unique().to_pylist(), text_of(reader.schema.metadata)
+    table = read_arrow_file(store.read(INDEX_FILE.path(index)) or b"")
+    return table["format"].cast(pa.string()).unique().to_pylist(), text_of(table.schema.metadata)
 
 
 def text_of(metadata: Mapping[bytes, bytes] | None) -> dict[str, str]:
@@ -177,7 +175,7 @@ def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[Sa
 
 def copy_parquet(store: Store, staging: Staging, name: str, kinds: Kinds, blank: Blank) -> None:
     """Write the parquet of grit/ with nothing but key and status in these rows."""
-    table = pq.read_table(io.BytesIO(store.read(name) or b""))
+    table = read_parquet(store.read(name) or b"")
     rows = [blank(row, kinds[row["key"]]) if row["key"] in kinds else row for row in table.to_pylist()]
     with staging.open(name, rows=len(rows)) as file:
         write_grit_parquet(file, rows, table.schema.names[SIMILARITY], text_of(table.schema.metadata))

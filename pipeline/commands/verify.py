@@ -13,9 +13,9 @@ from typing import Any, Final
 
 import cv2
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from hypergrit_common.arrow_sizes import read_parquet
 from hypergrit_common.cli import EXIT_CODES
 from hypergrit_common.config import check_range
 from hypergrit_common.config_help import print_text
@@ -35,6 +35,7 @@ from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strang
 from pipeline.output.write.tar import SamplePlace
 from pipeline.read.types import Task
 from pipeline.report.stats import bytes_text
+from pipeline.run.local import limited_memory
 from pipeline.run.loop import Run
 from pipeline.run.steps import Recipe
 from pipeline.summary.totals import Summary, Totals, parse_summary
@@ -141,20 +142,30 @@ def summary_problem(store: Store, manifest: Manifest, found: Summary) -> Problem
 
 # Check the files of a shard: their hashes, then the content of those whose hash is right.
 
-UNREADABLE: Final = (*DAMAGE, OSError, ArithmeticError, RecursionError, pa.ArrowException, TarError, UserError)
+UNREADABLE: Final = (
+    *DAMAGE,
+    OSError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    pa.ArrowException,
+    TarError,
+    UserError,
+)
 """Exceptions of reading a file whose hash is right and whose content is not that of its format."""
 
 
 class Checker:
     """Checks shards of an output one at a time; the object of a child process."""
 
-    def __init__(self, output: str) -> None:
+    def __init__(self, output: str, n_processes: int = 1) -> None:
         cv2.setNumThreads(1)  # there is one process per core
-        self.store = Store(output)
+        self.store, self.n_processes = Store(output), n_processes
 
     def compute(self, task: Task) -> Finding:
-        """Check the shard of a task, whose subject is its plan in the record of the job."""
-        return self.check(task.index, task.subject)
+        """Check the shard of a task, whose subject is its plan in the record of the job, in its share of the memory."""
+        with limited_memory(self.n_processes):
+            return self.check(task.index, task.subject)
 
     def check(self, index: int, plan: PlanJson | None = None) -> Finding:
         """Check a shard; `plan` is its plan in the record of the job. Raises UserError if the store does not answer."""
@@ -257,7 +268,7 @@ class Content:
                         self.decode(key, {"image": image.as_py()})
         if parquet in self.intact:
             self.file = self.names[parquet]
-            table = pq.read_table(os.path.abspath(self.store.path(self.file)), columns=["key", "status"])
+            table = read_parquet(self.store.read(self.file) or b"", ["key", "status"])
             statuses = (status in (KEPT, "success") for status in table["status"].to_pylist())
             found[self.file] = list(zip(table["key"].to_pylist(), statuses, strict=True))
         return found
@@ -379,7 +390,7 @@ def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes
     ray, output = RayConfig(runner="local", cpu_workers=n_processes, retries=0, step_timeout_s=TIMEOUT_S), store.url("")
     run = Run(PipelineConfig(input=output, output=output, ray=ray))
     tasks = [Task(index, 0, plan) for index, plan in plans.items()]
-    for result in run.results(Recipe(partial(Checker, output), text="checked"), tasks):
+    for result in run.results(Recipe(partial(Checker, output, n_processes), text="checked"), tasks):
         finding = result
         if not isinstance(result, Finding):
             finding = Finding(result["shard"])

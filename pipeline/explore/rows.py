@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.tar import iter_members, reader_of
-from pipeline.output.ledger import read_batches
+from pipeline.output.ledger import open_arrow_columns, read_batches
 from pipeline.output.manifest import read_manifest
 from pipeline.output.record import read_record
 from pipeline.output.source import image_places
@@ -204,9 +204,7 @@ class Shard:
 def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
     """Return one batch of arrow/ with these columns, without reading those before it."""
     with store.open_arrow(FILES["arrow"][0].path(manifest["shard"])) as source:
-        schema = pa.ipc.open_file(source).schema
-        fields = sorted(schema.get_field_index(name) for name in columns)
-        batch = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields)).get_batch(number)
+        batch = open_arrow_columns(source, columns).get_batch(number)
         batch.validate(full=True)
         return batch
 

@@ -19,7 +19,7 @@ from io import RawIOBase
 from itertools import groupby
 from typing import IO, Any, BinaryIO, cast
 
-from hypergrit_common.disk import locked, sync
+from hypergrit_common.disk import SUFFIX, locked, sync, temporary_name
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, file_hash
 from hypergrit_common.remote import store_errors
@@ -30,13 +30,11 @@ from pipeline.output.manifest import manifest_bytes, parse_manifest
 from pipeline.output.store import (
     DISK_FIXES,
     LOCK_SUFFIX,
-    SUFFIX,
     Store,
     convert_disk_errors,
     indices,
     remove_abandoned_folders,
     temporary_folder_prefix,
-    temporary_name,
 )
 from pipeline.output.write.tar import Place, SamplePlace, file_metadata, write_index
 from schemas.files import (
@@ -128,7 +126,7 @@ class Staging:
         self._staged[relative] = path
         with convert_disk_errors(final) if self.store.is_local else scratch_errors(path):
             os.makedirs(os.path.dirname(path), exist_ok=True)
-            with open(path, "wb", buffering=0) as file:
+            with open(path, "xb", buffering=0) as file:
                 hashed = HashedFile(cast(BinaryIO, file))
                 yield cast(IO[bytes], hashed)
                 os.fsync(file.fileno())

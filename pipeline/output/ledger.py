@@ -11,6 +11,7 @@ from typing import Final
 import numpy as np
 import pyarrow as pa
 
+from hypergrit_common.arrow_sizes import open_arrow_file, read_arrow_file
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently, one_line, store_errors
 from hypergrit_common.tar import TarError, iter_members, reader_of
@@ -21,7 +22,7 @@ from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
 from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest
-from schemas.rows import VERSION
+from schemas.rows import SCORED, VERSION
 
 logger = logging.getLogger("hypergrit")
 
@@ -105,13 +106,22 @@ def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception)
 
 def _read_batches(store: Store, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with store.open_arrow(name) as source:
-        schema = pa.ipc.open_file(source).schema
-        fields = sorted(schema.get_field_index(name) for name in columns)
-        if -1 in fields:
-            raise ValueError(f"it has not all of the columns {', '.join(columns)}")
-        reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
+        reader = open_arrow_columns(source, columns)
         for i in range(reader.num_record_batches):
             yield reader.get_batch(i)
+
+
+def open_arrow_columns(source: pa.NativeFile, columns: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
+    """Open a file of arrow/ with only these columns. Raises ValueError for a file that lacks one or has another type, since
+    other types than those of SCORED may repeat values without end, and like `open_arrow_file`.
+    """
+    schema = open_arrow_file(source, has_rows=True).schema
+    fields = sorted(schema.get_field_index(name) for name in columns)
+    if -1 in fields:
+        raise ValueError(f"it has not all of the columns {', '.join(columns)}")
+    if odd := [name for name in columns if schema.field(name).type != SCORED.field(name).type]:
+        raise ValueError(f"the column {odd[0]} has the type {str(schema.field(odd[0]).type)[:80]}")
+    return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:
@@ -238,10 +248,9 @@ def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
     """
     found: dict[str, list[SamplePlace]] = {}
     with pa.memory_map(path) as source:
-        table = pa.ipc.open_file(source).read_all()
+        table = read_arrow_file(source)
         if not table.schema.equals(INDEX):
             raise ValueError(f"its columns are {', '.join(table.schema.names)}, but should be {', '.join(INDEX.names)}")
-        table.validate(full=True)
         for row in table.to_pylist():
             members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
             place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)

@@ -8,6 +8,7 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.config import RESOLVED_FILE, make_layer, read_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
@@ -196,8 +197,7 @@ def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None 
     if content is None or stamp_of(content) != manifest["files"][name]["sha256"]:
         return {}
     try:
-        index = pa.ipc.open_file(pa.BufferReader(content)).read_all()
-        index.validate(full=True)
+        index = read_arrow_file(content)
         index = index.filter(pc.equal(index["format"].cast(pa.string()), "grit"))
         if keys is not None:
             index = index.filter(pc.is_in(index["key"], pa.array(sorted(keys))))

@@ -6,10 +6,8 @@ import json
 import logging
 import os
 import re
-import secrets
 import shutil
 import socket
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property
@@ -19,10 +17,10 @@ from typing import IO, Final, cast
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from hypergrit_common.disk import sync
+from hypergrit_common.disk import SUFFIX, is_abandoned, sync, temporary_name
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file
-from hypergrit_common.processes import ProcessId, this_process
+from hypergrit_common.processes import this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, refusal, store_errors
 from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
@@ -43,22 +41,13 @@ from schemas.manifest import FileFacts
 
 logger = logging.getLogger("hypergrit")
 
-# Names of temporary files that tell which process writes them, and the removal of those that nobody writes any more.
+# The removal of temporary files and folders that nobody writes any more.
 
-SUFFIX: Final = ".tmp"
 LOCK_SUFFIX: Final = ".lock.tmp"
 """Suffix of lock files: their names hold no process, since several processes use them."""
 FOLDER_PREFIX: Final = "hypergrit-"
 FOLDER: Final = re.compile(rf"{FOLDER_PREFIX}([0-9a-f]{{8}}-\d+-\d+)\.[a-z0-9_]{{8}}")
 """Names of the temporary folders: the prefix, the process, and the eight characters that `tempfile` adds."""
-MAX_AGE_S: Final = 3600
-"""A temporary file of another machine, or without the name of its writer, is abandoned if it is unchanged for this
-long: writing a file takes minutes at most."""
-
-
-def temporary_name(path: str) -> str:
-    """Return a name that no other process and no other call uses, in the folder of `path`."""
-    return f"{path}.{this_process()}.{secrets.token_hex(4)}{SUFFIX}"
 
 
 def temporary_folder_prefix() -> str:
@@ -102,18 +91,6 @@ def remove_abandoned_folders(parent: str) -> None:
                 shutil.rmtree(entry.path, ignore_errors=True)
 
 
-def is_abandoned(entry: os.DirEntry[str], writer: list[str]) -> bool:
-    """Return whether the process that `writer` names is dead; without a known process, whether the file is old."""
-    process = ProcessId.parse(writer[0]) if writer else None
-    alive = process.is_alive() if process else None
-    if alive is not None:
-        return not alive
-    try:
-        return time.time() - Path(entry.path).stat().st_mtime > MAX_AGE_S
-    except FileNotFoundError:
-        return False
-
-
 _SPACE: Final = "free some space and run the same command again; finished shards are kept"
 _PERMISSION: Final = "allow this user to write there, or choose another output="
 DISK_FIXES: Final = {
@@ -126,6 +103,7 @@ DISK_FIXES: Final = {
     errno.ENOTDIR: "there is a file where a folder is needed; choose another output=",
     errno.EEXIST: "there is a file where a folder is needed; choose another output=",
     errno.EISDIR: "there is a folder where a file is needed; choose another output=",
+    errno.ELOOP: "there is a link where a file is needed; remove it",
 }
 """Error number of the file system -> the fix for the user. Other errors are not converted."""
 REMOTE_FIX: Final = "check the address, the bucket, the credentials and their permissions; finished shards are kept"
@@ -397,7 +375,7 @@ def write_atomically(path: str, data: bytes, fence: Callable[[], AbstractContext
     """Write a local file under a temporary name of its own, and rename it within `fence`. Raises OSError."""
     draft = temporary_name(path)
     try:
-        with open(draft, "wb") as file:
+        with open(draft, "xb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -410,15 +388,33 @@ def write_atomically(path: str, data: bytes, fence: Callable[[], AbstractContext
     sync(os.path.dirname(path))
 
 
+def output_around(path: str) -> Path | None:
+    """Return the output that a local path is, or is within, after its links are followed."""
+    real = Path(path).resolve()
+    return next((folder for folder in (real, *real.parents) if (folder / MANIFEST_FOLDER).is_dir()), None)
+
+
 def check_outside_outputs(**paths: str | None) -> None:
     """Raise UserError for the path of an option that is within an output: a takedown would not find the rows in it."""
     for key, path in paths.items():
-        for folder in (Path(path).resolve(), *Path(path).resolve().parents) if path else ():
-            if (folder / MANIFEST_FOLDER).is_dir():
-                raise UserError(
-                    f"{key}={path} is within the output {folder}, where a takedown would not find the rows in it; give a "
-                    "path outside of it"
-                )
+        if path and (folder := output_around(path)):
+            raise UserError(
+                f"{key}={path} is within the output {folder}, where a takedown would not find the rows in it; give a "
+                "path outside of it"
+            )
+
+
+def check_own_folders(store: Store) -> None:
+    """Raise UserError if a folder of an output is a link to an output, or into one: a command that writes or removes
+    files here would change files there. Links to other places, such as another disk, may be followed.
+    """
+    for folder in (ROLLUP_FOLDER, ANSWERS_FOLDER, *OUTPUT_FOLDERS) if store.is_local else ():
+        path = store.path(folder)
+        if os.path.islink(path) and (other := output_around(path)):
+            raise UserError(
+                f"{path} is a link into the output {other}, whose files this command could change or remove; put a "
+                "folder in place of the link"
+            )
 
 
 # The files of shards that an output holds.

@@ -3,15 +3,15 @@
 The rows of a shard are found in whichever of its formats has most columns.
 """
 
-import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
+from hypergrit_common.arrow_sizes import read_parquet
 from hypergrit_common.config import RESOLVED_FILE
+from hypergrit_common.disk import SUFFIX
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import one_line as one_remote_line
 from hypergrit_common.remote import store_errors
@@ -19,7 +19,7 @@ from hypergrit_common.tar import TarError, reader_of
 from pipeline.output.commit import read_places
 from pipeline.output.ledger import read_batches, read_manifests, stamp_of
 from pipeline.output.manifest import read_failed, write_failed
-from pipeline.output.store import LOCK_SUFFIX, SUFFIX, Store, indices, shard_sizes
+from pipeline.output.store import LOCK_SUFFIX, Store, indices, shard_sizes
 from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList
 from schemas.files import (
     ANSWERS_FOLDER,
@@ -135,7 +135,7 @@ def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dic
     """Find the rows in the parquet of grit/, which has the kept boxes of kept rows."""
     content = store.read(FILES["grit"][1].path(manifest["shard"])) or b""
     columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks", "ref_exps"]
-    rows = (row_of_grit(row) for row in pq.read_table(io.BytesIO(content), columns=columns).to_pylist())
+    rows = (row_of_grit(row) for row in read_parquet(content, columns).to_pylist())
     return matching(entries, rows)
 
 

@@ -13,8 +13,17 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from numpy.typing import NDArray
 
+from hypergrit_common.arrow_sizes import (
+    LARGE,
+    Sizes,
+    batch_sizes,
+    coded_columns,
+    enumerate_chunks,
+    group_sizes,
+    list_items,
+    row_sizes,
+)
 from hypergrit_common.remote import open_file
 from pipeline.faults import is_fault
 from pipeline.read.config import ReadConfig
@@ -80,7 +89,7 @@ class Stream:
             self.parquet = pq.ParquetFile(
                 self.file,
                 metadata=metadata,
-                read_dictionary=_coded_columns(metadata),
+                read_dictionary=coded_columns(metadata),
                 pre_buffer=not is_local,
                 buffer_size=BUFFER_BYTES if is_local else 0,
                 coerce_int96_timestamp_unit="us",  # nanoseconds end in the year 2262
@@ -118,7 +127,7 @@ class Stream:
         if self.is_local or self.group >= self.metadata.num_row_groups:
             return 0
         group = self.metadata.row_group(self.group)
-        return sum(column.total_compressed_size for column in _chunks(group, self.names))
+        return sum(column.total_compressed_size for _, column in enumerate_chunks(group, self.names))
 
     def take(self, first: int, n: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         """Yield rows [first, first + n), each batch with its first row; those after them wait for the next call."""
@@ -143,7 +152,7 @@ class Stream:
     def _read(self, first_group: int) -> Iterator[tuple[int, pa.RecordBatch]]:
         for group in range(first_group, len(self.starts) - 1):
             self.group, self.next_row = group, int(self.starts[group])
-            size = _batch_rows(self.metadata.row_group(group), self.names)
+            size = _batch_rows(self.metadata, group, self.names)
             for batch in self.parquet.iter_batches(batch_size=size, row_groups=[group], columns=self.names):
                 row, self.next_row = self.next_row, self.next_row + batch.num_rows
                 yield row, batch
@@ -177,23 +186,11 @@ def _is_local(file: Any) -> bool:
     return True
 
 
-def _coded_columns(metadata: pq.FileMetaData) -> list[str]:
-    """The text columns that are stored as codes of a dictionary: a value of a megabyte may occur in every row."""
-    groups = (metadata.row_group(group) for group in range(metadata.num_row_groups))
-    texts = (item for group in groups for item in _chunks(group) if item.physical_type == "BYTE_ARRAY")
-    return sorted({item.path_in_schema for item in texts if any("DICTIONARY" in name for name in item.encodings)})
-
-
-def _chunks(group: Any, names: Collection[str] | None = None) -> list[Any]:
-    """The metadata of the chunks of a row group, or of those of the columns `names`."""
-    columns = (group.column(i) for i in range(group.num_columns))
-    return [column for column in columns if names is None or column.path_in_schema.split(".")[0] in names]
-
-
-def _batch_rows(group: pq.RowGroupMetaData, names: Collection[str]) -> int:
-    """The number of rows of a batch with BATCH_BYTES, on average."""
-    n_bytes = sum(column.total_uncompressed_size for column in _chunks(group, names))
-    return int(max(1, min(BATCH_ROWS, BATCH_BYTES * group.num_rows // max(n_bytes, 1))))
+def _batch_rows(metadata: pq.FileMetaData, group: int, names: Collection[str]) -> int:
+    """The number of rows of a batch with BATCH_BYTES, on average; few if a few rows may have far more than the others."""
+    n_rows, sizes = metadata.row_group(group).num_rows, group_sizes(metadata, group, names)
+    size = int(min(BATCH_ROWS, BATCH_BYTES * n_rows // max(sizes.decoded, 1), LARGE // max(sizes.hidden, 1)))
+    return max(1, size)
 
 
 # Rows of parquet files that one process reads for many workers, shard after shard.
@@ -275,74 +272,6 @@ def _batches(piece: Piece, stream: bytes) -> Iterator[tuple[int, pa.RecordBatch]
         row += batch.num_rows
 
 
-# Sizes of the rows of Arrow arrays, computed without converting a value to Python.
-
-ITEM_BYTES: Final = 2
-"""Bytes for a value without a length, such as a number: the least that it takes as JSON."""
-
-Sizes = NDArray[np.int64]
-
-
-def batch_sizes(batch: pa.RecordBatch) -> Sizes:
-    """Return the bytes of each row [n] of a batch."""
-    return sum((row_sizes(column) for column in batch.columns), np.zeros(batch.num_rows, np.int64))
-
-
-def row_sizes(array: pa.Array) -> Sizes:
-    """Return the bytes of each row [n]: of text its UTF-8, of lists and structs the sum of their values.
-
-    The values of a dictionary count in every row that refers to them.
-    """
-    kind: Any = array.type
-    if isinstance(array, pa.ExtensionArray):
-        return row_sizes(array.storage)
-    if pa.types.is_dictionary(kind):
-        return _lengths_of_codes(array)
-    if _has_offsets(kind):
-        return _differences(_offsets(array))
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
-        return row_sizes(array.cast(pa.large_binary()))
-    if pa.types.is_struct(kind):
-        fields = (row_sizes(array.field(i)) for i in range(kind.num_fields))
-        return sum(fields, np.zeros(len(array), np.int64))
-    if pa.types.is_fixed_size_list(kind):
-        items = row_sizes(array.values)[array.offset * kind.list_size :][: len(array) * kind.list_size]
-        return (items + ITEM_BYTES).reshape(len(array), kind.list_size).sum(axis=1)
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_map(kind):
-        ends = np.concatenate([[0], np.cumsum(row_sizes(array.values) + ITEM_BYTES)])
-        return _differences(ends[array.offsets.to_numpy()])
-    return np.full(len(array), ITEM_BYTES, np.int64)
-
-
-def _has_offsets(kind: Any) -> bool:
-    is_type = (pa.types.is_string, pa.types.is_large_string, pa.types.is_binary, pa.types.is_large_binary)
-    return any(check(kind) for check in is_type)
-
-
-def _offsets(array: pa.Array) -> NDArray[Any]:
-    """The position of each value [n + 1] of a text or binary array in its buffer; nothing is copied."""
-    if len(array) == 0:
-        return np.zeros(1, np.int64)
-    is_large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
-    width = np.dtype(np.int64 if is_large else np.int32)
-    count, skipped = len(array) + 1, array.offset * width.itemsize
-    return np.frombuffer(array.buffers()[1], width, count, skipped)
-
-
-def _differences(positions: NDArray[Any]) -> Sizes:
-    return positions[1:].astype(np.int64) - positions[:-1]
-
-
-def _lengths_of_codes(array: Any) -> Sizes:
-    """The length of the value that each code [n] of a dictionary array stands for; only the codes' values are read."""
-    values = array.dictionary
-    if not _has_offsets(values.type) or len(values) == 0:
-        return np.full(len(array), ITEM_BYTES, np.int64)
-    codes, offsets = array.indices.fill_null(0).to_numpy(), _offsets(values)
-    is_valid = array.indices.is_valid().to_numpy(zero_copy_only=False)
-    return np.where(is_valid, offsets[codes + 1].astype(np.int64) - offsets[codes], 0)
-
-
 # Read parquet files as records, without binary columns but that of the image, and without converting huge values.
 
 VALUE_ERRORS: Final = (OverflowError, ValueError, KeyError)
@@ -350,6 +279,8 @@ VALUE_ERRORS: Final = (OverflowError, ValueError, KeyError)
 ROW_FACTOR: Final = 16
 """A row above `max_row_bytes` by this factor is not converted. The limits of `read` for its values, which count
 characters and JSON, are all below it."""
+JSON_ITEM: Final = 3
+"""The fewest characters of an item of a list in the JSON of `extra`, which holds all lists but those of captions."""
 
 
 class Parquet(Counted):
@@ -414,10 +345,17 @@ def _with_image(load: Load, name: str, images: pa.Array, i: int) -> Record | Bad
 def _records(batch: pa.RecordBatch, config: ReadConfig) -> Iterator[Load]:
     """Yield the rows of a batch without image; those that are too long become a BadRecord and are not converted."""
     sizes, most = batch_sizes(batch), max(ROW_FACTOR * config.max_row_bytes, BATCH_BYTES)
-    found = find_columns(types_of(batch.schema), config, Parquet.has_images)  # of an identifier, its text will do
+    types = types_of(batch.schema)
+    found = find_columns(types, config, Parquet.has_images)  # of an identifier, its text will do
     needed = needed_columns(batch.schema, config) - {found.id}.difference(config.named_columns)
-    for start, end in _ranges(sizes):
-        if end - start == 1 and sizes[start] > most:
+    others = set(types).difference(root_of(name, types) for name in found.captions if name in with_named(types, config))
+    n_items = sum((list_items(batch[name]) for name in others), np.zeros(batch.num_rows, np.int64))
+    most_items = 2 * config.max_row_bytes // JSON_ITEM
+    for start, end in _ranges(np.where(n_items > most_items, most + 1, sizes)):
+        if n_items[start] > most_items:
+            message = f"the row has {n_items[start]} values in lists, more than the limit of {most_items}"
+            yield partial(BadRecord, message)
+        elif end - start == 1 and sizes[start] > most:
             message = f"the row has {sizes[start]} bytes, more than the limit of {ROW_FACTOR * config.max_row_bytes}"
             yield partial(BadRecord, message)
         else:

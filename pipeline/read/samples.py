@@ -21,6 +21,7 @@ from fsspec import AbstractFileSystem
 from fsspec.implementations.local import LocalFileSystem
 from numpy.typing import NDArray
 
+from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_store, store_errors
@@ -463,7 +464,7 @@ def indexed_starts(path: str, size: int) -> NDArray[np.int64] | None:
         content = fs.cat_file(f"{root}/{name}")
         if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
             return None
-        table = pa.ipc.open_file(pa.BufferReader(content)).read_all().select(["format", "offset"])
+        table = read_arrow_file(content).select(["format", "offset"])
         of_tar = table.filter(pc.equal(table["format"].cast(pa.string()), place.folder))["offset"]
         starts: NDArray[np.int64] = of_tar.to_numpy()
     except store_errors(ValueError, LookupError, TypeError, RecursionError, pa.ArrowException):

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from pipeline.config import ReportConfig
 from pipeline.images import encode_jpeg, shrink
@@ -349,7 +350,7 @@ def read_dropped(store: Store, index: int, keys: Collection[str]) -> dict[str, T
     """Return the thumbnails of a shard by key, those of `keys`; none if its file is missing or damaged."""
     data = store.read_spare(DROPPED_FILE.path(index))
     try:
-        rows = pa.ipc.open_file(data).read_all().cast(THUMBNAIL).to_pylist() if data else []
+        rows = read_arrow_file(data).cast(THUMBNAIL).to_pylist() if data else []
     except (pa.ArrowException, ValueError, OSError):
         return {}
     return {row["key"]: Thumbnail(row["jpeg"], row["width"], row["height"]) for row in rows if row["key"] in keys}

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -49,6 +49,7 @@ from schemas.table import kept_indices
 
 MEMORY_SHARE: Final = 0.8
 """Share of the free memory that a stage may use: beyond it, an allocation fails in this process and in no other."""
+LEAST_BYTES: Final = 1 << 32
 
 
 class Bench:
@@ -151,12 +152,28 @@ def load_table(path: str) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
 
-def limit_memory() -> None:
-    """Limit the addresses of this process to those in use and MEMORY_SHARE of the free memory, where Linux tells it."""
+def limit_memory(n_processes: int = 1) -> None:
+    """Limit the addresses of this process to those in use and MEMORY_SHARE of the free memory, where Linux tells it.
+
+    That of one of `n_processes` is at least LEAST_BYTES: threads and allocators reserve addresses that they never use.
+    """
     with suppress(OSError, ValueError, KeyError):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
         _, hard = resource.getrlimit(resource.RLIMIT_AS)
-        resource.setrlimit(resource.RLIMIT_AS, (used + int(MEMORY_SHARE * free_memory()), hard))
+        share = int(MEMORY_SHARE * free_memory())
+        share = share if n_processes == 1 else max(share // n_processes, LEAST_BYTES)
+        resource.setrlimit(resource.RLIMIT_AS, (used + share, hard))
+
+
+@contextmanager
+def limited_memory(n_processes: int) -> Iterator[None]:
+    """Limit the memory of this process like `limit_memory` for the `with` block."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    limit_memory(n_processes)
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
 
 
 # Compute a step of a shard on which processes die or hang: find the rows, drop them, keep the others.

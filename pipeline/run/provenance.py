@@ -13,6 +13,7 @@ from typing import Final
 from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.cli import INSTALL_MODELS
+from hypergrit_common.disk import temporary_name
 from hypergrit_common.endpoint import OPENAI
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
@@ -26,7 +27,7 @@ from hypergrit_common.urls import check_no_user, without_user
 from hypergrit_common.version import hypergrit_version, package_version
 from pipeline.config import PipelineConfig, content_hash
 from pipeline.models import check_available, folder_hash
-from pipeline.output.store import Store, temporary_name
+from pipeline.output.store import Store
 from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import check_glip_files, grounder_path
 from pipeline.stages.order import with_further

@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_754),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_901),
-    "pipeline": Size(151, 32_845, 9),
-    "trainer": Size(197, 28_621, 20),
+    "hypergrit_common": Size(38, 5_285),
+    "pipeline": Size(151, 32_821, 9),
+    "trainer": Size(198, 28_689, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(604, 62544),
+    "tests": Size(606, 62882),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

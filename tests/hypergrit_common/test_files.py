@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import check_file, check_folder_files
+from hypergrit_common.files import check_file, check_folder_files, new_folder
 from hypergrit_common.json_file import read_object
 from hypergrit_common.remote import open_file
 from hypergrit_common.shards import list_shards
@@ -75,3 +75,14 @@ def test_a_named_pipe_is_refused_by_name(pipe: Path, use: Callable[[Path], objec
     with pytest.raises((UserError, OSError, ValueError), match=str(pipe.parent)) as error:
         use(pipe)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("mask", [0o077, 0o022])
+def test_a_new_folder_has_the_permissions_of_the_umask(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with new_folder(tmp_path / "export") as draft:
+            (draft / "file").touch()
+    finally:
+        os.umask(before)
+    assert (tmp_path / "export").stat().st_mode & 0o777 == 0o777 & ~mask

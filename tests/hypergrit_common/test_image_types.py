@@ -13,7 +13,7 @@ import pytest
 
 from hypergrit_common import image_codec, image_process
 from hypergrit_common.image_codec import decode_here
-from hypergrit_common.image_header import cost_of, type_of
+from hypergrit_common.image_header import cost_of, image_size, type_of
 from hypergrit_common.images import ImageLimits, ImageRejected, decode, decode_reduced
 from pipeline.commands.evaluation_set import read_evaluation_set
 from pipeline.read.listing import list_files
@@ -175,3 +175,17 @@ def test_files_that_are_not_read_are_counted_by_suffix(tmp_path: Path, caplog: p
     assert len(found.pictures) == 1  # three times the same
     assert "4 files (2 .svg, 1 .txt, 1 .psd) are not read" in caplog.text
     assert "1 of 4 images compared by the bytes alone" in caplog.text
+
+
+def test_of_several_headers_of_a_png_the_largest_counts() -> None:
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    first, second = (chunk(b"IHDR", struct.pack(">IIBBBBB", *size, 8, 0, 0, 0, 0)) for size in ((10, 20), (7000, 7001)))
+    start, pixels = b"\x89PNG\r\n\x1a\n", chunk(b"IDAT", b"IHDR" + bytes(20))
+    assert image_size(start + first + pixels + second) == (10, 20)
+    assert image_size(start + first + chunk(b"tEXt", b"k\0IHDR") + pixels) == (10, 20)
+    for headers in (first + second, second + first, first + chunk(b"tEXt", b"k\0v") + second):
+        assert image_size(start + headers + pixels) == (7000, 7001)
+    assert cost_of(start + first + second + pixels, 60_000_000).predicted_s > 0.5
+    assert image_size(start) == (0, 0)

@@ -241,9 +241,11 @@ class UrlLease(LeaseFile):
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which the system releases when this process ends.
 
-    Raises UserError, naming the process, if another run holds it. A file system without locks is only logged.
+    Raises UserError, naming the process, if another run holds it, and for a link. A file system without locks is only logged.
     """
     path, end = folder / LOCK, time.monotonic() + EXPIRY_S
+    if path.is_symlink():
+        raise UserError(f"{path} is a link, and the file that it names would be overwritten; remove it")
     with path.open("a+", encoding="utf-8") as file:
         while True:
             try:

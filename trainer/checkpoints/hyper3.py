@@ -18,10 +18,11 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.weights import load_torch, read_tensors
+from trainer.checkpoints.skeleton import skeleton
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TRANSFORMERS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.registry import MODELS, build_model
+from trainer.models.registry import MODELS
 from trainer.text.base import TextTokenizer
 from trainer.text.fast_tokenizer import FILE, UNUSED, read_fast_tokenizer
 from trainer.text.tokenizer import openai_tokenizer
@@ -56,7 +57,7 @@ def is_hyper3(config: Mapping[str, Any]) -> bool:
 
 
 class FolderParts(NamedTuple):
-    """The parts of a folder: a model with random weights, its weights, tokenizer, preprocessing and configuration."""
+    """The parts of a folder: a model without memory (`skeleton`), its weights, tokenizer, preprocessing and configuration."""
 
     model: DualEncoder
     state: dict[str, Tensor]
@@ -123,7 +124,7 @@ def read_hyper3(path: Path, config: Mapping[str, Any]) -> FolderParts:
         sizes: dict[str, Any] = {**settings_of(text_config), "context_length": length, "pad_id": pad_id}
         text = TextConfig(name=TRANSFORMERS, **sizes, pooling="pooler", kwargs=text_config)
         image = ImageConfig(name=config["vision_backbone"], size_px=size_px, kwargs=kwargs)
-        model = build_model(name, MODELS[name].config(image=image, text=text, **settings))
+        model = skeleton(name, MODELS[name].config(image=image, text=text, **settings), state, path)
     except UserError as error:
         raise ValueError(f"{path}: {error}") from error
     converted = own_state(model, state)

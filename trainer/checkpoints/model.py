@@ -26,6 +26,7 @@ from trainer.batch import to_half
 from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3, read_saved
 from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
 from trainer.checkpoints.released import from_released
+from trainer.checkpoints.skeleton import skeleton
 from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
 from trainer.checkpoints.towers import COPY, attach_tower, cached_towers, renamed_tower, weights_sha256
 from trainer.data.preprocess import PreprocessConfig
@@ -202,8 +203,9 @@ def load_folder(folder: Path, trust: Sequence[str] = ()) -> LoadedModel:
             f"{folder / 'config.json'}: {invalid[0]!r} is missing or has the wrong type; copy the folder again, or "
             "save the model again"
         )
-    model = build_model(config["model"], parse_config(config["model"], config["config"], folder, trust))
-    load_state(model, read_tensors(folder / "model.safetensors"), folder)
+    state = read_tensors(weights := folder / "model.safetensors")
+    parsed = parse_config(config["model"], config["config"], folder, trust)
+    model = fitted(skeleton(config["model"], parsed, state, folder), state, weights)
     tokenizer = load_tokenizer(config["tokenizer"], folder, model.config.text)
     try:
         values = {key: config["preprocess"][key] for key in ("size_px", "mode")}
@@ -219,9 +221,23 @@ def load_folder(folder: Path, trust: Sequence[str] = ()) -> LoadedModel:
 
 def from_parts(found: FolderParts, folder: Path) -> LoadedModel:
     """The model of a folder in the layout of another project, with its weights. Errors as in `load_state`."""
-    model, state, tokenizer, preprocess, config = found
-    load_state(model, state, folder)
-    return LoadedModel(model=model.eval(), tokenizer=tokenizer, preprocess=preprocess, config=config)
+    model = fitted(found.model, found.state, folder)
+    parts = {"tokenizer": found.tokenizer, "preprocess": found.preprocess, "config": found.config}
+    return LoadedModel(model=model.eval(), **parts)  # type: ignore[arg-type]
+
+
+def fitted(model: DualEncoder, state: Mapping[str, Tensor], source: Path) -> DualEncoder:
+    """The model of a `skeleton` with its weights. Nothing is allocated before they fit. Errors as in `load_state`.
+
+    Entries of `state` that are those of the skeleton keep the values that a new model has.
+    """
+    name = model_name(model)
+    check_fits(model.state_dict(), state, f"{source} does not fit a {name} model")
+    if any(value.is_meta for value in model.state_dict().values()):
+        model = build_model(name, model.config)
+    own = model.state_dict()
+    load_state(model, {key: own[key] if value.is_meta else value for key, value in state.items()}, source)
+    return model
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
@@ -257,13 +273,7 @@ def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> 
     one misshapen entry.
     """
     expected = module.state_dict()
-    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
-    misshapen = sorted(key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape)
-    if missing or unknown or misshapen:
-        problems = [f"{len(missing)} entries missing, such as {missing[0]}"] if missing else []
-        problems += [f"{len(unknown)} unknown entries, such as {unknown[0]}"] if unknown else []
-        problems += [f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in misshapen[:1]]
-        raise StateError(f"{message}: {'; '.join(problems)}", [*missing, *unknown, *misshapen])
+    check_fits(expected, state, message)
     if broken := [key for key in sorted(expected) if not torch.isfinite(state[key]).all()]:
         raise ValueError(
             f"{message}: {len(broken)} entries have values that are NaN or infinite: {shortened(broken, 5)}; take an earlier "
@@ -272,6 +282,17 @@ def copy_state(module: nn.Module, state: Mapping[str, Tensor], message: str) -> 
     with torch.no_grad():
         for key, value in expected.items():
             value.copy_(state[key])
+
+
+def check_fits(expected: Mapping[str, Tensor], state: Mapping[str, Tensor], message: str) -> None:
+    """Raise StateError, as `copy_state` says, if the names or shapes of a state dict are not the expected ones."""
+    missing, unknown = sorted(expected.keys() - state.keys()), sorted(state.keys() - expected.keys())
+    misshapen = sorted(key for key in expected.keys() & state.keys() if expected[key].shape != state[key].shape)
+    if missing or unknown or misshapen:
+        problems = [f"{len(missing)} entries missing, such as {missing[0]}"] if missing else []
+        problems += [f"{len(unknown)} unknown entries, such as {unknown[0]}"] if unknown else []
+        problems += [f"{key} is {list(state[key].shape)}, not {list(expected[key].shape)}" for key in misshapen[:1]]
+        raise StateError(f"{message}: {'; '.join(problems)}", [*missing, *unknown, *misshapen])
 
 
 def stretched(tower: TextTower, config: TextConfig, state: Mapping[str, Tensor], prefix: str = "") -> dict[str, Tensor]:

@@ -17,12 +17,13 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.checkpoints.hyper3 import FolderParts
+from trainer.checkpoints.skeleton import skeleton
 from trainer.checkpoints.tokenizer_files import is_openai
 from trainer.checkpoints.towers import OPEN_CLIP_WEIGHTS, weights_file
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, TextConfig
 from trainer.models.dual_encoder import DualEncoder
-from trainer.models.registry import build_model, model_name, parse_config
+from trainer.models.registry import model_name, parse_config
 from trainer.text.base import TextTokenizer
 from trainer.text.tokenizer import openai_tokenizer
 
@@ -111,18 +112,18 @@ def read_open_clip(folder: Path, trust: Sequence[str] = ()) -> FolderParts:
 
     Raises OSError for a file that cannot be read, and ValueError for one that does not fit.
     """
-    whole = read_object(folder / CONFIG_FILE)
+    whole, weights = read_object(folder / CONFIG_FILE), read_tensors(weights_file(folder))
     try:
         settings = whole[KEY] if KEY in whole else clip_settings(whole)
         name = str(settings["model"])
-        model = build_model(name, parse_config(name, settings["config"], folder, trust))
+        model = skeleton(name, parse_config(name, settings["config"], folder, trust), weights, folder)
         preprocess = PreprocessConfig(**settings["preprocess"])
     except KeyError as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error} is missing; copy the folder again") from error
     except (AttributeError, TypeError, ValueError) as error:
         raise ValueError(f"{folder / CONFIG_FILE}: {error}") from error
     own, names = model.state_dict(), entry_names(model)
-    exported = {key.removeprefix("text."): value for key, value in read_tensors(weights_file(folder)).items()}
+    exported = {key.removeprefix("text."): value for key, value in weights.items()}
     if KEY in whole:
         state = read_tensors(folder / REST_FILE)
     else:

@@ -22,6 +22,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hypergrit_common.arrow_sizes import open_arrow_file
 from hypergrit_common.errors import UserError
 from hypergrit_common.locations import Locations, split_locations
 from hypergrit_common.shards import list_shards
@@ -64,7 +65,7 @@ class Shard(NamedTuple):
 def open_shard(url: str, views: int) -> Shard:
     """Map a shard into memory. Raises UserError if it is damaged."""
     try:
-        found = Shard(pa.ipc.open_file(pa.memory_map(url)).get_batch(0), {}, {})
+        found = Shard(open_arrow_file(pa.memory_map(url)).get_batch(0), {}, {})
         for name, column in zip(found.table.schema.names, found.table.columns, strict=True):
             if pa.types.is_list(column.type):
                 found.starts[name] = column.offsets.to_numpy()
@@ -72,7 +73,7 @@ def open_shard(url: str, views: int) -> Shard:
             if pa.types.is_fixed_size_list(column.type):
                 found.arrays[name] = matrix(column, views if name in VIEWED else 1)
         return found
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError, pa.ArrowException) as error:
         raise UserError(f"{url} cannot be read: {error}; remove its manifest, and write the features again") from error
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import logging
 import os
-import tempfile
 import time
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -20,6 +19,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from hypergrit_common.arrow_sizes import batch_sizes, check_size, open_arrow_file
+from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import n_cpus
 from hypergrit_common.remote import map_concurrently, open_file, store_errors
@@ -73,8 +74,9 @@ def sample_ranges(
     content: bytes, kind: str, needs: frozenset[str] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return first bytes and ends [n] of the samples of one format in the bytes of an index."""
-    reader = pa.ipc.open_file(pa.BufferReader(content), options=pa.ipc.IpcReadOptions(use_threads=False))
+    reader = open_arrow_file(content, use_threads=False)
     batch = reader.get_batch(0).select(COLUMNS)
+    check_size(int(batch_sizes(batch).sum()), len(content))
     batch = batch.filter(pc.equal(batch["format"].cast(pa.string()), kind))
     starts = batch["offset"].to_numpy()
     ends = starts + batch["size"].to_numpy()
@@ -209,7 +211,7 @@ def save_shard_index(shard: ShardIndex, path: Path) -> None:
     """Write the index of a shard atomically, since several runs may write the same file. A failure is only logged."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        with atomic_write(path) as draft, draft.open("wb") as file:
             np.savez(
                 file,
                 n_bytes=np.array(shard.n_bytes),
@@ -217,6 +219,5 @@ def save_shard_index(shard: ShardIndex, path: Path) -> None:
                 sizes=shard.sizes,
                 problem=np.array(shard.problem),
             )
-        os.replace(file.name, path)
     except OSError as error:
         logger.warning("data.index_folder: %s cannot be written (%s); the index is kept in memory", path, error)

@@ -18,6 +18,7 @@ from transformers.utils import logging
 
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
+from hypergrit_common.weights import bounded_by_folder
 from trainer.encoders.config import TextConfig
 
 CONFIG_FILE: Final = "config.json"
@@ -184,7 +185,7 @@ def pretrained_state(config: TextConfig) -> dict[str, Tensor]:
     check_weight_files(folder)
     settings = parse_settings(config.kwargs)
     kind: Any = network_class(settings)
-    with quiet():
+    with quiet(), bounded_by_folder(folder):
         network, report = kind.from_pretrained(
             str(folder),
             config=settings,

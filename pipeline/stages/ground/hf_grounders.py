@@ -16,6 +16,7 @@ from hypergrit_common.devices import Precision, resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
+from hypergrit_common.weights import bounded_by_folder
 from pipeline.models import fetch, parse_hub_name, token_limit
 from pipeline.stages.ground.grounder import Detection, Grounded, OnCpu, PhraseDrop, Span, apart, pinned, take
 
@@ -376,9 +377,10 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
             )
         _, model_class, processor_class = KINDS[kind]
         # safetensors only: a pickle could execute code. float32: weights may be stored in half precision.
-        model, report = getattr(transformers, model_class).from_pretrained(
-            path, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
-        )
+        with bounded_by_folder(path):
+            model, report = getattr(transformers, model_class).from_pretrained(
+                path, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+            )
         processor = getattr(transformers, processor_class).from_pretrained(path, trust_remote_code=False)
     except UserError:
         raise

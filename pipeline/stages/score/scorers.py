@@ -19,7 +19,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
 from hypergrit_common.lazy import is_plugin, load_plugin
-from hypergrit_common.weights import read_tensors
+from hypergrit_common.weights import bounded_by_folder, read_tensors
 from pipeline.models import read_model_config, token_limit
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, ScoreConfig, scorer_path
 
@@ -248,7 +248,8 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
     try:
         check_folder_files(path)
         # safetensors only: a pickle could execute code.
-        model = AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False).to(device).eval()
+        with bounded_by_folder(path):
+            model = AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False).to(device).eval()
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
     except Exception as error:  # its type depends on the file that is damaged
         raise UserError(

@@ -5,14 +5,16 @@ import logging
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hypergrit_common import arrow_sizes
+from hypergrit_common.arrow_sizes import row_sizes
 from hypergrit_common.errors import UserError
-from pipeline.read import source
+from pipeline.read import parquet, source
 from pipeline.read.config import ReadConfig
-from pipeline.read.parquet import row_sizes
 from pipeline.read.plan import plan_shards
 from pipeline.read.source import planned_rows, read_parts, read_shard
 from tests.patience import linear_time
@@ -171,3 +173,42 @@ def test_a_carriage_return_in_a_csv_row_is_named_with_its_fix(tmp_path: Path) ->
     path.write_bytes(b"url,caption\rhttp://a/0,a\r")
     with pytest.raises(UserError, match=r"a\.csv: line 1: a carriage return .*end lines with"):
         read_all(path)
+
+
+def test_lists_of_repeated_numbers_are_read_in_small_batches_and_dropped_before_they_are_converted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbers = pa.FixedSizeListArray.from_arrays(pa.array(np.zeros(6 * MB, np.int64)), MB).cast(pa.list_(pa.int64()))
+    table = pa.table({"url": ["ftp://x/1"] * 6, "caption": ["a cat"] * 6, "numbers": numbers})
+    pq.write_table(table, tmp_path / "a.parquet", compression="zstd")
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    (plan,) = plan_shards(str(tmp_path / "a.parquet"), 100, None, ReadConfig())
+    assert {batch.num_rows for _, batch in parquet.read_batches(plan.pieces[0], ReadConfig())} <= {1, 2}
+    monkeypatch.setattr(parquet, "as_records", None)
+    table = read_shard(plan, ReadConfig())
+    assert set(table["reason"].to_pylist()) == {"bad_row"}
+    assert "the row has 1000000 values in lists, more than the limit of 699050" in table["detail"][0].as_py()
+
+
+def test_batches_are_small_where_few_rows_may_have_all_values_of_a_row_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (arrow_sizes, parquet):
+        monkeypatch.setattr(module, "LARGE", MB)
+    ends = np.minimum(np.arange(1001), 10) * 20_000  # ten of a thousand rows
+    numbers = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(np.zeros(ends[-1], np.int64)))
+    texts = pa.array(["a" * 1000] * 1000)
+    encoding = {"column_encoding": {"t": "DELTA_BYTE_ARRAY"}, "use_dictionary": ["n"]}
+    for name, column, most in (("n", numbers, 1), ("t", texts, 999)):
+        table = pa.table({"url": pa.array(["ftp://x/1"] * 1000, pa.large_string()), name: column})
+        pq.write_table(table, tmp_path / f"{name}.parquet", compression="zstd", **encoding)
+        metadata = pq.read_metadata(tmp_path / f"{name}.parquet")
+        assert parquet._batch_rows(metadata, 0, ["url", name]) <= most
+        assert parquet._batch_rows(metadata, 0, ["url"]) == parquet.BATCH_ROWS
+
+
+def test_a_short_row_is_kept_beside_a_long_list_of_captions(tmp_path: Path) -> None:
+    captions = pa.array([["a cat"] + [""] * 800_000, ["a dog"]])
+    pq.write_table(pa.table({"url": ["ftp://x/1"] * 2, "caption": captions}), tmp_path / "a.parquet")
+    (plan,) = plan_shards(str(tmp_path / "a.parquet"), 100, None, ReadConfig(captions="first"))
+    assert read_shard(plan, ReadConfig(captions="first"))["caption_original"].to_pylist() == ["a cat", "a dog"]

@@ -221,7 +221,7 @@ def test_half_written_files_of_killed_workers_are_gone_at_the_end(
     tars: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, _ = job(tars, tmp_path / "out", "report.summary=false", "ray.runner=local")
-    code = f"from pipeline.output.store import temporary_name; print(temporary_name({str(tmp_path / 'out/arrow/1')!r}))"
+    code = f"from hypergrit_common.disk import temporary_name; print(temporary_name({str(tmp_path / 'out/arrow/1')!r}))"
     left = Path(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip())
 
     def finish_and_leave(shards: Shards, plans: list[ShardPlan]) -> None:

@@ -18,6 +18,7 @@ from trainer.checkpoints import hyper3
 from trainer.checkpoints.hyper3 import IMAGE, OWN_TEXT, TEXT
 from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.models.hyper3 import Hyper3CLIP
+from trainer.models.registry import build_model, model_name
 
 NAMES = {"visual_proj": "image_proj", "textual_proj": "text_proj", "curv": "log_curv"}
 
@@ -37,8 +38,9 @@ def write_folder(folder: Path, prefix: str = "", three: bool = False, **others: 
     from trainer.checkpoints.hyper3 import read_hyper3
 
     parts = read_hyper3(folder, config)
+    model = build_model(model_name(parts.model), parts.model.config)
     state = {}
-    for key, value in parts.model.state_dict().items():
+    for key, value in model.state_dict().items():
         if key.startswith("visual."):
             state[IMAGE + key.removeprefix("visual.")] = value
         elif key.startswith(OWN_TEXT):
@@ -48,7 +50,7 @@ def write_folder(folder: Path, prefix: str = "", three: bool = False, **others: 
             state[NAMES.get(module, module) + dot + rest] = value
     state["beta_clip_mlp_norm.weight"] = torch.ones(3)
     save_file({key: value.contiguous() for key, value in state.items()}, folder / "model.safetensors")
-    return LoadedModel(model=parts.model.eval(), tokenizer=parts.tokenizer, preprocess=parts.preprocess, config={})
+    return LoadedModel(model=model.eval(), tokenizer=parts.tokenizer, preprocess=parts.preprocess, config={})
 
 
 @pytest.mark.parametrize(("prefix", "three"), [("", False), ("text_model.", True)])

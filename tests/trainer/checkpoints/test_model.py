@@ -8,6 +8,7 @@ import torch
 from hypergrit_common.errors import NotFiniteError
 from tests.trainer.released_files import to_released, write_released
 from tests.trainer.small import END, NAMES, most_in_rest, small_batch, small_model
+from trainer.checkpoints import model as model_files
 from trainer.checkpoints.model import load_model, load_state, read_weights, save_model
 from trainer.checkpoints.released import from_released
 from trainer.data.preprocess import PreprocessConfig
@@ -168,3 +169,26 @@ def test_the_folder_of_a_run_stands_for_its_model(tmp_path: Path) -> None:
     loaded = load_model(tmp_path)
     assert loaded.model.state_dict().keys() == read_weights(tmp_path).keys()
     assert torch.equal(loaded.model.logit_scale, model.logit_scale)
+
+
+@pytest.mark.usefixtures("tokens_fit")
+@pytest.mark.parametrize(
+    ("group", "key", "value", "message"),
+    [
+        ("", "embed_dim", 10**6, r"model\.safetensors .*: textual_proj\.weight is \[16, \d+\], not \[1000000, \d+\]"),
+        ("text", "width", 10**5, r"model\.safetensors .* is \[.*\], not \[.*100000.*\]"),
+        ("text", "layers", 10**9, r"describes a larger model than its \d+ tensors of weights"),
+        ("text", "context_length", 10**6, r"too large|not \[1000000, \d+\]"),
+        ("", "embed_dim", 1 << 62, r"no model can be built|not \[\d{19}"),
+    ],
+)
+def test_a_configuration_that_is_not_that_of_the_weights_is_refused_before_memory_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, group: str, key: str, value: int, message: str
+) -> None:
+    folder = save(tmp_path)
+    config = json.loads((folder / "config.json").read_text())
+    (config["config"][group] if group else config["config"])[key] = value
+    (folder / "config.json").write_text(json.dumps(config))
+    monkeypatch.setattr(model_files, "build_model", None)  # which would take memory
+    with pytest.raises(ValueError, match=message):
+        load_model(folder)

@@ -12,7 +12,7 @@ from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.text import shortened
-from hypergrit_common.weights import read_tensors, save_tensors
+from hypergrit_common.weights import bounded, read_tensors, save_tensors
 from pipeline.models import fetch, list_files, local_model, parse_hub_name, weight_file
 from pipeline.stages.ground.glip.config import CONFIGS, GlipConfig, from_dict
 from pipeline.stages.ground.glip.model import Glip
@@ -54,7 +54,7 @@ def load_glip(name: str | Path, config: GlipConfig | None = None) -> Glip:
         raise UserError(str(error)) from error
     config = config or guess_config(state, path)
     try:
-        with torch.device("meta"):  # check that the weights fit before allocating memory
+        with torch.device("meta"), bounded(path, len(state)):  # check that the weights fit before allocating memory
             expected = Glip(config).state_dict()
     except (ValueError, RuntimeError, ArithmeticError) as error:
         raise UserError(f"{path}: no network can be built from its configuration: {error}") from error

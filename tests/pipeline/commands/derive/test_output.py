@@ -34,7 +34,8 @@ from tests.pipeline.jobs import hash_output
 LEFTOVERS = """
 import os, sys
 from pathlib import Path
-from pipeline.output.store import temporary_folder_prefix, temporary_name
+from hypergrit_common.disk import temporary_name
+from pipeline.output.store import temporary_folder_prefix
 for path in sys.argv[2:]:
     Path(temporary_name(path)).write_bytes(b"half")
 Path(sys.argv[1], temporary_folder_prefix() + "abcdefgh").mkdir()

@@ -9,7 +9,7 @@ from pipeline.read.types import Task
 class Dying:
     """Stands in for `Checker`."""
 
-    def __init__(self, _: str) -> None: ...
+    def __init__(self, *_: object) -> None: ...
 
     def compute(self, task: Task) -> Finding:
         """Check nothing; end the process on shard 1."""

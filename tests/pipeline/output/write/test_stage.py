@@ -15,13 +15,13 @@ from typing import Any
 import fsspec
 import pytest
 
-from hypergrit_common.disk import locked
+from hypergrit_common.disk import locked, temporary_name
 from hypergrit_common.errors import UserError
 from pipeline.config import WriteConfig
 from pipeline.output import store as store_module
 from pipeline.output.commit import HashedFile, Staging
 from pipeline.output.manifest import read_manifest
-from pipeline.output.store import LOCK_SUFFIX, Store, remove_abandoned, temporary_name
+from pipeline.output.store import LOCK_SUFFIX, Store, remove_abandoned
 from pipeline.output.write import stage as stage_module
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.tar import TarWriter

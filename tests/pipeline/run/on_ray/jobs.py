@@ -13,8 +13,8 @@ import psutil
 import ray
 from ray.cluster_utils import Cluster
 
+from hypergrit_common.disk import SUFFIX
 from pipeline.config import PipelineConfig, RayConfig, load_config
-from pipeline.output.store import SUFFIX
 from pipeline.output.write.tar import TarWriter
 from pipeline.read.plan import plan_shards
 from pipeline.run.ray import connect
