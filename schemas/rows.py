@@ -185,7 +185,16 @@ GROUNDED: Final = extend(
         "SAM 3",
         True,
     ),
+    field(
+        "has_expression",
+        _list(pa.bool_()),
+        "whether each box has the referring expression of its noun chunk, in the order of `boxes`; null: each has. Only with "
+        "`ground.check_expressions`; files without a value lack the column",
+        True,
+    ),
 )
+OPTIONAL: Final = ("has_expression",)
+"""Columns that a file of arrow/ has only if a row has a value; readers fill them with nulls."""
 SCORED: Final = extend(
     GROUNDED,
     field("box_scores", _list(BOX_SCORE), "measurements and filter result of each box, in the order of `boxes`", True),

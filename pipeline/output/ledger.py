@@ -21,7 +21,7 @@ from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
 from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest
-from schemas.rows import VERSION
+from schemas.rows import OPTIONAL, SCORED, VERSION
 
 logger = logging.getLogger("hypergrit")
 
@@ -106,12 +106,16 @@ def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception)
 def _read_batches(store: Store, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
     with store.open_arrow(name) as source:
         schema = pa.ipc.open_file(source).schema
-        fields = sorted(schema.get_field_index(name) for name in columns)
+        absent = [name for name in columns if name in OPTIONAL and name not in schema.names]
+        fields = sorted(schema.get_field_index(name) for name in columns if name not in absent)
         if -1 in fields:
             raise ValueError(f"it has not all of the columns {', '.join(columns)}")
         reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
         for i in range(reader.num_record_batches):
-            yield reader.get_batch(i)
+            batch = reader.get_batch(i)
+            for name in absent:
+                batch = batch.append_column(SCORED.field(name), pa.nulls(len(batch), SCORED.field(name).type))
+            yield batch
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:

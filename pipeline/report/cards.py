@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -32,7 +33,7 @@ MAX_SHARDS: Final = 8
 """Maximum number of shards to take images from, since a tar has to be read up to the chosen image."""
 PICTURE_COLUMNS: Final = (
     *("key", "url", "sha256", "caption", "tokens", "noun_chunks", "ref_exps"),
-    *("boxes", "box_scores", "clip_similarity"),
+    *("boxes", "has_expression", "box_scores", "clip_similarity"),
 )
 EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "caption_original", "stage", "reason", "detail")
 THUMBNAIL_QUALITY: Final = 82
@@ -182,11 +183,14 @@ def make_card(picture: Picture, is_dropped: bool = False) -> Card:
     The kept boxes of a row are drawn, or, if it was dropped, the best boxes, all of which were removed.
     """
     row, caption = picture.row, picture.row["caption"] or ""
-    pairs = list(zip(row["boxes"] or (), row["box_scores"] or (), strict=False))
+    flags = row["has_expression"] or repeat(True)
+    boxes = [box | {"has_expression": flag} for box, flag in zip(row["boxes"] or (), flags, strict=False)]
+    pairs = list(zip(boxes, row["box_scores"] or (), strict=False))
     found = [(box, score) for box, score in pairs if is_dropped or score["removed"] is None]
     kept = found[: MAX_REMOVED if is_dropped else MAX_BOXES]
     removed = Counter((box["phrase"], score["removed"]) for box, score in pairs if score["removed"] is not None)
     chunks = row["noun_chunks"] or ()
+    described = {box["phrase"] for box, _ in kept if box["has_expression"]}
     order = sorted({box["phrase"] for box, _ in kept}, key=lambda chunk: (chunks[chunk]["start"], chunk))
     numbers = {chunk: i + 1 for i, chunk in enumerate(order)}
     phrases = [
@@ -194,7 +198,7 @@ def make_card(picture: Picture, is_dropped: bool = False) -> Card:
             number=numbers[chunk],
             colour=colour_of(numbers[chunk]),
             text=text_of(row, chunks[chunk]),
-            expression=expression_of(row, chunk),
+            expression=expression_of(row, chunk) if chunk in described else None,
             scores=[(box["score"], scaled(score["clip_cosine"])) for box, score in kept if box["phrase"] == chunk],
         )
         for chunk in order

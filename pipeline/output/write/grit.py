@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from pipeline.output.write.samples import Row, grounded_phrases, shortest_float, to_json
 from schemas.files import GRIT_CAPTION, GRIT_IMAGE, GRIT_JSON, grit_schema
-from schemas.rows import SCORED
+from schemas.rows import OPTIONAL, SCORED
 from schemas.status import KEPT
 
 GRIT_SCORERS: Final = {"clip-vit-base-patch32": "vitb32", "clip-vit-large-patch14": "vitl14"}
@@ -93,9 +93,10 @@ def write_arrow(file: IO[bytes], rows: Sequence[Row], with_images: bool, metadat
     Dropped rows have an image only with `score.keep_all`; it is in no other file.
 
     The arrays are built from Python values, so that equal rows give equal bytes. The bytes of existing Arrow arrays
-    also depend on their chunks and on the values stored under nulls.
+    also depend on their chunks and on the values stored under nulls. A column of OPTIONAL without a value is left out.
     """
-    schema = SCORED.with_metadata(metadata)
+    names = [name for name in SCORED.names if name not in OPTIONAL or any(row[name] is not None for row in rows)]
+    schema = pa.schema([SCORED.field(name) for name in names], metadata)
     with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
         for first in range(0, len(rows), BATCH_ROWS):
             batch = rows[first : first + BATCH_ROWS]

@@ -34,7 +34,7 @@ from schemas.files import (
     grit_schema,
 )
 from schemas.manifest import Manifest
-from schemas.rows import SCORED
+from schemas.rows import OPTIONAL, SCORED
 from schemas.status import KEPT, further_reasons
 
 Row = dict[str, Any]
@@ -64,8 +64,9 @@ def shard_differences(store: Store, manifest: Manifest) -> Iterator[str]:
     if "arrow" in formats:
         with pa.memory_map(store.path(names["arrow"][0])) as source:
             table = pa.ipc.open_file(source).read_all()
-            assert table.schema == SCORED
-            rows = table.to_pylist()
+            lacking = [name for name in OPTIONAL if name not in table.schema.names]
+            assert table.schema == pa.schema([item for item in SCORED if item.name not in lacking])
+            rows = [dict.fromkeys(lacking) | row for row in table.to_pylist()]
         for row in rows:
             check_row({**row, "image": row["image"] or b"elsewhere"}, further_reasons(manifest["provenance"]))
     if "grit" in formats:

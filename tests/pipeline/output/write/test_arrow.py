@@ -7,8 +7,10 @@ import pyarrow as pa
 import pytest
 
 from pipeline.config import WriteConfig
+from pipeline.output.ledger import read_batches
+from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
-from schemas.rows import SCORED, VERSION
+from schemas.rows import OPTIONAL, VERSION
 from schemas.table import set_column
 from tests.pipeline.output.write.shards import PROVENANCE, plan, rows, table
 
@@ -22,9 +24,21 @@ def read(output: Path) -> pa.Table:
 def test_every_row_is_written_and_images_are_optional(tmp_path: Path, image_bytes: bool) -> None:
     write_shard(table(), plan(), WriteConfig(formats=("arrow",), image_bytes=image_bytes), str(tmp_path), PROVENANCE)
     found = read(tmp_path)
-    assert found.schema.equals(SCORED)
-    expected = [row if image_bytes else row | {"image": None} for row in rows()]
-    assert found.to_pylist() == table(expected).to_pylist()
+    written = table([row if image_bytes else row | {"image": None} for row in rows()]).drop_columns(list(OPTIONAL))
+    assert found.schema.equals(written.schema)
+    assert found.to_pylist() == written.to_pylist()
+
+
+def test_a_column_that_only_some_jobs_fill_is_in_the_file_if_a_row_has_a_value_and_is_read_in_any_case(
+    tmp_path: Path,
+) -> None:
+    flags = [[n % 2 == 0 for n in range(len(row["boxes"] or ()))] for row in rows()]
+    values = [row | {"has_expression": found} for row, found in zip(rows(), flags, strict=True)]
+    for folder, given, names in ((tmp_path / "a", rows(), []), (tmp_path / "b", values, ["has_expression"])):
+        manifest = write_shard(table(given), plan(), WriteConfig(formats=("arrow",)), str(folder), PROVENANCE)
+        assert [name for name in OPTIONAL if name in read(folder).schema.names] == names
+        (batch,) = read_batches(Store(str(folder)), manifest, ["key", "has_expression"])
+        assert batch["has_expression"].to_pylist() == [row.get("has_expression") for row in given]
 
 
 def test_schema_metadata_has_version_and_provenance(tmp_path: Path) -> None:
