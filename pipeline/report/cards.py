@@ -319,15 +319,15 @@ def pick_dropped(
     return found
 
 
-def write_dropped(store: Store, index: int, pictures: Sequence[DroppedPicture]) -> None:
-    """Write the thumbnails of a shard; no file if there are none."""
+def dropped_file(pictures: Sequence[DroppedPicture]) -> bytes:
+    """Return the content of the file with the thumbnails of a shard, empty without any."""
     if not pictures:
-        return
+        return b""
     rows = [{"key": picture.key, **picture.thumbnail._asdict()} for picture in pictures]
     data = io.BytesIO()
     with pa.ipc.new_file(data, THUMBNAIL) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema=THUMBNAIL))
-    store.write_bytes(DROPPED_FILE.path(index), data.getvalue())
+    return data.getvalue()
 
 
 def find_dropped(
