@@ -186,7 +186,10 @@ class TrainAnnotations(TypedDict):
     """`<key>.json` of train/: keys sorted, UTF-8, float32 values in their shortest decimal form."""
 
     parents: Annotated[list[Parent], "phrase and box of each parentNNN"]
-    boxes: Annotated[list[dict[str, Any]], "the kept boxes: fields of BOX and BOX_SCORE without `removed`"]
+    boxes: Annotated[
+        list[dict[str, Any]],
+        "the kept boxes: fields of BOX and BOX_SCORE without `removed`; `has_expression` as in arrow/, if it is not null",
+    ]
     noun_chunks: Annotated[list[dict[str, Any]], "as in arrow/, removed ones included"]
     ref_exps: Annotated[list[dict[str, Any]], "as in arrow/"]
     key: Annotated[str, "key of the row"]

@@ -160,9 +160,7 @@ class Manifest(TypedDict):
     phrases: Annotated[int, "noun chunks of the kept rows that have at least one kept box"]
     pairs: NotRequired[Annotated[int, "kept rows without a box; absent if there are none"]]
     unconfirmed: NotRequired[
-        Annotated[
-            int, "those of `phrases` without an expression, with `ground.check_expressions`; absent if there are none"
-        ]
+        Annotated[int, "those of `boxes` without a referring expression; absent if there are none"]
     ]
     asked: Annotated[
         int, "noun chunks that were not removed, over all rows: passed to the grounder, or with boxes from the input"

@@ -12,7 +12,7 @@ from typing import Final
 
 import pyarrow as pa
 
-VERSION: Final = "1.3"
+VERSION: Final = "1.4"
 """MAJOR.MINOR: a change that breaks readers increases the major number, a new column the minor one."""
 
 
@@ -188,6 +188,13 @@ GROUNDED: Final = extend(
         pa.list_(pa.float32()),
         "probability that the image shows each noun chunk, in their order (null: not grounded), if the grounder says so: "
         "SAM 3",
+        True,
+    ),
+    field(
+        "has_expression",
+        _list(pa.bool_()),
+        "whether each box has the referring expression of its noun chunk, in the order of `boxes`; null: each has. Only with "
+        "`ground.check_expressions`",
         True,
     ),
 )

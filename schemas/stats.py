@@ -16,9 +16,6 @@ class PhraseCounts(TypedDict):
     removed: Annotated[dict[str, int], "noun chunks removed: {reason of PHRASE_REMOVALS: n}"]
     given: Annotated[int, "noun chunks that were not removed: passed to the grounder, or with boxes from the input"]
     grounded: Annotated[int, "noun chunks with at least one kept box"]
-    unconfirmed: NotRequired[
-        Annotated[int, "those whose referring expression was not confirmed; absent without `ground.check_expressions`"]
-    ]
 
 
 class BoxCounts(TypedDict):
@@ -27,6 +24,9 @@ class BoxCounts(TypedDict):
     found: Annotated[int, "boxes found by the grounder or in the input"]
     removed: Annotated[dict[str, int], "boxes removed: {reason of GIVEN_REMOVALS or BOX_REMOVALS, or row_dropped: n}"]
     kept: Annotated[int, "boxes kept, in kept rows"]
+    unconfirmed: NotRequired[
+        Annotated[int, "those without a referring expression; absent without `ground.check_expressions`"]
+    ]
     given: NotRequired[
         Annotated[
             dict[str, int],

@@ -112,8 +112,10 @@ def _read_batches(store: Store, name: str, columns: Sequence[str]) -> Iterator[p
 
 
 def open_arrow_columns(source: pa.NativeFile, columns: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
-    """Open a file of arrow/ with only these columns. Raises ValueError for a file that lacks one or has another type, since
-    other types than those of SCORED may repeat values without end, and like `open_arrow_file`.
+    """Open a file of arrow/ with only these columns.
+
+    Raises ValueError for a file that lacks one or has another type, since other types than those of SCORED may
+    repeat values without end, and like `open_arrow_file`.
     """
     schema = open_arrow_file(source, has_rows=True).schema
     fields = sorted(schema.get_field_index(name) for name in columns)

@@ -52,7 +52,8 @@ Row = Mapping[str, Any]
 """The columns FACTS of a row."""
 
 LEDGER = ("key", "url", "sha256", "status", "stage", "reason")
-FACTS = (*LEDGER, "noun_chunks", "ref_exps", "boxes", "box_scores", "given_noun_chunks", "given_chunks")
+CHUNKS = ("noun_chunks", "ref_exps", "given_noun_chunks", "given_chunks")
+FACTS = (*LEDGER, *CHUNKS, "boxes", "box_scores", "has_expression")
 
 
 FoundRows = Mapping[str, tuple[Kind, Row]]
@@ -151,9 +152,10 @@ def row_of_grit(row: Row) -> Row:
         "stage": stage or None,
         "reason": rest.partition(": ")[0] or None,
         "noun_chunks": [{"removed": None} for _ in spans],
-        "ref_exps": [{"chunk": spans.index((box[0], box[1]))} for box in boxes if box[2:] in described],
+        "ref_exps": [{"chunk": n} for n in range(len(spans))],
         "boxes": [{"phrase": spans.index((box[0], box[1]))} for box in boxes],
         "box_scores": [{"removed": None} for _ in boxes],
+        "has_expression": [box[2:] in described for box in boxes],
     }
 
 
@@ -185,6 +187,7 @@ def row_of_train(sample: Mapping[str, Any]) -> Row:
         "ref_exps": sample["ref_exps"],
         "boxes": sample["boxes"],
         "box_scores": [{"removed": None} for _ in sample["boxes"]],
+        "has_expression": [box.get("has_expression", True) for box in sample["boxes"]],
     }
 
 

@@ -285,7 +285,9 @@ def _cut_text(
 ) -> tuple[list[Cut], str, int | None]:  # fmt: skip
     """The cuts of a file, its damage, and its reading. Cut are its first row, the rows at which shards start, and its end.
 
-    The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored.
+    The input has `n_before` rows in previous files; rows after the first `max_rows` of this file are ignored. The rows of a
+    text have no second count: `find` gives the same ones here and at reading, where another number is an error, and each
+    line that is not blank is a row, also a damaged one, or a part of a row with line ends in quotes.
     """
     cuts: list[Cut] = []
     n, damage, reading = 0, "", None

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import repeat
 from typing import Any, Final, NamedTuple
 
 import pyarrow as pa
@@ -33,7 +34,7 @@ MAX_SHARDS: Final = 8
 """Maximum number of shards to take images from, since a tar has to be read up to the chosen image."""
 PICTURE_COLUMNS: Final = (
     *("key", "url", "sha256", "caption", "tokens", "noun_chunks", "ref_exps"),
-    *("boxes", "box_scores", "clip_similarity"),
+    *("boxes", "has_expression", "box_scores", "clip_similarity"),
 )
 EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "caption_original", "stage", "reason", "detail")
 THUMBNAIL_QUALITY: Final = 82
@@ -183,11 +184,14 @@ def make_card(picture: Picture, is_dropped: bool = False) -> Card:
     The kept boxes of a row are drawn, or, if it was dropped, the best boxes, all of which were removed.
     """
     row, caption = picture.row, picture.row["caption"] or ""
-    pairs = list(zip(row["boxes"] or (), row["box_scores"] or (), strict=False))
+    flags = row["has_expression"] or repeat(True)
+    boxes = [box | {"has_expression": flag} for box, flag in zip(row["boxes"] or (), flags, strict=False)]
+    pairs = list(zip(boxes, row["box_scores"] or (), strict=False))
     found = [(box, score) for box, score in pairs if is_dropped or score["removed"] is None]
     kept = found[: MAX_REMOVED if is_dropped else MAX_BOXES]
     removed = Counter((box["phrase"], score["removed"]) for box, score in pairs if score["removed"] is not None)
     chunks = row["noun_chunks"] or ()
+    described = {box["phrase"] for box, _ in kept if box["has_expression"]}
     order = sorted({box["phrase"] for box, _ in kept}, key=lambda chunk: (chunks[chunk]["start"], chunk))
     numbers = {chunk: i + 1 for i, chunk in enumerate(order)}
     phrases = [
@@ -195,7 +199,7 @@ def make_card(picture: Picture, is_dropped: bool = False) -> Card:
             number=numbers[chunk],
             colour=colour_of(numbers[chunk]),
             text=text_of(row, chunks[chunk]),
-            expression=expression_of(row, chunk),
+            expression=expression_of(row, chunk) if chunk in described else None,
             scores=[(box["score"], scaled(score["clip_cosine"])) for box, score in kept if box["phrase"] == chunk],
         )
         for chunk in order
@@ -316,15 +320,15 @@ def pick_dropped(
     return found
 
 
-def write_dropped(store: Store, index: int, pictures: Sequence[DroppedPicture]) -> None:
-    """Write the thumbnails of a shard; no file if there are none."""
+def dropped_file(pictures: Sequence[DroppedPicture]) -> bytes:
+    """Return the content of the file with the thumbnails of a shard, empty without any."""
     if not pictures:
-        return
+        return b""
     rows = [{"key": picture.key, **picture.thumbnail._asdict()} for picture in pictures]
     data = io.BytesIO()
     with pa.ipc.new_file(data, THUMBNAIL) as writer:
         writer.write_table(pa.Table.from_pylist(rows, schema=THUMBNAIL))
-    store.write_bytes(DROPPED_FILE.path(index), data.getvalue())
+    return data.getvalue()
 
 
 def find_dropped(

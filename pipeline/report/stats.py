@@ -452,7 +452,7 @@ def make_stats(store: Store, part: ShardSums, only: Collection[int] | None = Non
         "places": summary.chosen.to_json(),
     }
     if stats["config"].get("ground", {}).get("check_expressions"):
-        stats["phrases"]["unconfirmed"] = summary.totals.n_unconfirmed
+        stats["boxes"]["unconfirmed"] = summary.totals.n_unconfirmed
     n_with_boxes = stats["histograms"]["boxes_per_image"]["n"]["images"]
     if not summary.without_rows and (n_pairs := counts["kept"] - n_with_boxes):
         stats["pairs"] = n_pairs

@@ -39,8 +39,8 @@ def summary_table(stats: Statistics) -> str:
         *row_lines(stats["rows"]),
         *([f"{'rows kept as pairs, without a box':34}{stats['pairs']:>12,}"] if "pairs" in stats else []),
         *count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"]),
-        *([f"  {'expression not confirmed':32}{phrases['unconfirmed']:>12,}"] if "unconfirmed" in phrases else []),
         *count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"]),
+        *([f"  {'without an expression':32}{boxes['unconfirmed']:>12,}"] if "unconfirmed" in boxes else []),
         *stage_lines(stats["stages"]),
         *trainable(stats),
     ]

@@ -34,7 +34,7 @@ from pipeline.output.write.stage import write_shard
 from pipeline.read.source import read_parts
 from pipeline.read.takedown import TakedownList, entries_of, refuse_images, refuse_urls
 from pipeline.read.types import ShardPlan, Task
-from pipeline.report.cards import DroppedPicture, pick_dropped, write_dropped
+from pipeline.report.cards import DroppedPicture, dropped_file, pick_dropped
 from pipeline.run.provenance import check_plugins
 from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.order import SCHEMAS, STEPS, Step, steps_of, with_further
@@ -258,12 +258,12 @@ class Steps:
     def write(self, plan: ShardPlan, table: pa.Table, notes: Notes) -> Done:
         """Write and commit a shard. The timings are in a separate file because they differ from run to run."""
         start, n_kept = time.perf_counter(), len(kept_indices(table))
+        commit = partial(self.commit, plan, thumbnails=dropped_file(notes.dropped))
         manifest, faults = run_isolated(
-            "write", partial(self.commit, plan), table, self.config.max_internal_errors, partial(self.rehearse, plan)
+            "write", commit, table, self.config.max_internal_errors, partial(self.rehearse, plan)
         )
         timings: Timings = {**notes.timings, "write": {"seconds": time.perf_counter() - start, "rows": float(n_kept)}}
         self.store.write(TIMINGS_FILE.path(plan.index), json.dumps(timings, sort_keys=True))
-        write_dropped(self.store, plan.index, notes.dropped)
         if "recaption" in self.stages_of["prepare"]:
             self.store.remove([ANSWERS_FILE.format(f"{plan.first_row:012d}")])
         return Done(manifest, (*notes.faults, *faults), host=socket.gethostname())
@@ -300,12 +300,11 @@ class Steps:
             notes = dataclasses.replace(notes, asked=asked, unanswered=unanswered)
         return drop_duplicates(refuse_images(table, self.takedowns)), notes
 
-    def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
+    def commit(self, plan: ShardPlan, table: pa.Table, thumbnails: bytes) -> Manifest:
         """Write the files of a shard to the output."""
         config, runtime = self.config, runtime_settings(self.config)
-        return write_shard(
-            table, plan, config.write, self.store, self.provenance, runtime, lease=self.lease, replaces=self.replaces
-        )
+        more: dict[str, Any] = {"lease": self.lease, "replaces": self.replaces, "thumbnails": thumbnails}
+        return write_shard(table, plan, config.write, self.store, self.provenance, runtime, **more)
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         """Write some rows of a shard to a temporary folder, to see if they can be written."""

@@ -26,7 +26,7 @@ Array = NDArray[Any]
 
 COLUMNS: Final = (
     "url", "status", "stage", "reason", "detail", "original_width", "original_height", "sha256",
-    "caption", "tokens", "noun_chunks", "ref_exps", "boxes", "box_scores", "clip_similarity", "head_score",
+    "caption", "tokens", "noun_chunks", "ref_exps", "boxes", "has_expression", "box_scores", "clip_similarity", "head_score",
     "caption_original", "given_noun_chunks", "given_chunks",
 )  # fmt: skip
 HEAD: Final = "head_score"
@@ -61,7 +61,7 @@ class Totals:
         self.boxes: Counter[str | None] = Counter()  # by removal reason; None: kept
         self.given: Counter[str] = Counter()  # boxes, rows, split (schemas.stats.BoxCounts)
         self.n_grounded = 0
-        self.n_unconfirmed = 0  # of these, those without an expression
+        self.n_unconfirmed = 0  # kept boxes without an expression
         self.images = Distinct()
 
     def add(self, batch: pa.RecordBatch, has_grounder: bool = True) -> None:
@@ -226,7 +226,15 @@ class Totals:
         rows = row_of_box.to_numpy()[is_kept]
         per_row = np.bincount(rows)
         self.histograms["boxes_per_image"].add("images", per_row[per_row > 0].astype(float))
-        self._count_phrases(batch, rows, boxes.field("phrase").to_numpy()[is_kept])
+        phrases = boxes.field("phrase").to_numpy()[is_kept]
+        self._count_phrases(batch, rows, phrases)
+        expressions = pc.list_flatten(batch["ref_exps"]).field("chunk").to_numpy()
+        places = (rows, phrases), (pc.list_parent_indices(batch["ref_exps"]).to_numpy(), expressions)
+        of_chunk = np.isin(*(np.stack(place, axis=1).astype(np.int64) @ (1 << 32, 1) for place in places))
+        has_expression = np.ones(len(boxes), bool)
+        is_checked = pc.is_valid(batch["has_expression"]).take(row_of_box).to_numpy(zero_copy_only=False)
+        has_expression[is_checked] = pc.list_flatten(batch["has_expression"]).to_numpy(zero_copy_only=False)
+        self.n_unconfirmed += int((~(of_chunk & has_expression[is_kept])).sum())
 
     def _count_phrases(self, batch: pa.RecordBatch, rows: Array, phrases: Array) -> None:
         """Count the texts and head nouns of the phrases with a kept box in a kept row, each phrase once.
@@ -235,10 +243,6 @@ class Totals:
         """
         pairs = np.unique(np.stack([rows, phrases], axis=1), axis=0) if len(rows) else np.zeros((0, 2), np.int64)
         self.n_grounded += len(pairs)
-        expressions = pc.list_flatten(batch["ref_exps"]).field("chunk").to_numpy()
-        described = np.stack([pc.list_parent_indices(batch["ref_exps"]).to_numpy(), expressions], axis=1)
-        keys = [items.astype(np.int64) @ (1 << 32, 1) for items in (pairs, described)]
-        self.n_unconfirmed += int(np.isin(keys[0], keys[1], invert=True).sum())
         chunks = pc.list_flatten(batch["noun_chunks"])
         grounded = chunks.take(pa.array(first_items(batch["noun_chunks"])[pairs[:, 0]] + pairs[:, 1]))
         captions = batch["caption"].to_pylist()

@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_754),
+    "schemas": Size(12, 1_762),
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(38, 5_285),
-    "pipeline": Size(151, 32_821, 9),
-    "trainer": Size(198, 28_689, 20),
+    "pipeline": Size(151, 32_833, 9),
+    "trainer": Size(198, 28_691, 20),
     "demo": Size(33, 4_522),
-    "benchmarks": Size(29, 4_370),
-    "tests": Size(606, 62882),
+    "benchmarks": Size(29, 4_376),
+    "tests": Size(606, 62970),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -40,17 +40,28 @@ def kept_boxes(row: Row) -> list[int]:
     return [i for i, score in enumerate(scores) if score["removed"] is None]
 
 
+def boxes_with_expression(row: Row) -> list[int]:
+    """Return the indices in `boxes` of the kept boxes that have the referring expression of their noun chunk."""
+    chunks = {expression["chunk"] for expression in row["ref_exps"] or ()}
+    flags = row["has_expression"]
+    return [i for i in kept_boxes(row) if row["boxes"][i]["phrase"] in chunks and (flags is None or flags[i])]
+
+
+def unconfirmed(row: Row) -> int:
+    """Return the number of kept boxes of a kept row that have no referring expression."""
+    return len(kept_boxes(row)) - len(boxes_with_expression(row))
+
+
 def grounded_phrases(row: Row) -> Iterator[GroundedPhrase]:
-    """Yield the noun chunk of each kept box, then all referring expressions of those chunks, as in the GRIT release."""
-    kept = kept_boxes(row)
-    for i in kept:
+    """Yield the noun chunk of each kept box, then the referring expressions of these boxes, as in the GRIT release."""
+    for i in kept_boxes(row):
         chunk = row["noun_chunks"][row["boxes"][i]["phrase"]]
         yield GroundedPhrase("noun_chunk", chunk["start"], chunk["end"], i)
     spans: dict[int, dict[tuple[int, int], None]] = {}
     for expression in row["ref_exps"] or ():
         spans.setdefault(expression["chunk"], {})[expression["start"], expression["end"]] = None
-    for i in kept:
-        for start, end in spans.get(row["boxes"][i]["phrase"], ()):
+    for i in boxes_with_expression(row):
+        for start, end in spans[row["boxes"][i]["phrase"]]:
             yield GroundedPhrase("ref_exp", start, end, i)
 
 
@@ -126,10 +137,9 @@ def count_kept(rows: Sequence[Row]) -> Counter[str]:
     """Return counts of a manifest: of the kept rows, and as "asked" the noun chunks of all rows that are not removed."""
     found = Counter(asked=sum(chunk["removed"] is None for row in rows for chunk in row["noun_chunks"] or ()))
     for row in kept_rows(rows):
-        boxes, expressed = kept_boxes(row), {expression["chunk"] for expression in row["ref_exps"] or ()}
+        boxes = kept_boxes(row)
         phrases = {row["boxes"][i]["phrase"] for i in boxes}
-        n_unconfirmed = len(phrases - expressed)
-        found.update(boxes=len(boxes), phrases=len(phrases), pairs=not boxes, unconfirmed=n_unconfirmed)
+        found.update(boxes=len(boxes), phrases=len(phrases), pairs=not boxes, unconfirmed=unconfirmed(row))
     return found
 
 

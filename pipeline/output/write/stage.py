@@ -43,14 +43,15 @@ def write_shard(
     origin: Origin | None = None,
     lease: str | None = None,
     replaces: bool = False,
+    thumbnails: bytes = b"",
 ) -> Manifest:
     """Write the files of one shard and commit them with a manifest. Takes a SCORED table and returns the manifest.
 
     The files (schemas.files.FILES) are written to `output`, a folder, a URL or a Store. The files of an earlier run are
     replaced; if they have this plan, provenance and these formats and are intact, they are kept, and their manifest is
     returned. `replaces`: they are replaced in any case, under a journal, so that a kill leaves the old shard or the new
-    one (pipeline.output.commit). A summary for the report is written before the manifest, which does not name it. Rows
-    that were taken down from the output are dropped again.
+    one (pipeline.output.commit). A summary and the file of `thumbnails` of dropped rows, if it is not empty, are written for
+    the report before the manifest, which does not name them. Rows that were taken down from the output are dropped again.
 
     `provenance` identifies the models and settings that determine the content; `runtime` are settings that may differ
     between the shards of an output, and `origin` names the finished shards from which a command made this one. `lease`
@@ -121,7 +122,11 @@ def write_shard(
                 check_lease(store, lease)
                 return other
             unused = [kind for name in sorted(FILES.keys() - set(config.formats)) for kind in FILES[name]]
-            unused_files = [kind.path(index) for kind in [*unused, *([] if places else [INDEX_FILE])]]
+            unused += ([] if places else [INDEX_FILE]) + ([] if thumbnails else [DROPPED_FILE])
+            unused_files = [kind.path(index) for kind in unused]
+            if thumbnails:
+                with staging.open(DROPPED_FILE.path(index), rows=len(rows)) as file:
+                    file.write(thumbnails)
             with staging.open(SUMMARY_FILE.path(index), rows=len(rows)) as file:
                 file.write(SummaryFile({index: manifest_hash(manifest)}, summary).to_bytes())
             if replaces:
@@ -129,7 +134,7 @@ def write_shard(
             else:
                 publish(store, staging, manifest, lease, unused_files, replaces=content is not None)
         check_committed(store, manifest)
-    store.remove([FAILED_FILE.path(index), DROPPED_FILE.path(index)])  # of an earlier attempt
+    store.remove([FAILED_FILE.path(index)])  # of an earlier attempt
     return manifest
 
 

@@ -75,8 +75,10 @@ def annotations(row: Row, phrases: Sequence[GroundedPhrase], config_hash: str) -
     kept = kept_boxes(row)
     number = {box: i for i, box in enumerate(kept)}
     boxes = [shorten_floats(row["boxes"][i] | row["box_scores"][i]) for i in kept]
-    for box in boxes:
+    for i, box in zip(kept, boxes, strict=True):
         del box["removed"]
+        if row["has_expression"] is not None:
+            box["has_expression"] = row["has_expression"][i]
     fields: TrainAnnotations = {
         "parents": [{"kind": p.kind, "start": p.start, "end": p.end, "box": number[p.box]} for p in phrases],
         "boxes": boxes,

@@ -65,11 +65,11 @@ class GroundConfig:
     # keep rows without a box as pairs of image and caption, beside rows with boxes; always so with grounder=none
     keep_pairs: bool = False
     """False: rows without a box are dropped, as in GRIT (Kosmos-2, section 2.1) and HyCoCLIP (appendix A)."""
-    # ground the referring expressions too, and keep those whose best box is that of their noun chunk; a chunk whose
-    # expression is not confirmed has none. Rows with given boxes keep their expressions
+    # ground the referring expressions too: a box of a noun chunk has the expression of the chunk only if the best box of
+    # the expression overlaps it; the others stand for the chunk alone. Rows with given boxes keep their expressions
     check_expressions: bool = False
     """False: an expression has the boxes of its noun chunk, as in GRIT (Kosmos-2, section 2.1)."""
-    # minimum intersection over union of these two boxes, 0 to 1
+    # minimum intersection over union of the two boxes, 0 to 1
     min_expression_iou: float = 0.5
     """A share in [0, 1]. Ours: the usual limit of a correct box."""
 

@@ -10,7 +10,6 @@ import pyarrow as pa
 from pipeline.images import StoredImages, corners, iou
 from pipeline.stages.ground.grounder import Box, Detection, Grounded, Grounder, Span, prefetch
 from pipeline.stages.ground.load import GroundConfig, grounder_path, make_grounder
-from pipeline.stages.parse.types import maximal
 from pipeline.stages.stage import Context, Stage, TableFunction
 from schemas.manifest import NO_MODEL
 from schemas.rows import GROUNDED
@@ -66,10 +65,8 @@ COLUMNS: Final = ["caption", "noun_chunks", "ref_exps", "given_noun_chunks", "gi
 Row = dict[str, Any]
 RemovalReasons = dict[int, str]
 """Index of a noun chunk -> reason why the network cannot ground it (schemas.status.PHRASE_REMOVALS)."""
-Presence = dict[int, list[float | None]]
-"""Position of a row -> probability that the image shows each noun chunk, of the rows whose grounder predicts it."""
-Confirmed = dict[int, list[dict[str, Any]]]
-"""Position of a row -> its expressions, of the rows of which the grounder did not confirm all."""
+Fields = dict[str, Any]
+"""The columns of a row that this stage adds; those without a value are left out."""
 
 
 class Ground(Stage):
@@ -77,7 +74,7 @@ class Ground(Stage):
 
     Adds `boxes`, best first, and `presence`, which only some networks predict. Rows with given boxes (GRIT input) keep
     their boxes and skip the network. Sets `removed` for noun chunks that the network cannot ground. With
-    `check_expressions`, removes the expressions from `ref_exps` whose best box is not that of their noun chunk. Rows
+    `check_expressions`, `has_expression` says which boxes are also those of the expression of their noun chunk. Rows
     without a box are dropped as `no_box` or `ungroundable`, unless the settings keep pairs.
 
     Args:
@@ -132,64 +129,62 @@ class Ground(Stage):
 
     def __call__(self, table: pa.Table) -> pa.Table:
         rows = kept_rows(table)
-        given = {i: given_boxes(row) for i, row in rows.items() if row["given_noun_chunks"]}
+        given: dict[int, Fields] = {
+            i: {"boxes": given_boxes(row)} for i, row in rows.items() if row["given_noun_chunks"]
+        }
         others = {i: row for i, row in rows.items() if i not in given}
         if self.config.keeps_pairs:
-            given |= {i: [] for i, row in others.items() if not groundable(row["noun_chunks"])}
+            given |= {i: {"boxes": []} for i, row in others.items() if not groundable(row["noun_chunks"])}
             others = {i: row for i, row in others.items() if i not in given}
-        boxes, removed, presence, confirmed = self._ground(table["image"], others)
-        table = replace_lists(table, "ref_exps", confirmed)
-        return add_boxes(table, rows, boxes | given, removed, presence, self.config.keeps_pairs)
+        found, removed = self._ground(table["image"], others)
+        return add_boxes(table, rows, found | given, removed, self.config.keeps_pairs)
 
     def _ground(
         self, images: pa.ChunkedArray, rows: Mapping[int, Row]
-    ) -> tuple[dict[int, Boxes], dict[int, RemovalReasons], Presence, Confirmed]:
-        """Ground rows with the network; return by row boxes, reasons of removed noun chunks, presence, and expressions."""
-        boxes: dict[int, Boxes] = {}
+    ) -> tuple[dict[int, Fields], dict[int, RemovalReasons]]:
+        """Ground rows with the network; return by row the new fields, and the reasons of removed noun chunks."""
+        fields: dict[int, Fields] = {}
         removed: dict[int, RemovalReasons] = {}
-        presence: Presence = {}
-        confirmed: Confirmed = {}
         for batch, results in self._run_network(images, rows):
             for i, result in zip(batch, results, strict=True):
-                boxes[i], reasons = self.boxes_of(rows[i], result)
+                boxes, reasons = self.boxes_of(rows[i], result)
+                fields[i] = {"boxes": boxes}
                 if reasons:
                     removed[i] = reasons
-                if len(kept := self._confirmed(rows[i], boxes[i], result)) < len(rows[i]["ref_exps"] or ()):
-                    confirmed[i] = kept
+                if self.config.check_expressions:
+                    fields[i]["has_expression"] = self._confirmed(rows[i], boxes, result)
                 if result.presence:
-                    presence[i] = [None] * len(rows[i]["noun_chunks"])
-                    for phrase, (n, _) in enumerate(groundable(rows[i]["noun_chunks"])):
-                        presence[i][n] = result.presence.get(phrase)
-        return boxes, removed, presence, confirmed
+                    numbers = {n: phrase for phrase, (n, _) in enumerate(groundable(rows[i]["noun_chunks"]))}
+                    presence = [result.presence.get(numbers.get(n, -1)) for n in range(len(rows[i]["noun_chunks"]))]
+                    fields[i]["presence"] = presence
+        return fields, removed
 
-    def _confirmed(self, row: Row, boxes: Boxes, result: Grounded) -> list[dict[str, Any]]:
-        """Return the expressions of a row that stay: those whose best box overlaps the best one of their noun chunk.
+    def _confirmed(self, row: Row, boxes: Boxes, result: Grounded) -> list[bool]:
+        """Return for each box whether it overlaps the best box of the expression of its noun chunk.
 
-        Those that are not longer than their chunk stay, and those of a chunk without a box, which are in no sample.
+        A box has an expression in any case that is not longer than the chunk.
         """
-        expressions, n_chunks = row["ref_exps"] or [], len(spans_of(row))
-        refuted = set[int]()
-        for phrase, n in enumerate(self._checked(row), n_chunks):
-            own = [corners(box) for box in boxes if box["phrase"] == expressions[n]["chunk"]]
+        best: dict[int, Box | None] = {}
+        for phrase, expression in enumerate(self._checked(row), len(spans_of(row))):
             found = min(((-d.score, d.box) for d in result.boxes if d.phrase == phrase), default=None)
-            least = np.float32(self.config.min_expression_iou)
-            if own and not (found and np.float32(iou(found[1], own[0])) >= least):
-                refuted.add(n)
-        return (
-            with_maximal([item for n, item in enumerate(expressions) if n not in refuted]) if refuted else expressions
-        )
+            best[expression["chunk"]] = found and found[1]
+        least = np.float32(self.config.min_expression_iou)
 
-    def _checked(self, row: Row) -> list[int]:
-        """Return the indices of the expressions that are grounded too: those longer than their noun chunk."""
+        def is_confirmed(box: Box, found: Box | None) -> bool:
+            return found is not None and bool(np.float32(iou(found, box)) >= least)
+
+        return [box["phrase"] not in best or is_confirmed(corners(box), best[box["phrase"]]) for box in boxes]
+
+    def _checked(self, row: Row) -> list[dict[str, Any]]:
+        """Return the expressions that are grounded too: those longer than their noun chunk."""
         if not self.config.check_expressions:
             return []
         chunks = dict(groundable(row["noun_chunks"]))
-        numbered = enumerate(row["ref_exps"] or ())
-        return [n for n, e in numbered if (c := chunks.get(e["chunk"])) and span_of(e) != span_of(c)]
+        return [e for e in row["ref_exps"] or () if (c := chunks.get(e["chunk"])) and span_of(e) != span_of(c)]
 
     def _spans(self, row: Row) -> list[Span]:
         """Return the phrases of a row that are grounded: noun chunks, then expressions."""
-        return [*spans_of(row), *(span_of(row["ref_exps"][n]) for n in self._checked(row))]
+        return [*spans_of(row), *map(span_of, self._checked(row))]
 
     def boxes_of(self, row: Row, result: Grounded) -> tuple[Boxes, RemovalReasons]:
         """Convert the result of a grounder to the columns of a row.
@@ -253,8 +248,8 @@ def keep_given(table: pa.Table) -> pa.Table:
         The GROUNDED table. No row is dropped.
     """
     rows = kept_rows(table)
-    boxes = {i: given_boxes(row) if row["given_noun_chunks"] else [] for i, row in rows.items()}
-    return add_boxes(table, rows, boxes, {}, {}, keeps_pairs=True)
+    found = {i: {"boxes": given_boxes(row) if row["given_noun_chunks"] else []} for i, row in rows.items()}
+    return add_boxes(table, rows, found, {}, keeps_pairs=True)
 
 
 def kept_rows(table: pa.Table) -> dict[int, Row]:
@@ -274,17 +269,14 @@ def kept_rows(table: pa.Table) -> dict[int, Row]:
 def add_boxes(
     table: pa.Table,
     rows: Mapping[int, Row],
-    boxes: Mapping[int, Boxes],
+    found: Mapping[int, Fields],
     removed: Mapping[int, RemovalReasons],
-    presence: Presence,
     keeps_pairs: bool = False,
 ) -> pa.Table:
-    """Return the GROUNDED table of a PARSED one, given the boxes of its kept `rows`, and what is known of their chunks."""
-    lacking = [] if keeps_pairs else [i for i in rows if not boxes[i]]
+    """Return the GROUNDED table of a PARSED one, given the new fields of its kept `rows`."""
+    lacking = [] if keeps_pairs else [i for i in rows if not found[i]["boxes"]]
     drops = {i: why_dropped(rows[i]["noun_chunks"], removed.get(i, {})) for i in lacking}
-    table = mark_removed(table, removed)
-    found = {i: {"boxes": boxes[i], "presence": presence.get(i)} for i in rows}
-    return drop_rows(add_columns(table, GROUNDED, found), "ground", drops)
+    return drop_rows(add_columns(mark_removed(table, removed), GROUNDED, found), "ground", drops)
 
 
 def size_of(row: Row) -> tuple[int, int]:
@@ -323,25 +315,13 @@ def batches(indices: Sequence[int], buckets: Mapping[int, Any], size: int) -> It
 
 def mark_removed(table: pa.Table, removed: Mapping[int, RemovalReasons]) -> pa.Table:
     """Store the reasons `removed` (row -> noun chunk -> reason) in the noun chunks of `table`."""
-    chunks = {i: table["noun_chunks"][i].as_py() for i in removed}
+    if not removed:
+        return table
+    chunks = table["noun_chunks"].to_pylist()
     for i, reasons in removed.items():
         for n, reason in reasons.items():
             chunks[i][n]["removed"] = reason
-    return replace_lists(table, "noun_chunks", chunks)
-
-
-def replace_lists(table: pa.Table, name: str, values: Mapping[int, list[dict[str, Any]]]) -> pa.Table:
-    """Return a table with other values of a column in these rows."""
-    if not values:
-        return table
-    column = [values.get(i, value) for i, value in enumerate(table[name].to_pylist())]
-    return set_column(table, name, pa.array(column, table.schema.field(name).type))
-
-
-def with_maximal(expressions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return expressions with `is_maximal` as it is without others."""
-    flags = maximal([span_of(item) for item in expressions])
-    return [item | {"is_maximal": is_maximal} for item, is_maximal in zip(expressions, flags, strict=True)]
+    return set_column(table, "noun_chunks", pa.array(chunks, table.schema.field("noun_chunks").type))
 
 
 def why_dropped(chunks: Sequence[dict[str, Any]], removed: RemovalReasons) -> Drop:

@@ -26,6 +26,7 @@ def picture() -> Picture:
         "key": "0",
         "caption": CAPTION,
         "noun_chunks": [chunk("a 🐈 cat"), chunk("the left", "relational"), chunk("a dog")],
+        "has_expression": None,
         "ref_exps": [{"chunk": 0, "start": 0, "end": len(CAPTION), "is_maximal": True}],
         "boxes": [box(2, 0.5, 0.9), box(0, 0.0, 0.8), box(0, 0.1, 0.4)],
         "box_scores": [box_score(None), box_score(None), box_score("low_score")],

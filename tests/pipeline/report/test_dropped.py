@@ -1,12 +1,15 @@
+import os
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from pipeline.config import ReportConfig
+from pipeline.config import ReportConfig, WriteConfig
 from pipeline.output.ledger import read_manifests
 from pipeline.output.store import Store
-from pipeline.report.cards import find_dropped, pick_dropped, pick_examples, read_dropped, write_dropped
+from pipeline.output.write.stage import write_shard
+from pipeline.read.types import ShardPlan
+from pipeline.report.cards import dropped_file, find_dropped, pick_dropped, pick_examples, read_dropped
 from pipeline.report.html import write_report
 from pipeline.report.stats import build_stats
 from schemas.files import DROPPED_FILE
@@ -52,7 +55,7 @@ def test_the_page_shows_the_pictures_of_dropped_rows_with_their_scores(
     output = write_output(tmp_path, [dropped])
     store = Store(output)
     pictures = pick_dropped(tables[0], dropped, [], CONFIG)
-    write_dropped(store, 0, pictures)
+    store.write_bytes(DROPPED_FILE.path(0), dropped_file(pictures))
     assert read_dropped(store, 0, {pictures[0].key}) == {pictures[0].key: pictures[0].thumbnail}
     manifests = read_manifests(store)
     found = find_dropped(store, manifests, pick_examples(store, manifests, 2))
@@ -68,3 +71,24 @@ def test_a_damaged_file_of_thumbnails_is_ignored(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     store.write_bytes(DROPPED_FILE.path(0), b"damaged")
     assert read_dropped(store, 0, {"0"}) == {}
+
+
+def test_thumbnails_are_in_place_before_the_manifest_and_leave_the_bytes_of_the_shard_as_they_are(
+    tables: list[pa.Table], dropped: pa.Table, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = dropped_file(pick_dropped(tables[0], dropped, [], CONFIG))
+    renamed: list[str] = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda old, new: (renamed.append(Path(new).name), replace(old, new)))
+    shard = ShardPlan(0, 0, dropped.num_rows, ())
+    provenance = {"config_hash": "0", "models": {"scorer": {"name": "miniature"}}}
+    found = {
+        name: write_shard(dropped, shard, WriteConfig(), str(tmp_path / name), provenance, thumbnails=data)
+        for name, data in {"with": content, "without": b""}.items()
+    }
+    assert found["with"] == found["without"]
+    file = tmp_path / "with" / DROPPED_FILE.path(0)
+    assert file.read_bytes() == content
+    assert renamed.index(file.name) < renamed.index("00000.json")
+    write_shard(dropped, shard, WriteConfig(), str(tmp_path / "with"), provenance, replaces=True)
+    assert not file.exists()  # those of the shard that was replaced

@@ -126,7 +126,7 @@ def read_food101(folder: Path, split: SplitName = "test") -> LabelledImages | No
     path, listed = folder / "meta" / f"{split}.txt", folder / "meta" / "classes.txt"
     if not (path.is_file() and listed.is_file()):
         return read_food101_json(folder, split)
-    classes = read_lines(listed)
+    classes = read_lines(listed)  # whose order torchvision replaces by that of the sorted names
     rows = [(f"{line}.jpg", line.partition("/")[0]) for line in read_lines(path)]
     return labelled(rows, folder / "images", classes, [readable(name) for name in classes], [path, listed])
 

@@ -118,6 +118,7 @@ def read_cifar100(folder: Path, split: SplitName = "test") -> LabelledImages | N
 
 def read_stl10(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     """STL-10, binary version: {train,test}_X.bin, {train,test}_y.bin with labels from 1, class_names.txt."""
+    # torchvision's class needs all files of the archive, hashes its 3 GB, and reads all images into memory.
     inner = first_folder(folder, "stl10_binary")
     path, labels, names = (inner / name for name in (f"{split}_X.bin", f"{split}_y.bin", "class_names.txt"))
     if not all(file.is_file() for file in (path, labels, names)):

@@ -25,6 +25,7 @@ READERS: Final[dict[str, Reader]] = {
     # 27,000 and 31,500 images without a split; `indices.txt` selects the papers' 5,000 and 25,200
     "eurosat": lists.folders("EuroSAT/2750", "2750", "EuroSAT_RGB", is_full=True),
     "resisc45": lists.folders("NWPU-RESISC45", is_full=True),
+    # torchvision reads it by ImageFolder, which fails at an empty folder of a class.
     "country211": lists.folders("country211/{}", "{}"),
     "mnist": packed.read_mnist,
     "clevr": lists.read_clevr,

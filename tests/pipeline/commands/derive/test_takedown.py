@@ -23,11 +23,11 @@ from pipeline.output.source import Source, read_config, read_table
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.takedown import parse_takedown, read_takedown, refuse
-from pipeline.report.cards import DroppedPicture, Thumbnail, write_dropped
+from pipeline.report.cards import DroppedPicture, Thumbnail, dropped_file
 from pipeline.run.loop import Run
 from pipeline.run.steps import Steps
 from pipeline.summary.totals import decompressed
-from schemas.files import FILES, JOURNAL_FOLDER
+from schemas.files import DROPPED_FILE, FILES, JOURNAL_FOLDER
 from tests.pipeline.commands.derive.outputs import HOSTS, LOCAL, killed_before_file, run_rewrite, write_output
 from tests.pipeline.commands.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.commands.verify.damage import flip
@@ -338,8 +338,14 @@ def test_thumbnails_of_a_shard_that_was_made_again_and_folders_of_killed_verbs_a
 ) -> None:
     path = write_list(tmp_path, f"http://{HOSTS[0]}/6.jpg")
     assert run_takedown(output, path) == 0
-    write_dropped(Store(str(output)), 1, [DroppedPicture(f"{6:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))])
-    write_dropped(Store(str(output)), 0, [DroppedPicture(f"{1:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))])
+    Store(str(output)).write_bytes(
+        DROPPED_FILE.path(1),
+        dropped_file([DroppedPicture(f"{6:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))]),
+    )
+    Store(str(output)).write_bytes(
+        DROPPED_FILE.path(0),
+        dropped_file([DroppedPicture(f"{1:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))]),
+    )
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     folder = tmp_path / f"hypergrit-{dead_process()}.abcdefgh"
     folder.mkdir()
@@ -366,7 +372,10 @@ def test_an_output_keeps_the_list_of_its_job(tars: Path, finished: Path, tmp_pat
 def test_thumbnails_of_dropped_rows_that_no_format_has_are_removed(tmp_path: Path) -> None:
     output, path = tmp_path / "out", write_list(tmp_path, f"http://{HOSTS[0]}/6.jpg")
     write_output(output, ("train",))
-    write_dropped(Store(str(output)), 1, [DroppedPicture(f"{6:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))])
+    Store(str(output)).write_bytes(
+        DROPPED_FILE.path(1),
+        dropped_file([DroppedPicture(f"{6:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1))]),
+    )
     assert run_takedown(output, path) == 0
     assert not list((output / "_dropped").iterdir())
 
