@@ -24,18 +24,18 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_745),
+    "schemas": Size(12, 1_747),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_883),
-    "pipeline": Size(150, 32_541, 9),
-    "trainer": Size(197, 28_528, 20),
+    "hypergrit_common": Size(40, 5_739),
+    "pipeline": Size(153, 32_881, 9),
+    "trainer": Size(197, 28_244, 20),
     "demo": Size(33, 4_522),
-    "benchmarks": Size(29, 4_369),
-    "tests": Size(602, 61593),
+    "benchmarks": Size(29, 4_379),
+    "tests": Size(605, 62117),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 314
+MAX_SETTINGS = 316
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 
