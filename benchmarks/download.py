@@ -5,7 +5,8 @@
 This project is compared with img2dataset (its shard loop is called directly: 32 threads, webdataset, sha256, otherwise
 defaults, so that its startup time is not included) and with a bare asyncio client, which checks nothing. All fetch the
 same URLs in alternating rounds; `web.py` serves them on another core. In the cases `keep`, images are stored as
-they come: this project and img2dataset verify each by decoding it, the bare client does not.
+they come: this project and img2dataset verify each by decoding it, the bare client does not. `client` is this project
+with `download.client=img2dataset`.
 
 The ratios compare CPU time per image, which hardly depends on other load, and `ratio_wall` wall-clock time. `ratio` is
 the one to img2dataset in the first case. PSNR compares images stored by either side at 1,500 px with those that
@@ -30,13 +31,13 @@ from typing import Final
 import numpy as np
 import PIL.Image
 
-from benchmarks.downloaders import SIZE, build_bare, build_img2dataset, build_ours
+from benchmarks.downloaders import SIZE, build_bare, build_client, build_img2dataset, build_ours
 from benchmarks.turns import take_turns
 from benchmarks.web import N_IMAGES, make_jpeg
 from hypergrit_common.images import decode
 
 ROUNDS: Final = 3
-BUILDERS: Final = {"img2dataset": build_img2dataset, "bare": build_bare, "ours": build_ours}
+BUILDERS: Final = {"img2dataset": build_img2dataset, "bare": build_bare, "client": build_client, "ours": build_ours}
 CASES: Final = {
     "http-500": ("http", 500, True),
     "http-1500": ("http", 1500, True),
@@ -147,14 +148,15 @@ def main() -> None:
             urls = [f"{scheme}://127.0.0.1:{ports[scheme]}/{side}/{i}" for i in range(args.n)]
             runs = {name: build(urls, folder, is_resized) for name, build in BUILDERS.items()}
             cpu_s, wall_s = time_alternately(runs, args.n)
-            tars = {"img2dataset": folder / "00000.tar", "bare": folder / "bare.tar", "ours": folder / "ours.tar"}
+            tars = {side: folder / f"{'00000' if side == 'img2dataset' else side}.tar" for side in BUILDERS}
             psnr = {name: lanczos_psnr(tar, side) for name, tar in tars.items()} if is_resized else {}
             for name in runs:
                 rates = f"{1e6 * cpu_s[name]:>14.0f}{1 / cpu_s[name]:>14.0f}{1 / wall_s[name]:>10.0f}"
                 print(f"{case:<16}{name:<14}{rates}{f'{psnr[name]:.1f}' if psnr else '':>10}", flush=True)
             key = case.replace("-", "_")
             ratio = round(cpu_s["img2dataset"] / cpu_s["ours"], 2)
-            result |= {key: ratio, f"{key}_bare": round(cpu_s["bare"] / cpu_s["ours"], 2)}
+            result |= {key: ratio}
+            result |= {f"{key}_{side}": round(cpu_s[side] / cpu_s["ours"], 2) for side in ("bare", "client")}
             if psnr:
                 result[f"{key}_psnr_gain"] = round(psnr["ours"] - psnr["img2dataset"], 1)
             if "ratio" not in result:

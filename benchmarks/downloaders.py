@@ -32,7 +32,7 @@ SIZE: Final = 256
 """Shorter side of the stored images, in pixels."""
 
 
-def our_shard(urls: list[str], folder: Path, config: DownloadConfig) -> Callable[[], list[bool]]:
+def our_shard(urls: list[str], folder: Path, config: DownloadConfig, name: str = "ours") -> Callable[[], list[bool]]:
     """Build our download stage and tar writer, for local servers; the function returns which rows are kept."""
     rows = [
         {"key": f"{i:012d}", "source": "", "source_row": i, "url": url, "caption_original": f"{i}", "status": "kept"}
@@ -44,7 +44,7 @@ def our_shard(urls: list[str], folder: Path, config: DownloadConfig) -> Callable
 
     def run() -> list[bool]:
         found = download(table).to_pylist()
-        with (folder / "ours.tar").open("wb") as file, TarWriter(file) as tar:
+        with (folder / f"{name}.tar").open("wb") as file, TarWriter(file) as tar:
             for row in found:
                 if row["status"] == "kept":
                     image, caption = row.pop("image"), row["caption_original"].encode()
@@ -59,6 +59,14 @@ def build_ours(urls: list[str], folder: Path, is_resized: bool) -> Callable[[], 
     """Build our shard; without resizing, images are verified and keep their bytes."""
     resize = ResizeConfig(mode="keep_ratio" if is_resized else "none", size=SIZE)
     run = our_shard(urls, folder, DownloadConfig(concurrency=CONCURRENCY, resize=resize))
+    return lambda: sum(run())
+
+
+def build_client(urls: list[str], folder: Path, is_resized: bool) -> Callable[[], int]:
+    """Build our shard with `download.client=img2dataset`."""
+    resize = ResizeConfig(mode="keep_ratio" if is_resized else "none", size=SIZE, kernel="area")
+    config = DownloadConfig(client="img2dataset", concurrency=CONCURRENCY, resize=resize)
+    run = our_shard(urls, folder, config, "client")
     return lambda: sum(run())
 
 

@@ -26,6 +26,7 @@ from pydantic import TypeAdapter, ValidationError
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import check_file
 from hypergrit_common.lazy import is_plugin
+from hypergrit_common.locations import PIPE, without_commands
 from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import one_line, redact
 from hypergrit_common.urls import clean, text_without_queries
@@ -109,6 +110,10 @@ def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) ->
     for layer in saved:
         if "trust" in layer[0]:
             raise UserError(f"{layer[1]} holds trust, which only you may give; remove it there")
+        if without_commands(layer[0]) != layer[0]:
+            raise UserError(
+                f"{layer[1]} holds a command ({PIPE}...), which is not run from there; give it on the command line"
+            )
         for key in keys.plugins:
             for name in _plugins([layer], key):
                 if name not in named[key]:
@@ -423,7 +428,7 @@ def to_yaml(config: Any) -> str:
     for key in marked_keys(type(config), "secret"):
         *groups, name = key.split(".")
         reduce(lambda group, name: group[name], groups, values).pop(name)
-    return dump_yaml(clean(values, strip_query=False))
+    return dump_yaml(without_commands(clean(values, strip_query=False)))
 
 
 def _load_yaml(path: str) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
-from hypergrit_common.locations import Locations, expand_braces, split_locations
+from hypergrit_common.locations import PIPE, Locations, expand_braces, split_locations
 from hypergrit_common.remote import open_store, refusal, store_errors
 from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
@@ -46,6 +46,8 @@ def list_shards(shards: Locations, subfolder: str = "train", suffix: str = ".tar
 
 
 def _list_pattern(pattern: str, subfolder: str, suffix: str) -> list[str]:
+    if pattern.startswith(PIPE):
+        raise UserError(f"{PIPE}... is a command, in whose output nothing can be found again; give files or URLs")
     fs, path = open_store(pattern)
     with read_errors_explained(pattern):
         is_glob = any(mark in path for mark in GLOB) and not fs.exists(path)

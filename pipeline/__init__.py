@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pipeline.report.stats import build_stats
     from pipeline.run.local import run_local
     from pipeline.run.provenance import make_provenance
+    from pipeline.shard_stream import open_shards
     from pipeline.stages.captions import CaptionsConfig, clean_captions
     from pipeline.stages.download.config import DownloadConfig
     from pipeline.stages.download.stage import Download
@@ -56,6 +57,7 @@ EXPORTS: Final = {
     "clean_captions": "pipeline.stages.captions",
     "load_config": "pipeline.config",
     "make_provenance": "pipeline.run.provenance",
+    "open_shards": "pipeline.shard_stream",
     "plan_shards": "pipeline.read.plan",
     "read_shard": "pipeline.read.source",
     "resolve_thresholds": "pipeline.stages.score.filters",
@@ -85,6 +87,7 @@ __all__ = [
     "clean_captions",
     "load_config",
     "make_provenance",
+    "open_shards",
     "plan_shards",
     "read_shard",
     "resolve_thresholds",

@@ -6,6 +6,8 @@ from typing import Final, Literal
 
 Need = Literal["boxes", "levels", "parse"]
 """Boxes with phrases, labels of a taxonomy, or the parse of the caption."""
+Layout = Literal["train", "hycoclip", "grit", "pairs"]
+"""How the members of a sample are named: train/ of the pipeline, HyCoCLIP's shards, raw GRIT, or pairs."""
 MODEL_NEEDS: Final = MappingProxyType(
     {
         **dict.fromkeys(("clip", "meru", "poinclip", "atmg", "euclip"), None),

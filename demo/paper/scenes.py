@@ -21,8 +21,8 @@ from demo.world.scenes import Scene, compose, make_scene
 from demo.world.sprites import TRAIN_STYLES, Style
 from demo.world.truth import object_boxes
 from hypergrit_common.disk import atomic_write
+from hypergrit_common.layouts import MIN_BOX_AREA_PX
 from pipeline.images import encode_jpeg
-from trainer.data.layouts import MIN_BOX_AREA_PX
 
 UNSEEN_SHARE: Final = {"concepts": 0.04, "colour": 0.1}  # of the pairs of concepts, and of a colour and a concept
 SCENES_PER_TAR: Final = 3000

@@ -45,6 +45,7 @@ LINES = {
         f"(224, 224) {CAPTION}": 4,
         "(224, 224) 'a small dog' score 0.90": 4,
     },
+    "read_open_shards.py": {f"{CAPTION} torch.Size([3, 224, 224])": 4, "('a small dog', torch.Size([3, 224, 224]))": 4},
     "read_torch.py": {"(4, 3, 224, 224) (4, 3, 224, 224)": 1, CAPTION: 4},
     "read_huggingface.py": {
         f"(300, 200) {CAPTION}": 4,

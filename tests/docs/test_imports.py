@@ -55,7 +55,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"output"},
         {"report"},
         {"run"},
-        {"explore"},
+        {"explore", "shard_stream"},
         {"commands", "__init__"},
         {"grit"},
     ],

@@ -24,18 +24,18 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_762),
+    "schemas": Size(12, 1_764),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(38, 5_285),
-    "pipeline": Size(151, 32_833, 9),
-    "trainer": Size(198, 28_691, 20),
+    "hypergrit_common": Size(41, 6_143),
+    "pipeline": Size(154, 33_172, 9),
+    "trainer": Size(198, 28_407, 20),
     "demo": Size(33, 4_522),
-    "benchmarks": Size(29, 4_376),
-    "tests": Size(606, 62970),
+    "benchmarks": Size(29, 4_386),
+    "tests": Size(609, 63494),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 315
+MAX_SETTINGS = 317
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 

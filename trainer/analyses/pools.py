@@ -21,8 +21,8 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageRejected, decode
+from hypergrit_common.samples import LIMITS
 from trainer.analyses.shard_points import HELD_OUT, embed_shards
-from trainer.data.crops import LIMITS
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.sets.annotations import check_text, json_object, read_json
 from trainer.evaluation.sets.annotations import field as value_of

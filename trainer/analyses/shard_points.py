@@ -20,14 +20,13 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageRejected
-from trainer.data.config import Layout
+from hypergrit_common.samples import BadSample, Sample, Word
+from schemas.training import Layout
 from trainer.data.index import SampleIndex
-from trainer.data.samples import BadSample, Sample
 from trainer.data.shards import ByteRangeReader
 from trainer.evaluation.embed import PairFeatures
 from trainer.evaluation.held_out.shards import HeldOutShards, read_available, render
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError
-from trainer.text.syntax import Word
 
 HELD_OUT: Final = "held_out"
 """Folder of the shards below the data folder."""

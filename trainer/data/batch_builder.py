@@ -10,25 +10,27 @@ import dataclasses
 import hashlib
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final
+from itertools import count, islice
+from typing import Any, Final, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from hypergrit_common.images import Image, ImageRejected
+from hypergrit_common.layouts import read_sample
+from hypergrit_common.samples import MAX_SAMPLE_BYTES, BadSample, Box, Sample, open_image, sample_key
+from schemas.training import Layout
 from trainer.batch import Stream
-from trainer.data.config import AugmentConfig, DataConfig, Layout
-from trainer.data.crops import augment, draw_crop
+from trainer.data.config import AugmentConfig, DataConfig
+from trainer.data.crops import augment, draw_crop, write_crops
 from trainer.data.index import SampleIndex
-from trainer.data.layouts import read_sample
 from trainer.data.order import Draw, Order
 from trainer.data.queries import find_queries, query_rows
-from trainer.data.runs import MAX_SAMPLE_BYTES, RunReader, run_length
-from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
+from trainer.data.runs import RunReader, run_length
 from trainer.data.subreddits import Segmenter
 from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import WordTree, align, collate_trees
@@ -70,61 +72,57 @@ class BatchRows:
     )  # owner, row of the parent and weight of each query
 
 
+class Candidate(NamedTuple):
+    """A sample that may become a row: the URL of its shard, and its bytes; `problem` is a reason not to read it."""
+
+    shard: str
+    name: str  # for messages, if the bytes tell no key
+    data: bytes
+    problem: BadSample | None = None
+
+
 @dataclass(kw_only=True)
-class BatchBuilder:
-    """Builds the batch at a given position. Can be pickled."""
+class RowBuilder:
+    """Builds batches of samples, wherever their bytes come from."""
 
     config: DataConfig
     layout: Layout
-    index: SampleIndex
-    order: Order
     tokenizer: TextTokenizer
     size_px: int
     needs: frozenset[str]
-    reader: RunReader = field(init=False)
 
     def __post_init__(self) -> None:
-        self.reader = RunReader(self.index)
         self.segmenter = Segmenter(self.tokenizer)  # for the samples that have a subreddit, in whatever layout
 
-    def plan_reads(self, batch: int, world_size: int, workers: int) -> None:
-        """Choose how many samples one request reads, for `workers` processes that build batches of this size."""
-        self.reader.length = run_length(self.order, self.index.mean_bytes, batch, world_size, workers)
+    def fill(self, position: int, rows_candidates: Sequence[Iterator[Candidate]]) -> tuple[dict[str, Any], BatchReport]:
+        """Return the fields of a `trainer.batch.Batch`, of the first usable candidate of each row, and a report.
 
-    def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
-        """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
-
-        `position` is the position of the first sample. A bad sample is replaced by `replacement`. If too many are bad,
-        the fields are empty and the report has an `error`. Raises UserError if a shard cannot be read.
+        `position` is the position of the first sample. If too many samples are bad, the fields are empty and the report has
+        an `error`.
         """
-        samples: list[int] = draw.samples.tolist()
-        rows = BatchRows(self.empty_images(len(samples)))
+        rows = BatchRows(self.empty_images(len(rows_candidates)))
         if "boxes" in self.needs and self.config.boxes == "random":
-            rows.boxes = self.empty_images(len(samples))
+            rows.boxes = self.empty_images(len(rows_candidates))
         report = BatchReport()
-        contents = self.reader.read_parts(samples, draw.ahead.tolist())
-        for row, (sample, content) in enumerate(zip(samples, contents, strict=True)):
-            data, chosen = content, sample
-            for attempt in range(MAX_ATTEMPTS):
+        for row, candidates in enumerate(rows_candidates):
+            for attempt, (shard, name, data, problem) in enumerate(islice(candidates, MAX_ATTEMPTS)):
                 generator = random.Random(f"{self.config.seed}:{position + row}:{attempt}")
-                if attempt:
-                    chosen = self.replacement(position + row, attempt)
-                    data = self.reader.read([chosen])[0]
                 try:
-                    self.check_size(chosen)
-                    self.add_sample(rows, row, read_sample(data, self.layout, self.needs), chosen, generator)
+                    if problem is not None:
+                        raise problem
+                    self.add_sample(rows, row, read_sample(data, self.layout, self.needs), shard, generator)
                     break
                 except BadSample as bad:
                     report.counts[f"bad/{bad.reason}"] += 1
                     if len(report.bad_samples) < MAX_REPORTED:
-                        report.bad_samples.append(f"{self.index.url(chosen)}: {sample_key(data) or chosen}: {bad}")
+                        report.bad_samples.append(f"{shard}: {sample_key(data) or name}: {bad}")
             else:
                 report.error = (
                     f"{MAX_ATTEMPTS} bad samples in a row, among them {report.bad_samples[-1]}; "
                     f"fix or replace the shards"
                 )
                 return {}, report
-        report.counts["samples"] += len(samples)
+        report.counts["samples"] += len(rows_candidates)
         report.counts["boxes"] += len(rows.box_ids)
         report.counts["equal_phrases"] += sum(rows.box_equal)
         fields = self.collate(rows)
@@ -135,29 +133,11 @@ class BatchBuilder:
         report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids, *rows.level_ids, *rows.query_ids)))
         return fields, report
 
-    def check_size(self, sample: int) -> None:
-        """Raise BadSample for a sample that is too large to be read."""
-        size = self.index.n_bytes(sample)
-        if size > MAX_SAMPLE_BYTES:
-            raise BadSample("too_large", f"the sample has {size} bytes, more than {MAX_SAMPLE_BYTES}")
-
     def empty_images(self, n: int) -> Image:
         return np.empty((n, self.size_px, self.size_px, 3), np.uint8)
 
-    def replacement(self, position: int, attempt: int) -> int:
-        """Return the sample that replaces a bad one at `position`: another one of its epoch, at a random distance.
-
-        The distance is equal for all positions of the epoch and, in the first attempts, a quarter to three quarters of it.
-        So a batch of less than a quarter of the epoch holds a sample twice only if samples need several attempts.
-        """
-        n = self.order.n_samples
-        epoch, place = divmod(position, n)
-        least = n // 4 if attempt <= FAR_ATTEMPTS else 0
-        distance = random.Random(f"{self.config.seed}:{epoch}:{attempt}").randrange(least, n - least)
-        return int(self.order.take(epoch * n + (place + distance) % n, 1).samples[0])
-
-    def add_sample(self, rows: BatchRows, row: int, sample: Sample, number: int, generator: random.Random) -> None:
-        """Crop and tokenize sample `number` of the index into a row.
+    def add_sample(self, rows: BatchRows, row: int, sample: Sample, shard: str, generator: random.Random) -> None:
+        """Crop and tokenize a sample of a shard into a row.
 
         Raises BadSample if an image is damaged; `rows` is then unchanged except for the pixels of that row.
         """
@@ -173,7 +153,7 @@ class BatchBuilder:
             ids, tree = align(self.tokenizer, caption, sample.words)
             rows.ids.append(ids)
             rows.trees.append(tree)
-        rows.keys.append(f"{self.index.url(number).rpartition('/')[2]}/{sample.key}")
+        rows.keys.append(f"{shard.rpartition('/')[2]}/{sample.key}")
         rows.box_images += box_images
         phrases = [self.token_ids(box.phrase) for box in boxes]
         rows.box_ids += phrases
@@ -234,8 +214,8 @@ class BatchBuilder:
                     crop_outs.append(out)
                 else:
                     box_image = open_image(box.image)
-                    box_image.write_crops([draw(box_image.full_region)], [out])
-            image.write_crops(crops, crop_outs)
+                    write_crops(box_image, [draw(box_image.full_region)], [out])
+            write_crops(image, crops, crop_outs)
         except ImageRejected as error:
             raise BadSample("undecodable_image", str(error)) from error
         if config.augment != AugmentConfig():  # drawn after all crops, which are the same without it
@@ -278,6 +258,60 @@ class BatchBuilder:
         if "queries" in self.needs:
             batch["more"] = batch.get("more", {}) | {"queries": query_stream(self.padded(rows.query_ids), rows.queries)}
         return batch
+
+
+@dataclass(kw_only=True)
+class BatchBuilder(RowBuilder):
+    """Builds the batch at a given position. Can be pickled."""
+
+    index: SampleIndex
+    order: Order
+    reader: RunReader = field(init=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.reader = RunReader(self.index)
+
+    def plan_reads(self, batch: int, world_size: int, workers: int) -> None:
+        """Choose how many samples one request reads, for `workers` processes that build batches of this size."""
+        self.reader.length = run_length(self.order, self.index.mean_bytes, batch, world_size, workers)
+
+    def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
+        """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
+
+        `position` is the position of the first sample. A bad sample is replaced by `replacement`. If too many are bad,
+        the fields are empty and the report has an `error`. Raises UserError if a shard cannot be read.
+        """
+        samples: list[int] = draw.samples.tolist()
+        contents = self.reader.read_parts(samples, draw.ahead.tolist())
+        rows = [self.candidates(position + row, sample, contents) for row, sample in enumerate(samples)]
+        return self.fill(position, rows)
+
+    def candidates(self, position: int, sample: int, contents: Iterator[bytes]) -> Iterator[Candidate]:
+        """Yield a sample, the next of `contents`, and those that replace it, one after the other."""
+        yield self.candidate(sample, next(contents))
+        for attempt in count(1):
+            sample = self.replacement(position, attempt)
+            yield self.candidate(sample, self.reader.read([sample])[0])
+
+    def candidate(self, sample: int, data: bytes) -> Candidate:
+        """A sample of the index, which is bad if it is too large to be read."""
+        size, problem = self.index.n_bytes(sample), None
+        if size > MAX_SAMPLE_BYTES:
+            problem = BadSample("too_large", f"the sample has {size} bytes, more than {MAX_SAMPLE_BYTES}")
+        return Candidate(self.index.url(sample), str(sample), data, problem)
+
+    def replacement(self, position: int, attempt: int) -> int:
+        """Return the sample that replaces a bad one at `position`: another one of its epoch, at a random distance.
+
+        The distance is equal for all positions of the epoch and, in the first attempts, a quarter to three quarters of it.
+        So a batch of less than a quarter of the epoch holds a sample twice only if samples need several attempts.
+        """
+        n = self.order.n_samples
+        epoch, place = divmod(position, n)
+        least = n // 4 if attempt <= FAR_ATTEMPTS else 0
+        distance = random.Random(f"{self.config.seed}:{epoch}:{attempt}").randrange(least, n - least)
+        return int(self.order.take(epoch * n + (place + distance) % n, 1).samples[0])
 
 
 def level_stream(rows: Tensor, levels: Sequence[tuple[int, int, int, int]]) -> Stream:

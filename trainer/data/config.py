@@ -11,7 +11,6 @@ from hypergrit_common.processes import n_cpus
 
 SYNTHETIC: Final = "synthetic"
 """Value of `shards` for drawn samples (trainer.data.synthetic)."""
-Layout = Literal["train", "hycoclip", "grit", "pairs"]
 Boxes = Literal["random", "all"]
 
 
@@ -52,6 +51,9 @@ class DataConfig:
     # with features, what the texts are. features: those of the frozen text tower; tokens: captions and phrases, for the
     # text tower of model.text, which is trained
     texts: Literal["features", "tokens"] = "features"
+    # how shards are read. index: at the places that an index gives, so that a run resumes exactly; webdataset: once from
+    # beginning to end, also from pipe:COMMAND and web servers that send no parts of files; a run resumes in another order
+    reader: Literal["index", "webdataset"] = "index"
     # weights of the sets in shards, in their order: the shares of the samples that are drawn from each,
     # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
     weights: tuple[float, ...] = ()
@@ -115,6 +117,9 @@ class DataConfig:
         check_range(self, "seed", *([] if self.workers == "auto" else ["workers"]), least=0)
         check_range(self, "prefetch", "text_multiple", least=1)
         check_positive(self, "weights")
+        if self.reader == "webdataset" and (self.weights or self.features):
+            name = "weights" if self.weights else "features"
+            raise UserError(f"{name} cannot be used with reader=webdataset, which reads a stream; set reader=index")
         if self.shards and self.features:
             raise UserError("shards and features are both set; train on one of them")
         for name in ("shards", "features"):

@@ -20,25 +20,14 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from hypergrit_common.image_codec import JPEG_END, REDUCTIONS
-from hypergrit_common.image_header import JPEG_START, SIMPLE_FRAMES, CostlyImageError, JpegHeader, read_jpeg_header
-from hypergrit_common.images import Image, ImageLimits, ImageRejected, check_header, decode, decode_jpeg
+from hypergrit_common.image_codec import REDUCTIONS
+from hypergrit_common.images import Image
+from hypergrit_common.samples import EncodedImage, Region
 from trainer.data.config import AugmentConfig
 from trainer.data.preprocess import resize_tensor
 
 WHITE: Final = 255
 MAX_DRAWS: Final = 10  # attempts to draw a region that fits the image, as in torchvision
-
-LIMITS: Final = ImageLimits(max_pixels=100_000_000, max_aspect_ratio=math.inf)
-
-
-class Region(NamedTuple):
-    """A rectangular region of an image, in whole pixels."""
-
-    x: int  # left edge
-    y: int  # top edge
-    width: int
-    height: int
 
 
 class Crop(NamedTuple):
@@ -148,68 +137,19 @@ def render_crop(image: Image, factor: int, crop: Crop, out: Image) -> None:
         cv2.resize(source, (width, height), dst=target, interpolation=cv2.INTER_CUBIC)
 
 
-def read_plain_jpeg(data: bytes) -> JpegHeader | None:
-    """Read the header of a JPEG that needs no conversion.
+def write_crops(encoded: EncodedImage, crops: Sequence[Crop | None], outs: Sequence[Image]) -> None:
+    """Decode an image once and write each crop to its output [size size 3]; None becomes a white output.
 
-    Returns None if the bytes are not a complete JPEG, if they contain Exif data, which may rotate the image, or if the
-    colours are CMYK.
+    Raises ImageRejected if the image is damaged.
     """
-    if not data.startswith(JPEG_START) or not data.endswith(JPEG_END):
-        return None
-    try:
-        header = read_jpeg_header(data)
-    except CostlyImageError:
-        return None  # `decode` refuses it
-    if header is None or header.frame not in SIMPLE_FRAMES or header.n_channels not in (1, 3) or header.has_exif:
-        return None
-    return header
-
-
-class EncodedImage:
-    """An encoded image whose pixels are decoded on demand. Raises ImageRejected if the bytes are not a usable image."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.header = read_plain_jpeg(data)
-        self.pixels: Image | None = None  # set here if the size is known only after decoding
-        if self.header is not None:
-            self.width, self.height = self.header.width, self.header.height
+    visible = [crop for crop in crops if crop is not None]
+    factor = reduction_factor(visible) if visible and encoded.header is not None else 1
+    image = encoded.decode(factor)
+    for crop, out in zip(crops, outs, strict=True):
+        if crop is None:
+            out[:] = WHITE
         else:
-            self.pixels = decode(data, LIMITS)
-            self.height, self.width = self.pixels.shape[:2]
-        check_header(self.width, self.height, LIMITS)
-
-    @property
-    def full_region(self) -> Region:
-        """The region that covers the full image."""
-        return Region(0, 0, self.width, self.height)
-
-    def decode(self, factor: int) -> Image:
-        """Decode to RGB at 1 / factor, with sides rounded up and Exif rotation applied.
-
-        Raises ImageRejected if the image is damaged.
-        """
-        if self.header is None:
-            assert self.pixels is not None, "decoded when it was read"
-            return self.pixels
-        pixels = decode_jpeg(self.data, self.header, REDUCTIONS[factor] | cv2.IMREAD_COLOR_RGB, LIMITS)
-        if pixels.shape[:2] != (-(-self.height // factor), -(-self.width // factor)):
-            raise ImageRejected("undecodable", "broken JPEG")
-        return pixels
-
-    def write_crops(self, crops: Sequence[Crop | None], outs: Sequence[Image]) -> None:
-        """Decode once and write each crop to its output [size size 3]; None becomes a white output.
-
-        Raises ImageRejected if the image is damaged.
-        """
-        visible = [crop for crop in crops if crop is not None]
-        factor = reduction_factor(visible) if visible and self.header is not None else 1
-        image = self.decode(factor)
-        for crop, out in zip(crops, outs, strict=True):
-            if crop is None:
-                out[:] = WHITE
-            else:
-                render_crop(image, factor, crop, out)
+            render_crop(image, factor, crop, out)
 
 
 # Random changes of cropped images: mirror images, colours, greyscale. The operations are torchvision's.

@@ -5,19 +5,19 @@
 
 import hashlib
 import os
-import re
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Final, NamedTuple
+from typing import Any, BinaryIO, Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.image_header import type_of
+from hypergrit_common.samples import MEMBER
 from hypergrit_common.tar import BLOCK, TarError, iter_members, round_up_to_block
 from trainer.data.listing import Stored
 from trainer.data.shards import ByteRange, ShardFile
@@ -237,9 +237,6 @@ class IndexFacts:
 # The members of a sample are adjacent in its shard, as the webdataset format requires, so a sample is one byte range and
 # takes one read. Its headers are parsed again after the read.
 
-MEMBER: Final = re.compile(r"((?:.*/)?[^./]+)\.([^/]*)")
-"""Key and extension of a member, as in webdataset: the key ends at the first dot after the last slash."""
-
 
 def index_shard(url: str) -> ShardIndex:
     """Index a shard from its headers. The incomplete last sample of a truncated shard is dropped.
@@ -277,20 +274,3 @@ def member_names(url: str) -> Iterator[str]:
     with ShardFile(url) as file, suppress(TarError):
         for member in iter_members(file.read_at, 0, file.size):
             yield member.name
-
-
-class SampleMember(NamedTuple):
-    """A file of a sample; `offset` is that of its content, in the bytes of the sample."""
-
-    key: str
-    extension: str
-    offset: int
-    size: int
-
-
-def sample_members(data: bytes) -> Iterator[SampleMember]:
-    """Yield the files in the bytes of a sample. Raises TarError if they are truncated or not part of a tar."""
-    for member in iter_members(lambda offset, length: data[offset : offset + length], 0, len(data), verify=False):
-        match = MEMBER.fullmatch(member.name)
-        if match is not None:
-            yield SampleMember(match[1], match[2], member.data_offset, member.size)

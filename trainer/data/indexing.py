@@ -22,13 +22,13 @@ from numpy.typing import NDArray
 from hypergrit_common.arrow_sizes import batch_sizes, check_size, open_arrow_file
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
+from hypergrit_common.layouts import is_needed
 from hypergrit_common.processes import n_cpus
 from hypergrit_common.remote import map_concurrently, open_file, store_errors
 from hypergrit_common.tar import BLOCK
 from hypergrit_common.text import counted
 from schemas.files import INDEX_SUBREDDITS
 from trainer.data.index import MAX_SHARD_BYTES, SampleIndex, ShardIndex, index_shard
-from trainer.data.layouts import is_needed
 from trainer.data.listing import ShardFacts, ShardVersion, list_facts, version_of
 
 # Read the pipeline's `_index/`: the places of the samples of a shard, without its headers.
@@ -41,7 +41,7 @@ COLUMNS: Final = ("format", "offset", "size", "members")
 def read_index(facts: ShardFacts, needs: frozenset[str] | None) -> ShardIndex | None:
     """Read the index of a shard if its manifest names one, else return None.
 
-    A range ends with the last member that `needs` asks for (`trainer.data.layouts.is_needed`); None: the whole sample.
+    A range ends with the last member that `needs` asks for (`hypergrit_common.layouts.is_needed`); None: the whole sample.
     Logs an index that differs from its manifest, and returns None. Raises UserError for a shard whose size differs
     from that in its manifest.
     """

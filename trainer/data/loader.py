@@ -11,6 +11,7 @@ from torch.utils.data import Dataset
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.locations import Locations
+from hypergrit_common.samples import is_logged, too_many_bad
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
 from trainer.batch import Batch
@@ -19,9 +20,9 @@ from trainer.data.config import DataConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.index import SampleIndex
 from trainer.data.indexing import default_folder
-from trainer.data.layouts import FIXES, probe
 from trainer.data.listing import ShardVersion
 from trainer.data.order import BlockOrder, Draw, MixtureOrder, Order, block_width, list_sets
+from trainer.data.probe import FIXES, probe
 from trainer.data.shared_index import build_shared_index
 from trainer.data.workers import next_result, read_ahead
 from trainer.distributed.gather import all_ranks
@@ -32,9 +33,7 @@ logger = logging.getLogger(__name__)
 KEY: Final = "data.shards"
 FEATURES_KEY: Final = "data.features"
 MAX_DAMAGED: Final = 100  # samples of this process with damaged headers, which indexing has found correct
-MIN_BAD: Final = 64  # bad samples of this process before their share counts
 DRAWN: Final = 4096  # positions that are drawn at once: 256 of them take a third of the time of all
-MAX_LOGGED: Final = 5  # every bad sample up to this number is logged; after it, only the 8th, 16th, 32nd, ...
 
 
 class BatchRequest(NamedTuple):
@@ -145,6 +144,11 @@ class Loader:
         return self.order.n_samples
 
     @property
+    def size(self) -> str:
+        """The size of the data, for the log."""
+        return f"{self.n_samples} training samples"
+
+    @property
     def epoch(self) -> float:
         """The number of passes over the data so far."""
         return self.position / self.n_samples
@@ -166,6 +170,10 @@ class Loader:
             prefetch_factor=self.config.prefetch if workers else None,
             pin_memory=torch.cuda.is_available(),
         )
+        yield from self._checked(results)
+
+    def _checked(self, results: Iterator[tuple[dict[str, Any], BatchReport]]) -> Iterator[Batch]:
+        """Yield the batches, and count what their reports tell. Raises UserError."""
         while True:
             fields, report = next_result(results)
             if report.error:
@@ -195,19 +203,15 @@ class Loader:
             )
         self._check_bad_share()
         for number, line in enumerate(report.bad_samples, n_bad + 1):
-            if number <= MAX_LOGGED or number & (number - 1) == 0:
+            if is_logged(number):
                 logger.warning("bad sample %d, replaced: %s", number, line)
 
     def _check_bad_share(self) -> None:
-        n_read, limit = self.counts["samples"] + self.n_bad, self.config.max_bad_share
-        if self.n_bad >= MIN_BAD and self.n_bad > limit * n_read:
-            bad = [(name[4:], n) for name, n in self.counts.most_common() if name.startswith("bad/")]
-            reasons, fix = ", ".join(f"{n} {name}" for name, n in bad), FIXES.get(bad[0][0], "")
-            raise UserError(
-                f"{self.key}: {self.n_bad} of the {n_read} samples that this process has read are bad ({reasons}), more than "
-                f"data.max_bad_share={limit}; {fix or 'fix or remove the shards that the log names'}, or raise "
-                "data.max_bad_share"
-            )
+        limit = f"data.max_bad_share={self.config.max_bad_share}"
+        problem, reason = too_many_bad(self.counts, self.counts["samples"] + self.n_bad, limit)
+        if problem:
+            fix = FIXES.get(reason, "fix or remove the shards that the log names")
+            raise UserError(f"{self.key}: {problem}; {fix}, or raise data.max_bad_share")
 
     @property
     def n_bad(self) -> int:
@@ -219,6 +223,11 @@ class Loader:
         # The keys are part of the checkpoint format.
         facts = {"samples": self.n_samples, "shards": len(self.urls)}
         return {"place": self.position, "data": self.fingerprint, "counts": dict(self.counts), **facts}
+
+    @property
+    def data_facts(self) -> dict[str, Any]:
+        """What the record of a model tells about its data."""
+        return {"index_hash": self.builder.index.fingerprint, "samples": self.n_samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from the position in `state` without reading earlier samples, in the order in which the run began.

@@ -7,6 +7,7 @@ from typing import Final
 
 import numpy as np
 
+from hypergrit_common.samples import MAX_SAMPLE_BYTES
 from hypergrit_common.tar import BLOCK
 from trainer.data.index import SampleIndex, ShardIndex
 from trainer.data.order import BlockOrder, Order
@@ -16,8 +17,6 @@ MAX_KEPT_BYTES: Final = 512 << 20
 """Bytes of samples that a process keeps for its next batches."""
 MAX_PART_BYTES: Final = 64 << 20
 """Bytes of samples that are read together."""
-MAX_SAMPLE_BYTES: Final = 64 << 20
-"""Larger samples are not read, since a batch of them would need all memory."""
 MIN_USED: Final = 0.5
 """Smallest share of the bytes of a run that belongs to needed members; with less, samples are read one by one."""
 

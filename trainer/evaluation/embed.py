@@ -8,10 +8,11 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from hypergrit_common.samples import Word
 from trainer.batch import check_finite
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer, pad
-from trainer.text.syntax import Word, align, collate_trees
+from trainer.text.syntax import align, collate_trees
 
 Item = TypeVar("Item")
 

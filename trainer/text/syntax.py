@@ -7,28 +7,18 @@ Shapes: b texts, l tokens, w words of the longest text.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from hypergrit_common.samples import Word
 from trainer.text.base import Span, TextTokenizer, pad_rows
 from trainer.text.relations import RELATIONS
 
 RELATION_IDS = {name: index for index, name in enumerate(RELATIONS)}
 NONE = -1  # no word: a token without a word, or padding
-
-
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """A word of a parse, as the parser returns it."""
-
-    start: int  # first character in the caption
-    end: int  # one past the last character
-    head: int  # index of the head among the words; that of the word itself for a root
-    dep: str  # dependency label of the edge to the head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,32 +53,6 @@ class Syntax:
     def map(self, function: Callable[[Tensor], Tensor]) -> "Syntax":
         """Return a copy with `function` applied to each tensor, such as a selection of rows."""
         return Syntax(**{field.name: function(getattr(self, field.name)) for field in dataclasses.fields(self)})
-
-
-def read_words(tokens: Sequence[Mapping[str, Any]], caption: str) -> list[Word]:
-    """Read the parse in a sample's JSON (schemas.rows.TOKEN).
-
-    Raises ValueError, naming the word, if it is not a valid parse of `caption`.
-    """
-    words, previous_end = [], 0
-    for index, token in enumerate(tokens):
-        try:
-            start, end, head, dep = token["start"], token["end"], token["head"], token["dep"]
-        except (KeyError, TypeError) as error:
-            problem = f"has no {error}" if isinstance(error, KeyError) else "is not an object"
-            raise ValueError(f"tokens[{index}] {problem}; it needs start, end, head and dep") from error
-        if not all(type(value) is int for value in (start, end, head)) or not isinstance(dep, str):
-            raise ValueError(f"tokens[{index}]: start, end and head must be integers, and dep a string")
-        if not previous_end <= start <= end <= len(caption):
-            raise ValueError(
-                f"tokens[{index}] has the span [{start}, {end}) in a caption of {len(caption)} characters, "
-                f"after a token that ends at {previous_end}: not a parse of this caption"
-            )
-        if not 0 <= head < len(tokens):
-            raise ValueError(f"tokens[{index}] has head {head}, but there are {len(tokens)} words")
-        words.append(Word(start=start, end=end, head=head, dep=dep))
-        previous_end = end
-    return words
 
 
 def largest_overlap(spans: Sequence[Span], words: Sequence[Word]) -> list[int]:

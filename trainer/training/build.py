@@ -31,6 +31,7 @@ from trainer.checkpoints.towers import attach_tower
 from trainer.config import TrainConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.loader import Loader
+from trainer.data.stream import StreamLoader
 from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED, TRANSFORMERS
@@ -100,7 +101,7 @@ def build(config: TrainConfig, process: Process) -> Training:
         keep_residuals_in_bf16(model)
     check_memory(config, model, process, torch.autocast(process.device.type, dtype, enabled=precision != "fp32"))
     multiple = config.data.text_multiple or (TEXT_MULTIPLE if process.device.type == "cuda" else 1)
-    loader = Loader(
+    loader = (StreamLoader if config.data.reader == "webdataset" else Loader)(
         dataclasses.replace(config.data, text_multiple=multiple),
         tokenizer=tokenizer,
         size_px=config.model.image.size_px,
@@ -109,7 +110,8 @@ def build(config: TrainConfig, process: Process) -> Training:
         rank=process.rank,
         world_size=process.world_size,
     )
-    if isinstance(loader.builder, FeatureBuilder):
+    if config.data.features:
+        assert isinstance(loader.builder, FeatureBuilder)
         check_states(config, loader.builder.index)
         if not config.init:
             standardise_heads(model, loader.builder.index)

@@ -130,7 +130,7 @@ def log_summary(run: Training, last: str | None) -> None:
     world_size = run.process.world_size
     parts = [
         f"{n_parameters / 1e6:.1f} M trainable parameters",
-        f"{run.loader.n_samples} training samples",
+        run.loader.size,
         f"batch size {run.config.batch_size}",
         run.precision,
         f"{world_size} process{'es' if world_size > 1 else ''} on {run.process.device.type}",

@@ -116,7 +116,7 @@ def write_model(run: Training, model: DualEncoder) -> None:
     draft, final = output / ".model", output / "model"
     shutil.rmtree(draft, ignore_errors=True)
     preprocess = PreprocessConfig(size_px=run.config.model.image.size_px)
-    data = {"index_hash": run.loader.builder.index.fingerprint, "samples": run.loader.n_samples}
+    data = run.loader.data_facts
     facts = {"steps": run.step, "samples": run.step * run.config.batch_size}
     record = {**facts, "data": data, "training": as_dict(run.config)}
     with write_errors_explained(final):

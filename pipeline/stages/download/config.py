@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from yarl import URL
 
@@ -24,6 +24,10 @@ class DownloadConfig:
         UserError: a value is out of its range, `contact` is not one line, or `headers` or `proxy` cannot be used.
     """
 
+    # aiohttp: the client of this project. img2dataset: the downloader and the resizer of that package (the extra of its name)
+    # with an opener of ours, which keeps the same limits and rules; it takes more CPU time
+    client: Literal["aiohttp", "img2dataset"] = "aiohttp"
+    """Name of the client."""
     # maximum number of requests that one worker has in flight
     concurrency: int = runtime(64)
     """Requests, at least 1."""
@@ -111,9 +115,17 @@ class DownloadConfig:
         """Check what requests need, before the first one.
 
         Raises:
-            UserError: `proxy_resolves` is set without a proxy (a saved configuration has none), or `robots_txt` without
-                the package protego.
+            UserError: `proxy_resolves` is set without a proxy (a saved configuration has none), `robots_txt` without the
+                package protego, or `client` without its package or with a setting that it cannot keep.
         """
+        if self.client == "img2dataset":
+            if find_spec("img2dataset") is None:
+                raise UserError("download.client=img2dataset needs that package; pip install 'hypergrit[img2dataset]'")
+            if self.resize.mode == "keep_ratio" and self.resize.kernel != "area":
+                raise UserError(
+                    f"download.client=img2dataset cannot keep download.resize.kernel={self.resize.kernel}, since its resizer "
+                    "has OpenCV's kernels alone; set download.resize.kernel=area, or download.client=aiohttp"
+                )
         if self.proxy_resolves and not self.proxy:
             raise UserError("download.proxy_resolves is true, but there is no proxy; set download.proxy too")
         if self.robots_txt and find_spec("protego") is None:

@@ -1,26 +1,25 @@
 """Stage `download`: concurrent requests on one event loop, decoding in threads, rows in their original order."""
 
 import asyncio
-import hashlib
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 import pyarrow as pa
 from yarl import URL
 
 from hypergrit_common.errors import is_machine_error
-from hypergrit_common.images import Decoded, ImageRejected, decode_reduced
 from pipeline.faults import Fault, describe, format_traceback
-from pipeline.images import MAX_SIDE_PX, encode_jpeg, keeps_size, resize_as
 from pipeline.stages.download.addresses import FetchError, parse_url
 from pipeline.stages.download.client import Client, Worker
 from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.download.fetch import Deadline, Request
 from pipeline.stages.download.hosts import TRIALS
+from pipeline.stages.download.img2dataset_shard import Img2datasetShard
 from pipeline.stages.download.permits import PermitAddress, PermitsError
+from pipeline.stages.download.prepare import Outcome, prepare_image
 from pipeline.stages.stage import Context, Stage, TableFunction
 from schemas.rows import DOWNLOADED
 from schemas.status import REASONS
@@ -35,26 +34,6 @@ POPULAR: Final = 16
 PATIENCE_S: Final = 10.0
 PAUSE_S: Final = 0.2
 """Pause before an image is decoded again if this machine lacked files, memory or threads, for at most PATIENCE_S."""
-PIXEL_BYTES: Final = 4
-METADATA_BYTES: Final = 1 << 17
-"""A stored JPEG has at most PIXEL_BYTES per pixel and METADATA_BYTES besides, so that a shard of them is bounded."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """The result for a row.
-
-    Attributes:
-        fields: the new columns of DOWNLOADED that are known.
-        image: bytes to store; None for a dropped row.
-        drop: why the row is dropped; None: it is kept.
-        fault: what the stage raised, which `drop` tells too; None: nothing.
-    """
-
-    fields: dict[str, Any]
-    image: bytes | None = None
-    drop: Drop | None = None
-    fault: Fault | None = None
 
 
 class Download(Stage):
@@ -147,8 +126,19 @@ class Download(Stage):
     async def _prepare_all(self, rows: Sequence[tuple[str, str | None, bytes | None]], client: Client) -> list[Outcome]:
         """The outcomes of `rows` (key, URL, image bytes or None), in their order."""
         client.hosts.forget()
-        requests = [parse_request(url or "", self.config) if image is None else image for _, url, image in rows]
+        requests: list[Request | bytes | FetchError | Outcome] = [
+            parse_request(url or "", self.config) if image is None else image for _, url, image in rows
+        ]
         places = [request.url if isinstance(request, Request) else i for i, request in enumerate(requests)]
+        if self.config.client == "img2dataset":
+            asked = {
+                str(request.url): request for i in by_host(requests) if isinstance(request := requests[i], Request)
+            }
+            found = await Img2datasetShard(client, self.config, asked).run() if asked else {}
+            requests = [
+                found[str(place)] if isinstance(place, URL) else request
+                for place, request in zip(places, requests, strict=True)
+            ]
         workers = ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode")
         with workers as pool:
             try:
@@ -163,10 +153,12 @@ class Download(Stage):
         return [tasks[place].result() for place in places]
 
     async def _row(
-        self, key: str, request: Request | bytes | FetchError, client: Client, pool: ThreadPoolExecutor
+        self, key: str, request: Request | bytes | FetchError | Outcome, client: Client, pool: ThreadPoolExecutor
     ) -> Outcome:
         """The outcome of one row, whatever happens to it."""
         try:
+            if isinstance(request, Outcome):
+                return request
             if isinstance(request, FetchError):
                 raise request
             if isinstance(request, bytes):
@@ -208,7 +200,7 @@ def parse_request(url: str, config: DownloadConfig) -> Request | FetchError:
         return error
 
 
-def by_host(requests: Sequence[Request | bytes | FetchError]) -> list[int]:
+def by_host(requests: Sequence[Request | bytes | FetchError | Outcome]) -> list[int]:
     """The order in which to start: the first row of each host, the second of each, and so on.
 
     The first rows find out early which hosts are slow or dead, and the rows of one host are spread over time. Hosts
@@ -222,45 +214,6 @@ def by_host(requests: Sequence[Request | bytes | FetchError]) -> list[int]:
         ranks.append(0 if is_trial else seen[host])
         seen[host] += 1
     return sorted(range(len(requests)), key=ranks.__getitem__)
-
-
-def prepare_image(data: bytes, config: DownloadConfig) -> Outcome:
-    """Verify, rotate, resize and encode one image; an upright RGB JPEG of the right size keeps its bytes.
-
-    It is encoded again only if its bytes exceed what its pixels and metadata explain.
-    """
-    fields: dict[str, Any] = {"sha256": hashlib.sha256(data).hexdigest()}
-    if len(data) > config.max_bytes:
-        return Outcome(fields, drop=Drop("too_many_bytes", f"more than {config.max_bytes}"))
-    try:
-        decoded, keeps_bytes = decode_to_store(data, config)
-    except ImageRejected as error:
-        return Outcome(fields, drop=Drop(error.reason, error.detail))
-    size = original = decoded.original_width, decoded.original_height
-    if not keeps_bytes:
-        pixels = resize_as(decoded.pixels, config.resize)
-        size = pixels.shape[1], pixels.shape[0]
-    if max(size) > MAX_SIDE_PX:  # possible with resize.mode=none and high limits
-        detail = f"{size[0]} x {size[1]} px, but the side of a JPEG has at most {MAX_SIDE_PX}"
-        return Outcome(fields, drop=Drop("too_many_pixels", detail))
-    fields |= zip(("width", "height", "original_width", "original_height"), (*size, *original), strict=True)
-    fields["original_format"] = decoded.original_format
-    return Outcome(fields, data if keeps_bytes else encode_jpeg(pixels, config.resize.jpeg_quality))
-
-
-def decode_to_store(data: bytes, config: DownloadConfig) -> tuple[Decoded, bool]:
-    """Decode an image; return True with it if it keeps its bytes. Raises ImageRejected.
-
-    Without resizing, most images keep their bytes, so a JPEG is first decoded at the smallest size, which verifies it.
-    """
-    is_resized = config.resize.mode != "none"
-    decoded = decode_reduced(data, config.limits, config.resize.size if is_resized else 1)
-    width, height = decoded.original_width, decoded.original_height
-    is_lean = len(data) <= PIXEL_BYTES * height * width + METADATA_BYTES
-    keeps_bytes = decoded.is_plain and is_lean and keeps_size(width, height, config.resize)
-    if not (keeps_bytes or is_resized) and decoded.pixels.shape[:2] != (height, width):
-        decoded = decode_reduced(data, config.limits, None)
-    return decoded, keeps_bytes
 
 
 def drop_duplicates(table: pa.Table) -> pa.Table:

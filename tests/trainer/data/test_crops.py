@@ -10,17 +10,9 @@ from torchvision.transforms import InterpolationMode, RandomResizedCrop
 from torchvision.transforms.functional import resized_crop
 
 from hypergrit_common.images import ImageRejected
+from hypergrit_common.samples import EncodedImage, Region
 from tests.trainer.data.samples import jpeg
-from trainer.data.crops import (
-    Crop,
-    EncodedImage,
-    Region,
-    draw_crop,
-    draw_region,
-    overlap,
-    reduce_region,
-    reduction_factor,
-)
+from trainer.data.crops import Crop, draw_crop, draw_region, overlap, reduce_region, reduction_factor, write_crops
 
 SCALE, RATIO = (0.5, 1.0), (0.75, 4 / 3)
 
@@ -53,7 +45,7 @@ def test_pixels_differ_from_torchvisions_by_a_few_levels(
     width: int, height: int, region: Region, factor: int, mean: float, maximum: int
 ) -> None:
     data, out, crop = photo(width, height), np.zeros((224, 224, 3), np.uint8), Crop(region, Region(0, 0, 224, 224))
-    EncodedImage(data).write_crops([crop], [out])
+    write_crops(EncodedImage(data), [crop], [out])
     assert reduction_factor([crop]) == factor
     x, y, columns, rows = (factor * value for value in reduce_region(region, factor))
     assert max(abs(x - region.x), abs(y - region.y), abs(columns - region.width), abs(rows - region.height)) <= factor
@@ -107,7 +99,7 @@ def test_crop_of_a_padded_image_is_white_outside_the_image() -> None:
     crop = draw_crop(random.Random(0), True, 64, (1.0, 1.0), (1.0, 1.0), Region(10, 20, 40, 80))
     assert crop == Crop(Region(10, 20, 40, 80), Region(16, 0, 32, 64))
     out = np.zeros((64, 64, 3), np.uint8)
-    EncodedImage(jpeg(100, 120, 120)).write_crops([crop], [out])
+    write_crops(EncodedImage(jpeg(100, 120, 120)), [crop], [out])
     assert (out[:, :16] == 255).all()
     assert (out[:, 48:] == 255).all()
     assert (out[:, 16:48] < 120).all()
@@ -118,7 +110,7 @@ def test_crop_that_shows_only_padding_is_white() -> None:
     assert overlap(-60, 50, 10, 64) is None
     assert overlap(10, 50, 10, 64) is None
     out = np.zeros((8, 8, 3), np.uint8)
-    EncodedImage(jpeg()).write_crops([None], [out])
+    write_crops(EncodedImage(jpeg()), [None], [out])
     assert (out == 255).all()
 
 

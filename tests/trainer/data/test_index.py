@@ -8,10 +8,11 @@ import webdataset
 
 from hypergrit_common import remote
 from hypergrit_common.errors import UserError
+from hypergrit_common.samples import sample_members
 from hypergrit_common.shards import list_shards
 from tests.trainer.data.samples import train_files, write_shards, write_tar
 from trainer.data import indexing
-from trainer.data.index import SampleIndex, index_shard, sample_members
+from trainer.data.index import SampleIndex, index_shard
 from trainer.data.indexing import build_index
 from trainer.data.shards import ByteRangeReader, ShardFile
 

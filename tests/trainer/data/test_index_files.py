@@ -10,6 +10,8 @@ import fsspec
 import pytest
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.layouts import read_sample
+from hypergrit_common.samples import sample_members
 from hypergrit_common.shards import list_shards
 from pipeline.config import WriteConfig
 from pipeline.output.write.stage import write_shard
@@ -17,9 +19,9 @@ from schemas.training import training_line
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, table
 from tests.pipeline.output.write.test_index import remove_index
 from tests.trainer.data.loading import assert_batches_equal, small_loader, take
-from trainer.data.index import SampleIndex, index_shard, sample_members
+from trainer.data.index import SampleIndex, index_shard
 from trainer.data.indexing import build_index
-from trainer.data.layouts import probe, read_sample
+from trainer.data.probe import probe
 from trainer.data.shards import ByteRangeReader, ShardFile
 
 COUNTS = (3, 0, 5)

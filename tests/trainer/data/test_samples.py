@@ -5,12 +5,10 @@ from typing import Any
 
 import pytest
 
+from hypergrit_common.layouts import find_layout, read_sample
+from hypergrit_common.samples import BadSample, Region, Sample, SampleFiles, sample_key, sample_members
+from schemas.training import Layout
 from tests.trainer.data.samples import Files, grit_files, jpeg, pair_files, tar_bytes, train_files
-from trainer.data.config import Layout
-from trainer.data.crops import Region
-from trainer.data.index import sample_members
-from trainer.data.layouts import find_layout, read_sample
-from trainer.data.samples import BadSample, Sample, SampleFiles, sample_key
 
 BOXES, PARSE, NOTHING = frozenset({"boxes"}), frozenset({"parse"}), frozenset[str]()
 

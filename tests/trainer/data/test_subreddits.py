@@ -1,7 +1,7 @@
 import pytest
 
+from hypergrit_common.layouts import read_subreddit
 from tests.patience import linear_time
-from trainer.data.layouts import read_subreddit
 from trainer.data.subreddits import Segmenter, redcaps_words
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer
 

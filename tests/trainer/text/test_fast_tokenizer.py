@@ -6,10 +6,11 @@ from pathlib import Path
 import pytest
 import transformers
 
+from hypergrit_common.samples import Word
 from tests.trainer.tiny_transformers import tiny_tokenizer
 from trainer.data.subreddits import Segmenter
 from trainer.text.fast_tokenizer import FastTokenizer, load_fast_tokenizer, read_fast_tokenizer, write_fast_tokenizer
-from trainer.text.syntax import NONE, Word, align
+from trainer.text.syntax import NONE, align
 
 KINDS = ("bert", "t5", "clip_text_model")
 TEXTS = ("", "cat", "The Dog of a box: 12, and ¿ more", "dog " * 30)

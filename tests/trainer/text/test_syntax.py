@@ -9,16 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
-from trainer.text.syntax import (
-    NONE,
-    RELATIONS,
-    Word,
-    WordTree,
-    align,
-    collate_trees,
-    largest_overlap,
-    read_words,
-)
+from hypergrit_common.samples import Word, read_words
+from trainer.text.syntax import NONE, RELATIONS, WordTree, align, collate_trees, largest_overlap
 from trainer.text.tokenizer import openai_tokenizer
 
 OPENAI = openai_tokenizer()

@@ -18,21 +18,22 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.images import ImageRejected
+from hypergrit_common.layouts import read_sample
 from hypergrit_common.locations import Locations
+from hypergrit_common.samples import BadSample, Box, Region, Sample, Word, open_image, sample_key
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
-from trainer.data.config import DataConfig, Layout
-from trainer.data.crops import Crop, Region, draw_crop
+from schemas.training import Layout
+from trainer.data.config import DataConfig
+from trainer.data.crops import Crop, draw_crop, write_crops
 from trainer.data.indexing import build_index
-from trainer.data.layouts import probe, read_sample
 from trainer.data.loader import check_damaged_shards
-from trainer.data.samples import BadSample, Box, Sample, open_image, sample_key
+from trainer.data.probe import probe
 from trainer.data.shards import ByteRangeReader
 from trainer.evaluation.embed import PairFeatures, embed_images, embed_texts
 from trainer.evaluation.held_out.share import Sharing, map_shared
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer
-from trainer.text.syntax import Word
 
 logger = logging.getLogger(__name__)
 
@@ -175,7 +176,7 @@ def render(
     else:
         crop = Crop(region, Region(0, 0, size_px, size_px))
     out = np.empty((size_px, size_px, 3), np.uint8)
-    image.write_crops([crop], [out])
+    write_crops(image, [crop], [out])
     return torch.from_numpy(out).permute(2, 0, 1)
 
 

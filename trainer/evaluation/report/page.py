@@ -13,8 +13,8 @@ from markupsafe import Markup, escape
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.html import render_page
 from hypergrit_common.images import ImageRejected, decode
+from hypergrit_common.samples import LIMITS
 from hypergrit_common.text import without_controls
-from trainer.data.crops import LIMITS
 from trainer.evaluation.catalog import TASKS
 from trainer.evaluation.report.tables import (
     Results,

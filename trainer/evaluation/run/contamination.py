@@ -24,12 +24,11 @@ from hypergrit_common.errors import prefixed
 from hypergrit_common.images import ImageRejected, decode
 from hypergrit_common.locations import Locations
 from hypergrit_common.near_duplicates import find_near, normal_url, perceptual_hash
+from hypergrit_common.samples import LIMITS, BadSample, SampleFiles
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
-from trainer.data.crops import LIMITS
 from trainer.data.index import SampleIndex
 from trainer.data.indexing import build_index
-from trainer.data.samples import BadSample, SampleFiles
 from trainer.data.shards import ByteRangeReader
 from trainer.evaluation.sets.pictures import read_content
 from trainer.evaluation.task import ImageSource

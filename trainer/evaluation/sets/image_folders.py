@@ -15,8 +15,8 @@ from torch import Tensor
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.images import ImageRejected, decode
+from hypergrit_common.samples import LIMITS
 from hypergrit_common.text import shortened
-from trainer.data.crops import LIMITS
 from trainer.data.preprocess import PreprocessConfig, fit
 
 logger = logging.getLogger(__name__)

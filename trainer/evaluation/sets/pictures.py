@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hypergrit_common.images import ImageRejected, decode
-from trainer.data.crops import LIMITS
+from hypergrit_common.samples import LIMITS
 from trainer.data.preprocess import PreprocessConfig, resize_tensor
 from trainer.data.preprocess import fit as fit_config
 from trainer.evaluation.task import Fit, ImageSource

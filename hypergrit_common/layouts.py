@@ -9,16 +9,21 @@ pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (R
 """
 
 import json
-import logging
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import suppress
-from itertools import groupby
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final
 
-import numpy as np
-
-from hypergrit_common.errors import UserError
+from hypergrit_common.samples import (
+    BadSample,
+    Box,
+    Caption,
+    EncodedImage,
+    Region,
+    Sample,
+    SampleFiles,
+    Word,
+    open_image,
+    read_words,
+)
 from hypergrit_common.text import shortened
 from schemas.files import (
     GRIT_CAPTION,
@@ -31,15 +36,7 @@ from schemas.files import (
     TRAIN_IMAGE,
     TRAIN_N_PARENTS,
 )
-from schemas.training import Need, training_line
-from trainer.data.config import Layout
-from trainer.data.crops import EncodedImage, Region
-from trainer.data.index import MEMBER, SampleIndex, member_names
-from trainer.data.samples import BadSample, Box, Caption, Sample, SampleFiles, open_image, sample_key
-from trainer.data.shards import ByteRangeReader
-from trainer.text.syntax import Word, read_words
-
-logger = logging.getLogger(__name__)
+from schemas.training import Layout
 
 IMAGES: Final = (GRIT_IMAGE, "jpeg", "png", "webp")  # extensions of the image in the layouts grit and pairs
 MAX_SUBREDDIT: Final = 64  # characters; Reddit's names have at most 21
@@ -62,8 +59,10 @@ def find_layout(data: bytes) -> Layout:
     )
 
 
-def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
-    """Read a sample from its bytes; `needs` may contain "boxes", "parse" and "captions"; "pairs": it may lack boxes.
+def read_sample(data: bytes, layout: Layout, needs: frozenset[str], wanted: frozenset[str] = frozenset()) -> Sample:
+    """Read a sample from its bytes; `needs` may contain "boxes", "parse" and "captions", and so may what is only `wanted`.
+
+    With "pairs" among the needs, it may lack boxes.
 
     Raises BadSample if the sample is damaged or lacks something needed.
     """
@@ -75,7 +74,7 @@ def read_sample(data: bytes, layout: Layout, needs: frozenset[str]) -> Sample:
             read = read_grit
         case "pairs":
             read = read_pair
-    sample = read(SampleFiles(data), needs)
+    sample = read(SampleFiles(data), needs | wanted)
     if "boxes" in needs and "pairs" not in needs and not sample.boxes:
         raise BadSample("no_boxes", "the sample has no boxes")
     if "parse" in needs and sample.words is None:
@@ -267,70 +266,3 @@ def check_caption(caption: object, fields: dict[str, Any] | None = None) -> str:
         )
     what = "blank" if isinstance(caption, str) else f"{json.dumps(caption):.60}, not a text"
     raise BadSample("no_caption", f"the caption is {what}")
-
-
-# Check some samples before training: detect their layout, and fail early if none can be used.
-
-MAX_PROBES: Final = 64  # samples to check before the data are rejected
-FIXES: Final = {
-    "no_boxes": "train without boxes (model.use_boxes=false, model.boxes_as_pairs=false), take pairs out of shards that "
-    "have both with `hypergrit rewrite ... ground.keep_pairs=false`, or create shards with boxes: `hypergrit run` with a "
-    "grounder and formats=[train]",
-    "no_parse": "train a model that needs no parse, or create shards with one: `hypergrit run` with a parser and "
-    "formats=[train]",
-    "no_levels": "train another model, or create shards from a table with `read.levels=COLUMN,...`",
-}
-"""Reason of a bad sample -> fix."""
-OTHER_FIX: Final = (
-    "give train/ shards of the pipeline, HyCoCLIP's processed shards, raw GRIT, or tars of pairs: a jpg with a txt, "
-    "or with a JSON that holds the caption"
-)
-
-
-def fields_of(data: bytes, layout: Layout) -> set[str]:
-    """Return which of "boxes", "levels" and "parse" a sample has."""
-    found = set()
-    for need in get_args(Need):
-        with suppress(BadSample):
-            read_sample(data, layout, frozenset({need}))
-            found.add(need)
-    return found
-
-
-def check_adjacent(url: str) -> None:
-    """Raise UserError if the members of a sample do not follow each other in a shard, as every reader expects."""
-    members = map(MEMBER.fullmatch, member_names(url))
-    keys = [key for key, _ in groupby(member[1] for member in members if member)]
-    if again := next((key for key, n in Counter(keys).items() if n > 1), None):
-        raise UserError(
-            f"{url}: the members of {again} are not adjacent, so no sample is whole; write the tar in the order of the "
-            "names, such as by tar --sort=name"
-        )
-
-
-def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozenset[str]) -> Layout:
-    """Return the layout of the shards: `expected`, or the detected one if it is "auto".
-
-    Checks samples spread over all shards until one can be read with all fields in `needs`. Raises UserError if none of
-    them is usable.
-    """
-    reader = ByteRangeReader()
-    problems: list[tuple[str, BadSample]] = []
-    for sample in np.unique(np.linspace(0, index.n_samples - 1, MAX_PROBES).astype(np.int64)):
-        data = reader.read([index.byte_range(int(sample))])[0]
-        try:
-            layout = find_layout(data) if expected == "auto" else expected
-            read_sample(data, layout, needs - {"pairs"})  # some samples have boxes
-            whole = reader.read([index.whole_range(int(sample))])[0]
-            reader.close()
-            logger.info("the first usable sample %s", training_line(fields_of(whole, layout) | needs))
-            return layout
-        except BadSample as bad:
-            problems.append((f"{index.locate(int(sample))[0].url}: {sample_key(data)}", bad))
-    check_adjacent(index.urls[0])
-    (name, first), *others = problems
-    count = f"none of the {len(problems)} samples checked is usable"
-    if others and all(bad.reason == first.reason for _, bad in others):
-        count += ", all for this reason"
-    other_fix = OTHER_FIX if expected == "auto" else f"data.layout is {expected}; set data.layout=auto to detect it"
-    raise UserError(f"{name}: {first} ({count}); {FIXES.get(first.reason, other_fix)}")

@@ -1,0 +1,230 @@
+"""open_shards: decoded samples for a training loop of one's own, divided among ranks and loader processes."""
+
+import functools
+import http.server
+import json
+import shutil
+import threading
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from hypergrit_common.errors import UserError
+from hypergrit_common.sample_stream import SampleStream, iter_samples, list_streams
+from hypergrit_common.shards import list_shards
+from hypergrit_common.tar import TarError
+from pipeline import open_shards
+from tests.trainer.data.samples import (
+    Files,
+    grit_files,
+    jpeg,
+    pair_files,
+    tar_bytes,
+    train_files,
+    write_shards,
+    write_tar,
+)
+from trainer.data.workers import preserve_sigchld_handler
+
+
+@pytest.fixture(autouse=True)
+def without_handlers() -> Iterator[None]:
+    """Restore the signal handler that a DataLoader leaves behind."""
+    with preserve_sigchld_handler():
+        yield
+
+
+def captions(stream: Any) -> list[str]:
+    return [sample["caption"] for sample in stream]
+
+
+def of_rank(shards: object, rank: int, world_size: int, **options: Any) -> SampleStream:
+    """A stream of captions of one rank."""
+    options = {"shuffle": 0, **options}
+    return SampleStream(str(shards), lambda found: found.key, ranks=(rank, world_size), **options)
+
+
+@pytest.fixture
+def address(tmp_path: Path) -> Iterator[str]:
+    """A web server of a folder `web`, which sends no parts of files."""
+    (tmp_path / "web").mkdir()
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(tmp_path / "web"))
+    )
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_sample_has_image_boxes_and_tree_as_tensors(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "train", [2])
+    first, second = open_shards(str(shards), shuffle=0)
+    assert (first["key"], first["caption"], first["levels"], first["captions"]) == (
+        second["key"][:-1] + "0",
+        "cat 0",
+        [],
+        [],
+    )
+    assert (first["image"].shape, first["image"].dtype) == ((3, 48, 48), torch.uint8)
+    assert [(box["phrase"], tuple(box["crop"].shape)) for box in first["boxes"]] == [
+        ("box 0 of 0", (3, 48, 48)),
+        ("box 1 of 0", (3, 48, 48)),
+    ]
+    tree = {name: value.tolist() if isinstance(value, torch.Tensor) else value for name, value in first["tree"].items()}
+    assert tree == {"start": [0, 4], "end": [3, 5], "head": [0, 0], "dep": ["ROOT", "nummod"]}
+
+
+def test_boxes_of_raw_grit_are_cut_out_and_pairs_have_none(tmp_path: Path) -> None:
+    (grit,) = open_shards(str(write_tar(tmp_path / "grit.tar", [("a", grit_files(1))])))
+    assert [(box["phrase"], tuple(box["crop"].shape)) for box in grit["boxes"]] == [("a cat", (3, 96, 64))]
+    (pair,) = open_shards(str(write_tar(tmp_path / "pairs.tar", [("a", pair_files(1))])))
+    assert (pair["boxes"], pair["tree"], tuple(pair["image"].shape)) == ([], None, (3, 40, 64))
+
+
+def test_commands_and_web_servers_without_ranges_give_the_samples_of_files(tmp_path: Path, address: str) -> None:
+    shards = write_shards(tmp_path / "train", [3, 2])
+    expected = captions(open_shards(str(shards), shuffle=0))
+    assert expected == [f"cat {i}" for i in range(5)]
+    assert captions(open_shards(f"pipe:cat '{shards}'/{{00000..00001}}.tar", shuffle=0)) == expected
+    assert captions(open_shards(f"pipe:cat {shards}/0000{{0,1}}.tar | cat", shuffle=0)) == expected
+    shutil.copytree(shards, tmp_path / "web", dirs_exist_ok=True)
+    assert captions(open_shards(f"{address}/{{00000..00001}}.tar", shuffle=0)) == expected
+
+
+def test_a_command_is_one_location_and_no_file_to_go_back_in(tmp_path: Path) -> None:
+    assert list_streams("pipe:cat a,b::pipe:cat c") == ["pipe:cat a,b", "pipe:cat c"]
+    with pytest.raises(UserError, match="is a command"):
+        list_shards("pipe:cat a.tar")
+    with pytest.raises(UserError, match="no shards given"):
+        open_shards("")
+
+
+def test_every_loader_process_of_every_rank_has_its_part(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "train", [2] * 8)
+    loader = DataLoader(open_shards(str(shards)), batch_size=None, num_workers=2)
+    assert sorted(captions(loader)) == sorted(f"cat {i}" for i in range(16))
+    parts = [list(of_rank(shards, rank, 2, shuffle=4)) for rank in range(2)]
+    assert len(parts[0]) == len(parts[1]) == 8
+    assert not {*parts[0]} & {*parts[1]}
+
+
+def test_fewer_shards_than_processes_are_divided_by_samples(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards = write_shards(tmp_path / "train", [7])
+    parts = [list(of_rank(shards, rank, 3, shuffle=2)) for rank in range(3)]
+    assert sorted(map(len, parts)) == [2, 2, 3]
+    assert len({key for part in parts for key in part}) == 7
+    assert "1 shard for 3 loader processes: each reads all of them" in caplog.text
+    loader = DataLoader(open_shards(str(shards)), batch_size=None, num_workers=3)
+    assert sorted(captions(loader)) == sorted(f"cat {i}" for i in range(7))
+
+
+def test_ranks_have_equally_many_samples_if_their_number_is_given(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "train", [9, 1, 1])
+    assert [len(list(of_rank(shards, rank, 2))) for rank in range(2)] == [10, 1]
+    assert [len(list(of_rank(shards, rank, 2, samples=6))) for rank in range(2)] == [6, 6]
+    loader = DataLoader(open_shards(str(shards), samples=5), batch_size=None, num_workers=2)
+    assert len(captions(loader)) == 5
+
+
+def test_epochs_have_orders_of_their_own_in_loader_processes_too(tmp_path: Path) -> None:
+    shards = write_shards(tmp_path / "train", [4] * 4)
+    stream = open_shards(str(shards), shuffle=8, seed=3)
+    loader = DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    orders = []
+    for epoch in (0, 1, 0):
+        stream.set_epoch(epoch)
+        orders.append(captions(loader))
+    assert orders[0] == orders[2]
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+    assert captions(open_shards(str(shards), shuffle=8)) != captions(open_shards(str(shards), shuffle=8, seed=1))
+
+
+def test_the_pipeline_has_the_methods_of_webdataset(tmp_path: Path) -> None:
+    stream = open_shards(str(write_shards(tmp_path / "train", [4])), shuffle=0)
+    batches = stream.map(lambda sample: sample["caption"]).batched(3, collation_fn=list)
+    assert list(batches) == [["cat 0", "cat 1", "cat 2"], ["cat 3"]]
+
+
+def test_bad_samples_are_left_out_and_counted(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    nan = json.dumps({"caption": "a cat", "noun_chunks": [[0, 5, float("nan"), 0, 1, 1, 0.9]], "ref_exps": []}).encode()
+    wrong: list[tuple[str, Files]] = [
+        ("a", grit_files(1)),
+        ("b", {"jpg": jpeg(), "json": nan}),
+        ("c", {"jpg": b"no image", "json": b'{"caption": "a cat", "noun_chunks": []}'}),
+        ("d", {"jpg": jpeg(), "json": b"no json"}),
+        ("e", {"jpg": jpeg(), "json": b'{"caption": " ", "noun_chunks": []}'}),
+        ("f", {"jpg": jpeg(9, 128, 96), "json": b'{"caption": "no box", "noun_chunks": []}'}),
+    ]
+    shards = str(write_tar(tmp_path / "a.tar", wrong))
+    stream = open_shards(shards, shuffle=0)
+    assert captions(stream) == ["a cat 1", "no box"]
+    bad = {"bad/bad_json": 2, "bad/undecodable_image": 1, "bad/no_caption": 1}
+    assert stream.counts == {"samples": 6, **bad}
+    assert "bad sample 1, left out" in caplog.text
+    assert captions(open_shards(shards, needs=["boxes"], shuffle=0)) == ["a cat 1"]
+    many = str(write_tar(tmp_path / "many.tar", [("a", pair_files(1)), *((f"b{i}", {"txt": b"x"}) for i in range(80))]))
+    with pytest.raises(UserError, match=r"64 of the 65 samples .* \(64 missing_member\), more than max_bad_share=0.1"):
+        list(open_shards(many, shuffle=0))
+
+
+def test_damaged_shards_are_read_up_to_the_damage(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shards = write_shards(tmp_path / "train", [2] * 12)
+    whole = (shards / "00003.tar").read_bytes()
+    start_of_second = len(tar_bytes([("x", train_files(6))]).rstrip(b"\0")) // 512 * 512 + 512
+    (shards / "00003.tar").write_bytes(whole[: start_of_second + 700])
+    stream = open_shards(str(shards), shuffle=0)
+    assert captions(stream) == [f"cat {i}" for i in range(24) if i != 7]
+    assert list(stream.damaged) == [str(shards / "00003.tar")]
+    (shards / "00004.tar").write_bytes(b"<html>not found</html>" * 99)
+    with pytest.raises(UserError, match="2 of the 12 shards of this process are damaged"):
+        captions(open_shards(str(shards), shuffle=0))
+
+
+def test_a_tar_without_its_end_is_damaged_although_its_samples_are_whole(tmp_path: Path) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a", pair_files(1)), ("b", pair_files(2))])
+    path.write_bytes(path.read_bytes().rstrip(b"\0").ljust(path.stat().st_size // 512 * 512 - 9 * 1024, b"\0")[:-512])
+    found = iter_samples(str(path), "a.tar")
+    assert next(found).key == "a"
+    with pytest.raises(TarError):
+        list(found)
+
+
+def test_a_command_that_fails_is_a_damaged_shard_whose_words_stay_secret(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write_tar(tmp_path / "a.tar", [("a", pair_files(1))])
+    command = f"pipe:cat {path}; echo SECRET > /dev/null; exit 7"
+    with pytest.raises(UserError, match=r"pipe:cat \(1 of 1\): the command ended with exit code 7"):
+        list(open_shards(command))
+    with pytest.raises(UserError, match="the command ended with exit code 3"):
+        list(open_shards("pipe:exit 3"))
+    assert "SECRET" not in caplog.text
+
+
+def test_a_stream_without_samples_does_not_begin_again_for_ever(tmp_path: Path) -> None:
+    shards = write_tar(tmp_path / "a.tar", [])
+    with pytest.raises(UserError, match="gave no sample"):
+        next(iter(open_shards(str(shards), repeat=True)))
+
+
+def test_large_samples_take_no_memory(tmp_path: Path) -> None:
+    files = {"jpg": bytes(100 << 20), "txt": b"large"}
+    path = write_tar(tmp_path / "a.tar", [("a", pair_files(1)), ("b", files), ("c", pair_files(3))])
+    stream = open_shards(str(path), shuffle=0, max_bad_share=1.0)
+    tracemalloc.start()
+    assert captions(stream) == ["cat 1", "cat 3"]
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert stream.counts["bad/too_large"] == 1
+    assert peak < 20 << 20
