@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_745),
+    "schemas": Size(12, 1_748),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_883),
-    "pipeline": Size(150, 32_541, 9),
+    "hypergrit_common": Size(37, 4_885),
+    "pipeline": Size(150, 32_678, 9),
     "trainer": Size(197, 28_528, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_369),
-    "tests": Size(602, 61593),
+    "tests": Size(604, 61864),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
