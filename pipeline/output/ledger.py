@@ -6,7 +6,7 @@ import os
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -37,7 +37,7 @@ def check_finished(store: Store, shards: Collection[object]) -> None:
 def check_provenance(store: Store, manifests: Iterable[Manifest]) -> None:
     """Raise UserError for a manifest, such as one of strangers, that does not tell how its shard was made."""
     for manifest in manifests:
-        known = manifest["provenance"]
+        known: Mapping[str, Any] = manifest["provenance"]
         models = known.get("models", {})
         is_known = known.keys() >= {"hypergrit", "thresholds"} and models.keys() >= Models.__required_keys__
         if not is_known or not all("name" in model for model in models.values()):

@@ -432,7 +432,7 @@ def make_stats(store: Store, part: ShardSums, only: Collection[int] | None = Non
     """
     failed = read_failed(store, part.shards, only)
     check_finished(store, part.shards or failed)
-    job, summary = read_record(store) or {}, part.summary
+    job, summary = cast(Mapping[str, Any], read_record(store) or {}), part.summary
     first = read_manifests_of(store, part.shards[:1])
     provenance = first[0]["provenance"] if first else job.get("provenance", {})
     counts = summary.rows.to_counts(sum(shard["rows"] for shard in failed))

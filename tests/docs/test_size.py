@@ -31,7 +31,7 @@ LIMITS = {
     "trainer": Size(197, 28_528, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_369),
-    "tests": Size(604, 61864),
+    "tests": Size(604, 61865),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

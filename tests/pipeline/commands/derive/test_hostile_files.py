@@ -1,6 +1,5 @@
 """Texts of rows and values in the files of an output that a stranger made: each is data, whatever it holds."""
 
-import copy
 import json
 import random
 import shutil
@@ -79,14 +78,14 @@ def places(value: Any, at: tuple[Key, ...] = ()) -> Iterator[tuple[Key, ...]]:
 
 def put(path: Path, at: tuple[Key, ...], value: Any) -> None:
     """Replace a value of a JSON or YAML file."""
-    load, dump = (yaml.safe_load, yaml.safe_dump) if path.suffix == ".yaml" else (json.loads, json.dumps)
-    content = copy.deepcopy(load(path.read_text()))
+    content = yaml.safe_load(path.read_text())
     inner = content
     for key in at[:-1]:
         inner = inner[key]
     if at:
         inner[at[-1]] = value
-    path.write_text(dump(content if at else value))
+    changed = content if at else value
+    path.write_text(yaml.safe_dump(changed) if path.suffix == ".yaml" else json.dumps(changed))
 
 
 FOUND: list[tuple[str, str, tuple[Key, ...], Any]] = [

@@ -26,7 +26,7 @@ from pipeline.output.manifest import plan_from_json
 from pipeline.output.source import Source, read_config, read_table
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
-from pipeline.read.takedown import Digests, parse_takedown, read_takedown, refuse
+from pipeline.read.takedown import Digests, TakedownList, parse_takedown, read_takedown, refuse
 from pipeline.report.cards import DroppedPicture, Thumbnail, write_dropped
 from pipeline.run.loop import Run
 from pipeline.run.steps import Steps
@@ -183,11 +183,13 @@ def test_a_record_of_earlier_versions_is_obeyed_and_written_anew(source: Path, o
 def test_a_record_is_parsed_once_in_a_process_and_again_after_a_change(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed = list[bytes]()
-    parse = Store._parse_takedowns
-    monkeypatch.setattr(
-        Store, "_parse_takedowns", lambda store, content: (parsed.append(content), parse(store, content))[1]
-    )
+    parsed, parse = list[bytes | None](), Store._parse_takedowns
+
+    def counting(store: Store, content: bytes | None) -> TakedownList:
+        parsed.append(content)
+        return parse(store, content)
+
+    monkeypatch.setattr(Store, "_parse_takedowns", counting)
     Store(str(output)).record_takedowns(parse_takedown(["a.example"], "list"))
     for host in ("b.example", "c.example"):
         parsed.clear()
