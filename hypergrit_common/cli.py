@@ -4,7 +4,6 @@ import functools
 import json
 import logging
 import os
-import re
 import select
 import signal
 import sys
@@ -29,9 +28,6 @@ EXIT_CODES: Final = """\
 Exit codes: 0 done; 1 a bug; 2 an error that you can fix, described by the message; 130 interrupted (Ctrl-C);
 143 terminated (SIGTERM); 141 the reader of the output closed it."""
 
-LIBRARY_WARNINGS: Final = ((FutureWarning, "`torch.jit.script` is deprecated"),)
-"""Warnings of libraries about their own code, by their first words: users can do nothing about them."""
-
 
 class TerminatedError(SystemExit):
     """SIGTERM was received. A SystemExit, so that no handler of ordinary exceptions catches it."""
@@ -55,6 +51,7 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
         @functools.wraps(main)
         def run(*arguments: P.args, **options: P.kwargs) -> int:
             sys.excepthook = print_exception
+            quiet_libraries()
             after = f": {kept}" if kept else ""
             try:
                 with sigterm_raises():
@@ -70,6 +67,8 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
                     f"error: {sys.executable} lacks a package: {error.name} is not installed; {INSTALL_MODELS}",
                     USER_ERROR,
                 )
+            except MemoryError:
+                return _fail("error: there is too little memory; free some, or raise its limit (ulimit -v)", USER_ERROR)
             except KeyboardInterrupt:
                 return _fail(f"interrupted{after}", INTERRUPTED)
             except TerminatedError:
@@ -217,16 +216,14 @@ def notify(text: str, level: int = logging.WARNING) -> None:
 
 
 def quiet_libraries() -> None:
-    """Hide messages of libraries about their own code.
+    """Hide the warnings of libraries, of which a hostile picture causes thousands; `python -W` and PYTHONWARNINGS show them.
 
     Also hide the colors of Ray's prefixes if NO_COLOR is set or the standard error is no terminal. Set in the
     environment too, for the processes that this one starts.
     """
-    for kind, start in LIBRARY_WARNINGS:
-        warnings.filterwarnings("ignore", re.escape(start), kind)
-    known = os.environ.get("PYTHONWARNINGS", "").split(",")
-    filters = [f"ignore:{start}:{kind.__name__}" for kind, start in LIBRARY_WARNINGS]
-    os.environ["PYTHONWARNINGS"] = ",".join(dict.fromkeys([*filter(None, known), *filters]))
+    if not sys.warnoptions:
+        warnings.simplefilter("ignore")
+    os.environ.setdefault("PYTHONWARNINGS", ",".join(sys.warnoptions) or "ignore")
     if os.environ.get("NO_COLOR") or not (sys.stderr and sys.stderr.isatty()):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
 

@@ -80,11 +80,11 @@ class Keys:
     removed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def is_secret(self, key: str) -> bool:
-        """Return True for the key of a secret, also misspelt, of one within it, and of its group, whose value holds it."""
-        is_misspelt = bool(difflib.get_close_matches(key, self.secret, n=1, cutoff=0.8))
-        return is_misspelt or any(
-            f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in self.secret
-        )
+        """Return True for the key of a secret, also misspelt or without its group, of one within it, and of its group."""
+        known = {*self.secret, *(name.rpartition(".")[2] for name in self.secret)}
+        last = key.rpartition(".")[2]
+        is_misspelt = any(difflib.get_close_matches(name, known, n=1, cutoff=0.8) for name in (key, last))
+        return is_misspelt or any(f"{key}.".startswith(f"{name}.") or name.startswith(f"{key}.") for name in known)
 
 
 def _select(layer: Any, key: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_ty
 
 from hypergrit_common.cli import close_broken_stdout
 from hypergrit_common.errors import UserError
-from hypergrit_common.text import message_lines
+from hypergrit_common.text import message
 
 ALL: Final = "all"
 """Topic of `--help` with every key."""
@@ -167,7 +167,12 @@ def comment_lines(comment: str) -> list[str]:
 
 def print_text(text: str) -> None:
     """Print lines of text, with control characters escaped; a closed pipe (`| head`) is not an error."""
+    print_lines(text.split("\n"))
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print each text as one line: what a row or a file of strangers has in it can neither end it nor begin another."""
     try:
-        print(message_lines(text), flush=True)
+        print("\n".join(map(message, lines)), flush=True)
     except BrokenPipeError:
         close_broken_stdout()

@@ -109,8 +109,8 @@ class WriteConfig:
     # other columns of the input to copy to the JSON of train/, where they are under `extra`; ["*"]: all of them. grit/
     # and arrow/ always hold all
     train_columns: tuple[str, ...] = ()
-    # remove the query, ?name=value, of every URL that is written: the queries of signed URLs are secrets. An input=
-    # with a query is refused
+    # remove the query, ?name=value, of every URL that is written outside of captions: the queries of signed URLs are
+    # secrets. An input= with a query is refused
     strip_url_queries: bool = False
 
     jpeg_quality: ClassVar[int] = 95

@@ -124,12 +124,15 @@ class CommandRecord(TypedDict):
 
 
 class Takedowns(TypedDict):
-    """`_takedowns.json`: what was taken down from the output and its sources. Nothing that it names is written again."""
+    """`_takedowns.json`: what was taken down from the output and its sources. Nothing that it names is written again.
 
-    urls: Annotated[list[str], "hex SHA-256 of each URL, in its normal form (hypergrit_common.near_duplicates)"]
-    without_queries: Annotated[list[str], "hex SHA-256 of each of these URLs without its query"]
-    hosts: Annotated[list[str], "hex SHA-256 of each host name, which stands for its subdomains too"]
-    images: Annotated[list[str], "hex SHA-256 of the hash of each image; the hash is a text of 64 hex digits"]
+    Each field is the base64 of SHA-256 digests, 32 bytes each, in order.
+    """
+
+    urls: Annotated[str, "of each URL, in its normal form (hypergrit_common.near_duplicates)"]
+    without_queries: Annotated[str, "of each of these URLs without its query, unless `urls` has it"]
+    hosts: Annotated[str, "of each host name, which stands for its subdomains too"]
+    images: Annotated[str, "of the hash of each image; the hash is a text of 64 hex digits"]
 
 
 class LeaseRecord(TypedDict):

@@ -21,7 +21,7 @@ from hypergrit_common.near_duplicates import N_BITS, perceptual_hash
 from hypergrit_common.remote import map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.text import counted
 from pipeline.read.samples import IMAGE_SUFFIXES, count_suffixes
-from pipeline.read.takedown import TakedownList, digest_of, parse_takedown
+from pipeline.read.takedown import Digests, TakedownList, parse_takedown
 from schemas.rows import DOWNLOADED, HEAVY, SCORED
 from schemas.status import KEPT
 from schemas.table import Drop, drop_rows
@@ -44,7 +44,7 @@ class EvaluationSet:
     @property
     def digest(self) -> str:
         """SHA-256 of the content, equal for equal sets."""
-        values = [sorted(self.entries.urls), sorted(self.entries.hashes), self.pictures]
+        values = [self.entries.urls.data.hex(), self.entries.hashes.data.hex(), self.pictures]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
     @cached_property
@@ -109,7 +109,7 @@ def read_folder(fs: AbstractFileSystem, root: str, path: str) -> EvaluationSet:
     if n_damaged := sum(picture is None for _, picture in found):
         n_found = counted(len(found), "image")
         logger.warning("against=%s: %d of %s compared by the bytes alone", path, n_damaged, n_found)
-    return EvaluationSet(TakedownList(hashes=frozenset(digest_of(name) for name, _ in found)), tuple(pictures), 0)
+    return EvaluationSet(TakedownList(hashes=Digests.of(name for name, _ in found)), tuple(pictures), 0)
 
 
 def read_list(fs: AbstractFileSystem, name: str, path: str) -> EvaluationSet:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
-from hypergrit_common.config_help import describe, help_topic, print_text
+from hypergrit_common.config_help import describe, help_topic, print_lines, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
@@ -15,6 +15,7 @@ from hypergrit_common.urls import check_no_user
 from pipeline.commands.frame import is_option, take_options
 from pipeline.explore.config import ExploreOptions
 from pipeline.output.lock import fence
+from pipeline.output.manifest import fits
 from pipeline.output.store import Store, check_outside_outputs, check_own_folders
 from pipeline.output.takedowns import check_unchanged
 from schemas.files import REPORT_FILE, STATS_FILE
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str]) -> int:
     names = [item for item in arguments if not is_option(item)]
     options, others = take_options([item for item in arguments if is_option(item)], ExploreOptions)
     if others:
-        raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+        raise UserError(f"{others[0].partition('=')[0]!r} is not a key of this command; see --help for the keys")
     if len(names) != 1:
         raise UserError(f"{len(names)} outputs are given; give one: hypergrit explore OUT")
     (name,) = names
@@ -60,7 +61,7 @@ def main(arguments: Sequence[str]) -> int:
         from pipeline.explore.index import open_output
         from pipeline.explore.rows import describe_rows
 
-        print_text(describe_rows(*open_output(absolute(name)), options.row))
+        print_lines(describe_rows(*open_output(absolute(name)), options.row))
     else:
         explore(name, options)
     return 0
@@ -89,7 +90,7 @@ def write_report_again(output: str) -> None:
     Keeps the `truth` of an existing stats.json, which cannot be computed from the shards. Raises UserError if rows are
     taken down meanwhile, which the report could show, and like `check_own_folders`.
     """
-    from pipeline.report.html import write_report
+    from pipeline.report.html import make_report, saved_settings
     from pipeline.report.stats import build_stats
     from pipeline.report.summary import summary_table
 
@@ -98,14 +99,22 @@ def write_report_again(output: str) -> None:
     check_unchanged(store)
     store.fence = partial(fence, store, partial(check_unchanged, store))
     stats = build_stats(store, truth=read_truth(output))
-    write_report(store)
+    make_report(store, stats, saved_settings(stats))
     print_text(f"{summary_table(stats)}\nreport: {output}/{REPORT_FILE}")
+
+
+def is_truth(value: Any) -> bool:
+    """Return True for nested objects of numbers."""
+    return isinstance(value, dict) and all(fits(item, float) or is_truth(item) for item in value.values())
 
 
 def read_truth(output: str) -> dict[str, Any] | None:
     """Return the `truth` of an existing stats.json. Raises UserError if the file is damaged."""
     previous = Store(output).read(STATS_FILE)
     try:
-        return json.loads(previous).get("truth") if previous else None
+        truth = json.loads(previous).get("truth") if previous else None
+        if truth is not None and not is_truth(truth):
+            raise ValueError("truth holds something else than numbers")
+        return truth
     except (ValueError, AttributeError, RecursionError) as error:
         raise UserError(f"{output}/{STATS_FILE} is damaged: {one_line(error)}; delete it and run this again") from error

@@ -63,7 +63,7 @@ def output_command(
         output, rest = take_output(arguments, example)
         found, others = take_options(rest, options)
         if others:
-            raise UserError(f"{others[0]!r} is not a key of this command; see --help for the keys")
+            raise UserError(f"{others[0].partition('=')[0]!r} is not a key of this command; see --help for the keys")
         return run(output, found)
 
     return main

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hypergrit_common.arrow_sizes import read_arrow_file, read_parquet
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
-from hypergrit_common.config_help import print_text
+from hypergrit_common.config_help import print_lines, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
@@ -240,12 +240,10 @@ def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> in
     step = partial(find_in, config.output, entries, None)
     run = Run(config)
     found = list(found_by(run, step, manifests))
-    for shard in sorted(found, key=lambda shard: shard.shard):
-        for line in shard.lines:
-            print_text(line)
+    listing = [line for shard in sorted(found, key=lambda shard: shard.shard) for line in shard.lines]
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     shards = f"{n_shards} of {counted(len(manifests), 'shard')}"
-    print_text(f"{counted(n_rows, 'row')} in {shards} would be taken down; nothing was changed")
+    print_lines([*listing, f"{counted(n_rows, 'row')} in {shards} would be taken down; nothing was changed"])
     return len(run.failed)
 
 
@@ -266,7 +264,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         remove_cached(store)
         remove_leftovers(store, manifests)
         remove_abandoned_folders(tempfile.gettempdir())  # of verbs that were killed, whose rows are listed too
-        step = partial(find_in, config.output, store.takedowns, lease.token)
+        step = partial(find_in, config.output, None, lease.token)
         run = Run(config, lease)
         found = list(found_by(run, step, manifests))
         lease.check()
@@ -291,11 +289,14 @@ def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Ma
     return (result for result in results if isinstance(result, Found))
 
 
-def find_in(output: str, entries: TakedownList, lease: str | None, manifest: Manifest) -> Found:
-    """Find the rows of a shard, and remove them if a lease is given. Raises ShardError for a damaged shard."""
+def find_in(output: str, entries: TakedownList | None, lease: str | None, manifest: Manifest) -> Found:
+    """Find the rows of a shard that `entries` name, without any those of the output's record; remove them if a lease is given.
+
+    Raises ShardError for a damaged shard.
+    """
     store = fenced(output, lease)
     try:
-        found = find_rows(store, manifest, entries)
+        found = find_rows(store, manifest, store.takedowns if entries is None else entries)
         if found and lease is not None:
             remove_rows(store, manifest, found, lease)
     except UserError as error:
@@ -325,7 +326,7 @@ another command writes their rows to it again, or to outputs made from it.
   ray.*, report.*      as in the job; ray.runner=local: processes of this machine
 
 {EXIT_CODES}
-0 the rows are in no file of the output.
+0 the rows are in no file of the output; other rows keep the same picture unless the list has its SHA-256.
 3 some shards are damaged, and still have listed rows: the log has their errors; `hypergrit verify OUT requeue=true`, then
   the same command again. Or foreign files, which the log names, are below the output: remove them, then the same command.
 """

@@ -42,8 +42,8 @@ OPEN_SHARDS: Final = 64
 Row = dict[str, Any]
 
 
-def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> str:
-    """Return the life of the rows with this key, id or URL; at most MOST_ROWS of them. Raises UserError if there is none."""
+def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> list[str]:
+    """Return the lines of the life of the rows with this key, id or URL, MOST_ROWS at most. Raises UserError without any."""
     record = read_record(store)
     folders = record.get("folders", []) if record else []
     rows = ((manifest, {**row, "source": full_path(row["source"], folders)})
@@ -54,7 +54,8 @@ def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> s
             f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits"
         )
     more = [f"{len(found) - MOST_ROWS} more rows have the URL or id {wanted}"] if len(found) > MOST_ROWS else []
-    return "\n\n".join([*found[:MOST_ROWS], *more])
+    parts = [*found[:MOST_ROWS], *([more] if more else [])]
+    return [line for i, part in enumerate(parts) for line in [*([""] if i else []), *part]]
 
 
 def find_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> Iterator[tuple[Manifest, Row]]:
@@ -69,7 +70,7 @@ def find_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> Itera
                     yield manifest, row
 
 
-def describe_row(manifest: Manifest, row: Row) -> str:
+def describe_row(manifest: Manifest, row: Row) -> list[str]:
     """Return the life of a row, a line for each step of its way."""
     kinds = [name for name in ("train", "grit") if row["status"] == KEPT and name in manifest["formats"]]
     files = [FILES[name][0].path(manifest["shard"]) for name in ("arrow", *kinds)]
@@ -82,11 +83,11 @@ def describe_row(manifest: Manifest, row: Row) -> str:
         ("download", describe_image(row)),
         ("sha256", row["sha256"]),
         ("caption", row["caption"]),
-        *(("phrase", text) for text in describe_phrases(row)),
+        *describe_phrases(row),
         ("similarity", None if row["clip_similarity"] is None else f"{row['clip_similarity']:.3f} (image and caption)"),
         ("result", KEPT if row["status"] == KEPT else f"dropped by {row['stage']}: {row['reason']}{detail}"),
     ]
-    return "\n".join(f"{name:>16}  {text}" for name, text in lines if text)
+    return [f"{name:>16}  {text}" for name, text in lines if text]
 
 
 def describe_image(row: Row) -> str | None:
@@ -97,13 +98,14 @@ def describe_image(row: Row) -> str | None:
     return f"{row['original_format']} of {size}, stored with {row['width']} x {row['height']} px"
 
 
-def describe_phrases(row: Row) -> Iterator[str]:
-    """Yield each noun chunk with its boxes, their scores, and why one was removed."""
+def describe_phrases(row: Row) -> Iterator[tuple[str, str]]:
+    """Yield (label, text) of each noun chunk and of its boxes: their scores, and why one was removed."""
     boxes = list(zip(row["boxes"] or [], row["box_scores"] or [], strict=False))
     for number, chunk in enumerate(row["noun_chunks"] or []):
         mine = [describe_box(box, score) for box, score in boxes if box["phrase"] == number]
         state = f"removed: {chunk['removed']}" if chunk["removed"] else f"boxes: {len(mine)}"
-        yield "\n".join([f"{row['caption'][chunk['start'] : chunk['end']]!r}, {state}", *mine])
+        yield "phrase", f"{row['caption'][chunk['start'] : chunk['end']]!r}, {state}"
+        yield from (("", text) for text in mine)
 
 
 def describe_box(box: Mapping[str, Any], score: Mapping[str, Any]) -> str:
@@ -111,7 +113,7 @@ def describe_box(box: Mapping[str, Any], score: Mapping[str, Any]) -> str:
     corners = ", ".join(f"{box[name]:.3f}" for name in ("x_min", "y_min", "x_max", "y_max"))
     cosine = "" if score["clip_cosine"] is None else f", cosine {score['clip_cosine']:.3f}"
     verdict = f"removed: {score['removed']}" if score["removed"] else "kept"
-    return f"{'':>18}[{corners}] score {box['score']:.3f}{cosine}, {verdict}"
+    return f"[{corners}] score {box['score']:.3f}{cosine}, {verdict}"
 
 
 # Rows by number: their images, and everything that arrow/ holds about them.

@@ -92,7 +92,8 @@ def guard(token: str, address: str) -> Middleware:
         cookie = f"hypergrit_{request.url.port}"
         given = request.query.get("token")
         if given is not None and same(given, token):
-            response = web.Response(status=302, headers={"Location": request.path})
+            here = f"/{request.path.lstrip('/')}"  # two slashes would begin the name of another server
+            response = web.Response(status=302, headers={"Location": here})
             response.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
             return response
         if not same(request.cookies.get(cookie, ""), token):

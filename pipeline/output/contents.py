@@ -13,7 +13,7 @@ from hypergrit_common.text import counted, one_line
 from pipeline.output.ledger import AllKeys, ShardKeys, check_finished
 from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
-from pipeline.output.manifest import plan_json
+from pipeline.output.manifest import fits, plan_json
 from pipeline.output.record import again, lacked_by_sources, missing_shards, read_command, read_record, recorded_plans
 from pipeline.output.store import Store, indices
 from schemas.files import (
@@ -30,6 +30,7 @@ from schemas.files import (
 )
 from schemas.job import LeftOut
 from schemas.manifest import Counts, FileFacts, PlanJson
+from schemas.stats import Statistics
 
 # Compare the files of a shard with the sizes and hashes of its manifest; copy remote ones to a local folder.
 
@@ -195,6 +196,8 @@ class Sums:
         fix = f"write it again with `hypergrit explore {store.url('').rstrip('/')} report=true`"
         try:
             stats = json.loads(content)
+            if not fits(stats, Statistics):
+                raise ValueError("a value has another type")
             rows, shards = stats["rows"], set(stats["shards"])
             found = Counter({"read": rows["read"] - rows.get("unfinished", 0), "kept": rows["kept"]})
             found.update({f"{s}: {r}": n for s, reasons in rows["dropped"].items() for r, n in reasons.items()})

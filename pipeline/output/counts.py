@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
 
-from pipeline.output.manifest import checked_counts
+from pipeline.output.manifest import CountsError, checked_counts
 from pipeline.output.write.grit import BATCH_ROWS
 from pipeline.output.write.samples import Row
 from pipeline.summary.totals import COLUMNS, Chosen, RowCounts, Summary
@@ -33,9 +33,7 @@ def summarize(manifest: Manifest, batches: Iterable[pa.RecordBatch]) -> Summary:
         has_rows = True
     found, recorded = (totals.kept, dict(totals.drops)), (summary.rows.sums["kept"], +summary.rows.dropped)
     if has_rows and found != recorded:
-        raise ValueError(
-            f"shard {manifest['shard']}: the counts of its rows and of its manifest disagree: {found}, {recorded}"
-        )
+        raise CountsError(manifest, f"the counts of its rows and of its manifest disagree: {found}, {recorded}")
     return summary
 
 

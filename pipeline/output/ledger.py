@@ -6,7 +6,7 @@ import os
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa
@@ -21,7 +21,7 @@ from pipeline.output.store import Store, indices
 from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
 from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
-from schemas.manifest import Manifest
+from schemas.manifest import Manifest, Models
 from schemas.rows import SCORED, VERSION
 
 logger = logging.getLogger("hypergrit")
@@ -38,7 +38,10 @@ def check_finished(store: Store, shards: Collection[object]) -> None:
 def check_provenance(store: Store, manifests: Iterable[Manifest]) -> None:
     """Raise UserError for a manifest, such as one of strangers, that does not tell how its shard was made."""
     for manifest in manifests:
-        if not manifest["provenance"].keys() >= {"hypergrit", "models", "thresholds"}:
+        known: Mapping[str, Any] = manifest["provenance"]
+        models = known.get("models", {})
+        is_known = known.keys() >= {"hypergrit", "thresholds"} and models.keys() >= Models.__required_keys__
+        if not is_known or not all("name" in model for model in models.values()):
             name = store.url(MANIFEST_FILE.path(manifest["shard"]))
             raise UserError(f"{name} lacks the version, models or thresholds of its shard; see hypergrit verify")
 

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable
 from functools import cache
 from typing import Any, Final, cast, get_args, get_origin, get_type_hints, is_typeddict
 
+from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.urls import clean
 from pipeline.output.store import Store, indices
@@ -56,6 +57,8 @@ def fits(value: Any, kind: Any) -> bool:
     if is_typeddict(kind):
         hints = hints_of(kind)
         return isinstance(value, dict) and all(fits(value[name], hints[name]) for name in hints.keys() & value.keys())
+    if base is tuple:
+        return isinstance(value, list) and len(value) == len(items) and all(map(fits, value, items))
     if base is list:
         return isinstance(value, list) and all(fits(item, items[0]) for item in value)
     if base is dict:
@@ -64,7 +67,9 @@ def fits(value: Any, kind: Any) -> bool:
         return any(fits(value, item) if isinstance(item, type) else value == item for item in items)
     if kind is int:
         return type(value) is int and abs(value) < 1 << 63
-    return kind is Any or isinstance(value, (float, int) if kind is float else kind)
+    if kind is float:
+        return isinstance(value, (float, int)) and abs(value) < 1 << 63  # neither infinite nor NaN
+    return kind is Any or isinstance(value, kind)
 
 
 def parse_manifest(content: bytes) -> Manifest | None:
@@ -92,14 +97,19 @@ def is_same(manifest: Manifest, plan: ShardPlan, provenances: Iterable[Provenanc
     )  # fmt: skip
 
 
+class CountsError(UserError, ValueError):
+    """The counts of a shard do not add up, or are not those of its rows: a bug, or a manifest of strangers."""
+
+    def __init__(self, manifest: Manifest, text: str) -> None:
+        super().__init__(f"shard {manifest['shard']}: {text}; hypergrit verify tells more")
+
+
 def checked_counts(manifest: Manifest) -> Counts:
-    """Return the counts of a shard. Raises ValueError if they do not add up."""
+    """Return the counts of a shard. Raises CountsError if they do not add up."""
     counts = manifest["counts"]
     n_dropped = sum(sum(reasons.values()) for reasons in counts["dropped"].values())
     if counts["read"] != counts["kept"] + n_dropped:
-        raise ValueError(
-            f"shard {manifest['shard']}: {counts['read']} rows read, but {counts['kept']} kept and {n_dropped} dropped"
-        )
+        raise CountsError(manifest, f"{counts['read']} rows read, but {counts['kept']} kept and {n_dropped} dropped")
     return counts
 
 

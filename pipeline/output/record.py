@@ -10,10 +10,11 @@ from hypergrit_common.config import flatten, split_runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import counted, one_line
 from pipeline.config import PipelineConfig
-from pipeline.output.manifest import read_failed
+from pipeline.output.manifest import fits, read_failed
 from pipeline.output.store import Store
 from pipeline.read.listing import file_name, full_path
 from pipeline.read.plan import Batch, CutFile, ShardPlans
+from pipeline.read.understood import understood_input
 from schemas.files import COMMAND_FILE, JOB_FILE
 from schemas.job import CommandRecord, InputBatch, InputFile, JobRecord, LeftOut, UnderstoodInput
 from schemas.manifest import Provenance
@@ -46,14 +47,12 @@ def read_record(store: Store) -> JobRecord | None:
 
 def check_record(record: JobRecord) -> None:
     """Raise one of DAMAGE if the record lacks a field that this package reads, or one has another type."""
+    if not fits(record, JobRecord) or not record.keys() >= {"provenance", "settings"}:
+        raise TypeError("a field is missing or has another type")
     recorded_plans(record)
-    texts = [file[name] for batch in record["batches"] for file in batch["files"] for name in ("path", "hash")]
-    texts += record.get("folders", [])
-    numbers = [file["size"] + file["cuts"][-1][0] for batch in record["batches"] for file in batch["files"]]
-    if not all(isinstance(text, str) for text in texts) or not all(isinstance(number, int) for number in numbers):
-        raise TypeError("an input file has a field of another type")
-    if not isinstance(record["provenance"], dict):
-        raise TypeError("provenance is no object")
+    understood_input(record)
+    for file in (file for batch in record["batches"] for file in batch["files"]):
+        _ = file["path"], file["hash"], file["size"], file["cuts"][-1][0]
 
 
 def make_record(

@@ -1,13 +1,16 @@
 """The list of rows that must not be in an output: URLs, hosts and SHA-256 hashes of images."""
 
+import base64
 import hashlib
 import re
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any, Final, Literal, cast
 
+import numpy as np
 import pyarrow as pa
 
 from hypergrit_common.errors import UserError
@@ -28,44 +31,95 @@ STAGE_OF: Final[Mapping[Kind, str]] = {"url": "read", "host": "read", "sha256": 
 LEFT: Final = ("stage", "reason", "detail")
 """Nullable columns that a row keeps after it was taken down; like those that are never null, they describe no image."""
 HASH: Final = re.compile(r"[0-9a-fA-F]{64}")
+BYTES: Final = 32
+"""Size of a digest."""
+
+
+@dataclass(frozen=True)
+class Digests:
+    """A set of SHA-256 digests: sorted, 32 bytes each. A million of them take 32 MB, and no time to load."""
+
+    data: bytes = b""
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Digests":
+        """Return the digests in any order. Raises ValueError if they are no whole number of digests."""
+        found = np.frombuffer(data, f"S{BYTES}")
+        return cls(data if (found[:-1] < found[1:]).all() else np.unique(found).tobytes())
+
+    @classmethod
+    def of(cls, entries: Iterable[str]) -> "Digests":
+        """Return the digests of entries."""
+        return cls.from_bytes(b"".join(map(digest_of, entries)))
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Digests":
+        """Return the digests in base64, or in the list of hex texts of earlier versions. Raises TypeError or ValueError."""
+        if isinstance(value, str):
+            return cls.from_bytes(base64.b64decode(value, validate=True))
+        if not all(isinstance(digest, str) and HASH.fullmatch(digest) for digest in value):
+            raise ValueError("it has other entries than digests")
+        return cls.from_bytes(bytes.fromhex("".join(value)))
+
+    def __len__(self) -> int:
+        return len(self.data) // BYTES
+
+    def __contains__(self, entry: str) -> bool:
+        """Return True for an entry whose digest is among these."""
+        digest = digest_of(entry)
+        return self._at(bisect_left(range(len(self)), digest, key=self._at)) == digest
+
+    def _at(self, i: int) -> bytes:
+        return self.data[BYTES * i : BYTES * (i + 1)]
+
+    def __or__(self, other: "Digests") -> "Digests":
+        small, large = sorted((self, other), key=len)
+        return self.from_bytes(large.data + small.data) if small and small != large else large
+
+    def __sub__(self, other: "Digests") -> "Digests":
+        mine, others = (np.frombuffer(digests.data, f"S{BYTES}") for digests in (self, other))
+        return Digests(mine[~np.isin(mine, others, assume_unique=True)].tobytes()) if self and other else self
 
 
 @dataclass(frozen=True)
 class TakedownList:
-    """SHA-256 digests of URLs in their `normal_url`, of host names, and of hashes of images, in hex.
+    """Digests of URLs in their `normal_url`, of host names, and of hashes of images.
 
     The entries cannot be read from them, so that an output can keep what was taken down from it. `bare_urls` are those
-    of the URLs without queries, which `without_queries` adds.
+    of the URLs without queries that are not in `urls`, to which `without_queries` adds them.
     """
 
-    urls: frozenset[str] = frozenset()
-    bare_urls: frozenset[str] = frozenset()
-    hosts: frozenset[str] = frozenset()
-    hashes: frozenset[str] = frozenset()
+    urls: Digests = Digests()
+    bare_urls: Digests = Digests()
+    hosts: Digests = Digests()
+    hashes: Digests = Digests()
 
     def __len__(self) -> int:
         return len(self.urls) + len(self.hosts) + len(self.hashes)
 
     def __or__(self, other: "TakedownList") -> "TakedownList":
         """Return the entries of both lists."""
-        return TakedownList(*(getattr(self, item.name) | getattr(other, item.name) for item in fields(self)))
+        both = TakedownList(*(getattr(self, item.name) | getattr(other, item.name) for item in fields(self)))
+        return replace(both, bare_urls=both.bare_urls - both.urls)
 
     def to_json(self) -> Takedowns:
         """Return the content of the file in an output."""
-        columns = (sorted(getattr(self, item.name)) for item in fields(self))
+        columns = (base64.b64encode(getattr(self, item.name).data).decode() for item in fields(self))
         return cast(Takedowns, dict(zip(Takedowns.__annotations__, columns, strict=True)))
 
     @classmethod
     def from_json(cls, value: Any) -> "TakedownList":
         """Return the list that `to_json` describes. Raises LookupError, TypeError or ValueError for a damaged one."""
-        columns = [frozenset(value[name]) for name in Takedowns.__annotations__]
-        if not all(isinstance(digest, str) and HASH.fullmatch(digest) for column in columns for digest in column):
-            raise ValueError("it has other entries than digests")
-        return cls(*columns)
+        urls, bare_urls, *others = (Digests.from_json(value[name]) for name in Takedowns.__annotations__)
+        return cls(urls, bare_urls - urls, *others)
 
     def without_queries(self, strip: bool = True) -> "TakedownList":
         """Return the list for an output whose URLs have no queries; unchanged if `strip` is false."""
-        return replace(self, urls=self.urls | self.bare_urls) if strip else self
+        return self._stripped if strip and self.bare_urls else self
+
+    @cached_property
+    def _stripped(self) -> "TakedownList":
+        return replace(self, urls=self.urls | self.bare_urls, bare_urls=Digests())
 
     def match_url(self, url: str | None) -> Kind | None:
         """Return the kind of the entry that names a URL, or None."""
@@ -74,7 +128,7 @@ class TakedownList:
         normal = normal_url(url)
         if normal is None:
             return None
-        if any(digest_of(spelling) in self.urls for spelling in spellings(normal)):
+        if any(spelling in self.urls for spelling in spellings(normal)):
             return "url"
         return "host" if self.hosts and self._has_host(host_of(normal)) else None
 
@@ -84,11 +138,11 @@ class TakedownList:
 
     def has_image(self, sha256: str | None) -> bool:
         """Return True if an entry is this hash of an image."""
-        return bool(self.hashes) and sha256 is not None and digest_of(sha256) in self.hashes
+        return bool(self.hashes) and sha256 is not None and sha256 in self.hashes
 
     def _has_host(self, host: str) -> bool:
         parents = (host[i + 1 :] for i, character in enumerate(host) if character == ".")
-        return any(digest_of(name) in self.hosts for name in (host, *parents))
+        return any(name in self.hosts for name in (host, *parents))
 
 
 def spellings(normal: str) -> set[str]:
@@ -97,9 +151,9 @@ def spellings(normal: str) -> set[str]:
     return {normal, f"{path}{mark}{query.replace('%20', '+')}"}
 
 
-def digest_of(entry: str) -> str:
-    """Return the hex SHA-256 of an entry."""
-    return hashlib.sha256(entry.encode()).hexdigest()
+def digest_of(entry: str) -> bytes:
+    """Return the SHA-256 of an entry."""
+    return hashlib.sha256(entry.encode()).digest()
 
 
 def read_takedown(path: str) -> TakedownList:
@@ -145,8 +199,8 @@ def parse_takedown(lines: Iterable[str], name: str) -> TakedownList:
                 "correct or remove the line"
             )
     urls = {spelling for url in urls for spelling in spellings(url)}
-    columns = (urls, {url.partition("?")[0] for url in urls}, hosts, hashes)
-    return TakedownList(*(frozenset(map(digest_of, column)) for column in columns))
+    bare_urls = {url.partition("?")[0] for url in urls if "?" in url} - urls
+    return TakedownList(*map(Digests.of, (urls, bare_urls, hosts, hashes)))
 
 
 def listed(path: str | None) -> TakedownList:

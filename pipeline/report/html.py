@@ -9,15 +9,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
+from jinja2 import UndefinedError
 from markupsafe import Markup, escape
 
-from hypergrit_common.config import flatten
+from hypergrit_common.config import flatten, from_plain
 from hypergrit_common.errors import UserError
 from hypergrit_common.html import render_page
-from hypergrit_common.text import duration_text
+from hypergrit_common.text import duration_text, one_line
 from hypergrit_common.yaml_text import dump_yaml
 from pipeline.config import ReportConfig
 from pipeline.output.ledger import read_manifests_of, stamp_of
+from pipeline.output.manifest import fits
+from pipeline.output.record import DAMAGE
 from pipeline.output.store import Store
 from pipeline.read.understood import input_lines
 from pipeline.report.advice import HINTS, Advice, find_advice
@@ -113,10 +116,24 @@ def write_report(output: str | Store, config: ReportConfig | None = None) -> Non
     if content is None:
         root = store.root
         raise UserError(f"{root} has no {STATS_FILE}; create it with `hypergrit explore {root} report=true`")
-    stats: Statistics = json.loads(content)
+    try:
+        stats: Statistics = json.loads(content)
+        if not fits(stats, Statistics):
+            raise ValueError("a value has another type")
+        make_report(store, stats, config or saved_settings(stats))
+    except (*DAMAGE, UndefinedError) as error:
+        raise UserError(
+            f"{store.url(STATS_FILE)} is damaged ({one_line(error)}); write it again with "
+            f"`hypergrit explore {store.root} report=true`"
+        ) from error
+
+
+def saved_settings(stats: Statistics) -> ReportConfig:
+    """Return the report settings of a job. Raises UserError for a value of another type."""
     saved = stats["config"].get("report", {})
-    names = [item.name for item in dataclasses.fields(ReportConfig) if item.name in saved]
-    make_report(store, stats, config or ReportConfig(**{name: saved[name] for name in names}))
+    names = {item.name for item in dataclasses.fields(ReportConfig)} & saved.keys()
+    found: ReportConfig = from_plain(ReportConfig, {name: saved[name] for name in names}, STATS_FILE)
+    return found
 
 
 def make_report(store: Store, stats: Statistics, config: ReportConfig) -> list[Advice]:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, cast, get_type_hints
+from typing import Any, Final, Literal, NamedTuple, TypedDict, cast, get_type_hints
 
 from tqdm import tqdm
 
@@ -26,14 +26,13 @@ from pipeline.output.ledger import (
     write_summary,
 )
 from pipeline.output.manifest import fits, read_failed
+from pipeline.output.record import read_command, read_record
 from pipeline.output.store import Store, files_of_shards
 from pipeline.read.understood import understood_input
 from pipeline.summary.histogram import Frequent
 from pipeline.summary.totals import Summary, SummaryFile, Totals, parse_summary
 from schemas.files import (
-    COMMAND_FILE,
     FILES,
-    JOB_FILE,
     MANIFEST_FILE,
     MANIFEST_FOLDER,
     ROLLUP_FILE,
@@ -433,7 +432,7 @@ def make_stats(store: Store, part: ShardSums, only: Collection[int] | None = Non
     """
     failed = read_failed(store, part.shards, only)
     check_finished(store, part.shards or failed)
-    job, summary = read_object(store, JOB_FILE), part.summary
+    job, summary = cast(Mapping[str, Any], read_record(store) or {}), part.summary
     first = read_manifests_of(store, part.shards[:1])
     provenance = first[0]["provenance"] if first else job.get("provenance", {})
     counts = summary.rows.to_counts(sum(shard["rows"] for shard in failed))
@@ -471,19 +470,35 @@ def make_stats(store: Store, part: ShardSums, only: Collection[int] | None = Non
 
 def count_planned(store: Store, job: Mapping[str, Any]) -> int:
     """Return the number of shards of the job or command that writes an output; 0 if it is not recorded."""
-    command = read_object(store, COMMAND_FILE)
-    try:
-        if command:
-            return len(command["shards"])
-        return sum(batch["shards"] for batch in job.get("batches", ()))
-    except (LookupError, TypeError):
-        return 0
+    if command := read_command(store):
+        return len(command["shards"])
+    return sum(batch["shards"] for batch in job.get("batches", ()))
+
+
+class SavedGroup(TypedDict):
+    """The settings of a group that the report reads."""
+
+    formats: list[str]
+    levels: str | None
+    check_expressions: bool
+
+
+class SavedConfig(TypedDict):
+    """The groups of a saved configuration of which the report reads settings."""
+
+    ground: SavedGroup
+    read: SavedGroup
+    report: dict[str, Any]
+    write: SavedGroup
 
 
 def read_job_config(store: Store) -> dict[str, Any]:
     """Return the resolved configuration of the job, {} if its file does not exist. Raises UserError if it is damaged."""
     try:
-        return cast(dict[str, Any], plain(parse_yaml((store.read(RESOLVED_FILE) or b"{}").decode())))
+        found = plain(parse_yaml((store.read(RESOLVED_FILE) or b"{}").decode()))
+        if not fits(found, SavedConfig):
+            raise ValueError("a value has another type")
+        return cast(dict[str, Any], found)
     except UserError:
         raise
     except Exception as error:  # PyYAML raises many types for text that it cannot convert

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from hypergrit_common.cli import logs_json, notify
 from hypergrit_common.config_help import print_text
-from hypergrit_common.text import counted
+from hypergrit_common.text import counted, printable
 from pipeline.config import PipelineConfig
 from pipeline.output.store import Store
 from pipeline.report.html import make_report
@@ -44,7 +44,7 @@ def summary_table(stats: Statistics) -> str:
         *stage_lines(stats["stages"]),
         *trainable(stats),
     ]
-    if "wall_seconds" in stats["run"]:
+    if stats["run"].keys() >= {"wall_seconds", "shards"}:
         run = stats["run"]
         lines.append(
             f"last run: {run['shards']} of {counted(len(stats['shards']), 'shard')} in {run['wall_seconds']:,.1f} s"
@@ -55,7 +55,7 @@ def summary_table(stats: Statistics) -> str:
     if "truth" in stats:
         known = [f"{name} {stats['truth'][name]:.3f}" for name in ("precision", "recall") if name in stats["truth"]]
         lines += ["", f"boxes compared with the ground truth: {', '.join(known)}"]
-    return "\n".join(lines)
+    return "\n".join(map(printable, lines))
 
 
 def row_lines(rows: Counts) -> list[str]:

@@ -211,8 +211,10 @@ class Steps:
 
     @cached_property
     def takedowns(self) -> TakedownList:
-        """The entries of the job's list, and those of earlier takedowns of the output."""
-        entries = entries_of(self.config.read.takedown) | self.store.takedowns
+        """The entries of the job's list, which a job has recorded in its output, and those of earlier takedowns."""
+        entries = self.store.takedowns
+        if self.lease is None:
+            entries |= entries_of(self.config.read.takedown)
         return entries.without_queries(self.config.write.strip_url_queries)
 
     def prepare(self, plan: ShardPlan) -> tuple[pa.Table, Notes]:
@@ -273,7 +275,8 @@ class Steps:
 
         Raises ShardError if the input cannot be read.
         """
-        parts, found = read_parts(plan, self.config.read, rows), list[Fault]()
+        config = dataclasses.replace(self.config.read, takedown=None)  # below, in a form that is read in no time
+        parts, found = read_parts(plan, config, rows), list[Fault]()
         while True:
             start = time.perf_counter()
             try:

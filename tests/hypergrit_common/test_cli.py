@@ -148,6 +148,20 @@ def test_a_closed_output_pipe_ends_without_a_traceback(body: str, code: int) -> 
     assert process.wait() == code
 
 
+@pytest.mark.parametrize("child", ["", "import subprocess; subprocess.run([sys.executable, '-c', "])
+def test_warnings_of_libraries_are_hidden_here_and_in_children(child: str) -> None:
+    warn = "import warnings; [warnings.warn(str(i)) for i in range(9)]"
+    process = start(f'{child}"{warn}"])' if child else warn)
+    assert process.communicate()[1] == ""
+    assert process.returncode == 0
+
+
+def test_a_lack_of_memory_is_a_message() -> None:
+    process = start("import resource; resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9)); bytes(10**10)")
+    assert process.communicate()[1] == "error: there is too little memory; free some, or raise its limit (ulimit -v)\n"
+    assert process.returncode == 2
+
+
 def test_the_second_sigterm_ends_the_process_at_once() -> None:
     process = start(
         "try: print('ready', flush=True); time.sleep(600)\n    finally: print('ready', flush=True); time.sleep(600)"
@@ -178,15 +192,11 @@ def test_a_traceback_has_no_escape_sequences(capsys: pytest.CaptureFixture[str])
     assert capsys.readouterr().err == "ValueError: \\x1b[2J\n"
 
 
-def test_deprecations_of_torch_are_hidden_and_other_warnings_shown() -> None:
-    code = (
-        "import warnings; from hypergrit_common.cli import set_up_logging; set_up_logging();"
-        "warnings.warn('`torch.jit.script` is deprecated. Use another', FutureWarning);"
-        "warnings.warn('something else', FutureWarning)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "something else" in done.stderr
-    assert "torch.jit" not in done.stderr
+def test_an_option_of_python_shows_the_warnings_of_libraries() -> None:
+    code = "import warnings; from hypergrit_common.cli import set_up_logging; set_up_logging(); warnings.warn('some')"
+    for options, n in (([], 0), (["-W", "default"], 1)):
+        done = subprocess.run([sys.executable, *options, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stderr.count("UserWarning: some") == n
 
 
 @pytest.mark.parametrize(("color", "is_terminal", "expected"), [("1", True, "0"), ("", True, "None"), ("", False, "0")])

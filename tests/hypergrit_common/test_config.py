@@ -75,6 +75,22 @@ def test_a_command_is_shown_without_secrets() -> None:
     assert command_line("hypergrit run", arguments, Keys(secret=("log.key",))) == shown
 
 
+@pytest.mark.parametrize(
+    ("key", "is_hidden"),
+    [
+        *((key, True) for key in ("headers", "header", "api_key", "apikey", "headers.A", "x.api_keys", "download")),
+        *((key, False) for key in ("name", "head", "download.timeout_s", "key", "score.head")),
+    ],
+)
+def test_a_secret_is_recognised_without_its_group_and_misspelt(key: str, is_hidden: bool) -> None:
+    keys = Keys(secret=("download.headers", "recaption.api_key"))
+    assert keys.is_secret(key) == is_hidden
+    if is_hidden:
+        with pytest.raises(UserError) as caught:
+            merge(Town, read_layers([f"{key}={{A: TOKEN}}"], keys))
+        assert "TOKEN" not in str(caught.value)
+
+
 def test_kinds_replaces_the_type_of_a_group_by_a_subclass_with_more_keys() -> None:
     tall = town("tower.floors=9", "width=7", kinds={"tower": TallTower})
     assert tall.tower == TallTower(width=7, floors=9)

@@ -66,6 +66,7 @@ def test_requests_without_the_token_or_with_another_host_are_refused(server: Ser
         assert ask(server, path, Host=f"evil.example:{server.port}")[0] == 403
     status, _, headers = ask(server, f"/?token={TOKEN}", token="")
     assert (status, headers["Location"]) == (302, "/")
+    assert ask(server, f"//evil.example/x?token={TOKEN}", token="")[2]["Location"] == "/evil.example/x"
     assert "HttpOnly" in headers["Set-Cookie"]
     assert "SameSite=Strict" in headers["Set-Cookie"]
 

@@ -164,11 +164,13 @@ def test_the_report_of_a_running_job_says_how_many_shards_are_finished(
 ) -> None:
     assert "shards finished" not in page(output)
     copy = Path(shutil.copytree(output, tmp_path / "out"))
-    (copy / "_job.json").write_text(json.dumps({"batches": [{"shards": 3, "files": []}, {"shards": 4, "files": []}]}))
+    batches = [{"shards": n, "rows": n, "first_shard": 0, "first_row": 0, "files": []} for n in (3, 4)]
+    record = {"schema": "0", "settings": {"rows_per_shard": 1}, "provenance": {}, "batches": batches}
+    (copy / "_job.json").write_text(json.dumps(record))
     assert main([str(copy), "report=true"]) == 0
     assert "<b>2 of 7 shards finished.</b>" in page(copy)
     assert capsys.readouterr().out.startswith("2 of 7 shards finished\n")
-    (copy / "_command.json").write_text(json.dumps({"command": "refilter", "shards": [0, 1]}))
+    (copy / "_command.json").write_text(json.dumps({"schema": "0", "command": "refilter", "shards": [0, 1]}))
     assert main([str(copy), "report=true"]) == 0
     assert "shards finished" not in page(copy)
 

@@ -1,8 +1,11 @@
 """Takedown: the rows that a list names leave all formats, and nothing else changes."""
 
+import base64
 import errno
+import hashlib
 import itertools
 import json
+import random
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -11,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hypergrit_common.near_duplicates import normal_url
 from hypergrit_common.tar import iter_members, reader_of
 from pipeline import load_config, make_provenance, plan_shards
 from pipeline.commands import takedown
@@ -22,13 +26,22 @@ from pipeline.output.manifest import plan_from_json
 from pipeline.output.source import Source, read_config, read_table
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
-from pipeline.read.takedown import parse_takedown, read_takedown, refuse
+from pipeline.read.takedown import Digests, TakedownList, parse_takedown, read_takedown, refuse
 from pipeline.report.cards import DroppedPicture, Thumbnail, dropped_file
 from pipeline.run.loop import Run
 from pipeline.run.steps import Steps
 from pipeline.summary.totals import decompressed
 from schemas.files import DROPPED_FILE, FILES, JOURNAL_FOLDER
-from tests.pipeline.commands.derive.outputs import HOSTS, LOCAL, killed_before_file, run_rewrite, write_output
+from tests.pipeline.commands.derive.outputs import (
+    HOSTS,
+    LOCAL,
+    kept,
+    killed_before_file,
+    make_output,
+    picture,
+    run_rewrite,
+    write_output,
+)
 from tests.pipeline.commands.derive.rows import manifests_of, rows_of, stats_of
 from tests.pipeline.commands.verify.damage import flip
 from tests.pipeline.here import compute_here
@@ -140,6 +153,60 @@ def test_nothing_of_the_rows_is_left_but_their_keys(source: Path, output: Path, 
     stats = stats_of(output)["rows"]
     assert stats["dropped"]["read"]["taken_down"] == len(gone)
     assert stats["read"] == stats["kept"] + sum(sum(n.values()) for n in stats["dropped"].values())
+
+
+def test_another_row_keeps_the_same_picture_and_a_hash_names_all_copies(tmp_path: Path) -> None:
+    image, out = picture(1), tmp_path / "out"
+    rows = [kept(image, url="http://x/0"), kept(image, url="http://x/1", caption_original="as http://x/0 shows")]
+    make_output(out, {0: rows[:1], 1: rows[1:]}, rows_per_shard=1)
+    assert run_takedown(out, write_list(tmp_path, "http://x/0")) == 0
+    assert [(row["reason"], row["caption_original"]) for row in rows_of(out)] == [
+        ("taken_down", None),
+        (None, "as http://x/0 shows"),
+    ]
+    assert run_takedown(out, write_list(tmp_path, rows[0]["sha256"])) == 0
+    assert {row["reason"] for row in rows_of(out)} == {"taken_down"}
+
+
+def test_a_record_of_earlier_versions_is_obeyed_and_written_anew(source: Path, output: Path, tmp_path: Path) -> None:
+    entries = entries_for(source)
+    digests = [hashlib.sha256((normal_url(entry) or entry).encode()).hexdigest() for entry in entries]
+    old = {"urls": digests[:1], "without_queries": digests[:1], "hosts": [], "images": digests[1:]}
+    (output / "_takedowns.json").write_text(json.dumps(old))
+    assert Store(str(output)).takedowns == parse_takedown(entries, "list")
+    assert run_takedown(output, write_list(tmp_path, "example.com")) == 0
+    known = json.loads((output / "_takedowns.json").read_text())
+    assert {len(base64.b64decode(known[name])) for name in ("urls", "hosts", "images")} == {32}
+    assert check(output) == 0
+
+
+def test_a_record_is_parsed_once_in_a_process_and_again_after_a_change(
+    output: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parsed, parse = list[bytes | None](), Store._parse_takedowns
+
+    def counting(store: Store, content: bytes | None) -> TakedownList:
+        parsed.append(content)
+        return parse(store, content)
+
+    monkeypatch.setattr(Store, "_parse_takedowns", counting)
+    Store(str(output)).record_takedowns(parse_takedown(["a.example"], "list"))
+    for host in ("b.example", "c.example"):
+        parsed.clear()
+        Store(str(output)).record_takedowns(parse_takedown([host], "list"))
+        for _ in range(5):
+            assert Store(str(output)).takedowns.match_url(f"http://{host}/1") == "host"
+        assert len(parsed) <= 2
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_digests_are_a_set(seed: int) -> None:
+    rng = random.Random(seed)
+    some, others = ({str(rng.randrange(60)) for _ in range(rng.randrange(40))} for _ in range(2))
+    mine, theirs = Digests.of(some), Digests.of(others)
+    assert (mine | theirs, mine - theirs) == (Digests.of(some | others), Digests.of(some - others))
+    assert len(mine) == len(some)
+    assert {text for text in some | others if text in mine} == some
 
 
 def test_a_shard_without_listed_rows_keeps_its_files_and_a_second_run_changes_nothing(
