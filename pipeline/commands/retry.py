@@ -381,12 +381,13 @@ USAGE: Final = f"""\
 usage: hypergrit run retry=true output=OUT [reasons=[...]] [secrets.yaml] [key=value ...]
 
 Tries rows again that a finished job dropped for a reason that can pass, and replaces their shards. A replaced shard is
-that of a job in which these rows succeeded at once. The settings are those of the job, whose arguments may be given
-again; the input files must still be there, and a proxy and headers must be given again. No kept row is downloaded
-again; in shards with rows that succeed, those that the models dropped are. After a kill, run the same command again.
+that of a job in which these rows succeeded at once. Give the arguments of the job again: the output may be a stranger's, so
+that what its config.yaml names outside of it (input, models, hosts) is not followed by itself, and settings marked [runtime]
+are not taken from it. The input files must still be there. No kept row is downloaded again; in shards with rows that
+succeed, those that the models dropped are. After a kill, run the same command again.
 
-  hypergrit run retry=true output=out/demo
-  hypergrit run retry=true output=s3://data/coyo "reasons=[timeout,429,5xx]" download.timeout_s=60 ray.address=auto
+  hypergrit run retry=true jobs/pipeline/coyo.yaml input=pairs.parquet output=out/mine
+  hypergrit run retry=true output=out/mine input=pairs.parquet "reasons=[timeout,429,5xx]" download.timeout_s=60
 
   output               output folder or URL of a job; it needs arrow/ and the images, in grit/ or arrow/
   download.*, ray.*, report.* and other settings marked [runtime]: as in the job, for this command only

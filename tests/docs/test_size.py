@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_745),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(37, 4_883),
-    "pipeline": Size(150, 32_541, 9),
-    "trainer": Size(197, 28_528, 20),
+    "hypergrit_common": Size(37, 4_949),
+    "pipeline": Size(150, 32_545, 9),
+    "trainer": Size(197, 28_544, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_369),
-    "tests": Size(602, 61593),
+    "tests": Size(603, 61858),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
