@@ -5,16 +5,20 @@ Unknown keys and wrong types are errors that name the file or argument. A config
 groups.
 
 Fields marked with `runtime` affect how a result is computed, not what it is: devices, batch sizes, timeouts. They are
-recorded with the results and may change when a job or a training run resumes.
+recorded with the results and may change when a job or a training run resumes. Values of fields marked with `reaches` name
+what lies outside of an output. Of a saved configuration, which may be a stranger's, `content_layers` leaves out the
+former, and the latter unless the user names or trusts them.
 """
 
 import dataclasses
 import difflib
 import json
+import logging
 import math
+import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from functools import cache, reduce
 from pathlib import Path
@@ -23,10 +27,11 @@ from typing import Any, Final, TypeVar, cast, get_args, get_origin, get_type_hin
 import yaml
 from pydantic import TypeAdapter, ValidationError
 
+from hypergrit_common.config_help import list_keys
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import check_file
-from hypergrit_common.lazy import is_plugin
-from hypergrit_common.locations import PIPE, without_commands
+from hypergrit_common.locations import without_commands
+from hypergrit_common.paths import absolute
 from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import one_line, redact
 from hypergrit_common.urls import clean, text_without_queries
@@ -36,7 +41,10 @@ Layer = tuple[dict[str, Any], str]
 """Values as they are written, with their source: the file or argument that sets them."""
 
 RESOLVED_FILE = "config.yaml"
-"""Name of the file in which a job or a training run saves its resolved configuration."""
+"""Name of the file in which a job or a training run saves its resolved configuration. A file with this name is taken for
+a saved configuration, wherever it is; one with another name is the user's own."""
+
+logger = logging.getLogger("hypergrit")
 
 T = TypeVar("T")
 
@@ -56,12 +64,22 @@ def secret(*, factory: Callable[[], T]) -> T:
     return value
 
 
+def reaches(default: T, *harmless: str, is_runtime: bool = False) -> T:
+    """Declare a field whose value names a file, host, endpoint, model or class outside of an output.
+
+    A saved configuration may give it the default and the `harmless` values, which are this version's own. `is_runtime`:
+    it is a `runtime` field too.
+    """
+    metadata = {"reaches": (default, *harmless), "runtime": is_runtime}
+    return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Trusting:
     """Settings with the key `trust`, the same in every verb."""
 
-    # classes of your own, module:Class, that the files of a model or a saved configuration may name; their code runs. Never
-    # saved (docs/extending.md)
+    # what the files of a model or a saved configuration (config.yaml) may name: classes of your own, module:Class, whose code
+    # runs, and of a saved configuration also paths, hosts, endpoints and models. Never saved (docs/extending.md)
     trust: tuple[str, ...] = secret(factory=tuple)
 
 
@@ -70,13 +88,11 @@ class Keys:
     """The key names of one command.
 
     `short` maps short names to full keys. `secret` are the full keys of `secret` fields, whose values no message repeats,
-    `plugins` those that may name classes of the user (hypergrit_common.lazy), `removed` those of earlier versions with
-    their defaults.
+    `removed` those of earlier versions with their defaults.
     """
 
     short: Mapping[str, str] = dataclasses.field(default_factory=dict)
     secret: tuple[str, ...] = ()
-    plugins: tuple[str, ...] = ()
     removed: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def is_secret(self, key: str) -> bool:
@@ -99,34 +115,78 @@ def last_value(layers: Sequence[Layer], key: str) -> Any:
     return plain(next(found, None))
 
 
-def check_plugins(saved: Sequence[Layer], given: Sequence[Layer], keys: Keys) -> None:
-    """Raise UserError if a `saved` configuration names a class of the user that no layer `given` by the user names.
+def content_layers(
+    cls: type, saved: Sequence[Layer], given: Sequence[Layer], follows: bool = True, trusted: Sequence[str] = ()
+) -> list[Layer]:
+    """Return layers of saved configurations with only what decides the content: an output may come from anyone.
 
-    An output may come from anyone, and to import a class runs the code of its module. `given` names it by the same key, or
-    by the key `trust`, which counts in no saved configuration.
+    `runtime` fields are left out, and what `given`, the layers of the user, sets. Fields marked with `reaches` may have
+    their harmless values, those in `trusted` or in the key `trust` of `given`, and the folder of the configuration itself.
+    Without `follows` they are mere data, and have any value. Raises UserError that names all values which they may not have.
     """
-    trusted = {str(name) for name in last_value(given, "trust") or ()}
-    named = {key: {*trusted, *_plugins(given, key)} for key in keys.plugins}
-    for layer in saved:
-        if "trust" in layer[0]:
-            raise UserError(f"{layer[1]} holds trust, which only you may give; remove it there")
-        if without_commands(layer[0]) != layer[0]:
+    own = {key for layer, _ in given for key in flatten(layer)}
+    allowed = [*trusted, *map(str, last_value(given, "trust") or ())]
+    found = list[Layer]()
+    for layer, source in saved:
+        refused: dict[str, list[str]] = {}
+        content = _content(cls, layer, own, {*allowed, absolute(os.path.dirname(source))}, refused)
+        found.append((content, source))
+        if follows and refused:
+            trust = f"trust={as_argument(list(dict.fromkeys(text for texts in refused.values() for text in texts)))}"
             raise UserError(
-                f"{layer[1]} holds a command ({PIPE}...), which is not run from there; give it on the command line"
+                f"{source} names {shlex.join(refused)}, which is not followed from a saved configuration; if you trust "
+                f"it, give the same on the command line, or give {shlex.quote(trust)}"
             )
-        for key in keys.plugins:
-            for name in _plugins([layer], key):
-                if name not in named[key]:
-                    raise UserError(
-                        f"{layer[1]} names code of its own, {key}={name}, which is not loaded from there; if you "
-                        f'trust it, give trust=["{name}"] on the command line'
-                    )
+    return found
 
 
-def _plugins(layers: Sequence[Layer], key: str) -> Iterator[str]:
-    for layer, _ in layers:
-        value = _select(layer, key)
-        yield from filter(is_plugin, value if isinstance(value, list) else [value])
+def _content(
+    cls: type,
+    values: Mapping[str, Any],
+    own: Collection[str],
+    allowed: Collection[str],
+    refused: dict[str, list[str]],
+    prefix: str = "",
+) -> dict[str, Any]:
+    """Return what `content_layers` takes from a group; add to `refused`, by argument, the texts that are not allowed."""
+    groups, fields = _groups(cls, {}), {item.name: item for item in dataclasses.fields(cls)}
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        key, marks = f"{prefix}{name}", fields[name].metadata if name in fields else {}
+        harmless = marks.get("reaches")
+        if key in own or (marks.get("runtime") and not harmless):
+            continue
+        if harmless:
+            items = [item for item in _items(plain(value)) if item not in (None, "", False, *harmless)]
+            texts = [text for text in map(as_argument, items) if not {text, absolute(text)} & {*allowed}]
+            if texts:
+                refused[f"{key}={as_argument(plain(value))}"] = texts
+        is_group = name in groups and isinstance(value, Mapping)
+        found[name] = _content(groups[name], value, own, allowed, refused, f"{key}.") if is_group else value
+    return found
+
+
+def _items(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def as_argument(value: Any) -> str:
+    """Return a plain value as it is written on the command line."""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+def log_left_out(cls: type, saved: Sequence[Layer], given: Sequence[Layer]) -> None:
+    """Say which settings `content_layers` leaves out of saved configurations although they are not the defaults."""
+    own = {key for layer, _ in given for key in flatten(layer)} | {*marked_keys(cls, "secret")}
+    defaults = flatten({key.name: key.default for key in list_keys(cls) if key.is_runtime})
+    for key in {*own, *marked_keys(cls, "reaches")} & defaults.keys():
+        del defaults[key]
+    for layer, source in saved:
+        values = flatten(plain(layer)).items()
+        left = [f"{key}={as_argument(value)}" for key, value in values if key in defaults and value != defaults[key]]
+        if left:
+            text = "%s is a saved configuration, of which only what decides the content is read; give again what you need of %s"
+            logger.info(text, source, shlex.join(left))
 
 
 def saved_layers(layers: Sequence[Layer], arguments: Sequence[str]) -> tuple[list[Layer], list[Layer]]:
@@ -340,7 +400,7 @@ def _build(cls: type, values: Mapping[str, Any], kinds: Mapping[str, type], pref
 
 
 def marked_keys(cls: type, mark: str, kinds: Mapping[str, type] | None = None, prefix: str = "") -> Iterator[str]:
-    """Yield the keys and groups of `cls` that are marked with `runtime` or `secret`; `kinds` as in `merge`."""
+    """Yield the keys and groups of `cls` that are marked with `runtime`, `secret` or `reaches`; `kinds` as in `merge`."""
     groups = _groups(cls, kinds or {})
     for item in dataclasses.fields(cls):
         if item.metadata.get(mark):

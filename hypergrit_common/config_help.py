@@ -11,6 +11,7 @@ import textwrap
 import tokenize
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
+from functools import cache
 from typing import Any, Final, Literal, NamedTuple, get_args, get_origin, get_type_hints
 
 from hypergrit_common.cli import close_broken_stdout
@@ -33,6 +34,7 @@ class Key(NamedTuple):
     is_runtime: bool
 
 
+@cache
 def field_comments(cls: type) -> dict[str, str]:
     """Map each field of a dataclass and its base classes to the comment above it, joined to one line."""
     found: dict[str, str] = {}

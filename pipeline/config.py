@@ -14,14 +14,16 @@ from hypergrit_common.config import (
     Keys,
     Layer,
     Trusting,
-    check_plugins,
     check_positive,
     check_range,
+    content_layers,
     from_plain,
     last_value,
+    log_left_out,
     merge,
     merged,
     nested,
+    reaches,
     read_layers,
     runtime,
     runtime_keys,
@@ -125,7 +127,6 @@ class WriteConfig:
 KEYS: Final = Keys(
     short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
     secret=("download.headers", "download.proxy", "recaption.api_key"),
-    plugins=("stages", "read.format", "ground.grounder", "score.scorer"),
     removed=REMOVED_FROM_RUN,
 )
 """Key names of the pipeline."""
@@ -175,9 +176,9 @@ class PipelineConfig(Trusting):
 
     # file, folder, glob or URL, or several of them, separated by commas or as a list: parquet, JSONL, CSV, TSV, or tars of
     # image-text pairs
-    input: Locations = ""
+    input: Locations = reaches("")
     # folder or URL for train/, grit/, arrow/, stats.json and report.html
-    output: str = ""
+    output: str = reaches("")
     # input rows per shard; a shard is the unit of work, and of resuming
     rows_per_shard: int = 1000
     # read only the first `limit` input rows; null: all
@@ -195,7 +196,7 @@ class PipelineConfig(Trusting):
     quiet: bool = runtime(False)
     # stages of your own, module:Class, such as [my_package.colours:FewColours]; their settings are in groups with their
     # names (docs/extending.md)
-    stages: tuple[str, ...] = ()
+    stages: tuple[str, ...] = reaches(())
     read: ReadConfig = field(default_factory=ReadConfig)
     download: DownloadConfig = field(default_factory=DownloadConfig)
     captions: CaptionsConfig = field(default_factory=CaptionsConfig)
@@ -277,6 +278,7 @@ def load_config(arguments: Sequence[str]) -> PipelineConfig:
     """
     saved, given = saved_layers(read_layers(arguments, KEYS), arguments)
     config = make_config(saved, given)
+    log_left_out(PipelineConfig, saved, given)
     if config.read.selection is not None:
         config.read.selection.check_use()
     config.download.check_use()
@@ -292,11 +294,11 @@ def make_config(saved: Sequence[Layer], given: Sequence[Layer], *, loads: bool =
     """Build the configuration of layers `saved` in outputs, and `given` by the user, which override them.
 
     `loads`: the stages run, so that their classes are imported; else the settings of further stages are plain values.
-    Raises UserError for an unknown key or a wrong value, and if `saved` names code that `given` does not.
+    Of `saved`, only what decides the content is read. Raises UserError for an unknown key or a wrong value, and like
+    `content_layers` if the stages run.
     """
-    layers = [*saved, *given]
+    layers = [*content_layers(PipelineConfig, saved, given, follows=loads), *given]
     if loads:
-        check_plugins(saved, given, KEYS)
         kind = config_kind(layers)
     else:
         names = {str(name) for layer, _ in layers if last_value(layers, "stages") for name in layer}

@@ -16,7 +16,7 @@ if str(ROOT) not in sys.path:  # when started as a file from another folder
 
 try:
     from hypergrit_common.cli import EXIT_CODES, INCOMPLETE, command, set_up_logging
-    from hypergrit_common.config import command_line, merge_some, read_layers
+    from hypergrit_common.config import command_line, merge_some, read_layers, saved_layers
     from hypergrit_common.config_help import describe, help_topic, list_keys, print_text
     from hypergrit_common.errors import UserError
     from pipeline.config import KEYS, Messages, config_kind, load_config
@@ -84,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
     """Run the job with these command-line arguments; return the exit code, which `USAGE` explains."""
     topic = help_topic(arguments)
     given = arguments if topic is None else [item for item in arguments if item.startswith("retry=")]
-    mode: Mode = merge_some(Mode, read_layers(given, KEYS))
+    mode: Mode = merge_some(Mode, saved_layers(read_layers(given, KEYS), given)[1])
     if mode.retry:
         set_up_logging(mode.level, is_json=mode.log.format == "json")
         from pipeline.commands.retry import main as retry

@@ -13,14 +13,17 @@ from hypergrit_common.config import (
     Keys,
     Layer,
     Trusting,
-    check_plugins,
     check_positive,
     check_range,
+    content_layers,
     default_settings,
     flatten,
     last_value,
+    log_left_out,
     make_layer,
     merge,
+    merged,
+    reaches,
     read_layers,
     runtime,
     runtime_keys,
@@ -32,9 +35,11 @@ from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.locations import without_commands
 from hypergrit_common.removed import REMOVED, REMOVED_FROM_TRAIN
 from hypergrit_common.urls import clean
+from schemas.features import RECORD_NAME
 from trainer.data.config import SYNTHETIC, DataConfig
 from trainer.data.feature_record import read_records
 from trainer.distributed.config import ParallelConfig
+from trainer.encoders.config import CACHED
 from trainer.encoders.sizes import tower_sizes
 from trainer.evaluation.held_out.config import EvaluationConfig
 from trainer.metrics.config import LogConfig
@@ -45,7 +50,6 @@ from trainer.optim.config import ADAMW, LoRAConfig, OptimConfig
 
 KEYS: Final = Keys(
     short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
-    plugins=("model_name",),
     removed=REMOVED_FROM_TRAIN,
 )
 
@@ -96,19 +100,19 @@ class TrainConfig(Trusting):
     """The configuration of a training run."""
 
     # model to train, or module:Class of your own (docs/extending.md); --help model_name=NAME lists its settings
-    model_name: str = DEFAULT
+    model_name: str = reaches(DEFAULT, *MODELS)
     # folder or URL (s3://...) of the run: checkpoints/, metrics.jsonl, tensorboard/, model/, evaluation.json,
     # config.yaml
-    output: str = runtime("")
+    output: str = reaches("", is_runtime=True)
     # initial weights: a folder written by the trainer, or a released .pth file; null: random weights, or those of
     # model.image.weights and model.text.weights
-    init: str | None = None
+    init: str | None = reaches(None)
     # parts that init does not set: names of modules or parameters, such as visual_proj and curv, with *, ? and [...] as in
     # the shell. Those of the model keep their random weights, those of init are not used; all others must agree
     init_skip: tuple[str, ...] = ()
     # tokenizer: openai for that of OpenAI's CLIP, or the path of a merges.txt in the same format; for a text tower of
     # transformers, a folder with its fast tokenizer, by default that of its weights
-    tokenizer: str = "openai"
+    tokenizer: str = reaches("openai")
     # image-text pairs per step, over all processes
     batch_size: int = 768
     # number of images or texts that a tower processes at once; smaller values need less memory and give the same
@@ -195,12 +199,13 @@ def load_config(arguments: Sequence[str]) -> TrainConfig:
 
     Raises UserError naming the file or argument, the key and the fix.
     """
-    layers = read_layers(arguments, KEYS)
-    check_plugins(*saved_layers(layers, arguments), KEYS)
-    layers = with_heads([
+    layers = [
         (layer | {"data": {"shards": SYNTHETIC}} if layer.get("data") == SYNTHETIC else layer, where)
-        for layer, where in layers
-    ])  # fmt: skip
+        for layer, where in read_layers(arguments, KEYS)
+    ]
+    saved, given = saved_layers(layers, arguments)
+    layers = with_heads([*content_layers(TrainConfig, saved, given), *given])
+    log_left_out(TrainConfig, saved, given)
     config = merge(TrainConfig, [*tower_sizes(layers), *layers], {"model": model_config_class(layers)})
     assert isinstance(config, TrainConfig)
     return config
@@ -215,14 +220,25 @@ def with_heads(layers: list[Layer]) -> list[Layer]:
     features = last_value(layers, "data.features")
     if not features:
         return layers
-    training = dict(read_records(str(features))[0]["training"])
+    training = deepcopy(read_records(str(features))[0]["training"])
     parts = {"image", "text"}
     if last_value(layers, "data.texts") == "tokens":
         parts = {"image"}
         training = {"model": {key: value for key, value in training["model"].items() if key != "text"}}
         layers = [(without_head(layer), where) for layer, where in layers]
     kept = [(without_towers(layer, parts, where.endswith((".yaml", ".yml"))), where) for layer, where in layers]
-    return [*kept, make_layer(training, str(features), KEYS)]
+    # The frozen model is followed: it is a local file that counts only with the recorded hash (trainer.checkpoints.towers).
+    towers = {name: tower for name, tower in training["model"].items() if name in parts and tower.get("name") == CACHED}
+    frozen: dict[str, Any] = {
+        "model": {name: {"weights": tower.pop("weights")} for name, tower in towers.items() if "weights" in tower}
+    }
+    paths = [str(tower["weights"]) for tower in frozen["model"].values()]
+    if training.get("tokenizer") in (*paths, *(f"{path}/merges.txt" for path in paths)):
+        frozen["tokenizer"] = training.pop("tokenizer")
+    trusted = [str(name) for name in (*(last_value(layers, "trust") or ()), last_value(layers, "tokenizer")) if name]
+    saved = make_layer(training, f"{features}/{RECORD_NAME}", KEYS)
+    ((content, where),) = content_layers(TrainConfig, [saved], [], trusted=trusted)
+    return [*kept, (merged(content, frozen), where)]
 
 
 def without_head(layer: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
-from hypergrit_common.config import command_line, flatten, last_value, read_layers, runtime_keys
+from hypergrit_common.config import command_line, flatten, last_value, read_layers, runtime_keys, saved_layers
 from hypergrit_common.config_help import describe, help_topic, print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
@@ -292,18 +292,16 @@ def retry(arguments: Sequence[str]) -> int:
     """Try rows of an output again; return the number of shards that failed, which stay as they are. Raises UserError."""
     output, options, changes = take_arguments(arguments)
     store = Store(output)
-    code = [item for item in changes if item.partition("=")[0] in (*KEYS.plugins, *KEYS.short, "trust")]
-    old = dataclasses.replace(read_config(store, code, loads=True), output=output)
-    config = with_absolute_paths(dataclasses.replace(read_config(store, changes, loads=True), output=output))
-    before, after = (flatten(dataclasses.asdict(settings)) for settings in (old, config))
+    config = with_absolute_paths(read_config(store, [*changes, f"output={output}"], loads=True))
+    before, after = (flatten(dataclasses.asdict(settings)) for settings in (read_config(store), config))
     same = {key for key, value in after.items() if key in before and before[key] == value}
-    check_keys(changes, (*TAKEN, *KEYS.plugins, "output"), "retry", same)
+    check_keys(changes, (*TAKEN, "output"), "retry", same)
     config.download.check_use()
     check_writable(store)
     entries = listed(config.read.takedown).without_queries(config.write.strip_url_queries)
     start = time.perf_counter()
     with open_output(store) as lease:
-        work, provenance = plan_job(store, old)
+        work, provenance = plan_job(store, config)
         check_secrets(work.old_record, config)
         check_recorded(store, entries, config.read.takedown)
         manifests = finished_shards(store, work)
@@ -319,7 +317,7 @@ def retry(arguments: Sequence[str]) -> int:
             logger.info("trying %s of %s again", counted(n_rows, "row"), counted(len(tried), "shard"))
             lease.check()
             store.remove_drafts()
-            written = formats_by_hash(old)
+            written = formats_by_hash(config)
             formats = {manifest["shard"]: formats_of(manifest, written) for manifest in manifests}
             run = Run(config, lease, limited=[*tried.values()])
             shards = Shards(run, provenance, formats, partial(RetrySteps, reasons=options.reasons))
@@ -337,7 +335,7 @@ def take_arguments(arguments: Sequence[str]) -> tuple[str, RetryOptions, list[st
     """Return the absolute output, the options of retry, and the settings and YAML files. Raises UserError."""
     files = [item for item in arguments if "=" not in item]
     outputs = [item.partition("=")[2] for item in arguments if item.startswith("output=")]
-    outputs = outputs or [str(last_value(read_layers(files, KEYS), "output") or "")]
+    outputs = outputs or [str(last_value(saved_layers(read_layers(files, KEYS), files)[1], "output") or "")]
     if len(outputs) != 1 or not outputs[0]:
         raise UserError(f"{len(outputs)} outputs are given; give one: hypergrit run retry=true output=OUT")
     check_no_user("output", outputs[0])
@@ -383,12 +381,13 @@ USAGE: Final = f"""\
 usage: hypergrit run retry=true output=OUT [reasons=[...]] [secrets.yaml] [key=value ...]
 
 Tries rows again that a finished job dropped for a reason that can pass, and replaces their shards. A replaced shard is
-that of a job in which these rows succeeded at once. The settings are those of the job, whose arguments may be given
-again; the input files must still be there, and a proxy and headers must be given again. No kept row is downloaded
-again; in shards with rows that succeed, those that the models dropped are. After a kill, run the same command again.
+that of a job in which these rows succeeded at once. Give the arguments of the job again: the output may be a stranger's, so
+that what its config.yaml names outside of it (input, models, hosts) is not followed by itself, and settings marked [runtime]
+are not taken from it. The input files must still be there. No kept row is downloaded again; in shards with rows that
+succeed, those that the models dropped are. After a kill, run the same command again.
 
-  hypergrit run retry=true output=out/demo
-  hypergrit run retry=true output=s3://data/coyo "reasons=[timeout,429,5xx]" download.timeout_s=60 ray.address=auto
+  hypergrit run retry=true jobs/pipeline/coyo.yaml input=pairs.parquet output=out/mine
+  hypergrit run retry=true output=out/mine input=pairs.parquet "reasons=[timeout,429,5xx]" download.timeout_s=60
 
   output               output folder or URL of a job; it needs arrow/ and the images, in grit/ or arrow/
   download.*, ray.*, report.* and other settings marked [runtime]: as in the job, for this command only

@@ -14,7 +14,7 @@ from typing import Any, Final
 import pyarrow as pa
 
 from hypergrit_common.cli import EXIT_CODES
-from hypergrit_common.config import check_positive, check_range, flatten, split_runtime
+from hypergrit_common.config import check_positive, check_range, content_layers, flatten, split_runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from pipeline.commands.evaluation_set import EvaluationSet, read_evaluation_set
@@ -34,7 +34,7 @@ from pipeline.run.derived import NewShard, check_overwrite, write_output
 from pipeline.run.loop import connected
 from pipeline.run.provenance import place_of
 from pipeline.stages.score.filters import Thresholds, resolve_thresholds
-from schemas.files import MANIFEST_FILE
+from schemas.files import MANIFEST_FILE, MANIFEST_FOLDER
 from schemas.manifest import Manifest, Origin, Provenance
 
 logger = logging.getLogger("hypergrit")
@@ -83,7 +83,7 @@ FILTERS: Final = (*(f"score.{name}" for name in THRESHOLDS), "score.keep_all", "
 """Settings of the filters, which decide anew what is kept."""
 BOX_FILTERS: Final = {f"score.{name}" for name in THRESHOLDS} - {"score.min_image_similarity", "score.min_head_score"}
 """Thresholds of boxes; the others are of rows."""
-SETTINGS: Final = (*FILTERS, "write", "overwrite")
+SETTINGS: Final = (*FILTERS, "write", "overwrite", "trust")
 """Settings of the job that the command takes, besides those of every command."""
 NEEDED: Final = {
     "dedupe_radius": "dedupe=[picture]", "memory_gb": "dedupe=[url]", "against_radius": "against=FOLDER",
@@ -315,7 +315,7 @@ def plan_parts(
         for index, manifest in source.manifests.items():
             text = json.dumps(manifest["provenance"], sort_keys=True)
             if text not in known:
-                known[text] = new_provenance(manifest["provenance"], source.is_mixed, old, own, given)
+                known[text] = new_provenance(manifest["provenance"], source, old, own, given)
             plan = plan_from_json(manifest["plan"])
             plans.append(plan)
             if len(sources) > 1:
@@ -377,11 +377,11 @@ def own_config(old: PipelineConfig, new: PipelineConfig, given: Iterable[str]) -
     score = dataclasses.replace(old.score, **{name: getattr(new.score, name) for name in names})
     ground = new.ground if "ground.keep_pairs" in given else old.ground
     keep_pairs = dataclasses.replace(old.ground, keep_pairs=ground.keep_pairs)
-    return dataclasses.replace(old, score=score, ground=keep_pairs, write=new.write)
+    return dataclasses.replace(old, score=score, ground=keep_pairs, write=new.write, trust=new.trust)
 
 
 def new_provenance(
-    before: Provenance, is_mixed: bool, old: PipelineConfig, own: PipelineConfig, given: Collection[str]
+    before: Provenance, source: Source, old: PipelineConfig, own: PipelineConfig, given: Collection[str]
 ) -> Provenance:
     """Return the provenance of rows with the settings `own`. Raises UserError if their thresholds cannot be applied.
 
@@ -391,7 +391,7 @@ def new_provenance(
     """
     values = settings_of(own)
     names = [name for name in THRESHOLDS if f"score.{name}" in given]
-    names = [name for name in names if is_mixed or getattr(own.score, name) != getattr(old.score, name)]
+    names = [name for name in names if source.is_mixed or getattr(own.score, name) != getattr(old.score, name)]
     keys = {key for key, value in settings_of(old).items() if values[key] != value} | {
         f"score.{name}" for name in names
     }
@@ -399,8 +399,10 @@ def new_provenance(
         return before
     changed = {name: getattr(own.score, name) for name in names}
     if None in changed.values():
-        score = dataclasses.replace(own.score, scorer=before["models"]["scorer"]["name"])
-        calibrated = resolve_thresholds(score, before["models"]["grounder"]["name"])
+        scorer, grounder = (before["models"][name]["name"] for name in ("scorer", "grounder"))
+        models = {"score": {"scorer": scorer}, "ground": {"grounder": grounder}}
+        content_layers(PipelineConfig, [(models, source.store.url(MANIFEST_FOLDER))], [], trusted=own.trust)
+        calibrated = resolve_thresholds(dataclasses.replace(own.score, scorer=scorer), grounder)
         changed = {name: getattr(calibrated, name) for name in names}
     thresholds = Thresholds(**before["thresholds"])
     after = dataclasses.replace(thresholds, **changed)
@@ -410,7 +412,7 @@ def new_provenance(
     if own.score.keep_all and not old.score.keep_all:
         raise UserError("score.keep_all=true: the source has no scores of removed boxes; run the job with this setting")
     config_hash = content_hash(own)
-    if is_mixed and before["config_hash"] not in formats_by_hash(old):  # other settings than in config.yaml
+    if source.is_mixed and before["config_hash"] not in formats_by_hash(old):  # other settings than in config.yaml
         content = json.dumps([before["config_hash"], {key: values[key] for key in keys}], sort_keys=True)
         config_hash = hashlib.sha256(content.encode()).hexdigest()
     if own.ground.keeps_pairs and not old.ground.keeps_pairs:

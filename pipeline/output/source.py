@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hypergrit_common.arrow_sizes import read_arrow_file
-from hypergrit_common.config import RESOLVED_FILE, make_layer, read_layers
+from hypergrit_common.config import RESOLVED_FILE, make_layer, read_layers, saved_layers
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import one_line
@@ -29,10 +29,10 @@ from schemas.table import conform, set_column
 
 
 def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) -> PipelineConfig:
-    """Return the configuration of the job that wrote an output, with the changes of `key=value` arguments.
+    """Return the configuration of the job that wrote an output, with the changes of YAML files and `key=value` arguments.
 
-    `loads`: its stages will run, so that code of the user which it names is imported if `changes`
-    name it too. Raises UserError naming the file or argument, the key and the fix.
+    Of the job's, only what decides the content is read. `loads`: its stages will run, so that what it names outside of the
+    output counts only if `changes` name it too. Raises UserError naming the file or argument, the key and the fix.
     """
     name, content = store.url(RESOLVED_FILE), store.read(RESOLVED_FILE)
     if content is None:
@@ -43,7 +43,8 @@ def read_config(store: Store, changes: Sequence[str] = (), loads: bool = False) 
         raise UserError(f"{name} cannot be read: {one_line(error)}") from None
     if not isinstance(layer, dict):
         raise UserError(f"{name} must hold `key: value` lines")
-    return make_config([make_layer(layer, name, KEYS)], read_layers(changes, KEYS), loads=loads)
+    saved, given = saved_layers(read_layers(changes, KEYS), changes)
+    return make_config([make_layer(layer, name, KEYS), *saved], given, loads=loads)
 
 
 class Source:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import ClassVar, Literal, NamedTuple
 
-from hypergrit_common.config import runtime
+from hypergrit_common.config import reaches, runtime
 from hypergrit_common.errors import UserError
 from pipeline.read.where import Where
 
@@ -57,7 +57,7 @@ class ReadConfig:
     image_path_column: str | None = None
     # folders and URLs, such as [/data/images, s3://bucket/prefix], from which paths and URLs of the rows (file://, s3://,
     # gs://) may be read; nothing else is
-    image_roots: tuple[str, ...] = ()
+    image_roots: tuple[str, ...] = reaches(())
     # use of a caption column that holds a list: the first caption, the longest, all of them joined by spaces (join), one at
     # random (random), or all as a list, from which the trainer draws (all); null: such rows are dropped
     captions: Captions | None = None
@@ -70,7 +70,7 @@ class ReadConfig:
     # not_selected, before any download
     where: str | None = None
     # input format of your own, module:Class: files with its suffixes are read by it (docs/extending.md)
-    format: str | None = None
+    format: str | None = reaches(None)
     # encoding of text files, such as latin-1 or utf-16
     encoding: str = "utf-8"
     # character between the fields of CSV and TSV files; null: a comma in .csv, a tab in .tsv

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final
 
 import pyarrow as pa
 
-from hypergrit_common.config import check_range, runtime, secret
+from hypergrit_common.config import check_range, reaches, runtime, secret
 from hypergrit_common.endpoint import Endpoint, RefusedError, about_image, content_of, parse_endpoint
 from pipeline.stages.captions import CaptionsConfig, clean_caption, distinct
 from pipeline.stages.stage import Context, Files, Stage, TableFunction
@@ -38,7 +38,7 @@ class RecaptionConfig:
 
     # openai:URL#MODEL, a vision-language model behind an OpenAI-compatible endpoint, such as
     # openai:http://localhost:8000/v1#Qwen/Qwen3-VL-8B-Instruct; null: none
-    captioner: str | None = None
+    captioner: str | None = reaches(None)
     # what is asked about each image; {caption} stands for its caption
     prompt: str = "Describe this image in one sentence of at most 40 words. Answer with the sentence alone."
     """Part of what an answer depends on: another prompt asks again."""

@@ -117,7 +117,7 @@ def make_retry(outputs: Outputs, output: Path) -> Done:
     outputs.copy("job", output)
     outputs.web.is_down = False
     try:
-        return succeed("retry", f"output={output}", *LOCAL, outputs.proxy)
+        return succeed("retry", *outputs.job(output))
     finally:
         outputs.web.is_down = True
 

@@ -309,7 +309,7 @@ def test_a_retry_fetches_no_kept_row_again(outputs: Outputs, tmp_path: Path) -> 
     shown = sum(read_arrow(path).num_rows for path in (output / "_dropped").iterdir())
     before, web.is_down = web.n_requests, False
     try:
-        succeed("retry", f"output={output}", *LOCAL, outputs.proxy)
+        succeed("retry", *outputs.job(output))
     finally:
         web.is_down = True
     assert len(OUTAGES) <= web.n_requests - before <= len(OUTAGES) + len(dropped) + shown

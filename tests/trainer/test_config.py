@@ -151,7 +151,7 @@ def test_a_saved_configuration_with_removed_settings_is_read(tmp_path: Path, mon
     invent(monkeypatch, KEYS)
     file = tmp_path / "config.yaml"
     file.write_text(f"output: out/run\nshards: in\n{YAML}")
-    assert load_config([str(file)]) == load_config(PATHS)
+    assert load_config([str(file), *PATHS]) == load_config(PATHS)
 
 
 def test_a_saved_model_with_removed_settings_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

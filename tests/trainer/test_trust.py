@@ -120,7 +120,8 @@ def write_disk(world: World, *more: str) -> int:
 
 
 def train_saved(world: World, *more: str) -> int:
-    return run_command([str(world.own / "config.yaml"), f"output={world.own}", *more])
+    paths = (f"shards={world.shards}", f"tokenizer={world.root / 'merges.txt'}")
+    return run_command([str(world.own / "config.yaml"), *paths, *more])
 
 
 VERBS: dict[str, Callable[..., int]] = {
@@ -143,7 +144,7 @@ def test_a_verb_loads_the_class_with_the_key_that_its_message_names_and_never_wi
     assert VERBS[verb](world) in (2, 3)
     assert not world.mark.exists()
     said = capfd.readouterr()
-    (form,) = set(re.findall(r"give (trust=\S+\])", said.out + said.err + caplog.text))
+    (form,) = set(re.findall(r"give '?(trust=\S+\])", said.out + said.err + caplog.text))
     assert form == f'trust=["{CLASS}"]'
     assert VERBS[verb](world, form) == 0
     assert world.mark.exists()
@@ -240,8 +241,8 @@ def test_a_saved_configuration_never_trusts(world: World, tmp_path: Path) -> Non
     forged = tmp_path / "config.yaml"
     forged.write_text(f"model_name: {CLASS}\ntrust: ['{CLASS}']\noutput: o\n", encoding="utf-8")
     world.forget()
-    with pytest.raises(UserError, match="holds trust, which only you may give"):
-        load_config([str(forged), "shards=s"])
+    with pytest.raises(UserError, match=f"names model_name={CLASS}, which is not followed"):
+        load_config([str(forged), "shards=s", "output=o"])
     assert not world.mark.exists()
 
 

@@ -4,7 +4,7 @@ import os
 from dataclasses import dataclass, field
 from typing import ClassVar, Final, Literal
 
-from hypergrit_common.config import check_positive, check_range, runtime
+from hypergrit_common.config import check_positive, check_range, reaches, runtime
 from hypergrit_common.errors import UserError
 from hypergrit_common.locations import Locations, split_locations
 from hypergrit_common.processes import n_cpus
@@ -44,10 +44,10 @@ class DataConfig:
 
     # training shards: a folder, a glob of tars, or several of them, separated by commas or `::`, or as a list, [A,B]; each
     # a path or an fsspec URL; synthetic (also as data=synthetic): drawn samples, written to OUTPUT/synthetic, for speed tests
-    shards: Locations = runtime("")
+    shards: Locations = reaches("", SYNTHETIC, is_runtime=True)
     # features that `hypergrit features` wrote, in place of shards: a folder, or several, as in shards; a head over the
     # frozen towers that made them is trained
-    features: Locations = runtime("")
+    features: Locations = reaches("", is_runtime=True)
     # with features, what the texts are. features: those of the frozen text tower; tokens: captions and phrases, for the
     # text tower of model.text, which is trained
     texts: Literal["features", "tokens"] = "features"

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from hypergrit_common.config import check_positive, check_range
+from hypergrit_common.config import check_positive, check_range, reaches
 from hypergrit_common.errors import UserError
 
 OPEN_CLIP: Final = "open_clip/"  # prefix of open_clip's architecture names
@@ -39,7 +39,7 @@ class ImageConfig:
     """Network. The smallest of the papers' three by default (MERU, section 4.1)."""
     # initial weights: for a network of timm, a file in timm's layout (safetensors or .pth); for an open_clip/NAME tower, a
     # file, a folder, or one of open_clip's tags; null: random weights. cached: path of the frozen model
-    weights: str | None = None
+    weights: str | None = reaches(None)
     """Path, or tag of open_clip. None, as in MERU and HyCoCLIP: random weights."""
     # side of the square input image, in pixels
     size_px: int = 224
@@ -89,7 +89,7 @@ class TextConfig:
     """Network. None: CLIP's transformer, which MERU, HyCoCLIP, PHyCLIP and PoinCLIP train too."""
     # initial weights of an open_clip/NAME tower: a file, a folder, or one of open_clip's tags; of a transformers tower: a
     # folder with config.json, model.safetensors and tokenizer; null: random weights
-    weights: str | None = None
+    weights: str | None = reaches(None)
     """Path, or tag of open_clip. None, as in MERU and HyCoCLIP: random weights."""
     # size of the tokenizer's vocabulary
     vocab_size: int = 49_408

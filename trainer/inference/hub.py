@@ -107,8 +107,8 @@ def training_section(record: Mapping[str, Any], training: Any) -> list[str]:
     if isinstance(training, Mapping):
         parts += [
             *(["which runs"] if record.get("command") else []),
-            fenced("sh", "hypergrit train config.yaml"),
-            "with `config.yaml`:",
+            fenced("sh", "hypergrit train train.yaml"),
+            "with `train.yaml`:",
             fenced("yaml", as_yaml(training)),
         ]
     return ["## Training", *parts] if parts else []

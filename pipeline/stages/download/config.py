@@ -7,7 +7,7 @@ from typing import ClassVar, Literal
 
 from yarl import URL
 
-from hypergrit_common.config import check_positive, check_range, runtime, secret
+from hypergrit_common.config import check_positive, check_range, reaches, runtime, secret
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageLimits
 from pipeline.images import ResizeConfig
@@ -57,7 +57,7 @@ class DownloadConfig:
     contact: str = runtime("")
     """One line of printable characters."""
     # private host names or addresses from which images may be fetched, without port
-    allowed_private_hosts: tuple[str, ...] = ()
+    allowed_private_hosts: tuple[str, ...] = reaches(())
     """All others with a private address are `private_address`."""
     # headers to send, by the origin of the URL: {"https://images.example.org": {Authorization: "Bearer ..."}}; "*" is every
     # origin. Never saved, recorded or printed

@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Final, cast
 
-from hypergrit_common.config import check_range, runtime
+from hypergrit_common.config import check_range, reaches, runtime
 from hypergrit_common.devices import Precision, check_device, pick_device
 from hypergrit_common.endpoint import OPENAI, parse_endpoint
 from hypergrit_common.errors import UserError
@@ -45,11 +45,11 @@ class GroundConfig:
     # weight files, append the name of one: owner/name@commit/file.pth; the URL of a folder, or of a file, with
     # #sha256=... (docs/glip.md); openai:URL#MODEL, a vision-language model at an OpenAI-compatible endpoint; module:Class
     # of your own (docs/extending.md); or none: rows keep the boxes of the input, all others are pairs
-    grounder: str = "miniature"
+    grounder: str = reaches("miniature", NO_MODEL)
     """The miniature knows only the drawings of the demo; docs/models.md compares others."""
     # vocabulary of GLIP: a vocab.txt, its URL, or owner/name@commit of a repository that contains one; null: the
     # vocab.txt beside the weights
-    vocabulary: str | None = None
+    vocabulary: str | None = reaches(None)
     """Released GLIP files contain none."""
     # device of the network: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")

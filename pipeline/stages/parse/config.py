@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar, Final, Literal
 
-from hypergrit_common.config import check_range
+from hypergrit_common.config import check_range, reaches
 from hypergrit_common.errors import UserError
 from schemas.manifest import NO_MODEL
 
@@ -17,7 +17,7 @@ class ParseConfig:
 
     # spaCy pipeline with a parser: en_hypergrit_web, trained for web texts, an installed package such as en_core_web_sm, or a
     # folder; none, with grounder=none: captions are not parsed
-    model: str = "en_hypergrit_web"
+    model: str = reaches("en_hypergrit_web", NO_MODEL)
     """Ours (docs/phrases.md). Syntax-MERU has en_core_web_sm ("Experimental Setup"), GRIT a larger pipeline."""
     # clean: all rules of docs/phrases.md; grit: as in GRIT, with the phrases as the parser finds them
     style: Literal["clean", "grit"] = "clean"

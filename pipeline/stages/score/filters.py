@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, cast,
 
 import numpy as np
 
-from hypergrit_common.config import check_range, runtime
+from hypergrit_common.config import check_range, reaches, runtime
 from hypergrit_common.devices import check_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
@@ -53,7 +53,7 @@ class ScoreConfig:
 
     # miniature; a folder written by the trainer; a folder or hub name of transformers; the URL of a folder;
     # open_clip:ARCHITECTURE/WEIGHTS; module:Class of your own (docs/extending.md); none: nothing is compared with texts
-    scorer: str = "miniature"
+    scorer: str = reaches("miniature", NO_MODEL)
     """The miniature knows only the drawings of the demo; docs/models.md compares others."""
     # device of the model: auto, cpu, cuda or cuda:N; auto: cuda if there is a GPU, else cpu
     device: str = runtime("auto")
@@ -87,7 +87,7 @@ class ScoreConfig:
     # file of a linear head on the scorer's embedding of the whole image, such as one for aesthetics: safetensors with
     # `weight` [d], and `bias` [1] if it has one; or the folder of a hyperbolic model of the trainer: the score is the
     # distance of the caption to the root, where general captions are nearer (docs/models.md); null: none
-    head: str | None = None
+    head: str | None = reaches(None)
     # minimum score of the head that a row must reach; null: none. For a linear head whose large values are unwanted,
     # negate weight and bias
     min_head_score: float | None = None

@@ -195,7 +195,7 @@ class World:
             case "run":
                 return [*self.base.arguments(output), *step.options]
             case "retry":
-                return ["run", "retry=true", f"output={output}", *PLUGINS, *LOCAL]
+                return [*self.base.arguments(output), "retry=true"]
             case "rewrite":
                 evaluation = self.folder / "lists" / "evaluation"
                 evaluation.write_text(sha256_of(EVALUATED) + "\n")
@@ -381,7 +381,7 @@ class World:
         model = self.models["a"]
         if self.path("a").exists():
             self.lead_out("a", self.base.arguments(self.path("a")))
-            self.expect(0, ["run", "retry=true", f"output={self.path('a')}", *PLUGINS, *LOCAL])
+            self.expect(0, [*self.base.arguments(self.path("a")), "retry=true"])
             model.webs, model.damaged = {"up"}, set()
             self.check("after the end")
             self.expect(0, ["verify", str(self.path("a")), "processes=1"])

@@ -95,5 +95,5 @@ def test_a_run_writes_the_card_of_its_model(tmp_path: Path) -> None:
     data = read_object(output / "model" / "config.json")["record"]["data"]
     assert str(tmp_path / "shards") in card
     assert data["index_hash"] in card
-    assert "hypergrit train config.yaml" in card
+    assert "hypergrit train train.yaml" in card
     assert r"retrieval/text\_to\_image/recall@5" in card

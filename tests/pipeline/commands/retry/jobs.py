@@ -5,8 +5,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from pipeline.config import PipelineConfig
 from pipeline.grit import main
+from pipeline.output.store import Store
 from pipeline.run import job as main_job
 from pipeline.run.steps import Steps
 from pipeline.stages.order import SCHEMAS
@@ -31,6 +34,8 @@ ROWS = (
     ("status/503", "twelve"),  # fails always
 )
 """Path of the URL and caption of each input row; shards of four."""
+PATIENT = ("download.retries=0", f"download.timeout_s={PATIENCE_S}", f"download.deadline_s={PATIENCE_S}")
+"""Settings that decide no content, and which a command on a finished output therefore does not take from it."""
 DROPPED = "one"
 """Caption of the row that a model drops."""
 FOUND: dict[str, dict[str, Any]] = {
@@ -71,9 +76,8 @@ def job(web: TinyWeb, folder: Path, output: Path | str, *settings: str) -> Pipel
     lines = [json.dumps({"url": web.url(f"/{path}"), "caption": caption}) for path, caption in ROWS]
     (folder / "rows.jsonl").write_text("\n".join(lines) + "\n")
     return configure(
-        folder / "rows.jsonl", output, "rows_per_shard=4", "ray.runner=local", "download.retries=0",
-        "download.allowed_private_hosts=[127.0.0.1]", f"download.timeout_s={PATIENCE_S}",
-        f"download.deadline_s={PATIENCE_S}", *settings,
+        folder / "rows.jsonl", output, "rows_per_shard=4", "ray.runner=local", *PATIENT,
+        "download.allowed_private_hosts=[127.0.0.1]", *settings,
     )  # fmt: skip
 
 
@@ -83,5 +87,9 @@ def run_job(web: TinyWeb, folder: Path, output: Path | str, *settings: str) -> i
 
 
 def retry(output: Path | str, *arguments: str) -> int:
-    """Run the command in this process; return its exit code."""
-    return main(["retry=true", f"output={output}", "ray.runner=local", "ray.cpu_workers=1", *arguments])
+    """Run the command in this process, with trust in what the job named; return its exit code."""
+    job = yaml.safe_load(Store(str(output)).read("config.yaml") or b"")
+    trust = f'trust=["{job["input"]}", 127.0.0.1]'
+    return main(
+        ["retry=true", f"output={output}", "ray.runner=local", "ray.cpu_workers=1", *PATIENT, trust, *arguments]
+    )
