@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -63,6 +63,9 @@ class Digests:
 
     def __len__(self) -> int:
         return len(self.data) // BYTES
+
+    def __iter__(self) -> Iterator[bytes]:
+        return (self[i] for i in range(len(self)))
 
     def __getitem__(self, i: int) -> bytes:
         return self.data[BYTES * i : BYTES * (i + 1)]
