@@ -71,7 +71,7 @@ def reaches(default: T, *harmless: str, is_runtime: bool = False) -> T:
     it is a `runtime` field too.
     """
     metadata = {"reaches": (default, *harmless), "runtime": is_runtime}
-    return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
+    return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,8 @@ class EvaluationSet:
     @property
     def digest(self) -> str:
         """SHA-256 of the content, equal for equal sets."""
-        values = [self.entries.urls.data.hex(), self.entries.hashes.data.hex(), self.pictures]
+        digests = ([digest.hex() for digest in found] for found in (self.entries.urls, self.entries.hashes))
+        values = [*digests, self.pictures]
         return hashlib.sha256(json.dumps(values).encode()).hexdigest()
 
     @cached_property

@@ -4,7 +4,7 @@ import base64
 import hashlib
 import re
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -63,6 +63,9 @@ class Digests:
 
     def __len__(self) -> int:
         return len(self.data) // BYTES
+
+    def __iter__(self) -> Iterator[bytes]:
+        return map(self._at, range(len(self)))
 
     def __contains__(self, entry: str) -> bool:
         """Return True for an entry whose digest is among these."""

@@ -229,8 +229,8 @@ class Totals:
         phrases = boxes.field("phrase").to_numpy()[is_kept]
         self._count_phrases(batch, rows, phrases)
         expressions = pc.list_flatten(batch["ref_exps"]).field("chunk").to_numpy()
-        places = (rows, phrases), (pc.list_parent_indices(batch["ref_exps"]).to_numpy(), expressions)
-        of_chunk = np.isin(*(np.stack(place, axis=1).astype(np.int64) @ (1 << 32, 1) for place in places))
+        row_of_expression = pc.list_parent_indices(batch["ref_exps"]).to_numpy()
+        of_chunk = np.isin(rows * (1 << 32) + phrases, row_of_expression * (1 << 32) + expressions)
         has_expression = np.ones(len(boxes), bool)
         is_checked = pc.is_valid(batch["has_expression"]).take(row_of_box).to_numpy(zero_copy_only=False)
         has_expression[is_checked] = pc.list_flatten(batch["has_expression"]).to_numpy(zero_copy_only=False)

@@ -205,7 +205,7 @@ def test_digests_are_a_set(seed: int) -> None:
     some, others = ({str(rng.randrange(60)) for _ in range(rng.randrange(40))} for _ in range(2))
     mine, theirs = Digests.of(some), Digests.of(others)
     assert (mine | theirs, mine - theirs) == (Digests.of(some | others), Digests.of(some - others))
-    assert len(mine) == len(some)
+    assert len(mine) == len(list(mine)) == len(some)
     assert {text for text in some | others if text in mine} == some
 
 
