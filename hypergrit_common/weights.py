@@ -26,7 +26,7 @@ WITHIN = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_modu
 """Parts of names, of torch.compile, FSDP and activation checkpoints."""
 
 
-ARRAYS = (np.ndarray, np.dtype, np.dtypes.UInt32DType, np.zeros(0).__reduce__()[0])
+ARRAYS: Any = (np.ndarray, np.dtype, np.dtypes.UInt32DType, np.zeros(0).__reduce__()[0])
 """What an array of NumPy's state of random numbers refers to, in training checkpoints."""
 
 
