@@ -179,7 +179,7 @@ def count_expressions(kind: str, scene: Scene, row: Mapping[str, Any]) -> Counte
         index = phrase_of(chunk["start"], chunk["end"], truth)
         if own and expression["end"] > chunk["end"]:
             true = truth.phrases[index].boxes if index is not None else ()
-            is_right = np.any(iou(own, true) >= MIN_IOU, axis=1).tolist()
+            is_right = [bool(overlaps.max(initial=0.0) >= MIN_IOU) for overlaps in iou(own, true)]
             for name, flags in (("best", is_right[:1]), ("all", is_right)):
                 counts[f"boxes: {name} {kind}"] += len(flags)
                 counts[f"right: {name} {kind}"] += sum(flags)
