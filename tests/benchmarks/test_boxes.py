@@ -35,7 +35,7 @@ def row(*found: tuple[int, tuple[float, ...], str | None]) -> dict[str, Any]:
         for i, (chunk, box, _) in enumerate(found)
     ]
     scores = [{"removed": removed, "clip_cosine": 0.3} for _, _, removed in found]
-    return {"caption": CAPTION, "noun_chunks": CHUNKS, "boxes": boxes, "box_scores": scores}
+    return {"caption": CAPTION, "noun_chunks": CHUNKS, "boxes": boxes, "has_expression": None, "box_scores": scores}
 
 
 def test_losses_and_false_boxes_are_counted_by_cause() -> None:

@@ -25,7 +25,6 @@ NOT_IMPORTED = {
     "onnxruntime": "runs what `hypergrit export format=onnx` writes",
     "pylance": "imported by name, where `hypergrit export format=lance` needs it",
     "tensorboard": "imported by torch.utils.tensorboard",
-    "webdataset": "reads the shards in the quickstart, and in the examples of docs/shards.md",
 }
 
 

@@ -109,10 +109,10 @@ class PoisonedSteps(Steps):
             poison.apply("read", planned_rows(plan) if rows is None else rows)
         yield from super().read(plan, rows)
 
-    def commit(self, plan: ShardPlan, table: pa.Table) -> Manifest:
+    def commit(self, plan: ShardPlan, table: pa.Table, thumbnails: bytes) -> Manifest:
         for poison in self.poisons:
             poison.apply("write", table)
-        return super().commit(plan, table)
+        return super().commit(plan, table, thumbnails)
 
     def rehearse(self, plan: ShardPlan, table: pa.Table) -> None:
         for poison in self.poisons:

@@ -63,7 +63,7 @@ def test_help_lists_the_main_keys_all_of_them_or_those_of_a_topic() -> None:
     }
     assert counts[""] == len(grit.MAIN) == 20
     assert (
-        counts["all"] <= 97
+        counts["all"] <= 98
     )  # 80, and those of several captions and their boxes, heads on scores, presence, robots.txt and levels
     assert "  retry = false" in texts["all"]
     assert (counts["score.min_score"], counts["log"]) == (1, 1)

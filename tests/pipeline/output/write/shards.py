@@ -80,6 +80,7 @@ def kept_row(number: int) -> dict[str, Any]:
         ],
         "given_chunks": None,
         "boxes": [box(2, 0.1, 0.9), box(0, 0.2, 0.8), box(1, 0.3, 0.7), box(0, 0.4, 0.65), box(3, 0.5, 0.6)],
+        "has_expression": None,
         "box_scores": [box_score(), box_score("low_clip_score"), box_score(), box_score(), box_score()],
         "clip_similarity": 0.31,
     }
