@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.images import Image, ImageRejected
-from hypergrit_common.layouts import read_sample
-from hypergrit_common.samples import MAX_SAMPLE_BYTES, BadSample, Box, Sample, open_image, sample_key
+from hypergrit_common.layouts import find_layout, read_sample
+from hypergrit_common.samples import MAX_SAMPLE_BYTES, BadSample, Box, Content, Sample, open_image, sample_key
 from schemas.training import Layout
 from trainer.batch import Stream
 from trainer.data.config import AugmentConfig, DataConfig
@@ -73,20 +73,20 @@ class BatchRows:
 
 
 class Candidate(NamedTuple):
-    """A sample that may become a row: the URL of its shard, and its bytes; `problem` is a reason not to read it."""
+    """A sample that may become a row: the URL of its shard, and its files; `problem` is a reason not to read it."""
 
     shard: str
-    name: str  # for messages, if the bytes tell no key
-    data: bytes
+    name: str  # for messages, if the files tell no key
+    data: Content
     problem: BadSample | None = None
 
 
 @dataclass(kw_only=True)
 class RowBuilder:
-    """Builds batches of samples, wherever their bytes come from."""
+    """Builds batches of samples, wherever their files come from."""
 
     config: DataConfig
-    layout: Layout
+    layout: Layout | None  # None: that of the first sample that has one
     tokenizer: TextTokenizer
     size_px: int
     needs: frozenset[str]
@@ -110,6 +110,7 @@ class RowBuilder:
                 try:
                     if problem is not None:
                         raise problem
+                    self.layout = self.layout or find_layout(data)
                     self.add_sample(rows, row, read_sample(data, self.layout, self.needs), shard, generator)
                     break
                 except BadSample as bad:
