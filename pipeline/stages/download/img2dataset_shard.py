@@ -26,6 +26,8 @@ from pipeline.stages.download.prepare import Outcome, Stored, prepare_image
 
 def with_names(function: Any, **names: Any) -> Callable[..., Any]:
     """Return a function that finds other values under some global names, which stay as they are for everyone else."""
+    if unknown := names.keys() - function.__globals__.keys():  # else this version would ask hosts by itself
+        raise AttributeError(f"{function.__module__} of this version of img2dataset has no {', '.join(unknown)}")
     return FunctionType(function.__code__, function.__globals__ | names, argdefs=function.__defaults__)
 
 
