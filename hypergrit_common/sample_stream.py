@@ -49,22 +49,14 @@ def shard_name(url: str) -> str:
 @contextmanager
 def open_stream(url: str) -> Iterator[IO[bytes]]:
     """Open a file, a URL or the output of a command, to be read once from its beginning. Raises one of `store_errors`."""
-    if not url.startswith(PIPE):
-        fs, path = open_store(url)  # block_size=0: the server need not send parts of files
-        with fs.open(path, "rb", block_size=0) if url.startswith(WEB) else open_file(url) as file:
-            yield file
-        return
-    with subprocess.Popen(url.removeprefix(PIPE), shell=True, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        try:
+    if url.startswith(PIPE):  # if it fails, the tar has no end
+        with subprocess.Popen(url.removeprefix(PIPE), shell=True, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
             yield process.stdout
-            damage = None
-        except Exception as error:  # probably because the command failed
-            damage = error
-    if process.returncode > 0:
-        raise OSError(f"the command ended with exit code {process.returncode}") from damage
-    if damage is not None:
-        raise damage
+        return
+    fs, path = open_store(url)  # block_size=0: the server need not send parts of files
+    with fs.open(path, "rb", block_size=0) if url.startswith(WEB) else open_file(url) as file:
+        yield file
 
 
 class WholeTar:
@@ -121,7 +113,7 @@ class SampleStream(webdataset.DataPipeline, FluidInterface):
         """Create the stream for rank `ranks[0]` of `ranks[1]`, by default those of torch.distributed or torchrun."""
         self.rng, self.is_shuffled, self.seed = random.Random(), shuffle > 0, seed
         mixed = [webdataset.shuffle(shuffle, initial=shuffle, rng=self.rng)] if shuffle else []
-        super().__init__(self._shards, self._files, partial(group_by_keys, handler=self._has_repeats), mixed)
+        super().__init__(self._shards, self._files, partial(group_by_keys, handler=self._is_damaged), mixed)
         self.urls, self.max_bad_share = list_streams(shards), max_bad_share
         self.ranks = ranks or pytorch_worker_info()[:2]  # asked here, since a loader process knows no group
         self.damaged: dict[str, str] = {}
@@ -157,13 +149,9 @@ class SampleStream(webdataset.DataPipeline, FluidInterface):
                     yield {"fname": f"{base_plus_ext(tar.name)[0]}.__bad__", "data": True, "__url__": self.url}
             yield {}
 
-    def _has_repeats(self, error: Exception) -> bool:
-        """Count a shard in which a sample has a file twice; the first one is used."""
-        return self._is_damaged(TarError(error.args[0]))
-
     def _is_damaged(self, error: Exception) -> bool:
         """Count and log the damage of a shard, and go on. Raises UserError for too many damaged shards."""
-        name, problem = shard_name(self.url), one_line(error)
+        name, problem = shard_name(self.url), error.args[0] if isinstance(error, ValueError) else one_line(error)
         if self.url not in self.damaged:
             logger.warning("%s is read up to a damage: %s", name, problem)
         self.damaged[self.url] = problem

@@ -279,10 +279,8 @@ def open_image(data: bytes) -> EncodedImage:
         raise BadSample("undecodable_image", str(error)) from error
 
 
-def sample_key(data: Content) -> str:
+def sample_key(data: bytes) -> str:
     """Return the key of a sample, for messages; if it is damaged, an approximation from its first bytes."""
-    if isinstance(data, Mapping):
-        return str(data["__key__"])
     with suppress(TarError):
         for member in sample_members(data):
             return member.key

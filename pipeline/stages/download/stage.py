@@ -134,9 +134,7 @@ class Download(Stage):
             ordered = [requests[i] for i in by_host(requests)]
             asked = {str(request.url): request for request in ordered if isinstance(request, Request)}
             found = await Img2datasetShard(client, self.config, asked).run() if asked else {}
-            requests = [
-                found[str(request.url)] if isinstance(request, Request) else request for request in requests
-            ]
+            requests = [found[str(request.url)] if isinstance(request, Request) else request for request in requests]
         workers = ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode")
         with workers as pool:
             try:

@@ -2,9 +2,7 @@
 
 import io
 import socket
-import sys
 import time
-import urllib.request
 from dataclasses import replace
 from typing import Any
 
