@@ -30,7 +30,6 @@ from pydantic import TypeAdapter, ValidationError
 from hypergrit_common.config_help import list_keys
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.files import check_file
-from hypergrit_common.locations import without_commands
 from hypergrit_common.paths import absolute
 from hypergrit_common.removed import REMOVED
 from hypergrit_common.text import one_line, redact
@@ -488,7 +487,7 @@ def to_yaml(config: Any) -> str:
     for key in marked_keys(type(config), "secret"):
         *groups, name = key.split(".")
         reduce(lambda group, name: group[name], groups, values).pop(name)
-    return dump_yaml(without_commands(clean(values, strip_query=False)))
+    return dump_yaml(clean(values, strip_query=False))
 
 
 def _load_yaml(path: str) -> dict[str, Any]:

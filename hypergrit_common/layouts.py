@@ -16,6 +16,7 @@ from hypergrit_common.samples import (
     BadSample,
     Box,
     Caption,
+    Content,
     EncodedImage,
     Region,
     Sample,
@@ -43,7 +44,7 @@ MAX_SUBREDDIT: Final = 64  # characters; Reddit's names have at most 21
 MIN_BOX_AREA_PX: Final = 32 * 32  # HyCoCLIP's conversion of GRIT keeps only boxes larger than this
 
 
-def find_layout(data: bytes) -> Layout:
+def find_layout(data: Content) -> Layout:
     """Return the layout that the files of a sample match. Raises BadSample if they match none."""
     files = SampleFiles(data)
     if TRAIN_IMAGE in files:
@@ -55,11 +56,11 @@ def find_layout(data: bytes) -> Layout:
         return "pairs"
     raise BadSample(
         "missing_member",
-        f"the sample has an image but neither {GRIT_CAPTION} nor {GRIT_JSON}, only {', '.join(sorted(files.ranges))}",
+        f"the sample has an image but neither {GRIT_CAPTION} nor {GRIT_JSON}, only {', '.join(sorted(files.files))}",
     )
 
 
-def read_sample(data: bytes, layout: Layout, needs: frozenset[str], wanted: frozenset[str] = frozenset()) -> Sample:
+def read_sample(data: Content, layout: Layout, needs: frozenset[str], wanted: frozenset[str] = frozenset()) -> Sample:
     """Read a sample from its bytes; `needs` may contain "boxes", "parse" and "captions", and so may what is only `wanted`.
 
     With "pairs" among the needs, it may lack boxes.

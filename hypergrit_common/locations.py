@@ -4,7 +4,7 @@ import math
 import os
 import re
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
@@ -21,26 +21,6 @@ INNER: Final = frozenset(
 
 PIPE: Final = "pipe:"
 """Beginning of a location whose rest is a command that writes the file to its output, as in webdataset."""
-NOT_SAVED: Final = f"{PIPE}(not saved)"
-"""What stands for a command in saved settings: it may hold tokens, and a saved one must not run."""
-COMMAND: Final = re.compile(rf"(?:^|(?<=::))\s*{PIPE}.*", re.DOTALL)
-
-
-def without_commands(value: Any) -> Any:
-    """Return nested settings with NOT_SAVED in place of commands.
-
-    >>> without_commands({"shards": ["pipe:cat a.tar", "b.tar"]})
-    {'shards': ['pipe:(not saved)', 'b.tar']}
-    """
-    match value:
-        case str():
-            return COMMAND.sub(NOT_SAVED, value)
-        case dict():
-            return {key: without_commands(item) for key, item in value.items()}
-        case list() | tuple():
-            return [without_commands(item) for item in value]
-        case _:
-            return value
 
 
 def split_locations(locations: Locations) -> list[str]:

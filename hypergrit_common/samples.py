@@ -221,34 +221,40 @@ class Sample:
     pad_to_square: bool = False
 
 
+Content = bytes | Mapping[str, Any]
+"""A sample as it is stored: its part of a tar, or as webdataset gives it."""
+
+
 class SampleFiles:
     """The files of a sample by lower-case extension. Raises BadSample if the bytes are not part of a tar."""
 
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.ranges: dict[str, tuple[int, int]] = {}  # extension -> offset and size
+    def __init__(self, data: Content) -> None:
+        self.files: dict[str, bytes] = {}
         self.key = ""
+        if isinstance(data, Mapping):
+            self.key = data["__key__"]
+            self.files = {name: content for name, content in data.items() if isinstance(content, bytes)}
+            return
         try:
             for key, extension, offset, size in sample_members(data):
                 self.key = self.key or key
                 if key != self.key:
                     raise BadSample("damaged", f"the index does not fit the tar: the sample has files of {key} too")
-                if extension.lower() in self.ranges:
+                if extension.lower() in self.files:
                     raise BadSample("duplicate_key", f"two adjacent samples share this key: each has a {extension}")
-                self.ranges[extension.lower()] = offset, size
+                self.files[extension.lower()] = data[offset : offset + size]
         except TarError as error:
             raise BadSample("damaged", str(error)) from error
         if not self.key:
             raise BadSample("damaged", "the tar has no member at the offset in the index")
 
     def __contains__(self, name: str) -> bool:
-        return name in self.ranges
+        return name in self.files
 
     def __getitem__(self, name: str) -> bytes:
-        if name not in self.ranges:
-            raise BadSample("missing_member", f"the sample has no {name}, only {', '.join(sorted(self.ranges))}")
-        offset, size = self.ranges[name]
-        return self.data[offset : offset + size]
+        if name not in self.files:
+            raise BadSample("missing_member", f"the sample has no {name}, only {', '.join(sorted(self.files))}")
+        return self.files[name]
 
     def text(self, name: str) -> str:
         """Decode a file as UTF-8. Raises BadSample if it does not exist."""

@@ -47,7 +47,9 @@ def list_shards(shards: Locations, subfolder: str = "train", suffix: str = ".tar
 
 def _list_pattern(pattern: str, subfolder: str, suffix: str) -> list[str]:
     if pattern.startswith(PIPE):
-        raise UserError(f"{PIPE}... is a command, in whose output nothing can be found again; give files or URLs")
+        raise UserError(
+            f"{PIPE}... is a command, which only data.reader=webdataset and open_shards run; give files or URLs"
+        )
     fs, path = open_store(pattern)
     with read_errors_explained(pattern):
         is_glob = any(mark in path for mark in GLOB) and not fs.exists(path)

@@ -1,19 +1,24 @@
 """Open finished shards for a training loop of one's own: a webdataset pipeline of decoded samples."""
 
-from collections.abc import Collection
-from typing import Any
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageRejected
 from hypergrit_common.layouts import find_layout, read_sample
 from hypergrit_common.locations import Locations
-from hypergrit_common.sample_stream import SampleStream, Streamed
-from hypergrit_common.samples import BadSample, Box, EncodedImage, Region, Word, open_image
+from hypergrit_common.sample_stream import SampleStream, shard_name
+from hypergrit_common.samples import BadSample, Box, EncodedImage, Region, Word, is_logged, open_image, too_many_bad
 from schemas.training import Layout, Need
 
-OPTIONAL = frozenset({"boxes", "parse", "captions", "hard_negatives"})
+logger = logging.getLogger(__name__)
+
+OPTIONAL: Final = frozenset({"boxes", "parse", "captions", "hard_negatives"})
 
 
 def open_shards(
@@ -22,8 +27,6 @@ def open_shards(
     needs: Collection[Need] = (),
     shuffle: int = 1000,
     seed: int = 0,
-    samples: int | None = None,
-    repeat: bool = False,
     max_bad_share: float = 0.1,
 ) -> SampleStream:
     """Open tars as a webdataset pipeline of decoded samples, divided among ranks and loader processes.
@@ -36,42 +39,53 @@ def open_shards(
         urls: a folder, glob, URL or list of tars; `pipe:COMMAND` reads what a command writes, and runs it in a shell.
         needs: "boxes", "parse" or "levels"; samples without them are left out as bad.
         shuffle: samples that each loader process shuffles, before they are decoded; 0: the order of the shards.
-        seed: seed of the order; `set_epoch` of the result gives each epoch another one.
-        samples: samples of each rank in an epoch, so that all ranks have equally many; None: each sample once.
-        repeat: begin again at the end, without end.
-        max_bad_share: largest share of bad samples, and of damaged shards, 0 to 1.
+        seed: seed of the order, beside torch's, from which each epoch of a DataLoader has another one.
+        max_bad_share: largest share of bad samples, and of damaged shards, of a process, 0 to 1.
 
     Returns:
-        The pipeline, with webdataset's methods such as `map` and `batched`, for torch's DataLoader with batch_size=None.
+        The pipeline, with webdataset's methods such as `map`, `repeat` and `with_epoch`, for a DataLoader with batch_size=None.
 
     Raises:
-        UserError: there are no shards, or later, too many are bad.
+        UserError: there are no shards; or later, fewer than loader processes, or too many are bad.
     """
-    return SampleStream(
-        urls,
-        Decode(frozenset(needs)),
-        shuffle=shuffle,
-        seed=seed,
-        samples=samples,
-        repeat=repeat,
-        max_bad_share=max_bad_share,
-    )
+    stream = SampleStream(urls, shuffle=shuffle, seed=seed, max_bad_share=max_bad_share)
+    stream.append(Decode(frozenset(needs), max_bad_share))
+    return stream
 
 
 class Decode:
-    """Decodes samples, in the layout of the first one that has one."""
+    """Decodes samples, in the layout of the first one that has one. Bad ones are left out, logged and counted."""
 
-    def __init__(self, needs: frozenset[str]) -> None:
-        self.needs = needs
+    def __init__(self, needs: frozenset[str], max_bad_share: float) -> None:
+        self.needs, self.max_bad_share = needs, max_bad_share
         self.layout: Layout | None = None
+        self.counts: Counter[str] = Counter()
 
-    def __call__(self, streamed: Streamed) -> dict[str, Any]:
-        layout = self.layout = self.layout or find_layout(streamed.data)
-        sample = read_sample(streamed.data, layout, self.needs, OPTIONAL)
+    def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
+        for sample in samples:
+            self.counts["samples"] += 1
+            try:
+                decoded = self.decode(sample)
+            except BadSample as bad:
+                self.counts[f"bad/{bad.reason}"] += 1
+                n_bad = self.counts.total() - self.counts["samples"]
+                if is_logged(n_bad):
+                    name = shard_name(sample["__url__"])
+                    logger.warning("bad sample %d, left out: %s: %s: %s", n_bad, name, sample["__key__"], bad)
+                limit = f"max_bad_share={self.max_bad_share}"
+                if problem := too_many_bad(self.counts, self.counts["samples"], limit)[0]:
+                    raise UserError(f"{problem}; fix or remove the shards that the log names") from bad
+                continue
+            yield decoded
+
+    def decode(self, files: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a sample as tensors. Raises BadSample."""
+        self.layout = self.layout or find_layout(files)
+        sample = read_sample(files, self.layout, self.needs, OPTIONAL)
         try:
             return {
                 "key": sample.key,
-                "shard": streamed.shard,
+                "shard": shard_name(files["__url__"]),
                 "image": pixels(sample.image),
                 "caption": sample.caption,
                 "boxes": [box_of(box, sample.image) for box in sample.boxes],

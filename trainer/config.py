@@ -32,7 +32,6 @@ from hypergrit_common.config import (
 from hypergrit_common.config_help import describe, help_topic
 from hypergrit_common.devices import Precision, check_device
 from hypergrit_common.errors import UserError, prefixed
-from hypergrit_common.locations import without_commands
 from hypergrit_common.removed import REMOVED, REMOVED_FROM_TRAIN
 from hypergrit_common.urls import clean
 from schemas.features import RECORD_NAME
@@ -303,7 +302,7 @@ def model_names() -> str:
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
     """Convert the configuration to plain values, which JSON returns unchanged; without `trust`; URLs have no passwords."""
-    plain = without_commands(clean(json.loads(json.dumps(asdict(config))), strip_query=False))
+    plain = clean(json.loads(json.dumps(asdict(config))), strip_query=False)
     assert isinstance(plain, dict)
     return {key: value for key, value in plain.items() if key != "trust"}
 

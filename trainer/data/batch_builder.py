@@ -21,8 +21,8 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.images import Image, ImageRejected
-from hypergrit_common.layouts import read_sample
-from hypergrit_common.samples import MAX_SAMPLE_BYTES, BadSample, Box, Sample, open_image, sample_key
+from hypergrit_common.layouts import find_layout, read_sample
+from hypergrit_common.samples import MAX_SAMPLE_BYTES, BadSample, Box, Content, Sample, open_image, sample_key
 from schemas.training import Layout
 from trainer.batch import Stream
 from trainer.data.config import AugmentConfig, DataConfig
@@ -73,20 +73,19 @@ class BatchRows:
 
 
 class Candidate(NamedTuple):
-    """A sample that may become a row: the URL of its shard, and its bytes; `problem` is a reason not to read it."""
+    """A sample that may become a row: its shard, its name for messages, and its files or a reason not to read them."""
 
     shard: str
-    name: str  # for messages, if the bytes tell no key
-    data: bytes
-    problem: BadSample | None = None
+    name: str
+    data: Content | BadSample
 
 
 @dataclass(kw_only=True)
 class RowBuilder:
-    """Builds batches of samples, wherever their bytes come from."""
+    """Builds batches of samples, wherever their files come from."""
 
     config: DataConfig
-    layout: Layout
+    layout: Layout | None  # None: that of the first sample that has one
     tokenizer: TextTokenizer
     size_px: int
     needs: frozenset[str]
@@ -105,17 +104,19 @@ class RowBuilder:
             rows.boxes = self.empty_images(len(rows_candidates))
         report = BatchReport()
         for row, candidates in enumerate(rows_candidates):
-            for attempt, (shard, name, data, problem) in enumerate(islice(candidates, MAX_ATTEMPTS)):
+            for attempt, (shard, name, data) in enumerate(islice(candidates, MAX_ATTEMPTS)):
                 generator = random.Random(f"{self.config.seed}:{position + row}:{attempt}")
                 try:
-                    if problem is not None:
-                        raise problem
+                    if isinstance(data, BadSample):
+                        raise data
+                    self.layout = self.layout or find_layout(data)
                     self.add_sample(rows, row, read_sample(data, self.layout, self.needs), shard, generator)
                     break
                 except BadSample as bad:
                     report.counts[f"bad/{bad.reason}"] += 1
                     if len(report.bad_samples) < MAX_REPORTED:
-                        report.bad_samples.append(f"{shard}: {sample_key(data) or name}: {bad}")
+                        key = sample_key(data) if isinstance(data, bytes) else ""
+                        report.bad_samples.append(f"{shard}: {key or name}: {bad}")
             else:
                 report.error = (
                     f"{MAX_ATTEMPTS} bad samples in a row, among them {report.bad_samples[-1]}; "
@@ -296,10 +297,9 @@ class BatchBuilder(RowBuilder):
 
     def candidate(self, sample: int, data: bytes) -> Candidate:
         """A sample of the index, which is bad if it is too large to be read."""
-        size, problem = self.index.n_bytes(sample), None
-        if size > MAX_SAMPLE_BYTES:
-            problem = BadSample("too_large", f"the sample has {size} bytes, more than {MAX_SAMPLE_BYTES}")
-        return Candidate(self.index.url(sample), str(sample), data, problem)
+        size = self.index.n_bytes(sample)
+        bad = BadSample("too_large", f"the sample has {size} bytes, more than {MAX_SAMPLE_BYTES}")
+        return Candidate(self.index.url(sample), str(sample), bad if size > MAX_SAMPLE_BYTES else data)
 
     def replacement(self, position: int, attempt: int) -> int:
         """Return the sample that replaces a bad one at `position`: another one of its epoch, at a random distance.

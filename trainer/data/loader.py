@@ -83,28 +83,34 @@ class Loader:
         if config.captions == "random" and "boxes" not in needs:  # boxes belong to the first caption
             needs |= {"captions"}
         self.key = FEATURES_KEY if config.features else KEY
-        width = block_width(batch * world_size)
-        with prefixed(f"{self.key}: "):
-            self.builder: BatchBuilder | FeatureBuilder
-            if config.features:
-                store = FeatureStore(config.features, needs)
-                self.versions: Sequence[ShardVersion] = store.versions
-                order = order_of(store, store.sets, config, width)
-                self.builder = FeatureBuilder(config=config, index=store, order=order, tokenizer=tokenizer, needs=needs)
-            else:
-                index, n_shards = self._index_shards(needs)
-                self.builder = BatchBuilder(
-                    config=config,
-                    layout=probe(index, config.layout, needs),
-                    index=index,
-                    order=order_of(index, n_shards, config, width),
-                    tokenizer=tokenizer,
-                    size_px=size_px,
-                    needs=needs,
-                )
         self.position = 0  # samples returned so far, over all ranks
-        self.counts: Counter[str] = Counter(samples=0, damaged_shards=len(self.builder.index.damaged))
+        self.counts: Counter[str] = Counter(samples=0, damaged_shards=0)
         self.iterators: list[Iterator[Batch]] = []
+        with prefixed(f"{self.key}: "):
+            self._open(tokenizer, size_px, needs)
+
+    def _open(self, tokenizer: TextTokenizer, size_px: int, needs: frozenset[str]) -> None:
+        """Open the data. Raises UserError."""
+        config, batch, world_size = self.config, self.batch, self.world_size
+        width = block_width(batch * world_size)
+        self.builder: BatchBuilder | FeatureBuilder
+        if config.features:
+            store = FeatureStore(config.features, needs)
+            self.versions: Sequence[ShardVersion] = store.versions
+            order = order_of(store, store.sets, config, width)
+            self.builder = FeatureBuilder(config=config, index=store, order=order, tokenizer=tokenizer, needs=needs)
+        else:
+            index, n_shards = self._index_shards(needs)
+            self.builder = BatchBuilder(
+                config=config,
+                layout=probe(index, config.layout, needs),
+                index=index,
+                order=order_of(index, n_shards, config, width),
+                tokenizer=tokenizer,
+                size_px=size_px,
+                needs=needs,
+            )
+        self.counts["damaged_shards"] = len(self.builder.index.damaged)
         if self.n_samples < batch * world_size:
             logger.warning(
                 "%s: %s, fewer than a batch of %d, so each batch repeats some",

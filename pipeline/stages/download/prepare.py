@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from hypergrit_common.images import Decoded, Image, ImageRejected, decode_reduced
 from pipeline.faults import Fault
@@ -33,12 +33,8 @@ class Outcome:
     fault: Fault | None = None
 
 
-class Stored(NamedTuple):
-    """The JPEG of an image, and its size in pixels."""
-
-    data: bytes
-    width: int
-    height: int
+Stored = tuple[bytes, int, int]
+"""The JPEG of an image, its width and its height in pixels."""
 
 
 def resize_and_encode(pixels: Image, config: ResizeConfig) -> Stored:
@@ -46,7 +42,7 @@ def resize_and_encode(pixels: Image, config: ResizeConfig) -> Stored:
     pixels = resize_as(pixels, config)
     height, width = pixels.shape[:2]
     check_sides(width, height)
-    return Stored(encode_jpeg(pixels, config.jpeg_quality), width, height)
+    return encode_jpeg(pixels, config.jpeg_quality), width, height
 
 
 def check_sides(width: int, height: int) -> None:
@@ -71,13 +67,12 @@ def prepare_image(
         original = decoded.original_width, decoded.original_height
         if keeps_bytes:
             check_sides(*original)
-        stored = Stored(data, *original) if keeps_bytes else store(decoded.pixels, config.resize)
+        image, *size = (data, *original) if keeps_bytes else store(decoded.pixels, config.resize)
     except ImageRejected as error:
         return Outcome(fields, drop=Drop(error.reason, error.detail))
-    sizes = stored.width, stored.height, *original
-    fields |= zip(("width", "height", "original_width", "original_height"), sizes, strict=True)
+    fields |= zip(("width", "height", "original_width", "original_height"), (*size, *original), strict=True)
     fields["original_format"] = decoded.original_format
-    return Outcome(fields, stored.data)
+    return Outcome(fields, image)
 
 
 def decode_to_store(data: bytes, config: DownloadConfig) -> tuple[Decoded, bool]:

@@ -126,19 +126,15 @@ class Download(Stage):
     async def _prepare_all(self, rows: Sequence[tuple[str, str | None, bytes | None]], client: Client) -> list[Outcome]:
         """The outcomes of `rows` (key, URL, image bytes or None), in their order."""
         client.hosts.forget()
-        requests: list[Request | bytes | FetchError | Outcome] = [
+        requests: list[Request | bytes | Outcome | Exception] = [
             parse_request(url or "", self.config) if image is None else image for _, url, image in rows
         ]
         places = [request.url if isinstance(request, Request) else i for i, request in enumerate(requests)]
         if self.config.client == "img2dataset":
-            asked = {
-                str(request.url): request for i in by_host(requests) if isinstance(request := requests[i], Request)
-            }
+            ordered = [requests[i] for i in by_host(requests)]
+            asked = {str(request.url): request for request in ordered if isinstance(request, Request)}
             found = await Img2datasetShard(client, self.config, asked).run() if asked else {}
-            requests = [
-                found[str(place)] if isinstance(place, URL) else request
-                for place, request in zip(places, requests, strict=True)
-            ]
+            requests = [found[str(request.url)] if isinstance(request, Request) else request for request in requests]
         workers = ThreadPoolExecutor(self.config.decode_threads, thread_name_prefix="decode")
         with workers as pool:
             try:
@@ -153,13 +149,13 @@ class Download(Stage):
         return [tasks[place].result() for place in places]
 
     async def _row(
-        self, key: str, request: Request | bytes | FetchError | Outcome, client: Client, pool: ThreadPoolExecutor
+        self, key: str, request: Request | bytes | Outcome | Exception, client: Client, pool: ThreadPoolExecutor
     ) -> Outcome:
         """The outcome of one row, whatever happens to it."""
         try:
             if isinstance(request, Outcome):
                 return request
-            if isinstance(request, FetchError):
+            if isinstance(request, Exception):
                 raise request
             if isinstance(request, bytes):
                 return await self._prepare(request, pool)
@@ -200,7 +196,7 @@ def parse_request(url: str, config: DownloadConfig) -> Request | FetchError:
         return error
 
 
-def by_host(requests: Sequence[Request | bytes | FetchError | Outcome]) -> list[int]:
+def by_host(requests: Sequence[Request | bytes | Outcome | Exception]) -> list[int]:
     """The order in which to start: the first row of each host, the second of each, and so on.
 
     The first rows find out early which hosts are slow or dead, and the rows of one host are spread over time. Hosts

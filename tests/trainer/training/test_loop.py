@@ -89,6 +89,30 @@ def test_a_run_with_boxes_as_pairs_on_mixed_shards_resumes_exactly_on_two_proces
     assert read_metrics(tmp_path / "alone")[4]["data/boxes_per_sample"] == 0.2  # an epoch
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_a_run_on_streams_resumes_in_another_order_and_says_so(
+    tmp_path: Path, free_port: int, ranks: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A damaged shard is counted; an index cannot continue what a stream began."""
+    caplog.set_level("INFO")  # the level of the command
+    write_shards(tmp_path / "shards", [9, 9, 9, 9], small_sample)
+    damaged = tmp_path / "shards" / "00002.tar"  # which the main process reads
+    damaged.write_bytes(damaged.read_bytes()[: damaged.stat().st_size // 2])
+    files = ",".join(f"'pipe:cat {tmp_path}/shards/0000{i}.tar'" for i in range(4))
+    streams = (f"data.shards=[{files}]", "data.reader=webdataset", "data.max_bad_share=0.5", "save.every=3")
+    output, faults = tmp_path / "run", [kill_once_saved(tmp_path / "run", 3)] * ranks
+    assert set(run_forked(output, *streams, "steps=8", port=free_port, at=4, faults=faults)) == {-9}
+    assert run_forked(output, *streams, "steps=8", port=free_port, faults=[None] * ranks) == [0] * ranks
+    assert [row["step"] for row in read_metrics(output)] == list(range(1, 9))
+    assert read_metrics(output)[-1]["loss/total"] < read_metrics(output)[0]["loss/total"]
+    log = (output / "train.log").read_text()
+    assert "a stream cannot go back to the position of the checkpoint: after 24 samples" in log
+    assert "pipe:cat ... is read up to a damage: unexpected end of data" in log
+    record = json.loads((output / "model" / "config.json").read_text())["record"]
+    assert record["data"] == {"reader": "webdataset", "shards": 4}
+    assert run_forked(output, "steps=9", port=free_port, faults=[None] * ranks) == [2] * ranks
+
+
 def test_a_killed_run_resumes_with_identical_metrics_and_weights(tmp_path: Path, uninterrupted: Path) -> None:
     output = tmp_path / "run"
     assert run_forked(output, at=8, faults=[kill]) == [-9]

@@ -2,9 +2,7 @@
 
 import io
 import socket
-import sys
 import time
-import urllib.request
 from dataclasses import replace
 from typing import Any
 
@@ -167,14 +165,6 @@ def test_a_row_on_which_the_stage_raises_is_an_internal_error(web: TinyWeb, monk
     found, faults = Download(settings()).isolate(table(web.url("/image/5"), web.url("/size/20x30")))
     assert reasons(found) == ["internal_error", None]
     assert [(fault.key, "a bug" in fault.traceback) for fault in faults] == [("0" * 12, True)]
-
-
-def test_the_modules_of_the_package_stay_as_they_are(web: TinyWeb) -> None:
-    Download(settings())(table(web.url("/image/6")))
-    for name in ("img2dataset.downloader", "img2dataset.resizer"):
-        module = sys.modules[name]
-        assert getattr(module, "urllib", urllib) is urllib
-        assert not hasattr(module, "SuppressStdoutStderr") or module.SuppressStdoutStderr.__module__ == name
 
 
 def test_what_the_client_cannot_keep_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,13 +78,15 @@ def test_threads_share_a_stage(web: TinyWeb) -> None:
 
 SCRIPT = """
 import signal, socket, sys, threading, time
+from pipeline.images import ResizeConfig
 from pipeline.stages.download.config import DownloadConfig
 from pipeline.stages.download.stage import Download
 from tests.pipeline.stages.download.rows import config, reasons, table
 from tests.pipeline.stages.download.names import Names
 
 socket.getaddrinfo = Names().getaddrinfo
-download = Download(config(dns_timeout_s=0.3))
+other = {"client": sys.argv[2], "resize": ResizeConfig(kernel="area")}
+download = Download(config(dns_timeout_s=0.3, **other))
 urls = ["http://bad0.test/", sys.argv[1] + "/image/0"]
 print(reasons(download(table(*urls))))
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs inherit that it is ignored
@@ -98,9 +100,12 @@ print(time.monotonic())
 """
 
 
-def test_a_process_ends_quietly_and_at_once(web: TinyWeb) -> None:
+@pytest.mark.parametrize("client", ["aiohttp", "img2dataset"])
+def test_a_process_ends_quietly_and_at_once(web: TinyWeb, client: str) -> None:
     """Also after an interrupt, and while the thread of a look-up still waits for a silent name server (for minutes)."""
-    command = [sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", SCRIPT, web.url("")]
+    if client != "aiohttp":
+        pytest.importorskip(client)
+    command = [sys.executable, "-X", "dev", "-W", "ignore::DeprecationWarning", "-c", SCRIPT, web.url(""), client]
     environment = {**os.environ, "PYTHONPATH": os.getcwd()}
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, env=environment, check=True)
     *lines, end_s = done.stdout.splitlines()
