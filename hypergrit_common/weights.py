@@ -46,6 +46,9 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
         raise ValueError(
             f"{path} has {len(odd)} sparse, quantised or meta tensors, such as {odd[0]!a:.80}; save dense tensors"
         )
+    n_bytes = sum(value.nbytes for value in contents.values())
+    if n_bytes > 2 * path.stat().st_size + SPARE_NUMBERS:  # tied weights are stored once
+        raise ValueError(f"{path} has tensors of {n_bytes:,} bytes that repeat its few numbers; save dense tensors")
     tensors = {WITHIN.sub("", key): value for key, value in contents.items()}
     while prefix := next((name for name in PREFIXES if all(key.startswith(name) for key in tensors)), ""):
         tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
@@ -63,8 +66,13 @@ def load_torch(path: Path, device: torch.device | str = "cpu") -> object:
     """Load a file of torch.save, with tensors, arrays and plain containers alone. Errors as in `read_tensors`."""
     try:  # error messages omit torch's advice to set weights_only=False, which is unsafe
         # With mmap, the other parts of a training checkpoint are never read. torch can map only files in zip format.
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip:
+            with zipfile.ZipFile(path) as parts:
+                if sum(item.file_size for item in parts.infolist()) > path.stat().st_size:
+                    raise ValueError("its parts are compressed")  # never by torch.save; they may take gigabytes
         with torch.serialization.safe_globals([*ARRAYS]):
-            return torch.load(path, map_location=device, weights_only=True, mmap=zipfile.is_zipfile(path))
+            return torch.load(path, map_location=device, weights_only=True, mmap=is_zip)
     except OSError:
         raise
     except Exception as error:  # for damaged bytes, torch raises many types, even TypeError and AssertionError

@@ -278,7 +278,6 @@ def load_config(arguments: Sequence[str]) -> PipelineConfig:
     """
     saved, given = saved_layers(read_layers(arguments, KEYS), arguments)
     config = make_config(saved, given)
-    log_left_out(PipelineConfig, saved, given)
     if config.read.selection is not None:
         config.read.selection.check_use()
     config.download.check_use()
@@ -294,8 +293,8 @@ def make_config(saved: Sequence[Layer], given: Sequence[Layer], *, loads: bool =
     """Build the configuration of layers `saved` in outputs, and `given` by the user, which override them.
 
     `loads`: the stages run, so that their classes are imported; else the settings of further stages are plain values.
-    Of `saved`, only what decides the content is read. Raises UserError for an unknown key or a wrong value, and like
-    `content_layers` if the stages run.
+    Of `saved`, only what decides the content is read; if the stages run, what else they set is logged. Raises UserError for
+    an unknown key or a wrong value, and like `content_layers` if the stages run.
     """
     layers = [*content_layers(PipelineConfig, saved, given, follows=loads), *given]
     if loads:
@@ -307,6 +306,7 @@ def make_config(saved: Sequence[Layer], given: Sequence[Layer], *, loads: bool =
     assert isinstance(config, PipelineConfig)
     if loads:
         use_format(config.read.format)
+        log_left_out(PipelineConfig, saved, given)
     return config
 
 

@@ -35,6 +35,8 @@ from pipeline.read.types import BadRecord, Counted, Load, Piece, Record, ShardPl
 BATCH_ROWS: Final = 4096
 BATCH_BYTES: Final = 1 << 24
 """Bytes of values that are converted to Python at a time."""
+MAX_JOINED: Final = 64
+"""Decoded batches that are joined: of rows that may be long, few are decoded at a time, in buffers that are larger."""
 BUFFER_BYTES: Final = 1 << 16
 """Bytes of a column of a local file that are read at a time. Of a remote file, each column of a group is one request."""
 
@@ -153,7 +155,7 @@ class Stream:
         for group in range(first_group, len(self.starts) - 1):
             self.group, self.next_row = group, int(self.starts[group])
             size = _batch_rows(self.metadata, group, self.names)
-            for batch in self.parquet.iter_batches(batch_size=size, row_groups=[group], columns=self.names):
+            for batch in _joined(self.parquet.iter_batches(batch_size=size, row_groups=[group], columns=self.names)):
                 row, self.next_row = self.next_row, self.next_row + batch.num_rows
                 yield row, batch
 
@@ -191,6 +193,18 @@ def _batch_rows(metadata: pq.FileMetaData, group: int, names: Collection[str]) -
     n_rows, sizes = metadata.row_group(group).num_rows, group_sizes(metadata, group, names)
     size = int(min(BATCH_ROWS, BATCH_BYTES * n_rows // max(sizes.decoded, 1), LARGE // max(sizes.hidden, 1)))
     return max(1, size)
+
+
+def _joined(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield batches of up to BATCH_BYTES, BATCH_ROWS and MAX_JOINED small ones: a batch costs more than a short row."""
+    found, n_bytes, n_rows = list[pa.RecordBatch](), 0, 0
+    for batch in batches:
+        n_bytes, n_rows = n_bytes + batch.nbytes, n_rows + batch.num_rows
+        if found and (n_bytes > BATCH_BYTES or n_rows > BATCH_ROWS or len(found) == MAX_JOINED):
+            yield pa.concat_batches(found) if len(found) > 1 else found[0]
+            found, n_bytes, n_rows = [], batch.nbytes, batch.num_rows
+        found.append(batch)
+    yield from [pa.concat_batches(found)] if len(found) > 1 else found
 
 
 # Rows of parquet files that one process reads for many workers, shard after shard.

@@ -24,6 +24,8 @@ from hypergrit_common.errors import UserError
 from pipeline import config as pipeline_config
 from pipeline import grit
 from pipeline.config import PipelineConfig
+from pipeline.output.source import read_config
+from pipeline.output.store import Store
 from tests.pipeline.here import running_here
 from tests.pipeline.jobs import WITHOUT_MODELS
 from trainer import config as trainer_config
@@ -232,6 +234,29 @@ def test_one_message_names_all_that_reaches_out_and_its_argument_allows_it(cls: 
     assert all(pick(trusting, key) in (value, tuple(value)) for key, value in content.items())
     with pytest.raises(UserError, match="is not followed"):
         LOADS[cls]([str(stranger.config), trust.replace(sorted(names)[0], "another")])
+
+
+@pytest.mark.parametrize(("cls", "key"), [(PipelineConfig, "read.format"), (TrainConfig, "tokenizer")])
+def test_a_name_that_yaml_reads_as_a_number_or_truth_value_reaches_out_like_others(
+    cls: type, key: str, stranger: Stranger
+) -> None:
+    for text in ("no", "0", "1e3", "false"):
+        stranger.config.write_text(f"{key.replace('.', ': {')}: {text}{'}' * key.count('.')}", encoding="utf-8")
+        with pytest.raises(UserError, match=rf"names {key}={text}, which is not followed .*'trust=\[\"{text}\"\]'"):
+            LOADS[cls]([str(stranger.config), *own_of(cls)])
+
+
+def test_a_verb_that_computes_an_output_again_says_which_settings_it_left_out(
+    stranger: Stranger, caplog: pytest.LogCaptureFixture
+) -> None:
+    stranger.save("ray.retries", 7)
+    store = Store(str(stranger.config.parent))
+    with caplog.at_level("INFO"):
+        read_config(store, own_of(PipelineConfig))
+        assert caplog.messages == []
+        read_config(store, own_of(PipelineConfig), loads=True)
+    (message,) = caplog.messages
+    assert message.endswith("only what decides the content is read; give again what you need of ray.retries=7")
 
 
 def test_the_features_of_a_stranger_name_no_other_files_than_their_frozen_model(stranger: Stranger) -> None:

@@ -2,7 +2,10 @@
 
 import os
 import pickle
-from contextlib import suppress
+import tracemalloc
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -84,6 +87,37 @@ def test_sparse_quantised_and_meta_tensors_are_errors_that_name_them(tmp_path: P
     torch.save(WEIGHTS | {"odd": odd}, tmp_path / "odd.pth")
     with pytest.raises(ValueError, match=r"odd\.pth has 1 sparse, quantised or meta tensors, such as 'odd'"):
         read_tensors(tmp_path / "odd.pth")
+
+
+def test_a_small_torch_file_of_many_numbers_or_compressed_parts_is_refused_before_they_are_in_memory(
+    tmp_path: Path,
+) -> None:
+    torch.save({"a": torch.zeros(1).expand(3000, 3000)}, tmp_path / "repeated.pth")
+    torch.save({f"{n}": WEIGHTS["a"] for n in range(3)}, tmp_path / "stored.pth")
+    with zipfile.ZipFile(tmp_path / "stored.pth") as stored, zipfile.ZipFile(tmp_path / "zip.pth", "w", 8) as file:
+        for item in stored.infolist():
+            file.writestr(
+                item.filename, b"\x80\x02X\x40\x42\x0f\x00" + b"a" * 1_000_000 + b"." if "pkl" in item.filename else b""
+            )
+    with pytest.raises(ValueError, match=r"repeated\.pth has tensors of 36,000,000 bytes that repeat its few numbers"):
+        read_tensors(tmp_path / "repeated.pth")
+    with (
+        allocating_at_most(500_000),
+        pytest.raises(ValueError, match=r"zip\.pth must contain only tensors, but it is tr"),
+    ):
+        read_tensors(tmp_path / "zip.pth")
+    assert len(read_tensors(tmp_path / "stored.pth")) == 3  # tied weights
+
+
+@contextmanager
+def allocating_at_most(n_bytes: int) -> Iterator[None]:
+    """Fail if Python objects of the block take more memory at a time."""
+    tracemalloc.start()
+    try:
+        yield
+        assert tracemalloc.get_traced_memory()[1] < n_bytes
+    finally:
+        tracemalloc.stop()
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:

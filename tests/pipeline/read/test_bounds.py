@@ -207,6 +207,23 @@ def test_batches_are_small_where_few_rows_may_have_all_values_of_a_row_group(
         assert parquet._batch_rows(metadata, 0, ["url"]) == parquet.BATCH_ROWS
 
 
+def test_short_rows_that_are_decoded_a_few_at_a_time_are_joined_to_larger_batches(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    texts = [f"caption {i} " * (5 if i % 300 else 2000) for i in range(900)]
+    table = pa.table({"url": [f"http://a/{i}" for i in range(900)], "caption": texts, "kind": ["a", "b", None] * 300})
+    pq.write_table(
+        table, tmp_path / "a.parquet", use_dictionary=["kind"], column_encoding={"caption": "DELTA_BYTE_ARRAY"}
+    )
+    monkeypatch.setattr(parquet, "LARGE", 1000)  # one row at a time
+    monkeypatch.setattr(parquet, "BATCH_BYTES", 16_000)
+    (plan,) = plan_shards(str(tmp_path / "a.parquet"), 900, None, ReadConfig())
+    batches = [batch for _, batch in parquet.read_batches(plan.pieces[0], ReadConfig())]
+    assert pa.Table.from_batches([batch.cast(table.schema) for batch in batches]).equals(table)
+    assert max(batch.num_rows for batch in batches) == parquet.MAX_JOINED
+    assert [batch.num_rows for batch in batches if batch.nbytes > 16_000] == [1, 1, 1]
+
+
 def test_a_short_row_is_kept_beside_a_long_list_of_captions(tmp_path: Path) -> None:
     captions = pa.array([["a cat"] + [""] * 800_000, ["a dog"]])
     pq.write_table(pa.table({"url": ["ftp://x/1"] * 2, "caption": captions}), tmp_path / "a.parquet")
