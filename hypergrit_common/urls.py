@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from itertools import pairwise
 from typing import Any, Final
 
@@ -111,18 +112,26 @@ def json_without_secrets(text: str, *, strip_query: bool) -> str:
     return text if cleaned == value else json.dumps(cleaned, sort_keys=True)
 
 
-def clean(value: Any, *, strip_query: bool) -> Any:
+LOCAL_FOLDERS: Final = re.compile(r"(?:(?:file|local)://|(?<![\w/.~-])(?<![^:]:))/(?:[^/\s'\",:]+/)+(?=[^/\s])")
+"""The folders of an absolute path within a text."""
+
+
+def clean(value: Any, *, strip_query: bool, strip_folders: bool = False) -> Any:
     """Remove the same parts from each URL in the texts and keys of nested dictionaries, lists and tuples.
 
-    Tuples become lists, as in JSON.
+    Tuples become lists, as in JSON. With `strip_folders`, absolute paths lose their folders, which tell of the machine.
+
+    >>> clean({"shards": ["/home/ann/web/{00..09}.tar", "http://h/a/b.tar"]}, strip_query=True, strip_folders=True)
+    {'shards': ['{00..09}.tar', 'http://h/a/b.tar']}
     """
+    inner = partial(clean, strip_query=strip_query, strip_folders=strip_folders)
     match value:
         case str():
-            return text_without_secrets(value, strip_query=strip_query)
+            text = text_without_secrets(value, strip_query=strip_query)
+            return LOCAL_FOLDERS.sub("", text) if strip_folders else text
         case dict():
-            items = value.items()
-            return {clean(key, strip_query=strip_query): clean(item, strip_query=strip_query) for key, item in items}
+            return {inner(key): inner(item) for key, item in value.items()}
         case list() | tuple():
-            return [clean(item, strip_query=strip_query) for item in value]
+            return [inner(item) for item in value]
         case _:
             return value

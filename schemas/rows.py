@@ -113,7 +113,7 @@ READ: Final = extend(
         "source",
         pa.string(),
         "input file of the row: `N/` and its path below the folder of index N in `folders` of `_job.json`, which alone has "
-        "full paths, or its URL without user and query; a merge puts the index of its source before it",
+        "full paths, or its URL without user and query, which several URLs may share; a merge puts the index of its source before it",
     ),
     field("source_row", pa.int64(), "index of the row in that file, from 0"),
     field("id", pa.string(), "identifier of the row in the input, if any", True),

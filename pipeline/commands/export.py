@@ -209,8 +209,8 @@ def check_permitted(permits: Permits) -> None:
     """Tell how many pictures are left out. Raises UserError if none may be published."""
     if permits.refused and not permits.published:
         raise UserError(
-            f"no picture may be published: {permits.describe()}; a column of the input has to name open licences "
-            "(docs/publish.md), or licenses=[...] those that you publish all the same, such as cc-by-nc, none or any"
+            f"no picture may be published: {permits.describe()}; the input needs a column with open licences "
+            "(docs/publish.md), or name others that you publish: licenses=[cc-by-nc], [none] for rows without one, [any]"
         )
     if permits.refused:
         print_text(

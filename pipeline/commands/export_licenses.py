@@ -11,12 +11,12 @@ ANY: Final = "any"
 NONE: Final = "none"
 """In `licenses`: publish rows without a licence too."""
 COLUMNS: Final = {
-    "license": ("license", "licence", "license_url", "licence_url", "license_type", "license_name"),
+    "license": ("license", "licence", "licenseurl", "licenceurl", "licensename", "licencename"),
     "author": ("author", "creator", "artist", "photographer", "attribution", "credit"),
     "title": ("title",),
-    "page": ("originallandingurl", "foreign_landing_url", "landing_url", "page_url", "source"),
+    "page": ("originallandingurl", "foreignlandingurl", "landingurl", "pageurl", "source"),
 }
-"""Fact -> columns of the input that have it, in lower case, the best first."""
+"""Fact -> columns of the input that have it, in lower case and without underscores, the best first."""
 URL: Final = re.compile(
     r"(?:https?:)?(?://)?(?:www\.)?creativecommons\.org/"
     r"(?:licenses/(?P<kind>by[a-z-]*)/(?P<version>\d\.\d)|(?P<public>publicdomain/zero|publicdomain/mark|licenses/publicdomain)"
@@ -32,7 +32,7 @@ WORDS: Final = {
 }  # fmt: skip
 """Patterns of a licence in words, and what stands for them in its name."""
 PUBLIC: Final = {
-    r"publicdomain/zero|(?:cc-?)+(?:0|zero)(?:-1\.0)?(?:-universal)?(?:-public-domain-dedication)?": "cc0-1.0",
+    r"publicdomain/zero|(?:cc-?)+(?:0|zero)(?:-v?1\.0)?(?:-universal)?(?:-public-domain-dedication)?": "cc0-1.0",
     r"publicdomain/mark|(?:cc-)?(?:public-?domain-mark|pdm)(?:-1\.0)?": "pdm-1.0",
     r"licenses/publicdomain|(?:cc-)?(?:public-?domain|pd|pddc)": "public-domain",
 }
@@ -64,16 +64,26 @@ def license_name(text: str) -> str | None:
 
 
 def read_facts(row: Mapping[str, Any]) -> dict[str, str | None]:
-    """Return URL, licence, its name (`license_name`), author, title and page of a row, from the columns of the input."""
-    columns: Mapping[str, Any] = json.loads(row["extra"] or "{}")
-    lower = {name.lower(): value for name, value in sorted(columns.items(), reverse=True)}
+    """Return URL, licence, its name (`license_name`), author, title and page of a row, from the columns of the input.
+
+    Of several licences, the row has the strictest.
+    """
+    columns = [(name.lower().replace("_", ""), value) for name, value in json.loads(row["extra"] or "{}").items()]
     facts: dict[str, str | None] = {}
     for fact, names in COLUMNS.items():
-        texts = [value for name in names if isinstance(value := lower.get(name), str) and any(map(str.isalnum, value))]
-        texts.sort(key=lambda text: fact == "license" and license_name(text) is None)
-        facts[fact] = next(iter(texts), None)
+        values = [value for wanted in names for name, value in columns if name == wanted and value is not None]
+        texts = [str(value) for value in values if fact == "license" or isinstance(value, str)]
+        texts = [text for text in texts if any(map(str.isalnum, text))]
+        facts[fact] = max(texts, key=strictness if fact == "license" else bool, default=None)
     name = license_name(facts["license"]) if facts["license"] else None
     return {**facts, "license_name": name, "url": row["url"]}
+
+
+def strictness(license: str) -> int:
+    """Return 2 for a licence that is not open or in unknown words, 1 for an open one, 0 for a mere number."""
+    if OPEN.fullmatch(license_name(license) or ""):
+        return 1
+    return 2 * any(map(str.isalpha, license))
 
 
 class Permits:

@@ -284,8 +284,8 @@ def add_fetched(table: pa.Table, fetched: pa.Table) -> pa.Table:
 
 logger = logging.getLogger("hypergrit")
 
-TAKEN: Final = runtime_keys(PipelineConfig) - {"overwrite", "dry_run"}
-"""Settings that may differ from the job's: they do not decide the content."""
+TAKEN: Final = runtime_keys(PipelineConfig) - {"overwrite", "dry_run"} | {"input", "read.image_roots"}
+"""Settings that may differ from the job's: they do not decide the content, or name the same files in another folder."""
 
 
 def retry(arguments: Sequence[str]) -> int:

@@ -110,8 +110,14 @@ def plans_of(batches: Sequence[InputBatch], rows_per_shard: int, folders: Sequen
     return ShardPlans(planned)
 
 
-def moved(record: JobRecord, folders: Sequence[str], paths: Collection[str]) -> JobRecord:
-    """Return the record with those of its files that have the same names below `folders`, and are in `paths`, there now."""
+ROOTS: Final = "read.image_roots"
+
+
+def moved(record: JobRecord, folders: Sequence[str], paths: Collection[str], config: PipelineConfig) -> JobRecord:
+    """Return the record with those of its files that have the same names below `folders`, and are in `paths`, there now.
+
+    The folders of images may have moved with them.
+    """
     before = record.get("folders", [])
 
     def place(path: str) -> str:
@@ -119,6 +125,8 @@ def moved(record: JobRecord, folders: Sequence[str], paths: Collection[str]) -> 
         return now if path not in paths and now in paths else path
 
     found: JobRecord = {**copy.deepcopy(record), "folders": list(folders)}
+    if len(config.read.image_roots) == len(found["settings"].get(ROOTS, [])):
+        found["settings"][ROOTS] = settings_of(config)[ROOTS]
     for file in (file for batch in found["batches"] for file in batch["files"]):
         file["path"] = place(file["path"])
     for reading in found["input"]["readings"] if "input" in found else ():

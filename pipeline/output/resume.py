@@ -146,7 +146,7 @@ def plan_work(config: PipelineConfig, files: InputFiles, provenance: Provenance,
     old = recorded = read_record(store)
     folders = input_folders(config.input, recorded.get("folders", []) if recorded else [], files)
     if recorded and recorded.get("folders", []) != folders:
-        old = moved(recorded, folders, {path for path, _ in files})
+        old = moved(recorded, folders, {path for path, _ in files}, config)
     history = plan_history(files, old, config)
     plans = plans_of(history.batches, config.rows_per_shard, folders)
     listing = list_output(store)

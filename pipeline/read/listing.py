@@ -83,7 +83,7 @@ GLOB_START: Final = re.compile(r"/[^/]*[*?\[]")
 
 
 def list_files(input: Locations) -> InputFiles:
-    """List the input files as sorted pairs (path, size in bytes).
+    """List the input files as pairs (path, size in bytes), sorted, but in the order of the paths that are given.
 
     `input` is a file, folder or glob, as a local path or an fsspec URL, or several of them (`split_locations`);
     `{00..99}` and `{a,b}` in it stand for several.
@@ -101,9 +101,9 @@ def list_files(input: Locations) -> InputFiles:
     with reported(f"waiting for the list of {urls}") if urls else nullcontext():
         lists = [*map_concurrently(partial(_list_files, checked=set()), patterns)]
         check_whole_folders(input, [(files, images) for files, images, _ in lists])
-    chosen = {path: size for files, _, _ in lists for path, size in files}
+    chosen = {path: size for files, _, _ in lists for path, size in sorted(files)}
     unread = Counter(suffix_of(path) for path in {path for *_, others in lists for path in others} - chosen.keys())
-    return InputFiles(sorted(chosen.items()), dict(unread))
+    return InputFiles(chosen.items(), dict(unread))
 
 
 def check_whole_folders(input: Locations, lists: Sequence[tuple[Files, Counter[str]]]) -> None:

@@ -190,7 +190,9 @@ def test_refilter_with_other_formats_writes_the_files_of_the_job(outputs: Output
 def test_merge_appends_the_second_source_with_shifted_keys(outputs: Outputs) -> None:
     rows, merged = arrow_rows(outputs.make("job")), arrow_rows(outputs.make("merge"))
     first = [{**row, "detail": None, "source": f"0/{row['source']}"} for row in rows]
-    second = [{**row, "key": f"{int(row['key']) + len(rows):012d}", "source": f"1/{row['source'][2:]}"} for row in first]
+    second = [
+        {**row, "key": f"{int(row['key']) + len(rows):012d}", "source": f"1/{row['source'][2:]}"} for row in first
+    ]
     assert [{**row, "detail": None} for row in merged] == first + second
 
 

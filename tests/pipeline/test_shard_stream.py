@@ -200,7 +200,10 @@ def test_a_command_that_fails_is_a_damaged_shard_whose_words_stay_secret(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = write_tar(tmp_path / "a.tar", [("a", pair_files(1))])
-    for command, problem in ((f"head -c 900 {path}; exit SECRET", "unexpected end of data"), ("exit SECRET", "empty file")):
+    for command, problem in (
+        (f"head -c 900 {path}; exit SECRET", "unexpected end of data"),
+        ("exit SECRET", "empty file"),
+    ):
         with pytest.raises(UserError, match=rf"pipe:\w+ \.\.\.: {problem}") as error:
             list(open_shards(f"pipe:{command}"))
         assert "SECRET" not in str(error.value)

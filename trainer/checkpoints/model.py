@@ -21,6 +21,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.lazy import is_plugin
 from hypergrit_common.text import shortened
+from hypergrit_common.urls import clean
 from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.batch import to_half
 from trainer.checkpoints.hyper3 import FolderParts, is_hyper3, read_hyper3, read_saved
@@ -28,7 +29,14 @@ from trainer.checkpoints.open_clip_layout import CONFIG_FILE, read_open_clip
 from trainer.checkpoints.released import from_released
 from trainer.checkpoints.skeleton import skeleton
 from trainer.checkpoints.tokenizer_files import load_tokenizer, write_tokenizer
-from trainer.checkpoints.towers import COPY, attach_tower, cached_towers, renamed_tower, weights_sha256
+from trainer.checkpoints.towers import (
+    COPY,
+    attach_tower,
+    cached_towers,
+    plain_settings,
+    renamed_tower,
+    weights_sha256,
+)
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
 from trainer.encoders.text import TextTower, stretch_positions
@@ -85,13 +93,14 @@ def save_model(
 ) -> None:
     """Write a folder that `load_model` reads.
 
-    `record` documents the training and the results of the model. `half` stores matrices in float16; scalars, gains and
+    `record` documents the training and the results of the model; its URLs are written without secrets, and its paths and
+    those of initial weights without folders. `half` stores matrices in float16; scalars, gains and
     biases keep their type. `tower` is the frozen model of a head, to copy, or the path by which the head names it;
     None: that of its training. Raises OSError if the folder cannot be written, and NotFiniteError for a weight that
     float16 cannot hold.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    settings = dataclasses.asdict(model.config)
+    settings = plain_settings(model)
     if isinstance(tower, Path):
         settings = renamed_tower(settings, str(tower))
     elif tower:
@@ -104,7 +113,7 @@ def save_model(
         "config": settings,
         "tokenizer": write_tokenizer(tokenizer, folder),
         "preprocess": {**dataclasses.asdict(preprocess), "interpolation": "bicubic", "antialias": True},
-        "record": record,
+        "record": clean(record, strip_query=True, strip_folders=True),
     }
     matrices = {name for name, parameter in model.named_parameters() if parameter.ndim > 1} if half else set()
     tensors = {

@@ -15,11 +15,12 @@ import torch
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.urls import clean
 from hypergrit_common.weights import read_tensors, save_tensors
 from trainer.checkpoints.hyper3 import FolderParts
 from trainer.checkpoints.skeleton import skeleton
 from trainer.checkpoints.tokenizer_files import is_openai
-from trainer.checkpoints.towers import OPEN_CLIP_WEIGHTS, weights_file
+from trainer.checkpoints.towers import OPEN_CLIP_WEIGHTS, plain_settings, weights_file
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import OPEN_CLIP, PAPER_VITS, TRANSFORMERS, TextConfig
 from trainer.models.dual_encoder import DualEncoder
@@ -98,9 +99,9 @@ def export_model(
     save_tensors({key: value for key, value in state.items() if key not in names}, folder / REST_FILE)
     settings = {
         "model": model_name(model),
-        "config": dataclasses.asdict(model.config),
+        "config": plain_settings(model),
         "preprocess": dataclasses.asdict(preprocess),
-        "record": record,
+        "record": clean(record, strip_query=True, strip_folders=True),
     }
     pixels = {"mean": model.pixel_mean.flatten().tolist(), "std": model.pixel_std.flatten().tolist()}
     images = {"size": preprocess.size_px, "interpolation": "bicubic", "resize_mode": mode}

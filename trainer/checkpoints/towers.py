@@ -4,6 +4,7 @@ A saved head names its frozen model by path and hash in `weights` and `kwargs` o
 looked for in the folder of the head, where `save_model` writes a copy if it is asked for.
 """
 
+import dataclasses
 import hashlib
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.paths import public_name
 from trainer.encoders.build import keep_patches, patches_of
 from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED
@@ -124,6 +126,15 @@ def weights_sha256(path: Path) -> str:
     """The hash of the weights of a model folder or of a released file. Raises OSError."""
     with weights_file(path).open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def plain_settings(model: DualEncoder) -> dict[str, Any]:
+    """The configuration of a model as plain values. Initial weights, which it has by now, are named without their folder."""
+    settings = dataclasses.asdict(model.config)
+    for tower in (settings["image"], settings["text"]):
+        if tower["name"] != CACHED and tower["weights"]:
+            tower["weights"] = public_name(tower["weights"])
+    return settings
 
 
 def renamed_tower(config: dict[str, Any], path: str, **facts: str | None) -> dict[str, Any]:

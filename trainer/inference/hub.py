@@ -53,14 +53,14 @@ def check_license(license: str) -> None:
 
 
 def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str:
-    """The card as Markdown, from the config.json of a model folder. Texts are escaped; URLs have no secrets.
+    """The card as Markdown, from the config.json of a model folder. Texts are escaped; URLs have no secrets, and absolute paths no folders.
 
     `config["record"]` documents the training: `training` is the configuration of the run, `data` the shards with their
     hash, `evaluation` the results by name; `command` is a command that includes the training, and `version` that of
     HyperGRIT. What is missing is left out. Raises UserError unless `license` is a word.
     """
     check_license(license)
-    record = clean(dict(config.get("record") or {}), strip_query=True)
+    record = clean(dict(config.get("record") or {}), strip_query=True, strip_folders=True)
     name = str(config["model"])
     title = name.rpartition(":")[2] if is_plugin(name) else MODELS[name].title if name in MODELS else name
     trust = f', trust=["{name}"]' if is_plugin(name) else ""

@@ -19,7 +19,6 @@ from torch import Tensor
 from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.images import ImageRejected, decode, to_pixels
-from hypergrit_common.urls import clean
 from trainer.analyses.paths import nearest, path_to_root
 from trainer.batch import Side, check_finite
 from trainer.checkpoints.model import LoadedModel, load_frozen, save_model
@@ -177,7 +176,8 @@ class Model:
     ) -> None:
         """Write the model to a folder that `load_model` and `from_pretrained` read, with a model card.
 
-        The card states what is known of data, training, settings and evaluation; URLs have no secrets.
+        The card states what is known of data, training, settings and evaluation; URLs have no secrets, and absolute paths no
+        folders.
 
         Args:
             folder: folder to write.
@@ -189,13 +189,12 @@ class Model:
             UserError: the folder cannot be written; or, before anything is written, the license or the record is wrong.
         """
         check_license(license)
-        record = clean(self.record, strip_query=True)
         try:
-            json.dumps(record)
+            json.dumps(self.record)
         except (TypeError, ValueError) as error:
             raise UserError(f"the record of the model is no JSON: {error}; correct Model.record") from error
         try:
-            parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": record}
+            parts = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": self.record}
             save_model(Path(folder), self.module, **parts, half=half, tower=self._tower(tower))
             write_card(Path(folder), license=license)
         except OSError as error:

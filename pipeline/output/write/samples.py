@@ -10,7 +10,13 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from hypergrit_common.text import AT, USER_INFO_IN_PROSE
-from hypergrit_common.urls import id_without_secrets, json_without_secrets, text_without_secrets, without_secrets
+from hypergrit_common.urls import (
+    LOCAL_FOLDERS,
+    id_without_secrets,
+    json_without_secrets,
+    text_without_secrets,
+    without_secrets,
+)
 from pipeline.read.types import ShardPlan
 from schemas.manifest import Counts, Removed
 from schemas.status import DROPPED, INTERNAL_ERROR, KEPT, check_reason, further_reasons, lost_boxes
@@ -155,10 +161,6 @@ def count_removed(rows: Sequence[Row]) -> Removed:
 
 
 # URLs of the rows without secrets: user names, passwords and, on request, queries are not written.
-
-
-LOCAL_FOLDERS: Final = re.compile(r"(?<![\w:/.~-])/(?:[^/\s'\"]+/)+")
-"""The folders of an absolute path within a text."""
 
 
 def remove_url_secrets(row: Row, *, strip_query: bool) -> dict[str, Any]:

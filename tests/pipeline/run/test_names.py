@@ -133,6 +133,16 @@ def test_a_url_is_a_name_without_its_secrets(path: str, name: str) -> None:
     assert file_name(path, ["/data/"]) == name
 
 
+def test_files_come_in_the_order_of_the_folders_wherever_these_are(tmp_path: Path) -> None:
+    for name in ("b", "a", "c"):
+        (tmp_path / name).mkdir()
+        for file in ("2.csv", "1.csv"):
+            (tmp_path / name / file).write_text("url,caption\n")
+    given = f"{tmp_path / 'b'},{tmp_path}/{{c,a}}/*.csv,{tmp_path}"
+    found = [path.removeprefix(f"{tmp_path}/") for path, _ in list_files(given)]
+    assert found == ["b/1.csv", "b/2.csv", "c/1.csv", "c/2.csv", "a/1.csv", "a/2.csv"]
+
+
 def test_new_folders_take_the_numbers_of_those_that_are_gone(tmp_path: Path) -> None:
     places = {name: f"{tmp_path / name}/" for name in "abc"}
     for place in places.values():

@@ -18,7 +18,7 @@ from huggingface_hub.utils import filter_repo_objects
 
 from hypergrit import __main__ as hypergrit
 from pipeline import grit
-from pipeline.commands.export_licenses import license_name, read_facts
+from pipeline.commands.export_licenses import Permits, license_name, read_facts
 from tests.jobs.test_published import BY, JOBS, PD12M, write_open_images
 from tests.pipeline.here import running_here
 from tests.pipeline.hub import hub as serving
@@ -48,6 +48,7 @@ KEPT = ["000000000000", "000000000001", "000000000006"]
         ("CC0 1.0", "cc0-1.0"),
         ("CC0-1.0", "cc0-1.0"),
         ("CC0 1.0 Universal", "cc0-1.0"),
+        ("Creative Commons Zero v1.0 Universal", "cc0-1.0"),
         (CC0, "cc0-1.0"),
         (MARK, "pdm-1.0"),
         ("Public Domain Mark 1.0", "pdm-1.0"),
@@ -72,12 +73,27 @@ def test_a_hostile_text_of_a_licence_takes_linear_time() -> None:
         assert license_name(unit * 200_000) is None
 
 
-def test_columns_for_credit_are_found_in_any_case_and_a_known_licence_goes_first() -> None:
-    extra = {"LICENSE": "see below", "license_url": CC0, "Creator": "Jane", "source": "museum", "author": 4}
+def test_columns_for_credit_are_found_however_they_are_written() -> None:
+    extra = {"LICENSE": 4, "license_url": CC0, "Creator": "Jane", "pageurl": "museum", "source": "web", "author": 4}
     found = read_facts({"url": "http://h/1", "extra": json.dumps(extra)})
     assert (found["license"], found["license_name"]) == (CC0, "cc0-1.0")
     assert (found["author"], found["page"], found["title"], found["url"]) == ("Jane", "museum", None, "http://h/1")
     assert set(read_facts({"url": None, "extra": None}).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"license": BY, "License": "CC BY-NC"},
+        {"license": "All rights reserved", "license_name": "CC0"},
+        {"licensename": "Attribution License", "licenseurl": NC},
+        {"license": ["CC BY", "CC BY-NC"]},
+        {"license": 4},
+    ],
+)
+def test_of_several_licences_the_strictest_counts(columns: dict[str, Any]) -> None:
+    facts = read_facts({"url": "http://h/1", "extra": json.dumps(columns)})
+    assert Permits(["none"]).refuses(facts)
 
 
 class Repositories:
@@ -215,7 +231,7 @@ def test_an_output_without_licences_is_refused_and_nothing_is_created(finished: 
         assert hypergrit.main(["export", str(finished), "to=hub", "repo=me/web", *arguments]) == 2
         message = capsys.readouterr().err
         assert "no picture may be published: 9 no licence; " in message
-        assert "licenses=[...]" in message
+        assert "licenses=[cc-by-nc]" in message
     assert not hub.exists()
     assert hypergrit.main(["export", str(finished), "output=x", "format=odvg", "licenses=[any]"]) == 2
     assert "licenses= decides what to=hub publishes" in capsys.readouterr().err
@@ -234,8 +250,6 @@ def test_shards_without_a_ledger_are_published_only_by_name(
 
 
 def test_attribution_needs_a_source() -> None:
-    from pipeline.commands.export_licenses import Permits
-
     permits, nothing = Permits([]), {"url": None, "page": None, "author": None, "title": None}
     assert permits.refuses({**nothing, "license": BY, "license_name": "cc-by-2.0"})
     assert not permits.refuses({**nothing, "license": BY, "license_name": "cc-by-2.0", "author": "Jane"})

@@ -224,7 +224,7 @@ def test_a_failed_shard_stays_and_is_tried_again_by_the_same_command(
         ("reasons=[5x]", "reasons is ['5x']"),
         ("reasons=[[timeout]]", "reasons is "),
         ("overwrite=true", "retry cannot change overwrite, a setting of the job"),
-        ("input=/tmp/other", "retry cannot change input, a setting of the job"),
+        ("input=/no/folder", "input '/no/folder' does not exist"),
         ("limit=3", "retry cannot change limit, a setting of the job"),
         ("output=other", "2 outputs are given"),
     ],

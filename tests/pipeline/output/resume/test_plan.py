@@ -168,12 +168,19 @@ def test_removed_and_reordered_files_are_named(config: PipelineConfig, folder: P
     assert run(config) == []
 
 
+def in_folder(config: PipelineConfig, folder: Path) -> PipelineConfig:
+    """The job on tables in this folder, with images there."""
+    read = dataclasses.replace(config.read, image_roots=(str(folder),))
+    return dataclasses.replace(config, input=str(folder), read=read)
+
+
 def test_a_job_whose_input_has_moved_goes_on_and_notices_another_content(
     config: PipelineConfig, folder: Path, tmp_path: Path
 ) -> None:
+    config = in_folder(config, folder)
     run(dataclasses.replace(config, output=str(tmp_path / "whole")))
     run(config, only=[0, 2])
-    moved = dataclasses.replace(config, input=str(folder.rename(tmp_path / "elsewhere")))
+    moved = in_folder(config, folder.rename(tmp_path / "elsewhere"))
     assert run(moved) == [1, 3]
     assert hash_output(tmp_path / "out") == hash_output(tmp_path / "whole")
     assert run(moved) == []
@@ -182,8 +189,9 @@ def test_a_job_whose_input_has_moved_goes_on_and_notices_another_content(
     copy = tmp_path / "copy"
     shutil.copytree(moved.input, copy)
     (copy / "d.jsonl").write_text((copy / "d.jsonl").read_text().replace("a d 1", "a D 1"))
-    changed = dataclasses.replace(moved, input=str(copy))
-    assert_refused(changed, f"input file {copy / 'd.jsonl'}: changed: another content", n=2)
+    assert_refused(in_folder(config, copy), f"input file {copy / 'd.jsonl'}: changed: another content", n=2)
+    roots = dataclasses.replace(moved.read, image_roots=(str(copy),))
+    assert_refused(dataclasses.replace(moved, read=roots), f"read.image_roots: ['{moved.input}'] -> ['{copy}']")
 
 
 def test_a_file_that_moved_within_the_input_is_named(config: PipelineConfig, folder: Path) -> None:
