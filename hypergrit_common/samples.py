@@ -228,6 +228,8 @@ class SampleFiles:
         self.data = data
         self.ranges: dict[str, tuple[int, int]] = {}  # extension -> offset and size
         self.key = ""
+        if len(data) > MAX_SAMPLE_BYTES:
+            raise BadSample("too_large", f"the sample has more than {MAX_SAMPLE_BYTES} bytes")
         try:
             for key, extension, offset, size in sample_members(data):
                 self.key = self.key or key

@@ -298,7 +298,7 @@ class BatchBuilder(RowBuilder):
         """A sample of the index, which is bad if it is too large to be read."""
         size, problem = self.index.n_bytes(sample), None
         if size > MAX_SAMPLE_BYTES:
-            problem = BadSample("too_large", f"the sample has {size} bytes, more than {MAX_SAMPLE_BYTES}")
+            problem = BadSample("too_large", f"the sample has more than {MAX_SAMPLE_BYTES} bytes")
         return Candidate(self.index.url(sample), str(sample), data, problem)
 
     def replacement(self, position: int, attempt: int) -> int:
