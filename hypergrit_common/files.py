@@ -32,6 +32,14 @@ def check_file(path: str | os.PathLike[str]) -> None:
         raise NotAFileError(f"{os.fspath(path)} is {KINDS.get(stat.S_IFMT(mode), 'no file')}; give a regular file")
 
 
+def read_limited(path: str | os.PathLike[str], most: int) -> bytes:
+    """Return the content of a file of at most `most` bytes. Raises OSError for a larger one, and for what is no file."""
+    check_file(path)
+    if (size := os.stat(path).st_size) > most:
+        raise OSError(f"it has {size} bytes, more than {most}")
+    return Path(path).read_bytes()
+
+
 def file_hash(path: str | os.PathLike[str]) -> str:
     """Return the SHA-256 of a file, as `sha256sum` prints it. Raises OSError, also for what is no file."""
     check_file(path)

@@ -3,10 +3,12 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from hypergrit_common.disk import atomic_write
-from hypergrit_common.files import check_file
+from hypergrit_common.files import read_limited
+
+MAX_BYTES: Final = 1 << 28  # more than the list of a million shards
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -14,8 +16,7 @@ def read_object(path: Path) -> dict[str, Any]:
 
     Raises OSError if the file cannot be opened, and ValueError that begins with its path if it does not hold an object.
     """
-    check_file(path)
-    return parse_object(path.read_bytes(), str(path))
+    return parse_object(read_limited(path, MAX_BYTES), str(path))
 
 
 def parse_object(text: str | bytes, where: str) -> dict[str, Any]:

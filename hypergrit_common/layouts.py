@@ -137,7 +137,7 @@ def train_boxes(files: SampleFiles, negatives: Mapping[int, tuple[str, ...]]) ->
     Raises BadSample if a file is missing, or if numparents.txt does not contain a number below 10000.
     """
     count = files.text(TRAIN_N_PARENTS).strip()
-    if not count.isdigit() or len(count) > 4:
+    if not count.isdecimal() or len(count) > 4:
         raise BadSample("missing_member", f"{TRAIN_N_PARENTS} contains {count[:20]!r} instead of a number below 10000")
     for index in range(int(count)):
         phrase = files.text(TRAIN_BOX_PHRASE.format(index))
@@ -202,7 +202,7 @@ def grit_boxes(fields: dict[str, Any], caption: str, image: EncodedImage) -> Ite
                 region = Region(left, top, max(right - left, 0), max(bottom - top, 0))
                 if region.width * region.height > MIN_BOX_AREA_PX and phrase.strip():
                     yield Box(phrase=phrase, region=region)
-        except (TypeError, ValueError, OverflowError) as error:
+        except (TypeError, ValueError, OverflowError, KeyError) as error:  # KeyError: slices of dictionaries
             expected = "[start, end, x_min, y_min, x_max, y_max, score]"
             raise BadSample("bad_json", f"{name}: {error}; each row must be {expected}") from error
 

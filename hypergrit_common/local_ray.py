@@ -137,7 +137,7 @@ def check_cluster(named: str) -> str:
         address = services.get_ray_address_from_environment("auto", None)
         where = f" ({address}, from {file if address == in_file else 'a process of this machine'})"
     host, port = parse_address(address) or ("", "")
-    if not (host and port.isdigit() and int(port) < 1 << 16):
+    if not (host and port.isdecimal() and int(port) < 1 << 16):
         raise ClusterError("it has no port, or is no address", f"write it as HOST:PORT, such as HOST:{PORT}", where)
     failures: list[Exception] = []
 

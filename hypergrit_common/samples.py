@@ -235,6 +235,8 @@ class SampleFiles:
             self.key = data["__key__"]
             self.files = {name: content for name, content in data.items() if isinstance(content, bytes)}
             return
+        if len(data) > MAX_SAMPLE_BYTES:
+            raise BadSample("too_large", f"the sample has more than {MAX_SAMPLE_BYTES} bytes")
         try:
             for key, extension, offset, size in sample_members(data):
                 self.key = self.key or key

@@ -184,7 +184,7 @@ def fetch(name: HubName, patterns: list[str]) -> Path:
 
     try:
         folder = Path(snapshot_download(name.repository, revision=name.commit, allow_patterns=patterns))
-    except (OSError, HfHubHTTPError) as error:
+    except (OSError, ValueError, HfHubHTTPError) as error:  # ValueError: names that lead out of the cache
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{name} cannot be fetched from the hub: {reason}; check the name and the network") from error
     for path in folder.rglob("*"):

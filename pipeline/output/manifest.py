@@ -77,6 +77,7 @@ def parse_manifest(content: bytes) -> Manifest | None:
     try:
         value: Any = json.loads(content)
         is_manifest = value.keys() >= FIELDS and fits(value, Manifest)
+        is_manifest &= value["counts"].keys() >= {"read", "kept", "dropped"}
         is_manifest &= all(facts.keys() >= {"bytes", "sha256"} for facts in value["files"].values())
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None

@@ -298,7 +298,7 @@ class BatchBuilder(RowBuilder):
     def candidate(self, sample: int, data: bytes) -> Candidate:
         """A sample of the index, which is bad if it is too large to be read."""
         size = self.index.n_bytes(sample)
-        bad = BadSample("too_large", f"the sample has {size} bytes, more than {MAX_SAMPLE_BYTES}")
+        bad = BadSample("too_large", f"the sample has more than {MAX_SAMPLE_BYTES} bytes")
         return Candidate(self.index.url(sample), str(sample), bad if size > MAX_SAMPLE_BYTES else data)
 
     def replacement(self, position: int, attempt: int) -> int:

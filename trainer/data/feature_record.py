@@ -14,8 +14,13 @@ def read_record(folder: str) -> FeatureRecord:
     if "://" in folder:
         raise UserError(f"{folder}: features are mapped into memory; copy them to a folder of this machine")
     try:
-        return cast(FeatureRecord, read_object(Path(folder) / RECORD_NAME))
-    except (OSError, ValueError) as error:
+        record = read_object(Path(folder) / RECORD_NAME)
+        settings = record["settings"]
+        numbers = (record["n_samples"], settings["views"], settings["rows_per_shard"])
+        if not all(type(n) is int and 0 < n < 1 << 48 for n in numbers) or type(record["training"]) is not dict:
+            raise ValueError(f"{RECORD_NAME} has wrong values")
+        return cast(FeatureRecord, record | {"tower": {**record["tower"], "sha256": str(record["tower"]["sha256"])}})
+    except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(
             f"{folder} holds no features ({error}); write them with hypergrit features shards=... model=... output={folder}"
         ) from error

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, cast
@@ -26,7 +26,7 @@ from hypergrit_common.arrow_sizes import open_arrow_file
 from hypergrit_common.errors import UserError
 from hypergrit_common.locations import Locations, split_locations
 from hypergrit_common.shards import list_shards
-from schemas.features import FOLDER, FeatureRecord
+from schemas.features import FOLDER, FeatureRecord, feature_schema
 from trainer.batch import Stream
 from trainer.data.batch_builder import BatchReport, label_number, level_stream, query_stream
 from trainer.data.config import DataConfig
@@ -62,10 +62,12 @@ class Shard(NamedTuple):
     starts: dict[str, NDArray[np.int32]]  # [n+1] first item of each sample, of such lists
 
 
-def open_shard(url: str, views: int) -> Shard:
-    """Map a shard into memory. Raises UserError if it is damaged."""
+def open_shard(url: str, settings: Mapping[str, Any]) -> Shard:
+    """Map a shard of features with these settings into memory. Raises UserError if it is damaged or has other columns."""
     try:
-        found = Shard(open_arrow_file(pa.memory_map(url)).get_batch(0), {}, {})
+        views, found = settings["views"], Shard(open_arrow_file(pa.memory_map(url)).get_batch(0), {}, {})
+        found.table.validate(full=True)
+        check_columns(found.table, settings)
         for name, column in zip(found.table.schema.names, found.table.columns, strict=True):
             if pa.types.is_list(column.type):
                 found.starts[name] = column.offsets.to_numpy()
@@ -73,8 +75,18 @@ def open_shard(url: str, views: int) -> Shard:
             if pa.types.is_fixed_size_list(column.type):
                 found.arrays[name] = matrix(column, views if name in VIEWED else 1)
         return found
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, LookupError, AttributeError, pa.ArrowException) as error:
         raise UserError(f"{url} cannot be read: {error}; remove its manifest, and write the features again") from error
+
+
+def check_columns(table: pa.RecordBatch, settings: Mapping[str, Any]) -> None:
+    """Raise ValueError, KeyError or AttributeError if a shard of features lacks a column or has another type."""
+    width = {name: table.schema.field(name).type.list_size for name in ("image", "text")}
+    n_patches = table.schema.field("patches").type.list_size // width["image"] if settings.get("patches") else 0
+    for field_ in feature_schema(width["image"], width["text"], bool(settings["tokens"]), n_patches):
+        is_needed = field_.name in table.schema.names or field_.name not in ("label", "depth", "label_text")
+        if is_needed and (table[field_.name].type != field_.type or table[field_.name].null_count):
+            raise ValueError(f"its column {field_.name} is not of type {field_.type}")
 
 
 def matrix(column: pa.FixedSizeListArray, views: int = 1) -> Halves:
@@ -119,7 +131,7 @@ class FeatureStore:
         self.sets: list[int] = []  # shards of each folder
         for folder, record in zip(folders, records, strict=True):
             self._add_folder(folder, record)
-        self.shards = [open_shard(url, self.views) for url in self.urls]
+        self.shards = [open_shard(url, settings) for url in self.urls]
         self.usable = [usable_rows(shard, needs) for shard in self.shards]
         self.counts = [s.table.num_rows if u is None else len(u) for s, u in zip(self.shards, self.usable, strict=True)]
         self.ends = np.cumsum(self.counts, dtype=np.int64)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.image_header import type_of
-from hypergrit_common.samples import MEMBER
+from hypergrit_common.samples import MAX_SAMPLE_BYTES, MEMBER
 from hypergrit_common.tar import BLOCK, TarError, iter_members, round_up_to_block
 from trainer.data.listing import Stored
 from trainer.data.shards import ByteRange, ShardFile
@@ -83,7 +83,6 @@ def no_room(error: OSError) -> UserError:
     )
 
 
-MAX_SAMPLE_BYTES: Final = 1 << 30
 MAX_SHARD_BYTES: Final = BLOCK << 32
 
 
@@ -103,8 +102,8 @@ class ShardIndex:
         cls, url: str, n_bytes: int, starts: NDArray[np.int64], ends: NDArray[np.int64], problem: str = ""
     ) -> "ShardIndex":
         """Return the index of samples with the byte ranges [start, end)."""
-        # A larger sample is read as a truncated one, which is bad.
-        sizes = np.minimum(ends - starts, MAX_SAMPLE_BYTES).astype(np.uint32)
+        # A larger sample is read as a truncated one, which is still too large.
+        sizes = np.minimum(ends - starts, MAX_SAMPLE_BYTES + BLOCK).astype(np.uint32)
         return cls(url, n_bytes, (starts // BLOCK).astype(np.uint32), sizes, problem)
 
     @property
@@ -172,7 +171,7 @@ class SampleIndex:
         shard, row = self.locate(sample)
         first = int(shard.starts[row])
         end = min((int(start) * BLOCK for start in shard.starts[shard.starts > first]), default=shard.n_bytes)
-        return ByteRange(shard.url, first * BLOCK, min(end, first * BLOCK + MAX_SAMPLE_BYTES))
+        return ByteRange(shard.url, first * BLOCK, min(end, first * BLOCK + MAX_SAMPLE_BYTES + BLOCK))
 
     def n_bytes(self, sample: int) -> int:
         """Return the size of a sample in bytes."""

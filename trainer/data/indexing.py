@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from hypergrit_common.arrow_sizes import batch_sizes, check_size, open_arrow_file
+from hypergrit_common.arrow_sizes import LARGE, batch_sizes, check_size, open_arrow_file
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.layouts import is_needed
@@ -58,13 +58,13 @@ def read_index(facts: ShardFacts, needs: frozenset[str] | None) -> ShardIndex | 
     url = f"{facts.place.root}/{path}"
     try:
         with open_file(url) as file:
-            content = file.read(facts.files[path]["bytes"] + 1)
+            content = file.read(min(facts.files[path]["bytes"], max(facts.size, LARGE)) + 1)
         if hashlib.sha256(content).hexdigest() != facts.files[path]["sha256"]:
             raise ValueError("it differs from its hash in the manifest")
         starts, ends = sample_ranges(content, facts.place.folder, needs)
         if len(starts) and (ends.max() > facts.size or starts.min() < 0 or facts.size > MAX_SHARD_BYTES):
             raise ValueError("it names bytes that the shard does not have")
-    except store_errors(ValueError, KeyError, TypeError, pa.ArrowException) as error:
+    except store_errors(ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
         logger.warning("%s cannot be used (%s); the shard is indexed from its headers", url, error)
         return None
     return ShardIndex.of(facts.url, facts.size, starts, ends)
@@ -76,6 +76,7 @@ def sample_ranges(
     """Return first bytes and ends [n] of the samples of one format in the bytes of an index."""
     reader = open_arrow_file(content, use_threads=False)
     batch = reader.get_batch(0).select(COLUMNS)
+    batch.validate(full=True)
     check_size(int(batch_sizes(batch).sum()), len(content))
     batch = batch.filter(pc.equal(batch["format"].cast(pa.string()), kind))
     starts = batch["offset"].to_numpy()
@@ -97,7 +98,7 @@ def sample_ranges(
 
 PART: Final = 4096
 """Shards whose indexes are read together."""
-VERSION: Final = 3  # of the files in the index folder; rises with their format and with the checks of headers
+VERSION: Final = 4  # of the files in the index folder; rises with their format and with the checks of headers
 MAX_WITHOUT_POOL: Final = 8  # shards; up to this number, a pool of processes takes longer to start than it saves
 MAX_PROCESSES: Final = 64
 MAX_LOGGED: Final = 5  # damaged shards that are logged by name

@@ -120,8 +120,9 @@ def _manifest_files(url: str) -> Mapping[str, FileFacts]:
     try:
         with open_file(f"{bare.place.root}/{MANIFEST_FILE.folder}/{bare.place.stem}{MANIFEST_FILE.suffix}") as file:
             files = dict(json.load(file)["files"])
-            return {str(name): facts for name, facts in files.items() if name in wanted and "sha256" in facts}
-    except store_errors(ValueError, KeyError, TypeError):
+            found = {name: facts for name, facts in files.items() if name in wanted and "sha256" in facts}
+            return found if all(type(facts.get("bytes", 0)) is int for facts in found.values()) else {}
+    except store_errors(ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return {}
 
 

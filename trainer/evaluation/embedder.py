@@ -32,7 +32,7 @@ from trainer.batch import check_finite
 from trainer.data.preprocess import to_pixels
 from trainer.distributed.gather import all_ranks, gather, rank, world_size
 from trainer.evaluation.embed import batched, device_of
-from trainer.evaluation.sets.pictures import cut, read_content, to_square
+from trainer.evaluation.sets.pictures import cut, is_below, read_content, to_square
 from trainer.evaluation.task import Fit, ImageFeatures, ImageSource
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import model_name
@@ -164,7 +164,7 @@ def hash_model(model: DualEncoder, tokenizer: TextTokenizer) -> str:
 class CachedEmbedder:
     """The `Embedder` of a model. `seen` collects the images that were asked for.
 
-    `workers` threads read and decode images. At most 8 files per thread are decoded ahead.
+    `workers` threads read and decode images, of files below `root` alone. At most 8 files per thread are decoded ahead.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class CachedEmbedder:
         self.model, self.tokenizer = model.eval(), tokenizer
         self.batch_size, self.workers = batch_size, max(1, workers)
         self.hash = hash_model(model, tokenizer)
-        self.folder = folder / self.hash[:16]
+        self.folder, self.root = folder / self.hash[:16], Path("/")
         self.caches: dict[str, FeatureCache] = {}
         self.seen: dict[ImageSource, None] = {}
 
@@ -203,7 +203,7 @@ class CachedEmbedder:
         self, images: Sequence[ImageSource], fit: Fit = "crop", *, legacy_norm: bool = False, trunk: bool = False
     ) -> ImageFeatures:
         """Return the features of images, float32 on the CPU. An image that cannot be read has an error and zeros."""
-        self.seen |= dict.fromkeys(images)
+        self.seen |= dict.fromkeys(image for image in images if is_below(image, self.root))
         distinct = list(dict.fromkeys(images))
         width = int(self.model.visual.num_features) if trunk else self.embed_dim  # type: ignore[arg-type]
         cache = self._cache("trunk" if trunk else "image", width)
@@ -252,6 +252,8 @@ class CachedEmbedder:
 
         def prepare(group: list[tuple[int, ImageSource]]) -> list[Prepared]:
             try:
+                if not is_below(group[0][1], self.root):
+                    raise OSError(f"it is not below {self.root}")
                 content = read_content(group[0][1])
                 digest = content.digest
             except OSError as error:

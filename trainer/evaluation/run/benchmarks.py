@@ -83,6 +83,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         embedder = CachedEmbedder(
             loaded.model, loaded.tokenizer, output / CACHE, batch_size=config.batch_size, workers=config.workers
         )
+        embedder.root = settings.data
         models[label] = {"path": source, "name": model_name(loaded.model), "hash": embedder.hash}
         results[label] = {}
         for task in tasks:

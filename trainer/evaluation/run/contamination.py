@@ -7,10 +7,10 @@ Shapes: n evaluation images, m training images.
 """
 
 import hashlib
-import json
 import logging
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
@@ -117,11 +117,8 @@ def sample_fingerprint(data: bytes) -> tuple[int, int, int]:
         raise BadSample("missing_member", "no image")
     image, url = files[name], ""
     if "json" in files:
-        try:
-            fields = json.loads(files["json"])
-            url = str(fields.get("url") or "") if isinstance(fields, dict) else ""
-        except ValueError:
-            url = ""
+        with suppress(BadSample):
+            url = str(files.json("json").get("url") or "")
     return url_hash(url), short_hash(image), perceptual_hash(decode(image, LIMITS))
 
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import check_file
+from hypergrit_common.files import read_limited
 from hypergrit_common.images import ImageRejected, decode
-from hypergrit_common.samples import LIMITS
+from hypergrit_common.samples import LIMITS, MAX_SAMPLE_BYTES
 from hypergrit_common.text import shortened
 from trainer.data.preprocess import PreprocessConfig, fit
 
@@ -115,8 +115,7 @@ def read_images(paths: Sequence[Path], size_px: int) -> Tensor:
     images = []
     for path in paths:
         try:
-            check_file(path)
-            pixels = decode(path.read_bytes(), LIMITS)
+            pixels = decode(read_limited(path, MAX_SAMPLE_BYTES), LIMITS)
         except (OSError, ImageRejected) as error:
             raise UserError(
                 f"image_folders: {path} cannot be read as an image: {error}; replace or remove it"

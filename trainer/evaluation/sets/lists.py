@@ -5,12 +5,13 @@ import traceback
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import read_limited
 from hypergrit_common.text import one_line
 from trainer.evaluation.sets.annotations import field, integer, read_json, read_lines
 from trainer.evaluation.sets.base import (
@@ -81,6 +82,8 @@ def by_torchvision(
                 content = "\n".join(line for line in lines if not line.startswith("#")).encode()
                 copy.write_bytes(content if path.suffix == ".txt" else path.read_bytes())
             try:
+                for path in (path for path in paths if path.suffix == ".mat"):
+                    check_mat(path)
                 data = type(name, (getattr(datasets, name),), checks)(root, split=splits[split])
             except Exception as error:  # it checks no row: a wrong one fails in any way
                 variables = [frame.f_locals for frame, _ in traceback.walk_tb(error.__traceback__)]
@@ -238,6 +241,10 @@ def read_clevr(folder: Path, split: SplitName = "test") -> LabelledImages | None
 # Stanford Cars, whose labels are in MATLAB files.
 
 
+COMPRESSED: Final = 15  # type of a compressed variable of a MATLAB file (version 5 to 7)
+MAX_MAT_BYTES: Final = 1 << 26  # those of the sets have less than a megabyte
+
+
 def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
     """The variables of a MATLAB file (version 5 to 7) as flat arrays. Raises UserError if one is missing."""
     try:
@@ -246,10 +253,24 @@ def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
     except ImportError as error:
         raise UserError(f"{path} is a MATLAB file, and scipy is not installed; run `pip install scipy`") from error
     try:
+        check_mat(path)
         content = loadmat(str(path), squeeze_me=True)
         return [np.atleast_1d(content[name]) for name in names]
     except (MatReadError, OSError, ValueError, TypeError, LookupError, NotImplementedError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {' '.join(str(error).split())}; download it again") from error
+
+
+def check_mat(path: Path) -> None:
+    """Raise ValueError for a MATLAB file whose compressed variables are larger than any list. Raises zlib.error."""
+    data, start, room = read_limited(path, MAX_MAT_BYTES), 128, MAX_MAT_BYTES
+    order: Literal["big", "little"] = "big" if data[126:128] == b"MI" else "little"
+    while len(data) >= start + 8:
+        kind, n_bytes = (int.from_bytes(data[start + i : start + i + 4], order) for i in (0, 4))
+        if kind == COMPRESSED:
+            room -= len(zlib.decompressobj().decompress(data[start + 8 : start + 8 + n_bytes], room))
+        if room <= 0:
+            raise ValueError(f"it has more than {MAX_MAT_BYTES} bytes after decompression")
+        start += 8 + n_bytes
 
 
 def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:

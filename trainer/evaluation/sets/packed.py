@@ -157,14 +157,15 @@ def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
     Raises UserError for another content.
     """
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+            head = file.read(4 + 4 * n_axes)
+            shape = tuple(map(int, np.frombuffer(head[4:], ">u4"))) if len(head) == 4 + 4 * n_axes else ()
+            data = file.read(min(math.prod(shape), 1 << 30) + 1)  # MNIST has 47 MB
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
-    start = 4 + 4 * n_axes
-    shape = tuple(int(size) for size in np.frombuffer(data[4:start], ">u4")) if len(data) >= start else ()
-    if data[:4] != bytes((0, 0, 8, n_axes)) or len(data) - start != math.prod(shape):
+    if head[:4] != bytes((0, 0, 8, n_axes)) or len(data) != math.prod(shape):
         raise UserError(f"{path} is not an idx file with {n_axes} axes of bytes; download it again")
-    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)
+    return np.frombuffer(data, np.uint8).reshape(shape)
 
 
 def read_pcam(folder: Path, split: SplitName = "test") -> LabelledImages | None:

@@ -6,16 +6,19 @@ Shapes: s side of the model's input.
 import errno
 import hashlib
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hypergrit_common.files import read_limited
 from hypergrit_common.images import ImageRejected, decode
-from hypergrit_common.samples import LIMITS
+from hypergrit_common.samples import LIMITS, MAX_SAMPLE_BYTES
 from trainer.data.preprocess import PreprocessConfig, resize_tensor
 from trainer.data.preprocess import fit as fit_config
 from trainer.evaluation.task import Fit, ImageSource
@@ -39,12 +42,17 @@ class Content:
         return decode(self.data, LIMITS) if isinstance(self.data, bytes) else self.data
 
 
+def is_below(source: ImageSource, root: Path) -> bool:
+    """True for an image below `root` by its name: a list may name any file. Links are followed, often to another disk."""
+    return source.stack is not None or Path(os.path.abspath(source.path)).is_relative_to(os.path.abspath(root))
+
+
 def read_content(source: ImageSource) -> Content:
-    """Read an image without decoding it. Raises OSError, also for names that no file can have."""
+    """Read an image without decoding it. Raises OSError, also for large files and for names that no file can have."""
     if source.stack is not None and source.index is not None:
         return Content(source.stack[source.index])
     try:
-        return Content(source.path.read_bytes())
+        return Content(read_limited(source.path, MAX_SAMPLE_BYTES))
     except ValueError as error:  # a null character, or a character that the file system cannot encode
         raise OSError(errno.EINVAL, f"{str(source.path)!r} is not the name of a file: {error}") from error
 

@@ -99,6 +99,8 @@ FOUND: list[tuple[str, str, tuple[Key, ...], Any]] = [
     ("report=true", "config.yaml", ("write",), 7),
     ("takedown", "_manifests/00001.json", ("counts", "read"), -1),
     ("report=true", "_manifests/00001.json", ("counts",), {"read": 2, "kept": 1, "dropped": {TEXT: {TEXT: 1}}}),
+    ("report=true", "_manifests/00001.json", ("counts",), {"read": 2, "kept": 2}),
+    ("takedown", "_manifests/00001.json", ("counts",), {}),
     ("export", "_manifests/00001.json", ("provenance", "models"), {TEXT: {"name": TEXT}}),
 ]
 

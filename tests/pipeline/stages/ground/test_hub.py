@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from pipeline.models import HubName, blob_hash, parse_hub_name
+from pipeline.models import HubName, blob_hash, fetch, parse_hub_name
 from pipeline.stages.ground.glip.load import load_glip, save_glip
 from pipeline.stages.ground.glip.predict import GlipGrounder
 from pipeline.stages.ground.hf_grounders import Owlv2
@@ -119,3 +119,12 @@ def test_hub_names_are_distinguished_from_paths(tmp_path: Path) -> None:
     assert parse_hub_name(f"{NAME}/a/b.pth") == HubName("someone/model", COMMIT, "a/b.pth")
     assert parse_hub_name(str(tmp_path)) is None
     assert parse_hub_name("/no/such/glip.pth") is None
+
+
+def test_a_name_of_a_file_that_leads_out_of_the_cache_is_a_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **options: object) -> str:
+        raise ValueError(f"Invalid pointer path {options['revision']}\nmore")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
+    with pytest.raises(UserError, match=rf"cannot be fetched from the hub: Invalid pointer path {COMMIT}; check"):
+        fetch(HubName("someone/model", COMMIT), ["*.json"])
