@@ -137,10 +137,10 @@ class Img2datasetShard:
         image, problem = None, None
         try:
             self._prepared = outcome = prepare_image(body.getvalue(), self.config, self._store)
-            image, problem = outcome.image, outcome.drop and outcome.drop.reason
+            image, problem = outcome.image, outcome.drop.reason if outcome.drop else None
         except Exception as error:
             self._prepared, problem = self._raised(error), str(error)
-        asyncio.run_coroutine_threadsafe(body.context.__aexit__(None, None, None), self._loop)  # type: ignore[arg-type]
+        asyncio.run_coroutine_threadsafe(body.context.__aexit__(None, None, None), self._loop)
         return image, 0, 0, 0, 0, problem
 
     def _store(self, pixels: Image, config: ResizeConfig) -> Stored:
