@@ -194,8 +194,8 @@ class Model:
         except (TypeError, ValueError) as error:
             raise UserError(f"the record of the model is no JSON: {error}; correct Model.record") from error
         try:
-            parts = self.tokenizer, self.preprocess, self.record
-            save_model(Path(folder), self.module, *parts, half=half, tower=self._tower(tower))
+            parts: dict[str, Any] = {"tokenizer": self.tokenizer, "preprocess": self.preprocess, "record": self.record}
+            save_model(Path(folder), self.module, **parts, half=half, tower=self._tower(tower))
             write_card(Path(folder), license=license)
         except OSError as error:
             raise UserError(f"{folder} cannot be written: {error}; give another folder") from error
