@@ -319,16 +319,18 @@ class Scan(NamedTuple):
     tally: Mapping[str, int] = MappingProxyType({})
 
 
-Scanner = Callable[[Sequence[tuple[str, int]], ReadConfig, int | None], Generator[Scan, None, None]]
-"""Scans tars, pairs (path, size), in their order, each up to a number of samples; raises like `scan_tar`."""
+Tars = Sequence[tuple[str, int, str]]
+"""Tars: path, size, and path below the input."""
+Scanner = Callable[[Tars, ReadConfig, int | None], Generator[Scan, None, None]]
+"""Scans tars in their order, each up to a number of samples; raises like `scan_tar`."""
 
 
-def scan_tars(files: Sequence[tuple[str, int]], config: ReadConfig, limit: int | None) -> Generator[Scan, None, None]:
+def scan_tars(files: Tars, config: ReadConfig, limit: int | None) -> Generator[Scan, None, None]:
     """Scan tars one after the other, each when its result is needed: a Scanner."""
-    return (scan_tar(path, size, config, limit) for path, size in files)
+    return (scan_tar(*file, config, limit) for file in files)
 
 
-def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Scan:
+def scan_tar(path: str, size: int, below: str, config: ReadConfig, limit: int | None) -> Scan:
     """Find the first samples of a tar, up to one more than `limit`.
 
     Raises UserError if it cannot be read, and for one that is damaged before its first sample, unless
@@ -338,7 +340,7 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
     if starts is not None:
         return Scan(starts)
     if config.selection is not None:
-        check_selection(path, config)
+        check_selection(path, below, config)
     found, keys, kinds, damage = array("q"), array("q"), bytearray(), ""
     tally, counts = Counter[str](), dict[tuple[str, ...], list[Any]]()
     most = None if limit is None else limit + 1
@@ -417,7 +419,7 @@ def count_members(counts: dict[tuple[str, ...], list[Any]], tally: Counter[str])
     counts.clear()
 
 
-def check_selection(path: str, config: ReadConfig) -> None:
+def check_selection(path: str, below: str, config: ReadConfig) -> None:
     """Raise UserError if the first samples of a tar lack a column that `read.where` uses: it would drop all of them."""
     assert config.selection is not None
     names: dict[str, None] = {}
@@ -429,7 +431,7 @@ def check_selection(path: str, config: ReadConfig) -> None:
             texts = {name: sample.members[name] for name in (layout.columns, layout.caption) if name}
             record = parse_sample(Sample(texts, sample.contents), file, config)
             if not isinstance(record, BadRecord):
-                named = {**path_columns(path), **with_named(record, config, path)}
+                named = {**path_columns(below), **with_named(record, config, below)}
                 names |= dict.fromkeys(name for name in named if name != MEMBERS)
             if names.keys() >= config.selection.columns.keys():
                 return

@@ -37,17 +37,18 @@ class Readings:
     def __init__(self, config: ReadConfig, found: Iterable[InputReading] = ()) -> None:
         self.config, self.found, self.roots = config, list(found), Roots(config.image_roots)
 
-    def add(self, path: str, names: ColumnNames | None, unread: Sequence[str], load: Load) -> int | None:
+    def add(self, path: str, names: ColumnNames | None, unread: Sequence[str], load: Load, below: str) -> int | None:
         """Return the index of the reading of a file; None for more than MAX_READINGS.
 
-        `names` are its columns, None if they are those of its first row, which `load` reads if the reading is new.
+        `names` are its columns, None if they are those of its first row, which `load` reads if the reading is new; `below`
+        is its path below the input.
         """
         kind = input_format(path)
         same: dict[str, Any] = {"format": kind.name}
         if kind.is_text or isinstance(kind, Tar | Folder):
             same["encoding"] = self.config.encoding
         if names is not None:
-            same |= self.columns(path, names, unread)
+            same |= self.columns(path, below, names, unread)
         for i, known in enumerate(self.found):
             if all(known.get(key) == value for key, value in same.items()):
                 return i
@@ -57,23 +58,25 @@ class Readings:
         if names is None:
             record = {} if isinstance(first, BadRecord) else first
             names = {name: value for name, value in record.items() if name not in (IMAGE, MEMBERS)}
-            same |= self.columns(path, names, unread, IMAGE in record)
-        first_row = self.first_row(first, Context(self.config, roots_for(path, self.config, self.roots), path, kind))
+            same |= self.columns(path, below, names, unread, IMAGE in record)
+        first_row = self.first_row(
+            first, Context(self.config, roots_for(path, self.config, self.roots), path, kind, below)
+        )
         self.found.append(cast(InputReading, {**same, "file": path, "first_row": first_row}))
         return len(self.found) - 1
 
     def columns(
-        self, path: str, names: ColumnNames, unread: Sequence[str], has_picture: bool = False
+        self, path: str, below: str, names: ColumnNames, unread: Sequence[str], has_picture: bool = False
     ) -> dict[str, Any]:
         """Return the use of each column, and where the pictures are."""
         kind, own = input_format(path), names if isinstance(names, Mapping) else dict.fromkeys(names, "")
-        named = with_named(own, self.config, path)
+        named = with_named(own, self.config, below)
         found = find_columns(named, self.config, kind.has_images, path)
         uses = dict(zip(ROLES, (found.url, found.captions, found.id, found.image, found.path), strict=True))
         columns = {use: list(name) if isinstance(name, tuple) else [name] for use, name in uses.items() if name}
         roots = [root_of(name, own) for name in columns.get("image", ())]
         used = {*GRIT_COLUMNS, *roots, *(name for some in columns.values() for name in some)}
-        columns |= {"extra": [name for name in {**path_columns(path), **own} if name not in used], "unread": [*unread]}
+        columns |= {"extra": [name for name in {**path_columns(below), **own} if name not in used], "unread": [*unread]}
         if has_picture or isinstance(kind, Tar | Folder):
             pictures = "in the input"
         elif found.image or found.path:
