@@ -18,7 +18,7 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.listing import below, file_name, input_folders, input_format, list_files, use_format
 from pipeline.read.roots import Roots
 from pipeline.read.rows import check_columns
-from pipeline.read.samples import Scan, Scanner, Tar, damage_of, scan_tar, scan_tars
+from pipeline.read.samples import Scan, Scanner, Tar, check_halves, damage_of, scan_tar, scan_tars
 from pipeline.read.streams import DamagedFileError, LayoutError, check_text, input_errors
 from pipeline.read.text import wide_encoding
 from pipeline.read.types import Counted, Piece, Sequential, ShardPlan, Survey
@@ -225,6 +225,7 @@ def cut_files(
     with_counts = [(path, below(path, folders)) for path, _ in new if isinstance(input_format(path), Counted)]
     tars = [(path, size, below(path, folders)) for path, size in new if isinstance(input_format(path), Tar)]
     cut: list[CutFile] = []
+    halves: list[tuple[str, str, bool]] = []
     total = 0
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
     # are not raised.
@@ -250,6 +251,8 @@ def cut_files(
                     found = scan_tar(path, size, under, config, max_rows) if path in known else next(scans)
                     cuts, damage = _cut_tar(found, total, rows_per_shard, max_rows)
                     tally = found.tally
+                    halves += [(path, *found.half)] if found.half else []
+                    check_halves(halves)
                     if readings and len(found.starts):
                         reading = readings.add(
                             path, None, (), partial(first_of, path, size, int(found.starts[0]), config), under
