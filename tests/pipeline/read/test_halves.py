@@ -1,5 +1,6 @@
 """Pictures in one tar and texts in another, and the number of rows of text files."""
 
+import gzip
 import json
 from pathlib import Path
 
@@ -29,6 +30,8 @@ def test_pictures_and_texts_in_tars_of_their_own_are_refused_with_names_and_fix(
     write_tar(tmp_path / f"m{suffix}", {"9.png": PICTURE, "9.txt": b"a whole sample"})
     write_tar(tmp_path / f"{pictures}{suffix}", {f"{i}.png": PICTURE for i in range(3)})
     write_tar(tmp_path / f"{texts}{suffix}", TEXTS[kind])
+    for path in tmp_path.iterdir() if suffix.endswith(".gz") else ():
+        path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(UserError) as error:
         read_all(tmp_path)
     found = str(error.value)
@@ -51,7 +54,6 @@ ODD_TEXTS = {
     "open.csv": ("url,caption\n" + 'http://a/1.jpg,"never closed\n' + "http://a/2.jpg,x\n" * 149, 150),
     "nul.csv": ("url,caption\nhttp://a/1.jpg,a\0dog\nhttp://a/\0\n\0\n", 3),
     "quoted.csv": ('url,caption\nhttp://a/1.jpg,"two\nlines"\nhttp://a/2.jpg,"x"', 2),
-    "carriage.csv": ("url,caption\rhttp://a/1.jpg,x\rhttp://a/2.jpg,y\r", 2),
     "windows.csv": ("url,caption\r\nhttp://a/1.jpg,x\r\n\r\nhttp://a/2.jpg,y", 2),
     "cut.jsonl": (LINE % (1, "x") + "\n" + '{"url": "http://a/2.jpg", "caption": "two\nlines"}\n' + LINE % (3, "y"), 4),
     "nul.jsonl": (LINE % (1, "x") + "\n\0\n" + LINE % (2, "\0"), 3),
@@ -73,3 +75,9 @@ def test_each_line_of_a_text_is_a_row_at_planning_and_at_reading(
     assert [row["source_row"] for row in rows] == list(range(n_rows))
     assert {row["reason"] for row in rows} <= {None, "bad_row", "missing_url"}
     assert json.dumps([row["key"] for row in rows]) == json.dumps([f"{i:012d}" for i in range(n_rows)])
+
+
+def test_a_csv_whose_lines_end_in_a_carriage_return_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"url,caption\rhttp://a/1.jpg,x\rhttp://a/2.jpg,y\r")
+    with pytest.raises(UserError, match=r"end lines with \\n or \\r\\n"):
+        read_all(tmp_path)
