@@ -22,6 +22,8 @@ WRAPPERS = ("model", "state_dict")
 """Keys of the weights in training checkpoints: `model` in GLIP, MERU, HyCoCLIP, PHyCLIP; `state_dict` in open_clip."""
 PREFIXES = ("module.", "model.", "_forward_module.")
 """Beginnings of all names: of DistributedDataParallel, of a LightningModule, and of Lightning Fabric."""
+LIGHTNING: Final = "pytorch-lightning_version"
+"""Key of a checkpoint of Lightning, whose module may have entries beside those of its `model.`, such as of a metric."""
 WITHIN = re.compile(r"\b(_orig_mod|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 """Parts of names, of torch.compile, FSDP and activation checkpoints."""
 
@@ -38,6 +40,7 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
     """
     check_file(path)
     contents = _load_safetensors(path, device) if path.suffix == ".safetensors" else load_torch(path, device)
+    is_lightning = isinstance(contents, Mapping) and LIGHTNING in contents
     if isinstance(contents, Mapping):
         contents = next((contents[key] for key in WRAPPERS if isinstance(contents.get(key), Mapping)), contents)
     if not isinstance(contents, Mapping) or not contents or not all(map(_is_entry, contents.items())):
@@ -50,6 +53,8 @@ def read_tensors(path: Path, device: torch.device | str = "cpu") -> dict[str, Te
     if n_bytes > 2 * path.stat().st_size + SPARE_NUMBERS:  # tied weights are stored once
         raise ValueError(f"{path} has tensors of {n_bytes:,} bytes that repeat its few numbers; save dense tensors")
     tensors = {WITHIN.sub("", key): value for key, value in contents.items()}
+    if is_lightning:
+        tensors = {key: value for key, value in tensors.items() if key.startswith("model.")} or tensors
     while prefix := next((name for name in PREFIXES if all(key.startswith(name) for key in tensors)), ""):
         tensors = {key.removeprefix(prefix): value for key, value in tensors.items()}
     return tensors

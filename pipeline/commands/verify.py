@@ -16,15 +16,17 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from hypergrit_common.arrow_sizes import read_parquet
-from hypergrit_common.cli import EXIT_CODES
+from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config import check_range
 from hypergrit_common.config_help import print_text
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import UserError, is_machine_error
+from hypergrit_common.image_server import MEMORY_ERROR
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from hypergrit_common.tar import TarError
-from hypergrit_common.text import counted, message, one_line
+from hypergrit_common.text import counted, message, one_line, shortened
 from pipeline.commands.frame import output_command
 from pipeline.config import PipelineConfig, RayConfig
+from pipeline.faults import describe as describe_error
 from pipeline.output.commit import open_output, read_places
 from pipeline.output.contents import Finding, Problem, Repeats, Sums, file_problem, list_contents, requeue
 from pipeline.output.ledger import count_shard, indexed_places, read_batches, read_samples, stamp_of
@@ -147,12 +149,23 @@ UNREADABLE: Final = (
     OSError,
     ArithmeticError,
     RecursionError,
-    MemoryError,
     pa.ArrowException,
     TarError,
     UserError,
 )
-"""Exceptions of reading a file whose hash is right and whose content is not that of its format."""
+"""Exceptions of reading a file whose hash is right and whose content is not that of its format, unless `is_lack`."""
+KILLED: Final = "SIGKILL"
+"""The signal with which Linux ends a process when memory is short; no damaged file does so."""
+
+
+def is_lack(error: BaseException | None) -> bool:
+    """True if the machine lacked memory, or something else, which tells nothing of the file."""
+    while error is not None:
+        is_of_opencv = isinstance(error, cv2.error) and error.code == MEMORY_ERROR
+        if isinstance(error, MemoryError) or is_of_opencv or is_machine_error(error):
+            return True
+        error = error.__cause__
+    return False
 
 
 class Checker:
@@ -164,8 +177,14 @@ class Checker:
 
     def compute(self, task: Task) -> Finding:
         """Check the shard of a task, whose subject is its plan in the record of the job, in its share of the memory."""
-        with limited_memory(self.n_processes):
-            return self.check(task.index, task.subject)
+        with limited_memory(self.n_processes) as n_bytes:
+            try:
+                return self.check(task.index, task.subject)
+            except Exception as error:
+                if not is_lack(error):
+                    raise
+                text = f"could not be checked with {bytes_text(n_bytes)} of memory ({describe_error(error)})"
+        return Finding(task.index, lack=text)
 
     def check(self, index: int, plan: PlanJson | None = None) -> Finding:
         """Check a shard; `plan` is its plan in the record of the job. Raises UserError if the store does not answer."""
@@ -203,6 +222,8 @@ class Checker:
         try:
             found = count_shard(rows, manifest)
         except UNREADABLE as error:
+            if is_lack(error):
+                raise
             finding.add(name, f"its rows cannot be counted: {one_line(error)}")
             return
         for text in sums_problems(manifest, found):
@@ -234,6 +255,8 @@ class Content:
                 for key, members in read_samples(self.store, self.file, self.places[kind]):
                     self.decode(key, {name: data for name, data in members.items() if name.endswith("jpg")})
         except UNREADABLE as error:
+            if is_lack(error):
+                raise
             self.finding.add(self.file, f"cannot be read ({type(error).__name__}: {one_line(error)[:300]})")
 
     def check_index(self) -> None:
@@ -301,6 +324,8 @@ class Content:
             try:
                 decode(data, STORED_IMAGE_LIMITS)
             except ImageRejected as error:
+                if is_lack(error):
+                    raise
                 self.finding.add(self.file, f"sample {key}: {name} cannot be decoded ({error})")
 
 
@@ -312,6 +337,7 @@ BROKEN = 1
 TIMEOUT_S: Final = 3600.0
 """Longest time for a shard."""
 SHOWN = 5
+UNCHECKED: Final = "3 shards could not be checked, because memory is short"
 USAGE: Final = f"""\
 usage: hypergrit verify OUT [requeue=true] [processes=N]
 
@@ -326,7 +352,7 @@ down, and the sums of the report. Nothing is changed without requeue=true.
 
   OUT                  output folder or URL of a job
 
-{EXIT_CODES.replace("1 a bug", "1 something is broken, or a bug")}
+{EXIT_CODES.replace("1 a bug", "1 something is broken, or a bug").replace("130", f"{UNCHECKED}; 130")}
 """
 
 
@@ -349,7 +375,7 @@ def verify(output: str, options: VerifyOptions) -> int:
 
     Raises UserError if there is no finished shard, the store does not answer, or a job that runs holds the output.
     """
-    store, broken, sums, n_bytes, n_images = Store(output), list[Finding](), Sums(), 0, 0
+    store, broken, unchecked, sums, n_bytes, n_images = Store(output), list[Finding](), list[int](), Sums(), 0, 0
     repeats, n_processes = Repeats(), options.processes or len(os.sched_getaffinity(0))
     list_contents(store)  # raises before the lease creates the folder of a mistyped path
     with open_output(store) if options.requeue else nullcontext() as lease:
@@ -358,8 +384,11 @@ def verify(output: str, options: VerifyOptions) -> int:
             sums.add(finding)
             repeats.add(finding)
             n_bytes, n_images = n_bytes + finding.n_bytes, n_images + finding.n_images
-            if finding.problems:
+            if finding.lack:
+                unchecked.append(finding.shard)
+            elif finding.problems:
                 broken.append(finding)
+            if finding.lack or finding.problems:
                 tqdm.write(describe(finding), file=sys.stdout)
         remove_abandoned_folders(tempfile.gettempdir())
         others = [
@@ -378,8 +407,12 @@ def verify(output: str, options: VerifyOptions) -> int:
     )
     for left in contents.left_out:
         print_text(message(f"left out, since not finished (incomplete=true): {describe_left_out(left)}"))
-    print_text(message(verdict(broken, len(others), options.requeue, contents.command)))
-    return BROKEN if broken or others else 0
+    if unchecked:
+        shards, numbers = counted(len(unchecked), "shard"), shortened([str(i) for i in sorted(unchecked)], 20, ", ")
+        print_text(f"{shards} could not be checked: {numbers}; give processes=1, or more memory")
+    if not unchecked or broken:
+        print_text(message(verdict(broken, len(others), options.requeue, contents.command)))
+    return BROKEN if broken or others else INCOMPLETE if unchecked else 0
 
 
 def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes: int) -> Iterator[Finding]:
@@ -394,13 +427,17 @@ def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes
         finding = result
         if not isinstance(result, Finding):
             finding = Finding(result["shard"])
-            finding.add(MANIFEST_FILE.path(finding.shard), f"the shard cannot be checked: {result['error']}")
+            if KILLED in result["error"]:
+                finding.lack = f"could not be checked: {result['error']}, as the system does for a lack of memory"
+            else:
+                finding.add(MANIFEST_FILE.path(finding.shard), f"the shard cannot be checked: {result['error']}")
         yield finding
 
 
 def describe(finding: Finding) -> str:
     """Return one line for each of the first problems of a shard, safe for a terminal."""
-    lines = [message(f"shard {finding.shard}: {problem}") for problem in finding.problems[:SHOWN]]
+    texts = [finding.lack] if finding.lack else finding.problems[:SHOWN]
+    lines = [message(f"shard {finding.shard}: {text}") for text in texts]
     if len(finding.problems) > SHOWN:
         lines.append(f"shard {finding.shard}: {len(finding.problems) - SHOWN} more problems")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import UserError, is_machine_error
 from hypergrit_common.files import file_hash
 from hypergrit_common.text import counted, one_line
 from pipeline.output.ledger import AllKeys, ShardKeys, check_finished
@@ -39,7 +39,7 @@ def file_problem(store: Store, name: str, facts: FileFacts, folder: str) -> str:
     """Describe how a file differs from its entry in the manifest; "" if it does not.
 
     A file of a remote store is copied to `folder`, below which it keeps its name. Raises UserError if the store does
-    not answer.
+    not answer, and OSError if the machine lacks something.
     """
     size = store.size(name)
     if size is None:
@@ -52,6 +52,8 @@ def file_problem(store: Store, name: str, facts: FileFacts, folder: str) -> str:
     except FileNotFoundError:
         return "missing"
     except OSError as error:
+        if is_machine_error(error):
+            raise
         return f"cannot be read: {one_line(error)}"
     return "" if digest == facts["sha256"] else "other content than the manifest names (SHA-256)"
 
@@ -86,7 +88,7 @@ class Finding:
     """The defects of a shard, and the amount that was checked.
 
     `counts` are those of its manifest, None for a damaged one, which leaves `command` None too. `command` made the shard
-    from finished ones; "": the job did.
+    from finished ones; "": the job did. `lack` tells what the machine lacked to check it, so that nothing is known of it.
     """
 
     shard: int
@@ -97,6 +99,7 @@ class Finding:
     n_images: int = 0
     command: str | None = None
     keys: ShardKeys = field(default_factory=ShardKeys)
+    lack: str = ""
 
     @property
     def is_full(self) -> bool:

@@ -25,7 +25,7 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.listing import format_of
 from pipeline.read.plan import CutFile, Known, cut_files
 from pipeline.read.roots import object_version
-from pipeline.read.samples import Scan, list_folder, scan_tar, scan_tars
+from pipeline.read.samples import Scan, Tars, list_folder, scan_tar, scan_tars
 from pipeline.read.understood import Readings
 from schemas.job import InputBatch, InputFile, InputReading, JobRecord
 
@@ -146,14 +146,12 @@ class TarScanner:
     def __init__(self, config: ReadConfig, limit: int | None) -> None:
         self.config, self.limit = config, limit
 
-    def scan(self, path: str, size: int) -> Scan:
+    def scan(self, path: str, size: int, below: str) -> Scan:
         """Find the samples of a tar."""
-        return scan_tar(path, size, self.config, self.limit)
+        return scan_tar(path, size, below, self.config, self.limit)
 
 
-def scan_in_processes(
-    files: Sequence[tuple[str, int]], config: ReadConfig, limit: int | None
-) -> Generator[Scan, None, None]:
+def scan_in_processes(files: Tars, config: ReadConfig, limit: int | None) -> Generator[Scan, None, None]:
     """Scan tars, a few of them in this process and more in one process per core: a `pipeline.read.samples.Scanner`."""
     n_processes = min(len(os.sched_getaffinity(0)), len(files))
     if len(files) <= FEW or n_processes == 1:
@@ -169,7 +167,7 @@ def scan_in_processes(
         yield from pool.map(partial(scan_in, idle), files)
 
 
-def scan_in(idle: "SimpleQueue[Child]", file: tuple[str, int]) -> Scan:
+def scan_in(idle: "SimpleQueue[Child]", file: tuple[str, int, str]) -> Scan:
     """Scan a tar in the next idle process. Raises UserError."""
     child = idle.get()
     try:
@@ -200,23 +198,24 @@ class History(NamedTuple):
     readings: list[InputReading]
 
 
-def plan_history(files: Files, record: JobRecord | None, config: PipelineConfig) -> History:
+def plan_history(
+    files: Files, record: JobRecord | None, config: PipelineConfig, folders: Sequence[str] = ()
+) -> History:
     """Plan the present input: the files of the record in its order, then the new ones as a batch of their own.
 
     A change of `limit`, `rows_per_shard` or of how rows are read begins a new history. Raises UserError if the input holds
-    no rows, or a file cannot be read.
+    no rows, or a file cannot be read. `folders` are those of the input.
     """
     readings = Readings(config.read)
+    plan = partial(plan_batches, config=config, folders=folders)
     if record is None:
-        return History(check_rows(plan_batches([files], {}, {}, config, readings), config), {}, 0, readings.found)
+        return History(check_rows(plan([files], {}, {}, readings=readings), config), {}, 0, readings.found)
     sizes = dict(files)
     recorded = {file["path"]: file for batch in record["batches"] for file in batch["files"]}
     present = {file["path"]: file for file in identify_files([item for item in files if item[0] in recorded], recorded)}
     changes = describe_changes(recorded, present, files)
     if is_other_plan(record, config):
-        return History(
-            check_rows(plan_batches([files], present, {}, config, readings), config), changes, 0, readings.found
-        )
+        return History(check_rows(plan([files], present, {}, readings=readings), config), changes, 0, readings.found)
     old = [[(file["path"], sizes[file["path"]]) for file in batch["files"] if file["path"] in sizes]
            for batch in record["batches"]]  # fmt: skip
     new = [item for item in files if item[0] not in recorded]
@@ -224,7 +223,7 @@ def plan_history(files: Files, record: JobRecord | None, config: PipelineConfig)
     is_known = not changes or (config.limit is None and not any(reading["file"] in changes for reading in found))
     known = known_cuts(record, changes) if is_known else {}
     readings = Readings(config.read, found if is_known else ())
-    batches = check_rows(plan_batches([*old, new], present, known, config, readings, recorded), config)
+    batches = check_rows(plan([*old, new], present, known, readings=readings, recorded=recorded), config)
     n_appended = sum(file["path"] not in recorded for batch in batches for file in batch["files"])
     return History(batches, changes, n_appended if any(old) else 0, readings.found)
 
@@ -246,7 +245,7 @@ def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputB
 
 def plan_batches(
     groups: Sequence[Files], identified: Mapping[str, InputFile], known: Known, config: PipelineConfig,
-    readings: Readings, recorded: Mapping[str, InputFile] = MappingProxyType({})
+    readings: Readings, recorded: Mapping[str, InputFile] = MappingProxyType({}), folders: Sequence[str] = ()
 ) -> list[InputBatch]:  # fmt: skip
     """Divide groups of files into shards; each group begins a new shard.
 
@@ -259,7 +258,7 @@ def plan_batches(
     for files in groups:
         limit = None if config.limit is None else config.limit - n_rows
         cut = (
-            cut_files(files, config.rows_per_shard, limit, config.read, known, scan_in_processes, readings)
+            cut_files(files, config.rows_per_shard, limit, config.read, known, scan_in_processes, readings, folders)
             if limit != 0
             else []
         )

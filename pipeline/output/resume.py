@@ -147,7 +147,7 @@ def plan_work(config: PipelineConfig, files: InputFiles, provenance: Provenance,
     folders = input_folders(config.input, recorded.get("folders", []) if recorded else [], files)
     if recorded and recorded.get("folders", []) != folders:
         old = moved(recorded, folders, {path for path, _ in files}, config)
-    history = plan_history(files, old, config)
+    history = plan_history(files, old, config, folders)
     plans = plans_of(history.batches, config.rows_per_shard, folders)
     listing = list_output(store)
     candidates = plans

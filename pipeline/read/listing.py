@@ -152,17 +152,17 @@ SIGN: Final = re.compile(r"/[^/]*[*?\[{]")
 
 
 def input_folders(input: Locations, known: Sequence[str], files: Iterable[tuple[str, int]]) -> list[str]:
-    """Return the local folders whose numbers begin the names of `files`, with slashes at their ends.
+    """Return the folders of an input, with slashes at their ends; the numbers of local ones begin the names of `files`.
 
     A folder of the input stands for itself, a file for its folder, a glob for the folder before its first sign. Those
     that are `known` from earlier runs keep their numbers; new ones replace those of which no file is left, then follow.
     """
-    given = list[str]()
-    for item in (absolute(without_protocol(item.rpartition("::")[2])) for item in split_locations(input)):
-        folder = item if os.path.isdir(item) else SIGN.split(item, maxsplit=1)[0] if SIGN.search(item) else ""
+    given, paths = list[str](), [_bare(path) for path, _ in files]
+    for item in (_bare(absolute(without_protocol(item.rpartition("::")[2]))) for item in split_locations(input)):
+        is_folder = any(path.startswith(f"{item}/") for path in paths) if "://" in item else os.path.isdir(item)
+        folder = item if is_folder else SIGN.split(item, maxsplit=1)[0] if SIGN.search(item) else ""
         folder = os.path.dirname(item) if not folder or os.path.isfile(item) else folder
-        given += [] if "://" in item else [os.path.join(folder, "")]
-    paths = [without_protocol(path) for path, _ in files]
+        given.append(os.path.join(folder, ""))
     new = iter([folder for folder in dict.fromkeys(given) if folder not in known])
     is_left = {folder: any(path.startswith(folder) for path in paths) for folder in known}
     return [*(folder if is_left[folder] else next(new, folder) for folder in known), *new]
@@ -174,12 +174,27 @@ def file_name(path: str, folders: Sequence[str]) -> str:
     >>> file_name("/data/a/x.csv", ["/data/b/", "/data/"]), file_name("https://h/x.csv?signature=1f", [])
     ('1/a/x.csv', 'https://h/x.csv')
     """
-    path = without_protocol(path)
-    if "://" in path:
-        return without_secrets(path, strip_query=True)
+    if "://" in (path := _bare(path)):
+        return path
     found = ((i, folder) for i, folder in enumerate(folders) if path.startswith(folder))
     number, folder = next(found, (None, ""))
     return path.rstrip("/").rpartition("/")[2] if number is None else f"{number}/{path[len(folder) :]}"
+
+
+def below(path: str, folders: Sequence[str]) -> str:
+    """Return the part of the path of an input file below the first of the folders that has it; else all of it.
+
+    >>> below("s3://b/lang=en/t/year=2024/x.csv", ["s3://b/lang=en/t/"])
+    'year=2024/x.csv'
+    """
+    path = _bare(path)
+    return path[next((len(folder) for folder in folders if path.startswith(folder)), 0) :]
+
+
+def _bare(path: str) -> str:
+    """Return a path without the protocol of local files, or a URL without its secrets."""
+    path = without_protocol(path)
+    return without_secrets(path, strip_query=True) if "://" in path else path
 
 
 def full_path(name: str, folders: Sequence[str]) -> str:

@@ -308,12 +308,12 @@ class Parquet(Counted):
     def count(self, path: str, config: ReadConfig) -> int:
         return self.survey(path, config).n_rows
 
-    def survey(self, path: str, config: ReadConfig) -> Survey:
+    def survey(self, path: str, config: ReadConfig, below: str = "") -> Survey:
         with input_errors(path), open_stream(path) as file:
             parquet = pq.ParquetFile(file)
             schema, metadata, types = parquet.schema_arrow, parquet.metadata, types_of(parquet.schema_arrow)
             check_image_type(path, schema, config)
-            check_columns(path, types if len(types) == len(schema) else schema.names, config, self)
+            check_columns(path, types if len(types) == len(schema) else schema.names, config, self, below)
             n_rows = sum(metadata.row_group(group).num_rows for group in range(metadata.num_row_groups))
             if n_rows != metadata.num_rows:
                 raise DamageError(f"its footer counts {metadata.num_rows} rows, its row groups have {n_rows}")

@@ -15,10 +15,10 @@ from hypergrit_common.locations import Locations
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted
 from pipeline.read.config import ReadConfig
-from pipeline.read.listing import file_name, input_folders, input_format, list_files, use_format
+from pipeline.read.listing import below, file_name, input_folders, input_format, list_files, use_format
 from pipeline.read.roots import Roots
 from pipeline.read.rows import check_columns
-from pipeline.read.samples import Scan, Scanner, Tar, damage_of, scan_tar, scan_tars
+from pipeline.read.samples import Scan, Scanner, Tar, check_halves, damage_of, scan_tar, scan_tars
 from pipeline.read.streams import DamagedFileError, LayoutError, check_text, input_errors
 from pipeline.read.text import wide_encoding
 from pipeline.read.types import Counted, Piece, Sequential, ShardPlan, Survey
@@ -95,7 +95,8 @@ class Batch:
                 path, size, version = self.files[file]
                 offset, line = self.position(file, first - before)
                 name = file_name(path, self.folders)
-                yield Piece(path, first - before, n_rows, size, offset, line, version, name)
+                under = below(path, self.folders)
+                yield Piece(path, first - before, n_rows, size, offset, line, version, name, under)
             first, file = first + n_rows, file + 1
 
     def position(self, file: int, row: int) -> tuple[int, int]:
@@ -194,7 +195,8 @@ def plan_shards(input: Locations, rows_per_shard: int, limit: int | None, config
     use_format(config.format)
     files = list_files(input)
     folders = input_folders(input, (), files)
-    plans = ShardPlans([Batch(cut_files(files, rows_per_shard, limit, config), rows_per_shard, folders=folders)])
+    cut = cut_files(files, rows_per_shard, limit, config, folders=folders)
+    plans = ShardPlans([Batch(cut, rows_per_shard, folders=folders)])
     if not plans:
         raise UserError(f"input {input!r} holds no rows; give files with at least one row")
     return list(plans)
@@ -208,20 +210,22 @@ def cut_files(
     known: Known = MappingProxyType({}),
     scan: Scanner = scan_tars,
     readings: Readings | None = None,
+    folders: Sequence[str] = (),
 ) -> list[CutFile]:
     """Find the rows of `files`, pairs (path, size), at which shards start; files after the first `limit` rows are left out.
 
     The files of `known` are not opened if the number of rows before them is the same, and parquet files never. `scan`
     finds the samples of the tars among the others. Of a damaged file, the rows before the damage are planned; if there
     are none, `read.skip_damaged` decides. `readings` takes note of how files
-    were understood. Raises UserError for a file that is unreadable or lacks a required column.
+    were understood; `folders` are those of the input. Raises UserError for a file that is unreadable or lacks a required column.
     """
     use_format(config.format)
     Roots(config.image_roots)  # checks them
     new = [(path, size) for path, size in files if path not in known]
-    with_counts = [path for path, _ in new if isinstance(input_format(path), Counted)]
-    tars = [(path, size) for path, size in new if isinstance(input_format(path), Tar)]
+    with_counts = [(path, below(path, folders)) for path, _ in new if isinstance(input_format(path), Counted)]
+    tars = [(path, size, below(path, folders)) for path, size in new if isinstance(input_format(path), Tar)]
     cut: list[CutFile] = []
+    halves: list[tuple[str, str, bool]] = []
     total = 0
     # The results are in the order of the files. Those of files after the limit are never consumed, so that their errors
     # are not raised.
@@ -234,25 +238,29 @@ def cut_files(
                 break
             max_rows = None if limit is None else limit - total
             n_before, cuts, damage = known.get(path, (None, [], ""))
-            reading, tally = None, CutFile._field_defaults["tally"]
+            under, reading, tally = below(path, folders), None, CutFile._field_defaults["tally"]
             match input_format(path):
                 case Counted():
                     survey, damage = (Survey(cuts[-1][0]), damage) if cuts else next(counts)
                     n_rows = survey.n_rows if max_rows is None else min(survey.n_rows, max_rows)
                     if readings and n_rows and path not in known:
                         load = partial(first_of, path, size, 0, config)
-                        reading = readings.add(path, survey.columns, survey.unread, load)
+                        reading = readings.add(path, survey.columns, survey.unread, load, under)
                     cuts = [Cut(0), Cut(n_rows)]
                 case Tar() if n_before != total:
-                    found = scan_tar(path, size, config, max_rows) if path in known else next(scans)
+                    found = scan_tar(path, size, under, config, max_rows) if path in known else next(scans)
                     cuts, damage = _cut_tar(found, total, rows_per_shard, max_rows)
                     tally = found.tally
+                    halves += [(path, *found.half)] if found.half else []
+                    check_halves(halves)
                     if readings and len(found.starts):
                         reading = readings.add(
-                            path, None, (), partial(first_of, path, size, int(found.starts[0]), config)
+                            path, None, (), partial(first_of, path, size, int(found.starts[0]), config), under
                         )
                 case Sequential() as kind if n_before != total:
-                    cuts, damage, reading = _cut_text(path, kind, config, total, rows_per_shard, max_rows, readings)
+                    cuts, damage, reading = _cut_text(
+                        path, under, kind, config, total, rows_per_shard, max_rows, readings
+                    )
             if damage:
                 logger.warning("only %s of a damaged file can be read: %s", counted(cuts[-1][0], "row"), damage)
             cut.append(CutFile(path, size, tuple(cuts), damage=damage, reading=reading, tally=tally))
@@ -260,12 +268,13 @@ def cut_files(
     return cut
 
 
-def _survey(path: str, config: ReadConfig) -> tuple[Survey, str]:
+def _survey(file: tuple[str, str], config: ReadConfig) -> tuple[Survey, str]:
     """The number of rows of a file with its columns, and its damage. Raises UserError if it lacks a required column."""
+    path, under = file
     kind = input_format(path)
     assert isinstance(kind, Counted)
     try:
-        return kind.survey(path, config), ""
+        return kind.survey(path, config, under), ""
     except DamagedFileError as error:
         return Survey(0), damage_of(error, 0, config)
 
@@ -280,7 +289,7 @@ def _cut_tar(found: Scan, n_before: int, rows_per_shard: int, max_rows: int | No
 
 
 def _cut_text(
-    path: str, kind: Sequential, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None,
+    path: str, under: str, kind: Sequential, config: ReadConfig, n_before: int, rows_per_shard: int, max_rows: int | None,
     readings: Readings | None
 ) -> tuple[list[Cut], str, int | None]:  # fmt: skip
     """The cuts of a file, its damage, and its reading. Cut are its first row, the rows at which shards start, and its end.
@@ -299,12 +308,14 @@ def _cut_text(
             names = kind.columns(file, config)
             file.seek(0)
             header = kind.header(file, config)
-            check_columns(path, names, config, kind)
+            check_columns(path, names, config, kind, under)
             for raw in kind.find(file, 0, 1, 0, config):
                 if n == max_rows:
                     break
                 if n == 0 and readings:
-                    reading = readings.add(path, names, (), partial(kind.load, raw.payload, header, file, config))
+                    reading = readings.add(
+                        path, names, (), partial(kind.load, raw.payload, header, file, config), under
+                    )
                 if n == 0 or (n_before + n) % rows_per_shard == 0:
                     cuts.append(Cut(n, raw.offset, raw.line))
                 n += 1

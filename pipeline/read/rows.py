@@ -195,9 +195,9 @@ def picture_rank(value: Any) -> int:
     return NONE
 
 
-def with_named(columns: Mapping[str, Any], config: ReadConfig, source: str = "") -> dict[str, Any]:
-    """Return columns, and what settings name beyond them: columns in the path `source`, and fields of columns."""
-    folders = path_columns(source)
+def with_named(columns: Mapping[str, Any], config: ReadConfig, below: str = "") -> dict[str, Any]:
+    """Return columns, and what settings name beyond them: columns in the path `below` the input, and fields."""
+    folders = path_columns(below)
     found = {**{name: folders[name] for name in folders if name in config.named_columns}, **columns}
     for name in config.named_columns:
         if name not in found and END.search(name):
@@ -215,10 +215,11 @@ def pictures_beside(path: str) -> str | None:
     return (path.rpartition("/")[0] or ".") if METADATA.search(path) and not is_web(path) else None
 
 
-def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, kind: Format) -> None:
+def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, kind: Format, below: str = "") -> None:
     """Raise UserError unless the file has a column with images and one with captions, and those of `where`.
 
-    `columns` are their names, or a mapping of them to types or to values of a row. Tars, with None, pass.
+    `columns` are their names, or a mapping of them to types or to values of a row. Tars, with None, pass. `below`: the path
+    below the input.
     """
     if columns is None:
         return
@@ -227,7 +228,7 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
             f"{path} has several columns {twice!r}; give each a name of its own, in CSV by read.columns=[...]"
         )
     own = columns if isinstance(columns, Mapping) else dict.fromkeys(columns, "")
-    names = with_named(own, config, path)
+    names = with_named(own, config, below)
     has_files = bool(config.image_roots or pictures_beside(path))
     found = find_columns(names, config, kind.has_images, path)
     if not any((found.url, found.image, found.path, config.url_column, config.image_column, has_files)) and (
@@ -259,12 +260,12 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
     if found.path and not has_files:
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
-        config.selection.check(path, list({**path_columns(path), **names}))
+        config.selection.check(path, list({**path_columns(below), **names}))
 
 
 def check_image_type(path: str, schema: pa.Schema, config: ReadConfig) -> None:
     """Raise UserError, with the type, if the column with the images of a file with types can hold none."""
-    found = find_columns(columns := with_named(types_of(schema), config, path), config, has_images=True)
+    found = find_columns(columns := with_named(types_of(schema), config), config, has_images=True)
     known = IMAGE_NAMES if found.url is None and found.path is None else ()
     name = found.image or find_column(columns, config.image_column, known)
     if name is not None and not holds_images(kind := columns[name]):
@@ -306,6 +307,7 @@ class Context(NamedTuple):
     roots: Roots
     source: str
     kind: Format
+    below: str  # its path below the input
 
 
 def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
@@ -319,8 +321,8 @@ def to_row(record: Record | BadRecord, context: Context) -> dict[str, Any]:
     image, members = record.pop(IMAGE, None), record.pop(MEMBERS, None)
     if not isinstance(image, bytes | Location):  # the value of a JSON key with the same name
         image = None
-    own = {**path_columns(context.source), **record}
-    record = with_named(record, config, context.source)
+    own = {**path_columns(context.below), **record}
+    record = with_named(record, config, context.below)
     columns = find_columns(record, config, context.kind.has_images, context.source)
     is_selected = config.selection is None or _is_selected({**own, **record}, context)
     url = _text(_value(record, columns.url), "the URL", config.max_url_characters) or None

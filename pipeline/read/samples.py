@@ -30,7 +30,7 @@ from hypergrit_common.text import counted, shortened
 from pipeline.read.config import ReadConfig
 from pipeline.read.nested import path_columns
 from pipeline.read.roots import Location, RefusedError, Root, file_size, object_version, read_file
-from pipeline.read.rows import with_named
+from pipeline.read.rows import find_columns, with_named
 from pipeline.read.streams import (
     DamagedFileError,
     LayoutError,
@@ -311,24 +311,28 @@ def parse_sample(sample: Sample, file: IO[bytes], config: ReadConfig) -> Record 
 class Scan(NamedTuple):
     """The bytes [n] at which the samples of a tar start, and the error at which they end, if it is damaged.
 
-    `tally` as in schemas.job.InputFile; empty for a tar whose samples an index names.
+    `tally` as in schemas.job.InputFile; empty for a tar whose samples an index names. `half` is the first file of a tar
+    whose samples all are pictures without a text, or texts without a picture or its place, and True for pictures.
     """
 
     starts: NDArray[np.int64]
     damage: str = ""
     tally: Mapping[str, int] = MappingProxyType({})
+    half: tuple[str, bool] | None = None
 
 
-Scanner = Callable[[Sequence[tuple[str, int]], ReadConfig, int | None], Generator[Scan, None, None]]
-"""Scans tars, pairs (path, size), in their order, each up to a number of samples; raises like `scan_tar`."""
+Tars = Sequence[tuple[str, int, str]]
+"""Tars: path, size, and path below the input."""
+Scanner = Callable[[Tars, ReadConfig, int | None], Generator[Scan, None, None]]
+"""Scans tars in their order, each up to a number of samples; raises like `scan_tar`."""
 
 
-def scan_tars(files: Sequence[tuple[str, int]], config: ReadConfig, limit: int | None) -> Generator[Scan, None, None]:
+def scan_tars(files: Tars, config: ReadConfig, limit: int | None) -> Generator[Scan, None, None]:
     """Scan tars one after the other, each when its result is needed: a Scanner."""
-    return (scan_tar(path, size, config, limit) for path, size in files)
+    return (scan_tar(*file, config, limit) for file in files)
 
 
-def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Scan:
+def scan_tar(path: str, size: int, below: str, config: ReadConfig, limit: int | None) -> Scan:
     """Find the first samples of a tar, up to one more than `limit`.
 
     Raises UserError if it cannot be read, and for one that is damaged before its first sample, unless
@@ -338,14 +342,15 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
     if starts is not None:
         return Scan(starts)
     if config.selection is not None:
-        check_selection(path, config)
+        check_selection(path, below, config)
     found, keys, kinds, damage = array("q"), array("q"), bytearray(), ""
     tally, counts = Counter[str](), dict[tuple[str, ...], list[Any]]()
-    most = None if limit is None else limit + 1
+    most, first, half = None if limit is None else limit + 1, Sample(), None
     try:
         with input_errors(path), open_stream(path, headers=True) as file:
             for start, key, sample, _ in find_samples(file, 0, config, tally):
                 found.append(start)
+                first = sample if len(found) == 1 else first
                 suffixes = tuple(sample.members)
                 count = counts.get(suffixes)
                 if count is None:
@@ -367,13 +372,37 @@ def scan_tar(path: str, size: int, config: ReadConfig, limit: int | None) -> Sca
                         f"it has {counted(tally['found'], 'picture')}, its samples {tally['placed']:,}; write it anew"
                     )
                 check_together(file, found, keys, kinds, config)
+            half = half_of(first, kinds, file, config)
     except DamagedFileError as error:
         damage = damage_of(error, len(found), config)
     found_starts = np.frombuffer(found, np.int64) if found else np.zeros(0, np.int64)
     count_members(counts, tally)
-    return Scan(
-        found_starts, damage, {name: n for name, n in sorted(tally.items()) if n and name not in ("found", "placed")}
-    )
+    counted_names = {name: n for name, n in sorted(tally.items()) if n and name not in ("found", "placed")}
+    return Scan(found_starts, damage, counted_names, half)
+
+
+def half_of(first: Sample, kinds: Sequence[int], file: IO[bytes], config: ReadConfig) -> tuple[str, bool] | None:
+    """Return `Scan.half` of a tar with this first sample and `Layout.kinds` of its samples."""
+    name = next((member.name for member in first.members.values()), "")
+    all_kinds = int(np.bitwise_or.reduce(np.asarray(kinds, np.uint8), initial=0)) & 7
+    if all_kinds == 1:
+        return name, True
+    if not all_kinds or all_kinds & 1:
+        return None
+    record = parse_sample(first, file, config)
+    columns = None if isinstance(record, BadRecord) else find_columns(record, config, has_images=True)
+    return (name, False) if columns and not any((columns.url, columns.image, columns.path)) else None
+
+
+def check_halves(halves: Sequence[tuple[str, str, bool]]) -> None:
+    """Raise UserError for tars with pictures alone beside those with texts alone: (path, first file, True for pictures)."""
+    pictures, texts = ([half for half in halves if half[2] == kind] for kind in (True, False))
+    if pictures and texts:
+        (path, name, _), (other, text, _) = pictures[0], texts[0]
+        raise UserError(
+            f"{path} has pictures without texts, the first {name}, and {other} texts without pictures, the first {text}; "
+            "the files of a sample must follow each other in one tar: extract both, and write them with --sort=name"
+        )
 
 
 def check_together(
@@ -417,7 +446,7 @@ def count_members(counts: dict[tuple[str, ...], list[Any]], tally: Counter[str])
     counts.clear()
 
 
-def check_selection(path: str, config: ReadConfig) -> None:
+def check_selection(path: str, below: str, config: ReadConfig) -> None:
     """Raise UserError if the first samples of a tar lack a column that `read.where` uses: it would drop all of them."""
     assert config.selection is not None
     names: dict[str, None] = {}
@@ -429,7 +458,7 @@ def check_selection(path: str, config: ReadConfig) -> None:
             texts = {name: sample.members[name] for name in (layout.columns, layout.caption) if name}
             record = parse_sample(Sample(texts, sample.contents), file, config)
             if not isinstance(record, BadRecord):
-                named = {**path_columns(path), **with_named(record, config, path)}
+                named = {**path_columns(below), **with_named(record, config, below)}
                 names |= dict.fromkeys(name for name in named if name != MEMBERS)
             if names.keys() >= config.selection.columns.keys():
                 return

@@ -102,7 +102,8 @@ def _read_rows(
             return given is None or given.get(f"{first_key + row:012d}", {}).get("status") == KEPT
 
         n = 0
-        context = Context(config, roots_for(piece.path, config, all_roots), piece.path, input_format(piece.path))
+        roots, below = roots_for(piece.path, config, all_roots), piece.path if piece.below is None else piece.below
+        context = Context(config, roots, piece.path, input_format(piece.path), below)
         try:
             for line, found in read_rows(piece, context, is_wanted):
                 origin = _origin(plan, n_before + n, piece, n)

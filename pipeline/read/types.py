@@ -36,6 +36,8 @@ class Piece:
     version: str = field(default="", compare=False)
     # the file as outputs name it (pipeline.read.listing.file_name); "": its path
     name: str = field(default="", compare=False)
+    # the path below the folder of the input (pipeline.read.listing.below), whose folders may be columns; None: its path
+    below: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,8 +131,8 @@ class Counted(Format):
     def count(self, path: str, config: ReadConfig) -> int:
         """Return the number of rows. Raises UserError, also for a file that lacks a required column."""
 
-    def survey(self, path: str, config: ReadConfig) -> Survey:
-        """Return what planning learns of a file, in one reading. Raises like `count`."""
+    def survey(self, path: str, config: ReadConfig, below: str = "") -> Survey:
+        """Return what planning learns of a file, in one reading. Raises like `count`. `below` as in Piece."""
         return Survey(self.count(path, config))
 
 

@@ -13,7 +13,7 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.listing import input_format
 from pipeline.read.nested import path_columns, root_of
 from pipeline.read.roots import Roots
-from pipeline.read.rows import GRIT_COLUMNS, LOCATION, Context, find_columns, utf8, with_named
+from pipeline.read.rows import ABSENT, GRIT_COLUMNS, LOCATION, Context, find_columns, picture_rank, utf8, with_named
 from pipeline.read.samples import BESIDE, Folder, Tar, names_picture
 from pipeline.read.source import RowFault, convert, isolated, roots_for
 from pipeline.read.streams import input_errors
@@ -36,44 +36,60 @@ class Readings:
 
     def __init__(self, config: ReadConfig, found: Iterable[InputReading] = ()) -> None:
         self.config, self.found, self.roots = config, list(found), Roots(config.image_roots)
+        self.known: list[tuple[dict[str, Any], int]] = []  # readings by names and types, before a row was read
 
-    def add(self, path: str, names: ColumnNames | None, unread: Sequence[str], load: Load) -> int | None:
+    def add(self, path: str, names: ColumnNames | None, unread: Sequence[str], load: Load, below: str) -> int | None:
         """Return the index of the reading of a file; None for more than MAX_READINGS.
 
-        `names` are its columns, None if they are those of its first row, which `load` reads if the reading is new.
+        `names` are its columns, None if they are those of its first row, which `load` reads if the reading is new; `below`
+        is its path below the input.
         """
         kind = input_format(path)
         same: dict[str, Any] = {"format": kind.name}
         if kind.is_text or isinstance(kind, Tar | Folder):
             same["encoding"] = self.config.encoding
         if names is not None:
-            same |= self.columns(path, names, unread)
-        for i, known in enumerate(self.found):
-            if all(known.get(key) == value for key, value in same.items()):
-                return i
+            same |= self.columns(path, below, names, unread)
+        if (known := self.index(same)) is not None:
+            return known
         if len(self.found) == MAX_READINGS:
             return None
-        first = attempt(load)
-        if names is None:
-            record = {} if isinstance(first, BadRecord) else first
-            names = {name: value for name, value in record.items() if name not in (IMAGE, MEMBERS)}
-            same |= self.columns(path, names, unread, IMAGE in record)
-        first_row = self.first_row(first, Context(self.config, roots_for(path, self.config, self.roots), path, kind))
+        first, key = attempt(load), same
+        record = {} if isinstance(first, BadRecord) else first
+        values = {name: value for name, value in record.items() if name not in (IMAGE, MEMBERS)}
+        own = names if isinstance(names, Mapping) else dict.fromkeys(names or (), "")
+        shown = {name: value for name, value in values.items() if name not in own or picture_rank(value) != ABSENT}
+        same = key | self.columns(path, below, {**own, **shown}, unread, IMAGE in record)
+        known = self.index(same)
+        self.known.append((key, len(self.found) if known is None else known))
+        if known is not None:
+            return known
+        first_row = self.first_row(
+            first, Context(self.config, roots_for(path, self.config, self.roots), path, kind, below)
+        )
         self.found.append(cast(InputReading, {**same, "file": path, "first_row": first_row}))
         return len(self.found) - 1
 
+    def index(self, facts: Mapping[str, Any]) -> int | None:
+        """Return the index of a reading with these facts."""
+        among: list[tuple[Mapping[str, Any], int]] = [
+            *self.known,
+            *zip(self.found, range(len(self.found)), strict=True),
+        ]
+        return next((i for known, i in among if all(known.get(name) == fact for name, fact in facts.items())), None)
+
     def columns(
-        self, path: str, names: ColumnNames, unread: Sequence[str], has_picture: bool = False
+        self, path: str, below: str, names: ColumnNames, unread: Sequence[str], has_picture: bool = False
     ) -> dict[str, Any]:
         """Return the use of each column, and where the pictures are."""
         kind, own = input_format(path), names if isinstance(names, Mapping) else dict.fromkeys(names, "")
-        named = with_named(own, self.config, path)
+        named = with_named(own, self.config, below)
         found = find_columns(named, self.config, kind.has_images, path)
         uses = dict(zip(ROLES, (found.url, found.captions, found.id, found.image, found.path), strict=True))
         columns = {use: list(name) if isinstance(name, tuple) else [name] for use, name in uses.items() if name}
         roots = [root_of(name, own) for name in columns.get("image", ())]
         used = {*GRIT_COLUMNS, *roots, *(name for some in columns.values() for name in some)}
-        columns |= {"extra": [name for name in {**path_columns(path), **own} if name not in used], "unread": [*unread]}
+        columns |= {"extra": [name for name in {**path_columns(below), **own} if name not in used], "unread": [*unread]}
         if has_picture or isinstance(kind, Tar | Folder):
             pictures = "in the input"
         elif found.image or found.path:

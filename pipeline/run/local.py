@@ -152,10 +152,11 @@ def load_table(path: str) -> pa.Table:
     return pa.ipc.open_file(pa.memory_map(path)).read_all()
 
 
-def limit_memory(n_processes: int = 1) -> None:
+def limit_memory(n_processes: int = 1) -> int:
     """Limit the addresses of this process to those in use and MEMORY_SHARE of the free memory, where Linux tells it.
 
     That of one of `n_processes` is at least LEAST_BYTES: threads and allocators reserve addresses that they never use.
+    Returns these bytes; 0 without a limit.
     """
     with suppress(OSError, ValueError, KeyError):
         used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
@@ -163,15 +164,17 @@ def limit_memory(n_processes: int = 1) -> None:
         share = int(MEMORY_SHARE * free_memory())
         share = share if n_processes == 1 else max(share // n_processes, LEAST_BYTES)
         resource.setrlimit(resource.RLIMIT_AS, (used + share, hard))
+        return share
+    return 0
 
 
 @contextmanager
-def limited_memory(n_processes: int) -> Iterator[None]:
-    """Limit the memory of this process like `limit_memory` for the `with` block."""
+def limited_memory(n_processes: int) -> Iterator[int]:
+    """Limit the memory of this process like `limit_memory` for the `with` block; its value is the limit."""
     before = resource.getrlimit(resource.RLIMIT_AS)
-    limit_memory(n_processes)
+    n_bytes = limit_memory(n_processes)
     try:
-        yield
+        yield n_bytes
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -61,6 +61,15 @@ def test_a_ddp_prefix_is_kept_unless_all_names_have_it(tmp_path: Path) -> None:
     assert read_tensors(tmp_path / "weights.pt").keys() == {"module.a", "b"}
 
 
+def test_a_lightning_checkpoint_is_read_without_the_entries_beside_its_model(tmp_path: Path) -> None:
+    inside = {f"model.{name}": value for name, value in WEIGHTS.items()} | {"loss.scale": torch.ones(1)}
+    content = {"state_dict": inside, "epoch": 3, "pytorch-lightning_version": "2.4.0"}
+    torch.save(content, tmp_path / "last.ckpt")
+    assert_weights(read_tensors(tmp_path / "last.ckpt"))
+    torch.save({"state_dict": inside, "epoch": 3}, tmp_path / "other.ckpt")
+    assert read_tensors(tmp_path / "other.ckpt").keys() == inside.keys()
+
+
 @pytest.mark.parametrize(
     "content",
     [[1, 2], {}, {"model": {}}, {1: torch.ones(1)}, {"a": 1}, {"model": WEIGHTS | {"step": 3}}],

@@ -178,12 +178,13 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
     """True if a phrase names what is not in the picture: "no hat", "without a hat, coat or gloves", "not wearing a hat"."""
     words, tokens = scene.words, scene.tokens
     i, end, root, top = phrase
-    has_and = False
+    has_and = has_comma = False
     if words[i] == "any" and NEGATIONS.intersection(words[:i]):
         return True
     while words[i] not in ("only", "just"):
-        if ABSENT_PHRASE.match(" ".join(words[i : end + 1]).lstrip("\"' ").replace(" - ", "-")):
-            return not has_and  # "no people and mountains" has mountains
+        is_part = words[i + 1 : i + 2] == ["of"] and tokens[top].dep in SUBJECTS  # "none of the cars is red" has cars
+        if not is_part and ABSENT_PHRASE.match(" ".join(words[i : end + 1]).lstrip("\"' ").replace(" - ", "-")):
+            return has_comma or not has_and  # "no people and mountains" has mountains, "no hats, coats and gloves" none
         before = words[i - 1 : i]  # nothing at the first word
         is_missing = ["missing"] in (words[root - 1 : root], before if tokens[i].dep in ("det", "poss") else [])
         if is_missing or ABSENT.search(" ".join(words[max(i - 5, 0) : i])) or is_denied(scene, i, top):
@@ -193,10 +194,15 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
             items = [j for j in range(root + 1, len(tokens)) if tokens[j].dep == "conj" and tokens[j].head >= root]
             link = next((words[j] for j in range(root, items[-1] if items else 0) if tokens[j].dep == "cc"), "")
         is_and = link in ("and", "&") and tokens[i].dep not in ("det", "poss")
-        if tokens[root].dep != "conj" or head >= i or not (is_and or link in ("or", "nor")):
+        has_comma = has_comma or "," in words[max(head, 0) : i]
+        if words[max(i - 2, 0) : i] == ["such", "as"]:  # an example of what is absent
+            head, is_and = i - 3 - (words[max(i - 3, 0) : i - 2] == [","]), False
+            if head < 0 or tokens[head].pos not in NOUNS:
+                break
+        elif tokens[root].dep != "conj" or head >= i or not (is_and or link in ("or", "nor")):
             break
         i, end, root, top, has_and = head, head + 1, head, head, has_and or is_and
-        while i > 0 and tokens[i - 1].head == root and tokens[i - 1].dep in MODIFIERS:
+        while i > 0 and tokens[i - 1].head == root and tokens[i - 1].dep in MODIFIERS and words[i - 1] != "lacking":
             i -= 1
     return False
 

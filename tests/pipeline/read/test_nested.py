@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -84,10 +85,74 @@ def test_columns_in_names_of_folders_travel_along_and_can_be_conditions(tmp_path
     assert [row["reason"] for row in chosen] == ["not_selected", None]
     assert captions(read_all(tmp_path / "t", caption_column="lang")) == ["de", "en"]
     write_tar(tmp_path / "t/lang=en/a.tar", {"0.jpg": PICTURE, "0.json": b'{"caption": "x", "meta": {"n": 1}}'})
-    tar = read_all(tmp_path / "t/lang=en/a.tar", where="lang == 'en' and column('meta.n') == 1")
+    tar = read_all(tmp_path / "t/*/a.tar", where="lang == 'en' and column('meta.n') == 1")
     assert [(row["image"], row["reason"]) for row in tar] == [(PICTURE, None)]
     with pytest.raises(UserError, match=r"has no column land.*did you mean lang"):
         read_all(tmp_path / "t", where="land == 'en'")
+
+
+COLUMNS_OF_FOLDERS = {
+    "/x": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
+    "/x/": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
+    "/x/lang=*/n=*/a": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
+    "/x/lang={en,de}/n=*": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
+    "/x/lang=en": [{"n": 1}],
+    "/x/lang=en/n=1": [None],
+    "/x/lang=en/n=1/a": [None],
+    "/x/lang=en/*": [{"n": 1}],
+    "/x/lang=en/n=1,ROOT/x/lang=de": [{"n": 2}, None],
+}
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "parquet", "tar", "images"])
+@pytest.mark.parametrize("input", COLUMNS_OF_FOLDERS)
+def test_only_folders_below_the_input_are_columns(tmp_path: Path, input: str, kind: str) -> None:
+    """Folders above it are not, so that another place of the input gives the same rows."""
+    rows = [{"url": "http://a", "caption": "a dog"}]
+    for place in ("split=train", "elsewhere"):
+        for part in ("lang=en/n=1", "lang=de/n=2"):
+            folder = tmp_path / place / "x" / part
+            folder.mkdir(parents=True)
+            lines(folder / "a.jsonl", rows)
+            pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
+            write_tar(folder / "a.tar", {"0.jpg": PICTURE, "0.txt": b"a dog"})
+            (folder / "a.jpg").write_bytes(PICTURE)
+            for other in ("jsonl", "parquet", "tar", "jpg"):
+                if other != {"images": "jpg"}.get(kind, kind):
+                    (folder / f"a.{other}").unlink()
+    if kind == "images":
+        if input.endswith("/a"):
+            return
+        (tmp_path / "split=train/x/lang=en/n=1/a.txt").write_text("a dog")
+    text = input + ("" if kind == "images" or not input.endswith("/a") else f".{kind}")
+    found = []
+    for place in ("split=train", "elsewhere"):
+        root = f"{tmp_path}/{place}"
+        found.append([row["extra"] for row in read_all(f"{root}{text.replace('ROOT', root)}")])
+    expected = COLUMNS_OF_FOLDERS[input]
+    assert found == [[extra and json.dumps(extra) for extra in expected]] * 2
+
+
+@pytest.mark.parametrize(
+    ("input", "extra"),
+    [("/split=a", {"n": 1}), ("/split=a/n=1", None), ("/*", {"split": "a", "n": 1}), ("", {"split": "a", "n": 1})],
+)
+def test_only_folders_below_the_input_are_columns_in_a_store(input: str, extra: Any) -> None:
+    fs = fsspec.filesystem("memory")
+    with fs.open("/k=v/split=a/n=1/x.csv", "wb") as file:
+        file.write(b"url,caption\nhttp://a,a dog\n")
+    assert [row["extra"] for row in read_all(f"memory:///k=v{input}")] == [extra and json.dumps(extra, sort_keys=True)]
+    fs.rm("/k=v", recursive=True)
+
+
+def test_a_condition_on_a_folder_above_the_input_names_the_columns_there_are(tmp_path: Path) -> None:
+    (tmp_path / "lang=en/x").mkdir(parents=True)
+    write_tar(tmp_path / "lang=en/x/a.tar", {"0.jpg": PICTURE, "0.txt": b"a dog"})
+    lines(tmp_path / "lang=en/a.jsonl", [{"url": "http://a", "caption": "a dog"}])
+    for name in ("x", "a.jsonl"):
+        with pytest.raises(UserError, match="has no column lang"):
+            read_all(tmp_path / "lang=en" / name, where="lang == 'en'")
+    assert [row["reason"] for row in read_all(f"{tmp_path}/*/x/a.tar", where="lang == 'en'")] == [None]
 
 
 def test_names_of_folders_are_no_captions_unless_a_setting_says_so(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """How the input was understood: what each format tells, that nothing is read again, and that hostile values are harmless."""
 
+import base64
 import io
 import json
 import tarfile
@@ -18,6 +19,7 @@ from pipeline.read.listing import list_files
 from pipeline.read.plan import cut_files
 from pipeline.read.understood import Readings, input_lines, understood_input
 from schemas.job import InputReading, JobRecord, UnderstoodInput
+from tests.hypergrit_common.test_image_types import encoded
 
 TABLE = {"image_url": ["http://a/1.jpg?sig=SECRET"], "TEXT": ["a dog"], "uid": ["7"], "licence": ["cc0"]}
 ROW = {name: values[0] for name, values in TABLE.items()}
@@ -192,3 +194,27 @@ def test_a_text_is_opened_once_and_of_parquet_the_footer_and_the_first_row_of_th
 def test_the_record_of_an_earlier_version_tells_nothing() -> None:
     record: JobRecord = {"schema": "1", "settings": {}, "provenance": {}, "batches": []}  # type: ignore[typeddict-item]
     assert understood_input(record) is None
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+@pytest.mark.parametrize("value", ["picture", "hash"])
+def test_the_place_of_pictures_is_that_of_the_first_row(tmp_path: Path, kind: str, value: str) -> None:
+    """A column with base64 beside a URL is told as the input, one with other text as what is fetched."""
+    text = base64.b64encode(encoded("PNG")).decode() if value == "picture" else "5f3a" * 4
+    rows = [{"url": f"http://a/{i}.jpg", "caption": "a hen", "image": text} for i in range(2)]
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.{kind}"
+        if kind == "parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        elif kind == "csv":
+            path.write_text("url,caption,image\n" + "".join(",".join(row.values()) + "\n" for row in rows))
+        else:
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    settings = ReadConfig()
+    readings = Readings(settings)
+    cut = cut_files(list_files(str(tmp_path)), 2, None, settings, readings=readings)
+    assert [file.reading for file in cut] == [0, 0]
+    (found,) = readings.found
+    assert found["pictures"].startswith("in the column image" if value == "picture" else "to fetch by the URL")
+    again = Readings(settings, readings.found)
+    assert [file.reading for file in cut_files(list_files(str(tmp_path)), 2, None, settings, readings=again)] == [0, 0]

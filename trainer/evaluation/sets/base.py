@@ -1,16 +1,22 @@
 """A data set of image classification: labelled images of a split, class names and prompts."""
 
+import logging
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Final, Literal, Protocol
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import shortened
 from trainer.evaluation.catalog import SetInfo, set_infos
 from trainer.evaluation.sets.annotations import checksums, integer, numbered_lines, read_lines
 from trainer.evaluation.sets.image_folders import class_images, class_names, readable
 from trainer.evaluation.task import ImageSource
+
+logger = logging.getLogger(__name__)
 
 CLASS_NAMES: Final = "classnames.txt"
 INDICES: Final = "indices.txt"
@@ -75,6 +81,7 @@ def finish(info: SetInfo, root: Path, folder: Path, found: LabelledImages) -> Ze
             f"{folder / CLASS_NAMES} has {len(names)} lines; give {info.n_classes}, one class name per line in the "
             "order of the labels"
         )
+    warn_of_equal(folder / CLASS_NAMES if source == CLASS_NAMES else folder, tuple(names))
     if info.key in NAMELESS and source != CLASS_NAMES:
         raise UserError(
             f"{folder / CLASS_NAMES} is missing; the files of {info.key} carry no class names: write "
@@ -98,6 +105,13 @@ def finish(info: SetInfo, root: Path, folder: Path, found: LabelledImages) -> Ze
         rules=rules,
         checksums=checksums(root, *dict.fromkeys(files)),
     )
+
+
+@cache
+def warn_of_equal(place: Path, names: tuple[str, ...]) -> None:
+    """Warn once of classes with the same name, which a model cannot tell apart."""
+    if equal := [f"{name!r} ({n} times)" for name, n in Counter(names).items() if n > 1]:
+        logger.warning("%s: classes have the same name: %s; give each its own", place, shortened(equal, 5, ", "))
 
 
 NAMELESS: Final = frozenset({"country211", "pcam"})
