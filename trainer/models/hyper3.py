@@ -54,17 +54,13 @@ class Hyper3CLIP(UNCHA):
             Entails(name="query_image", general=sides[0], specific=sides[1], eta=intra, is_within=True),
             Entails(name="query_text", general=QUERIES, specific="query_parents", eta=intra, is_within=True),
         )
-        terms = [*contrasts, *(entailment(entails, 1.0) for entails in plain)]
-        weights = self.config.query_terms
-        for e in queries:
-            value = partial(self.query_energy, entails=e)
-            terms.append(Term(name=f"entailment/{e.name}", value=value, weight=weights.get(e.name, 1.0)))
-        for e in (e for e in (*plain, *queries) if e.is_within):
-            value, weight = (
-                partial(self.calibration, entails=e),
-                self.config.calibration_weight * weights.get(e.name, 1.0),
-            )
-            terms.append(Term(name=f"entailment/calibration_{e.name}", value=value, weight=weight))
+        terms, weights = [*contrasts, *(entailment(entails, 1.0) for entails in plain)], self.config.query_terms
+        parts: list[tuple[str, Any, float, Entails]] = [("", self.query_energy, 1.0, e) for e in queries]
+        weight = self.config.calibration_weight
+        parts += [("calibration_", self.calibration, weight, e) for e in (*plain, *queries) if e.is_within]
+        for kind, value, weight, e in parts:
+            name, weight = f"entailment/{kind}{e.name}", weight * weights.get(e.name, 1.0)
+            terms.append(Term(name=name, value=partial(value, entails=e), weight=weight))
         return terms
 
     def query_energy(self, points: Points, entails: Entails) -> Tensor:
@@ -83,10 +79,7 @@ class Hyper3CLIP(UNCHA):
         return tokens
 
     def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Pairs:
-        """Features of a batch and its queries: one pass of the image tower gives images, boxes and patches.
-
-        Boxes that are stored features have no patches, and take a pass of their own.
-        """
+        """Features of a batch and its queries; boxes that are stored features take a pass of their own."""
         n, boxes = len(batch.images), batch.box_images
         parts = [batch.images] if boxes is None else [batch.images, boxes]
         if len({part.ndim for part in parts}) == 1:
