@@ -118,8 +118,8 @@ class Faults:
                 return n_bytes
 
         def open_counted(path: Any, mode: str = "r", *arguments: Any, **options: Any) -> Any:
-            if mode == "wb" and options.get("buffering") == 0:
-                return RawFile(path, "wb")
+            if mode in ("wb", "xb") and options.get("buffering") == 0:
+                return RawFile(path, mode)
             return opened(path, mode, *arguments, **options)
 
         builtins.open = open_counted
