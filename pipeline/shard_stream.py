@@ -47,6 +47,16 @@ def open_shards(
 
     Raises:
         UserError: there are no shards; or later, fewer than loader processes, or too many are bad.
+
+    >>> import tempfile, webdataset
+    >>> from PIL import Image
+    >>> from pipeline import open_shards
+    >>> name = f"{tempfile.mkdtemp()}/0.tar"
+    >>> with webdataset.TarWriter(name) as tar:
+    ...     _ = tar.write({"__key__": "0", "jpg": Image.new("RGB", (32, 24)), "txt": "a dog"})
+    >>> sample = next(iter(open_shards(name)))
+    >>> sample["caption"], tuple(sample["image"].shape), sample["boxes"]
+    ('a dog', (3, 24, 32), [])
     """
     stream = SampleStream(urls, shuffle=shuffle, seed=seed, max_bad_share=max_bad_share)
     stream.append(Decode(frozenset(needs), max_bad_share))

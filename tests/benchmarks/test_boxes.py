@@ -69,7 +69,7 @@ def test_best_box_of_a_longer_expression_is_compared_with_the_object_of_its_chun
     for found, right in (((0, DOG, None), 1), ((0, CAT, None), 0)):
         data = row(found, (0, DOG, None), (1, CAT, None)) | {"ref_exps": expressions}
         counts = count_expressions("colour", scene(), data)
-        assert (counts["boxes: colour"], counts["right: colour"]) == (1, right)
+        assert (counts["boxes: best colour"], counts["right: best colour"]) == (1, right)
     assert not count_expressions("colour", scene(), row((0, DOG, None)) | {"ref_exps": []})
 
 

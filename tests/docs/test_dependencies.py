@@ -16,7 +16,19 @@ ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("schemas", "hypergrit_common", "pipeline", "trainer", "hypergrit")
 OURS = {*PRODUCT, "demo", "benchmarks", "docs", "tests"}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
-EXTRAS_OF_USERS = ("demo", "heic", "lance", "language", "models", "onnx", "paper", "robots", "s3", "train")
+EXTRAS_OF_USERS = (
+    "demo",
+    "heic",
+    "img2dataset",
+    "lance",
+    "language",
+    "models",
+    "onnx",
+    "paper",
+    "robots",
+    "s3",
+    "train",
+)
 EXTRAS_OF_DOCKER = ("demo", "language", "models", "robots", "s3", "train")
 OPTIONAL = {"h5py", "mlcroissant", "triton", "wandb"}
 """Imported only where the user has installed them, or torch brings them."""

@@ -195,7 +195,7 @@ def test_job_counts_what_it_does_not_confirm_and_other_commands_keep_it(
     assert run_job(tars, tmp_path / "plain", "ground.keep_pairs=true") == 0
     assert "unconfirmed" not in (tmp_path / "plain" / "stats.json").read_text()
     with pa.ipc.open_file(tmp_path / "plain" / "arrow" / "00000.arrow") as file:  # the same bytes as ever
-        assert file.schema.names == [name for name in SCORED.names if name != "has_expression"]
+        assert file.schema.names == SCORED.names
     pairs = list(zip(read_rows(checked).values(), read_rows(tmp_path / "plain").values(), strict=True))
     assert all(a["boxes"] == b["boxes"] and a["box_scores"] == b["box_scores"] for a, b in pairs)
     again = ["ray.runner=local", "ray.cpu_workers=1"]

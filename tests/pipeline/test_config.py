@@ -152,7 +152,11 @@ RUNTIME = {
 """Runtime settings of the stages, each with a value other than its default."""
 SECRET = {"download.headers", "download.proxy", "recaption.api_key", "read.takedown"}
 """Runtime settings that are not recorded, all but the last secret (tests/pipeline/stages/download/test_extra.py)."""
-NEEDS = {"download.proxy_resolves": "download.proxy=http://proxy:1", "read.caption_column": "read.captions=first"}
+NEEDS = {
+    "download.client": "download.resize.kernel=area",
+    "download.proxy_resolves": "download.proxy=http://proxy:1",
+    "read.caption_column": "read.captions=first",
+}
 """Settings that need another one."""
 CONTENT = {
     "read.url_column": "address",
