@@ -56,7 +56,7 @@ def test_planning_skips_large_members_and_reads_small_ones_in_few_requests(
     fs.makedirs("tars", exist_ok=True)
     fs.pipe_file("tars/a.tar", data)
     fs.invalidate_cache()
-    scan = scan_tar("s3://tars/a.tar", len(data), ReadConfig(), None)
+    scan = scan_tar("s3://tars/a.tar", len(data), "", ReadConfig(), None)
     assert (scan.starts.tolist(), scan.damage) == (starts, "")
     assert sum(requests) <= most_share * len(data)
     assert len(requests) <= most_requests
@@ -68,7 +68,7 @@ def test_a_tar_that_ends_in_a_large_member_is_damaged_there(server: str, request
     fs = fsspec.filesystem("s3")
     fs.makedirs("tars", exist_ok=True)
     fs.pipe_file("tars/cut.tar", cut)
-    scan = scan_tar("s3://tars/cut.tar", len(cut), ReadConfig(), None)
+    scan = scan_tar("s3://tars/cut.tar", len(cut), "", ReadConfig(), None)
     assert scan.starts.tolist() == starts[:3]
     assert "truncated inside 000003.jpg" in scan.damage
     assert sum(requests) < 0.1 * len(cut)

@@ -191,8 +191,10 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
             return True
         link, head = "".join(before), tokens[root].head
         if link == ",":  # a list, if a conjunction ends it
-            items = [j for j in range(root + 1, len(tokens)) if tokens[j].dep == "conj" and tokens[j].head >= root]
-            link = next((words[j] for j in range(root, items[-1] if items else 0) if tokens[j].dep == "cc"), "")
+            items = [root]
+            items += (j for j in range(root + 1, len(tokens)) if tokens[j].dep == "conj" and tokens[j].head in items)
+            marks = (j for j in range(root, items[-1]) if tokens[j].dep == "cc" and tokens[j].head in items)
+            link = next((words[j] for j in marks), "")
         is_and = link in ("and", "&") and tokens[i].dep not in ("det", "poss")
         has_comma = has_comma or "," in words[max(head, 0) : i]
         if words[max(i - 2, 0) : i] == ["such", "as"]:  # an example of what is absent

@@ -137,4 +137,4 @@ def test_an_index_that_does_not_fit_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "_manifests/00001.json").unlink()
     os.mkfifo(tmp_path / "_manifests/00001.json")
     assert indexed_starts(other, size) is None  # and does not wait for a writer
-    assert sum(len(found.starts) for found in scan_tars([(path, size)], ReadConfig(), None)) > 0
+    assert sum(len(found.starts) for found in scan_tars([(path, size, "")], ReadConfig(), None)) > 0

@@ -363,6 +363,7 @@ def test_spans_inside_others_and_repeated_ones_are_not_maximal() -> None:
     [
         ("a garden with flowers such as a rose", "a rose"),
         ("a lake without boats, swans and a pier", "a pier"),
+        ("No Fence, Gravel Path In Grey | Stone & Co", "Gravel Path"),
         ("None of the boats are blue", "None of the boats"),
         ("None of the lamps are lit", "None of the lamps"),
     ],
