@@ -487,7 +487,7 @@ def to_yaml(config: Any) -> str:
     for key in marked_keys(type(config), "secret"):
         *groups, name = key.split(".")
         reduce(lambda group, name: group[name], groups, values).pop(name)
-    return dump_yaml(clean(values, strip_query=False))
+    return dump_yaml(clean(values, strip_query=False, strip_commands=True))
 
 
 def _load_yaml(path: str) -> dict[str, Any]:

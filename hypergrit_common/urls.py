@@ -21,6 +21,8 @@ USER_OF_ID: Final = re.compile(r"^(?!mailto:)[^/\\?#\s:@]*:[^/\\?#\s]*@(?=[^/\\?
 WORD: Final = re.compile(r"\S+(?:[^\S\n]+&[\w.~%\[\]-]{1,100}=\S*)*")
 """A word of a text, which may be a URL; a space may stand before the & of a query."""
 URL_START: Final = re.compile(r"(?<![\w+.-])(?:https?|ftps?|s3):|:[/\\]|[/\\]{2}", re.IGNORECASE)
+COMMAND: Final = re.compile(r"(?:^|(?<=::))\s*pipe:.*", re.DOTALL)
+"""A location that is a command (hypergrit_common.locations)."""
 QUERY_KEY: Final = re.compile(r"[\w.~%\[\]-]{1,100}=")
 
 
@@ -116,18 +118,22 @@ LOCAL_FOLDERS: Final = re.compile(r"(?:(?:file|local)://|(?<![\w/.~-])(?<![^:]:)
 """The folders of an absolute path within a text."""
 
 
-def clean(value: Any, *, strip_query: bool, strip_folders: bool = False) -> Any:
+def clean(value: Any, *, strip_query: bool, strip_folders: bool = False, strip_commands: bool = False) -> Any:
     """Remove the same parts from each URL in the texts and keys of nested dictionaries, lists and tuples.
 
-    Tuples become lists, as in JSON. With `strip_folders`, absolute paths lose their folders, which tell of the machine.
+    Tuples become lists, as in JSON. With `strip_folders`, absolute paths lose their folders, which tell of the machine;
+    with `strip_commands`, `pipe:` loses its command, which may hold tokens.
 
     >>> clean({"shards": ["/home/ann/web/{00..09}.tar", "http://h/a/b.tar"]}, strip_query=True, strip_folders=True)
     {'shards': ['{00..09}.tar', 'http://h/a/b.tar']}
+    >>> clean(["pipe:curl -H token h/a.tar"], strip_query=True, strip_commands=True)
+    ['pipe:(not saved)']
     """
-    inner = partial(clean, strip_query=strip_query, strip_folders=strip_folders)
+    inner = partial(clean, strip_query=strip_query, strip_folders=strip_folders, strip_commands=strip_commands)
     match value:
         case str():
             text = text_without_secrets(value, strip_query=strip_query)
+            text = COMMAND.sub("pipe:(not saved)", text) if strip_commands else text
             return LOCAL_FOLDERS.sub("", text) if strip_folders else text
         case dict():
             return {inner(key): inner(item) for key, item in value.items()}

@@ -301,8 +301,8 @@ def model_names() -> str:
 
 
 def as_dict(config: TrainConfig) -> dict[str, Any]:
-    """Convert the configuration to plain values, which JSON returns unchanged; without `trust`; URLs have no passwords."""
-    plain = clean(json.loads(json.dumps(asdict(config))), strip_query=False)
+    """Convert the configuration to plain values, which JSON returns unchanged; without `trust`; without secrets."""
+    plain = clean(json.loads(json.dumps(asdict(config))), strip_query=False, strip_commands=True)
     assert isinstance(plain, dict)
     return {key: value for key, value in plain.items() if key != "trust"}
 

@@ -32,7 +32,7 @@ LEMMAS: Final = {
     "aunty": "auntie", "doggy": "doggie", "othman": "ottoman", "vas": "vase", "specie": "species",
 }  # fmt: skip
 """Lemmas that spaCy gives plurals, which are spelled otherwise than the singular in captions."""
-IRREGULAR: Final = {"men": "man", "oxen": "ox", "fungi": "fungus", "cacti": "cactus", "dice": "die"}
+IRREGULAR: Final = {"men": "man", "people": "person", "oxen": "ox", "fungi": "fungus", "cacti": "cactus", "dice": "die"}
 """Plurals that WordNet has as nouns, or whose ending tells nothing, and their singulars."""
 HYPHENS: Final = str.maketrans(dict.fromkeys("\N{HYPHEN}\N{NON-BREAKING HYPHEN}\N{FIGURE DASH}\N{EN DASH}", "-"))
 BEFORE: Final = re.compile(r"(?:[^\W_]+['’]?-)+$|\b[b-hj-z] $")

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
+from hypergrit_common.config import to_yaml
 from hypergrit_common.errors import UserError
 from tests.trainer.data.loading import BOXES, small_loader
 from tests.trainer.data.samples import TOKENIZER, pair_files, train_files, write_shards, write_tar
-from trainer.config import load_config
+from trainer.config import as_dict, load_config
 from trainer.data.config import DataConfig
 from trainer.data.stream import StreamLoader
 
@@ -88,7 +89,10 @@ def test_what_a_stream_cannot_keep_is_refused_by_name(tmp_path: Path) -> None:
         DataConfig(features="a", reader="webdataset")
 
 
-def test_no_command_of_a_saved_configuration_is_run(tmp_path: Path) -> None:
+def test_no_command_is_saved_and_none_of_a_saved_configuration_is_run(tmp_path: Path) -> None:
+    config = load_config([f"output={tmp_path}", "data.reader=webdataset", "data.shards=[a.tar,'pipe:curl -H TOKEN h']"])
+    assert "TOKEN" not in to_yaml(config)
+    assert as_dict(config)["data"]["shards"] == ["a.tar", "pipe:(not saved)"]
     saved = tmp_path / "config.yaml"
     saved.write_text(f"data: {{reader: webdataset, shards: ['{tmp_path}::pipe:touch gone']}}")
     assert load_config([str(saved), f"output={tmp_path}", "data.shards=a.tar"]).data.shards == "a.tar"

@@ -29,6 +29,7 @@ def labels(caption: str) -> list[str]:
     [
         ("dog", ["A dog", "two dogs", "DOGS", "Dogs On Grass", "a dog's", "a DOG in a car"]),
         ("t-shirt", ["three T-shirts", "RED T-SHIRTS", "a T-shirt", "two T shirts", "T\N{NON-BREAKING HYPHEN}shirts"]),
+        ("person", ["people on a beach", "PEOPLE", "two persons", "a person"]),
         ("ray-ban", ["a Ray-Ban", "Ray-Bans on a table"]),
         ("jack-o'-lantern", ["a jack-o'-lantern", "two jack-o'-lanterns"]),
         ("mother-in-law", ["a mother-in-law", "two mothers-in-law"]),
