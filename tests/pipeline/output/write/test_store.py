@@ -1,5 +1,6 @@
 """Listing a local output while other processes write to it."""
 
+import hashlib
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,8 +12,10 @@ import pytest
 from hypergrit_common.errors import UserError
 from hypergrit_common.removed import LAST_COMMIT
 from hypergrit_common.shards import list_shards
+from pipeline.output.commit import has_content
 from pipeline.output.listing import list_output
 from pipeline.output.store import Store
+from schemas.manifest import FileFacts
 
 
 def test_a_file_that_vanishes_during_a_listing_hides_no_other_file(
@@ -33,6 +36,13 @@ def test_a_file_that_vanishes_during_a_listing_hides_no_other_file(
 
     monkeypatch.setattr(os, "scandir", scandir)
     assert Store(str(tmp_path)).sizes("arrow") == {"0.arrow": 3, "2.arrow": 3}
+
+
+def test_a_file_of_the_recorded_size_with_other_bytes_is_not_the_recorded_one(tmp_path: Path) -> None:
+    (tmp_path / "draft").write_bytes(b"abc")
+    for content, is_it in ((b"abc", True), (b"abd", False), (b"abcd", False)):
+        facts: FileFacts = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest(), "rows": 0}
+        assert has_content(Store(str(tmp_path)), "draft", facts) is is_it
 
 
 def test_a_folder_that_does_not_exist_has_no_files(tmp_path: Path) -> None:
