@@ -270,9 +270,8 @@ def test_the_features_of_a_stranger_name_no_other_files_than_their_frozen_model(
         ({"tokenizer": stranger.texts[1]}, "tokenizer"),
         ({"model": {"image": tower, "text": {"name": "transformers", "weights": stranger.file}}}, "model.text.weights"),
     ):
-        record.write_text(
-            json.dumps({"tower": {"sha256": ""}, "settings": {}, "training": training | more}), encoding="utf-8"
-        )
+        whole = {"n_samples": 1, "settings": {"views": 1, "rows_per_shard": 1}, "training": training | more}
+        record.write_text(json.dumps({"tower": {"sha256": ""}, **whole}), encoding="utf-8")
         with stranger.watched(str(more)) as found:
             if refused:
                 with pytest.raises(UserError, match=f"names {refused}="):

@@ -95,12 +95,12 @@ COLUMNS_OF_FOLDERS = {
     "/x": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
     "/x/": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
     "/x/lang=*/n=*/a": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
-    "/x/lang={en,de}/n=*": [{"lang": "de", "n": 2}, {"lang": "en", "n": 1}],
+    "/x/lang={en,de}/n=*": [{"lang": "en", "n": 1}, {"lang": "de", "n": 2}],  # in the order of the input
     "/x/lang=en": [{"n": 1}],
     "/x/lang=en/n=1": [None],
     "/x/lang=en/n=1/a": [None],
     "/x/lang=en/*": [{"n": 1}],
-    "/x/lang=en/n=1,ROOT/x/lang=de": [{"n": 2}, None],
+    "/x/lang=en/n=1,ROOT/x/lang=de": [None, {"n": 2}],
 }
 
 

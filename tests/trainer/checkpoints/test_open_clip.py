@@ -1,6 +1,7 @@
 """Towers with initial weights of open_clip."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_every_model_trains_with_frozen_towers_and_loads_without_their_weight_fi
     )
     weights.unlink()
     loaded = load_model(tmp_path / "model")
-    assert loaded.model.config == model.config
+    image, text = (replace(tower, weights=weights.name) for tower in (model.config.image, model.config.text))
+    assert loaded.model.config == replace(model.config, image=image, text=text)  # the folders are left out
     model.eval()
     torch.testing.assert_close(loaded.model.encode_image(batch.images), model.encode_image(batch.images))
     torch.testing.assert_close(loaded.model.encode_text(batch.token_ids), model.encode_text(batch.token_ids))

@@ -165,16 +165,17 @@ def write(name: str, folder: Path, *rows: Row) -> Path:
 
 def test_licences_of_the_input_are_those_of_their_images(tmp_path: Path) -> None:
     by = "https://creativecommons.org/licenses/by/4.0/"
-    names: list[dict[str, Any]] = [
+    extras: list[dict[str, Any]] = [
         {"license": by},
         {"LICENSE": "?"},
         {"Licence": "cc0"},
         {"license": by},
         {"license": 4},
     ]
-    content = json.loads(write("coco", tmp_path, *(one_row("a dog", "a dog", **extra) for extra in names)).read_text())
-    assert content["licenses"] == [{"id": 1, "name": by, "url": by}, {"id": 2, "name": "cc0", "url": ""}]
-    assert [image.get("license") for image in content["images"]] == [1, None, 2, 1, None]
+    content = json.loads(write("coco", tmp_path, *(one_row("a dog", "a dog", **extra) for extra in extras)).read_text())
+    names = ((by, by), ("cc0", ""), ("4", ""))
+    assert content["licenses"] == [{"id": n, "name": name, "url": url} for n, (name, url) in enumerate(names, 1)]
+    assert [image.get("license") for image in content["images"]] == [1, None, 2, 1, 3]
     assert content["info"]["description"]
 
 
