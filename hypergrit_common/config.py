@@ -176,6 +176,8 @@ def as_argument(value: Any) -> str:
 
 def log_left_out(cls: type, saved: Sequence[Layer], given: Sequence[Layer]) -> None:
     """Say which settings `content_layers` leaves out of saved configurations although they are not the defaults."""
+    if not saved:
+        return
     own = {key for layer, _ in given for key in flatten(layer)} | {*marked_keys(cls, "secret")}
     defaults = flatten({key.name: key.default for key in list_keys(cls) if key.is_runtime})
     for key in {*own, *marked_keys(cls, "reaches")} & defaults.keys():

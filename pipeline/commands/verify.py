@@ -144,15 +144,7 @@ def summary_problem(store: Store, manifest: Manifest, found: Summary) -> Problem
 
 # Check the files of a shard: their hashes, then the content of those whose hash is right.
 
-UNREADABLE: Final = (
-    *DAMAGE,
-    OSError,
-    ArithmeticError,
-    RecursionError,
-    pa.ArrowException,
-    TarError,
-    UserError,
-)
+UNREADABLE: Final = (*DAMAGE, OSError, ArithmeticError, RecursionError, pa.ArrowException, TarError, UserError)
 """Exceptions of reading a file whose hash is right and whose content is not that of its format, unless `is_lack`."""
 KILLED: Final = "SIGKILL"
 """The signal with which Linux ends a process when memory is short; no damaged file does so."""

@@ -16,10 +16,9 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.tar import iter_members, reader_of
 from pipeline.output.ledger import open_arrow_columns, read_batches
 from pipeline.output.manifest import read_manifest
-from pipeline.output.record import read_record
+from pipeline.output.record import input_path, read_record
 from pipeline.output.source import image_places
 from pipeline.output.store import Store
-from pipeline.read.listing import full_path
 from schemas.files import FILES, GRIT_IMAGE
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
@@ -45,8 +44,7 @@ Row = dict[str, Any]
 def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> list[str]:
     """Return the lines of the life of the rows with this key, id or URL, MOST_ROWS at most. Raises UserError without any."""
     record = read_record(store)
-    folders = record.get("folders", []) if record else []
-    rows = ((manifest, {**row, "source": full_path(row["source"], folders)})
+    rows = ((manifest, {**row, "source": input_path(record, row["source"])})
             for manifest, row in find_rows(store, manifests, wanted))  # fmt: skip
     found = [describe_row(manifest, row) for manifest, row in rows]
     if not found:

@@ -110,6 +110,11 @@ def plans_of(batches: Sequence[InputBatch], rows_per_shard: int, folders: Sequen
     return ShardPlans(planned)
 
 
+def input_path(record: JobRecord | None, name: str) -> str:
+    """Return the path of an input file that the rows of an output name."""
+    return full_path(name, record.get("folders", []) if record else [])
+
+
 ROOTS: Final = "read.image_roots"
 
 

@@ -10,7 +10,7 @@ import shutil
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -124,9 +124,10 @@ def convert_disk_errors(path: str) -> Iterator[None]:
         raise UserError(f"cannot write {path}: {os.strerror(error.errno)}; {DISK_FIXES[error.errno]}") from error
 
 
-READ_TAKEDOWNS: Final[dict[str, tuple[str, TakedownList]]] = {}
-"""Record of takedowns -> its version, and what it held, as this process has read it last."""
-MOST_READ: Final = 8
+@lru_cache(maxsize=8)
+def read_takedowns(output: str, version: str) -> TakedownList:
+    """Return the record of takedowns of an output; `version` names its content, since each shard of a command asks for it."""
+    return Store(output).parse_takedowns()
 
 
 class Store:
@@ -150,24 +151,17 @@ class Store:
         return self.read_takedowns()
 
     def read_takedowns(self) -> TakedownList:
-        """Return what was taken down until now. Raises UserError like `takedowns`.
-
-        A record that is as it was in this process is not read again: each shard of a command asks for it.
-        """
-        name = self.url(TAKEDOWNS_FILE)
+        """Return what was taken down until now. Raises UserError like `takedowns`."""
         try:
             with self.convert_errors("read", TAKEDOWNS_FILE):
                 version = self.fs.ukey(self.path(TAKEDOWNS_FILE))
         except (FileNotFoundError, NotADirectoryError):
             return TakedownList()
-        known = READ_TAKEDOWNS.get(name)
-        if known is None or known[0] != version:
-            known = version, self._parse_takedowns(self.read(TAKEDOWNS_FILE))
-            READ_TAKEDOWNS.pop(next(iter(READ_TAKEDOWNS)) if len(READ_TAKEDOWNS) >= MOST_READ else name, None)
-            READ_TAKEDOWNS[name] = known
-        return known[1]
+        return read_takedowns(self.url(""), version)
 
-    def _parse_takedowns(self, content: bytes | None) -> TakedownList:
+    def parse_takedowns(self) -> TakedownList:
+        """Read and parse the record of takedowns. Raises UserError like `takedowns`."""
+        content = self.read(TAKEDOWNS_FILE)
         try:
             return TakedownList() if content is None else TakedownList.from_json(json.loads(content))
         except (ValueError, LookupError, TypeError, RecursionError) as error:

@@ -176,8 +176,7 @@ def file_name(path: str, folders: Sequence[str]) -> str:
     """
     if "://" in (path := _bare(path)):
         return path
-    found = ((i, folder) for i, folder in enumerate(folders) if path.startswith(folder))
-    number, folder = next(found, (None, ""))
+    number, folder = _folder_of(path, folders)
     return path.rstrip("/").rpartition("/")[2] if number is None else f"{number}/{path[len(folder) :]}"
 
 
@@ -188,7 +187,12 @@ def below(path: str, folders: Sequence[str]) -> str:
     'year=2024/x.csv'
     """
     path = _bare(path)
-    return path[next((len(folder) for folder in folders if path.startswith(folder)), 0) :]
+    return path[len(_folder_of(path, folders)[1]) :]
+
+
+def _folder_of(path: str, folders: Sequence[str]) -> tuple[int | None, str]:
+    """Return the first of the folders that has a path, with its number; (None, "") without one."""
+    return next(((i, folder) for i, folder in enumerate(folders) if path.startswith(folder)), (None, ""))
 
 
 def _bare(path: str) -> str:

@@ -2,10 +2,8 @@
 
 import os
 import pickle
-import tracemalloc
 import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hypergrit_common.weights import read_tensors, save_tensors
+from tests.memory import memory_below
 
 
 def test_a_weight_file_has_the_permissions_of_the_umask_and_leaves_no_temporary_file(tmp_path: Path) -> None:
@@ -111,22 +110,11 @@ def test_a_small_torch_file_of_many_numbers_or_compressed_parts_is_refused_befor
     with pytest.raises(ValueError, match=r"repeated\.pth has tensors of 36,000,000 bytes that repeat its few numbers"):
         read_tensors(tmp_path / "repeated.pth")
     with (
-        allocating_at_most(500_000),
+        memory_below(500_000),
         pytest.raises(ValueError, match=r"zip\.pth must contain only tensors, but it is tr"),
     ):
         read_tensors(tmp_path / "zip.pth")
     assert len(read_tensors(tmp_path / "stored.pth")) == 3  # tied weights
-
-
-@contextmanager
-def allocating_at_most(n_bytes: int) -> Iterator[None]:
-    """Fail if Python objects of the block take more memory at a time."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < n_bytes
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ import http.server
 import json
 import shutil
 import threading
-import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from torch.utils.data import DataLoader
 from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from pipeline import open_shards
+from tests.memory import memory_below
 from tests.trainer.data.samples import (
     Files,
     grit_files,
@@ -187,13 +187,10 @@ def test_no_damage_of_a_tar_passes_unnoticed(tmp_path: Path, content: str) -> No
             data = tar_bytes([*samples, ("c", {"jpg": bytes(100 << 20), "txt": b"large"})])
     (tmp_path / "a.tar").write_bytes(data)
     stream = open_shards(str(tmp_path), shuffle=0, max_bad_share=1.0)
-    tracemalloc.start()
-    found = captions(stream)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
+    with memory_below(200 << 20):
+        found = captions(stream)
     assert found == (["cat 1"] if content in ("cut", "hole") else ["cat 1", "cat 2"])
     assert len(stream.damaged) == 1
-    assert peak < 200 << 20
 
 
 def test_a_command_that_fails_is_a_damaged_shard_whose_words_stay_secret(

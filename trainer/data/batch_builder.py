@@ -297,9 +297,10 @@ class BatchBuilder(RowBuilder):
 
     def candidate(self, sample: int, data: bytes) -> Candidate:
         """A sample of the index, which is bad if it is too large to be read."""
-        size = self.index.n_bytes(sample)
-        bad = BadSample("too_large", f"the sample has more than {MAX_SAMPLE_BYTES} bytes")
-        return Candidate(self.index.url(sample), str(sample), bad if size > MAX_SAMPLE_BYTES else data)
+        content: bytes | BadSample = data
+        if self.index.n_bytes(sample) > MAX_SAMPLE_BYTES:
+            content = BadSample("too_large", f"the sample has more than {MAX_SAMPLE_BYTES} bytes")
+        return Candidate(self.index.url(sample), str(sample), content)
 
     def replacement(self, position: int, attempt: int) -> int:
         """Return the sample that replaces a bad one at `position`: another one of its epoch, at a random distance.

@@ -17,9 +17,10 @@ from pipeline.read import parquet, source
 from pipeline.read.config import ReadConfig
 from pipeline.read.plan import plan_shards
 from pipeline.read.source import planned_rows, read_parts, read_shard
+from tests.memory import memory_below
 from tests.patience import linear_time
 from tests.pipeline.poison import RustPanic
-from tests.pipeline.read.test_stage import memory_below, read_all, write_tar
+from tests.pipeline.read.test_stage import read_all, write_tar
 
 MB = 1_000_000
 HUGE = "x" * 20 * MB

@@ -19,7 +19,8 @@ from pipeline.read.plan import plan_shards
 from pipeline.read.roots import Location, RefusedError, Roots, open_local
 from pipeline.read.samples import list_folder
 from pipeline.read.source import read_parts, read_shard
-from tests.pipeline.read.test_stage import memory_below, read_all
+from tests.memory import memory_below
+from tests.pipeline.read.test_stage import read_all
 
 IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 

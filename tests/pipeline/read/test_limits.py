@@ -13,8 +13,9 @@ from hypergrit_common.errors import UserError
 from pipeline.read.config import ReadConfig
 from pipeline.read.text import csv_rows
 from tests.hypergrit_common.test_tar import extension, header, pax
+from tests.memory import memory_below
 from tests.patience import linear_time
-from tests.pipeline.read.test_stage import memory_below, read_all, write_tar
+from tests.pipeline.read.test_stage import read_all, write_tar
 
 ROW = '{"url": "http://a/%d", "caption": "x"}\n'
 MB = 1_000_000

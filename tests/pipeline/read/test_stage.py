@@ -1,14 +1,11 @@
 """The read stage: equal rows from every format, stable keys, bad rows as dropped rows, clear errors for bad files."""
 
-import contextlib
 import dataclasses
 import gzip
 import io
 import json
 import tarfile
 import time
-import tracemalloc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -31,17 +28,6 @@ def read_all(input: Path | str, rows_per_shard: int = 4, limit: int | None = Non
     settings = with_constants(ReadConfig, **config)
     plans = plan_shards(str(input), rows_per_shard, limit, settings)
     return [row for plan in plans for row in read_shard(plan, settings).to_pylist()]
-
-
-@contextlib.contextmanager
-def memory_below(n_bytes: int) -> Iterator[None]:
-    """Check that the body never holds as many bytes of Python; Arrow has its own."""
-    tracemalloc.start()
-    try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < n_bytes
-    finally:
-        tracemalloc.stop()
 
 
 def write(path: Path, rows: list[dict]) -> Path:

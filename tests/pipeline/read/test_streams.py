@@ -17,7 +17,8 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.listing import format_of, list_files
 from pipeline.read.plan import cut_files
 from pipeline.read.streams import COMPRESSIONS, input_errors, open_stream
-from tests.pipeline.read.test_stage import ROWS, memory_below, read_all, write_tar
+from tests.memory import memory_below
+from tests.pipeline.read.test_stage import ROWS, read_all, write_tar
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {
     ".gz": gzip.compress,

@@ -183,13 +183,13 @@ def test_a_record_of_earlier_versions_is_obeyed_and_written_anew(source: Path, o
 def test_a_record_is_parsed_once_in_a_process_and_again_after_a_change(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed, parse = list[bytes | None](), Store._parse_takedowns
+    parsed, parse = list[bytes | None](), Store.parse_takedowns
 
     def counting(store: Store, content: bytes | None) -> TakedownList:
         parsed.append(content)
         return parse(store, content)
 
-    monkeypatch.setattr(Store, "_parse_takedowns", counting)
+    monkeypatch.setattr(Store, "parse_takedowns", counting)
     Store(str(output)).record_takedowns(parse_takedown(["a.example"], "list"))
     for host in ("b.example", "c.example"):
         parsed.clear()
