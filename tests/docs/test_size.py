@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_767),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_120),
-    "pipeline": Size(154, 33_481, 9),
-    "trainer": Size(198, 28_463, 20),
+    "hypergrit_common": Size(41, 6_122),
+    "pipeline": Size(154, 33_474, 9),
+    "trainer": Size(198, 28_464, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_386),
-    "tests": Size(617, 64763),
+    "tests": Size(618, 64_788),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

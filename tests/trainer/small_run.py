@@ -1,18 +1,18 @@
 """Training runs of about a second: a small model on tiny shards, in this process or in forked ones."""
 
-import contextlib
-import multiprocessing
 import os
 import resource
 import signal
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import torch
 
+from tests.forks import start_process
 from tests.trainer.data.samples import Files, train_files, write_shards
 from trainer import train
 from trainer.config import TrainConfig, load_config
@@ -132,20 +132,15 @@ def run_forked(
     `faults` and `at` as in `run`. The stderr of each process goes to its `log_path`.
     """
     write_data(output)
-    context = multiprocessing.get_context("fork")  # importing torch again would take seconds
 
     def work(rank: int, fault: Fault | None) -> None:
         if len(faults) > 1:
             os.environ.update(
                 RANK=str(rank), WORLD_SIZE=str(len(faults)), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port)
             )
-        with log_path(output, rank).open("w") as log, contextlib.redirect_stderr(log):
-            code = run(output, *others, at=at, fault=fault)
-        os._exit(code)
+        os._exit(run(output, *others, at=at, fault=fault))
 
-    children = [context.Process(target=work, args=item) for item in enumerate(faults)]
-    for child in children:
-        child.start()
+    children = [start_process(partial(work, *item), log_path(output, item[0])) for item in enumerate(faults)]
     for child in children:
         child.join()
     return [child.exitcode or 0 for child in children]

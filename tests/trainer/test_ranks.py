@@ -2,17 +2,19 @@
 
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.forks import replaced
 from tests.trainer.small_run import kill_once_saved, run_forked
 from trainer.training import loop
 
 
 @pytest.fixture
-def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def recorded(tmp_path: Path) -> Iterator[Path]:
     """A folder in which every process writes the keys of its part of each batch."""
     folder, real_step = tmp_path / "keys", loop.start_step
     folder.mkdir()
@@ -22,8 +24,8 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         file.write_text(json.dumps(batch.keys))
         return real_step(run, batch, **named)
 
-    monkeypatch.setattr(loop, "start_step", start_step)
-    return folder
+    with replaced(loop, "start_step", start_step):
+        yield folder
 
 
 def keys_of(folder: Path, name: str, step: int) -> list[str]:

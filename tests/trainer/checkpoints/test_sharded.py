@@ -1,7 +1,8 @@
 """Sharded checkpoints: each rank writes its shards, and any number of ranks resumes to the bit."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from hypergrit_common.errors import UserError
+from tests.forks import replaced
 from tests.trainer.distributed.test_precision import join_group, start
 from tests.trainer.small_run import (
     kill,
@@ -101,7 +103,8 @@ def test_a_run_resumes_with_as_many_or_fewer_processes_as_from_a_checkpoint_of_o
     assert all(torch.equal(value, found[name]) for name, value in expected.items())
 
 
-def patched(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], None], ranks: str) -> None:
+@contextmanager
+def failing(fault: Callable[[], None], ranks: str) -> Iterator[None]:
     """Call `fault` in some ranks when they have written their parts of the second checkpoint."""
     real = DraftWriter.write_data
 
@@ -111,16 +114,16 @@ def patched(monkeypatch: pytest.MonkeyPatch, fault: Callable[[], None], ranks: s
             fault()
         return found
 
-    monkeypatch.setattr(DraftWriter, "write_data", write_data)
+    with replaced(DraftWriter, "write_data", write_data):
+        yield
 
 
 @pytest.mark.parametrize(("ranks", "codes"), [("01", [-9, -9]), pytest.param("1", [2, -9], marks=pytest.mark.rest)])
 def test_a_kill_of_a_process_while_it_writes_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, ranks: str, codes: list[int]
+    tmp_path: Path, free_port: int, ranks: str, codes: list[int]
 ) -> None:
     output = tmp_path / "run"
-    with monkeypatch.context() as context:
-        patched(context, kill, ranks)
+    with failing(kill, ranks):
         assert run_forked(output, *SHARDED, *SHORT, port=free_port, faults=[None, None]) == codes
     assert [path.name for path in list_checkpoints(output / "checkpoints")] == ["step_00000002"]
     assert (output / "checkpoints" / ".draft_00000004").is_dir() == (ranks == "01")  # a process that lives removes it
@@ -130,15 +133,13 @@ def test_a_kill_of_a_process_while_it_writes_loses_nothing(
 
 
 @pytest.mark.rest
-def test_an_error_of_one_process_ends_all_with_its_cause_and_leaves_no_draft(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int
-) -> None:
+def test_an_error_of_one_process_ends_all_with_its_cause_and_leaves_no_draft(tmp_path: Path, free_port: int) -> None:
     def fail() -> None:
         raise OSError(28, "No space left on device")
 
-    patched(monkeypatch, fail, "1")
     output = tmp_path / "run"
-    assert run_forked(output, *SHARDED, *SHORT, port=free_port, faults=[None, None]) == [2, 2]
+    with failing(fail, "1"):
+        assert run_forked(output, *SHARDED, *SHORT, port=free_port, faults=[None, None]) == [2, 2]
     assert "step 4 cannot be written" in log_path(output).read_text()
     assert "No space left on device" in log_path(output).read_text()
     assert [path.name for path in (output / "checkpoints").iterdir()] == ["step_00000002"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.forks import replaced
 from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.small_run import kill, log_path, run, run_forked, small_run
 from trainer.checkpoints import writer as module
@@ -61,16 +62,13 @@ def kill_while_saving(output: Path) -> None:
     kill()
 
 
-def test_a_kill_while_saving_loses_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, uninterrupted: Path
-) -> None:
+def test_a_kill_while_saving_loses_nothing(tmp_path: Path, uninterrupted: Path) -> None:
     output, real_write = tmp_path / "run", module.write_checkpoint
 
     def write(snapshot: Snapshot, draft: Path, final: Path) -> None:
         (slow_write if snapshot.step == 10 else real_write)(snapshot, draft, final)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(module, "write_checkpoint", write)
+    with replaced(module, "write_checkpoint", write):
         assert run_forked(output, at=11, faults=[lambda: kill_while_saving(output)]) == [-9]
     assert [path.name for path in list_checkpoints(output / "checkpoints")] == ["step_00000005"]
     assert run_forked(output) == [0], log_path(output).read_text()
@@ -82,7 +80,7 @@ def test_a_kill_while_saving_loses_nothing(
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp", marks=pytest.mark.rest)])
 def test_only_rank_0_copies_the_state_and_writes_the_files_of_all_ranks(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, free_port: int, strategy: str
+    tmp_path: Path, free_port: int, strategy: str
 ) -> None:
     real_copy = module.copy_tensors
 
@@ -92,9 +90,9 @@ def test_only_rank_0_copies_the_state_and_writes_the_files_of_all_ranks(
             file.write(f"{len(found)}\n")
         return found
 
-    monkeypatch.setattr(module, "copy_tensors", copy)
     key = f"parallel.strategy={strategy}"
-    assert run_forked(tmp_path / "run", key, "steps=5", port=free_port, faults=[None, None]) == [0, 0]
+    with replaced(module, "copy_tensors", copy):
+        assert run_forked(tmp_path / "run", key, "steps=5", port=free_port, faults=[None, None]) == [0, 0]
     assert int((tmp_path / "copied_0").read_text().split()[0]) > 10
     assert int((tmp_path / "copied_1").read_text().split()[0]) == 0
     names = {path.name for path in (tmp_path / "run" / "checkpoints" / "step_00000005").iterdir()}
@@ -107,8 +105,7 @@ def test_ranks_that_see_different_checkpoints_are_an_error(tmp_path: Path, free_
     assert run_forked(output, "steps=5", port=free_port, faults=[None, None]) == [0, 0]
     assert run(output, "steps=5") == 0  # the processes share the folder: any number of them resumes
     real = loop.newest_checkpoint
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(loop, "newest_checkpoint", lambda path: real(path) if os.environ["RANK"] == "0" else None)
+    with replaced(loop, "newest_checkpoint", lambda path: real(path) if os.environ["RANK"] == "0" else None):
         assert run_forked(output, "steps=5", port=free_port, faults=[None, None]) == [2, 2]
     assert "see different checkpoints" in log_path(output, 1).read_text()
 

@@ -5,7 +5,7 @@ import json
 import os
 import shutil
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import fsspec
 import pytest
 
 from hypergrit_common.errors import UserError
+from tests.forks import replaced
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import write_shards
 from tests.trainer.small_run import log_path, run, run_forked
@@ -96,7 +97,7 @@ def test_versions_of_remote_shards(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def listings(tmp_path: Path) -> Iterator[Path]:
     """A file with the rank of the process for each listing of the shards."""
     path = tmp_path / "listings"
 
@@ -105,8 +106,8 @@ def listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             file.write(os.environ.get("RANK", "-"))
         return list_facts(urls)
 
-    monkeypatch.setattr(indexing, "list_facts", counted)
-    return path
+    with replaced(indexing, "list_facts", counted):
+        yield path
 
 
 def test_one_rank_lists_the_shards_of_a_resumed_run_once_and_all_refuse_an_altered_shard_unless_told(

@@ -1,15 +1,16 @@
 """A process that is stopped or killed ends the others, with a message that names it."""
 
-import contextlib
-import logging
-import multiprocessing
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.forks import replaced, start_process
 from tests.patience import PATIENCE_S
 from tests.trainer.small_run import Fault, kill, log_path, run, run_forked, write_data
 from trainer.distributed import heartbeat
@@ -22,10 +23,11 @@ def stop() -> None:
 
 
 @pytest.fixture
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(heartbeat, "BEAT_S", 0.2)
-    monkeypatch.setattr(heartbeat, "SILENT_S", 6.0)
-    monkeypatch.setattr(heartbeat, "DOUBTFUL_S", 3.0)
+def impatient() -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, value in (("BEAT_S", 0.2), ("SILENT_S", 6.0), ("DOUBTFUL_S", 3.0)):
+            stack.enter_context(replaced(heartbeat, name, value))
+        yield
 
 
 @pytest.mark.usefixtures("impatient")
@@ -39,20 +41,15 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_lost_process_ends_the_others_with_its_name(tmp_path: Path, free_port: int, fault: Fault, lost: int) -> None:
-    output, context = tmp_path / "run", multiprocessing.get_context("fork")
+    output = tmp_path / "run"
     write_data(output)
 
     def work(rank: int) -> None:
         os.environ.update(RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port))
-        with log_path(output, rank).open("w") as log, contextlib.redirect_stderr(log):
-            logging.basicConfig(force=True)
-            code = run(output, at=4, fault=fault if rank == lost else None)
-        os._exit(code)
+        os._exit(run(output, at=4, fault=fault if rank == lost else None))
 
-    children = [context.Process(target=work, args=(rank,)) for rank in range(2)]
+    children = [start_process(partial(work, rank), log_path(output, rank)) for rank in range(2)]
     try:
-        for child in children:
-            child.start()
         children[1 - lost].join(PATIENCE_S)
         assert children[1 - lost].exitcode == 2
     finally:
@@ -72,16 +69,15 @@ def fail() -> None:
 
 def hang() -> None:
     """Wait as for a GPU in a collective, which does not notice the end of another process."""
-    logging.basicConfig(force=True)  # to the log of this process
     time.sleep(2 * PATIENCE_S)
 
 
 @pytest.mark.usefixtures("impatient")
 def test_a_process_with_an_error_of_its_own_ends_those_that_wait_for_it(tmp_path: Path, free_port: int) -> None:
     output = tmp_path / "run"
-    start = time.monotonic()
+    begin = time.monotonic()
     run_forked(output, port=free_port, faults=(hang, fail), at=4)
-    assert time.monotonic() - start < PATIENCE_S
+    assert time.monotonic() - begin < PATIENCE_S
     assert "process 1 of 2 (process id " in log_path(output, 0).read_text()
     assert "has ended; its own message says why: checkpoints are complete" in log_path(output, 0).read_text()
 

@@ -1,10 +1,11 @@
-import multiprocessing
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from tests.trainer.small_run import run, write_data
+from tests.forks import start_process
+from tests.trainer.small_run import log_path, run, write_data
 from trainer.distributed import config
 from trainer.distributed.config import first_host, use_slurm
 
@@ -75,9 +76,7 @@ def test_two_processes_of_a_step_train_together(
         os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(free_port))
         os._exit(run(output, "steps=3", "batch_size=8"))
 
-    children = [multiprocessing.get_context("fork").Process(target=work, args=(rank,)) for rank in range(2)]
-    for child in children:
-        child.start()
+    children = [start_process(partial(work, rank), log_path(output, rank)) for rank in range(2)]
     for child in children:
         child.join()
     assert [child.exitcode for child in children] == [0, 0]

@@ -15,6 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from tests.forks import replaced
 from tests.patience import PATIENCE_S
 from tests.trainer.data.samples import Files, train_files, write_shards
 from tests.trainer.small_run import (
@@ -160,7 +161,7 @@ def test_a_signal_that_reaches_the_loader_processes_too_saves_a_checkpoint_after
 
 @pytest.mark.parametrize("stop", [signal.SIGUSR1, pytest.param(signal.SIGTERM, marks=pytest.mark.rest)])
 def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit_code(
-    tmp_path: Path, stop: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, stop: signal.Signals
 ) -> None:
     output = tmp_path / "run"
     arguments = ["steps=4", f"evaluation.shards={tmp_path / 'shards'}", "evaluation.every=3"]
@@ -172,9 +173,7 @@ def test_a_preemption_during_an_evaluation_saves_the_step_and_ends_with_the_exit
             os.kill(os.getpid(), stop)
         return real(value)
 
-    with monkeypatch.context() as patched:
-        patched.setattr(EvaluationConfig, "batch_size", 4)
-        patched.setattr(share, "all_ranks", all_ranks)
+    with replaced(EvaluationConfig, "batch_size", 4), replaced(share, "all_ranks", all_ranks):
         started = time.monotonic()
         assert run_forked(output, *arguments) == [128 + stop]
         assert time.monotonic() - started < PATIENCE_S
