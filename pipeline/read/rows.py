@@ -150,12 +150,12 @@ def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool, sou
     has_pictures_beside = pictures_beside(source) is not None
     has_files = bool(config.image_roots) or has_pictures_beside
     if config.image_column is None:
-        image = _picture_column(columns, BYTES)
+        image = picture_column(columns, BYTES)
     is_path = image is None and (has_pictures_beside or (config.image_roots and url is None))
     path = find_column(columns, config.image_path_column, PATH_NAMES if is_path else ())
     if config.image_column is image is url is None and (has_images or has_files):
         has_path = path is not None and picture_rank(columns[path]) == TEXT
-        image = None if has_path else _picture_column(columns, ABSENT if path is None else TEXT)
+        image = None if has_path else picture_column(columns, ABSENT if path is None else TEXT)
     captions = (find_column(columns, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
     return Columns(url, tuple(filter(None, captions)), find_column(columns, None, ID_NAMES), image, path)
 
@@ -164,7 +164,7 @@ NONE, ABSENT, TEXT, BYTES = range(4)
 """What a value or type holds of a picture: nothing, nothing in this row, text or bytes that may name it, its bytes."""
 
 
-def _picture_column(columns: Mapping[str, Any], least: int) -> str | None:
+def picture_column(columns: Mapping[str, Any], least: int) -> str | None:
     """Return the column with a name of IMAGE_NAMES that holds most of a picture, and at least `least`."""
     ranks = {name: picture_rank(columns[name]) for name in _picture_names(tuple(columns))}
     best = max(ranks, key=ranks.__getitem__, default=None)

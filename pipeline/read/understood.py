@@ -13,7 +13,7 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.listing import input_format
 from pipeline.read.nested import path_columns, root_of
 from pipeline.read.roots import Roots
-from pipeline.read.rows import ABSENT, GRIT_COLUMNS, LOCATION, Context, find_columns, picture_rank, utf8, with_named
+from pipeline.read.rows import ABSENT, GRIT_COLUMNS, LOCATION, Context, find_columns, picture_column, picture_rank, utf8, with_named
 from pipeline.read.samples import BESIDE, Folder, Tar, names_picture
 from pipeline.read.source import RowFault, convert, isolated, roots_for
 from pipeline.read.streams import input_errors
@@ -97,6 +97,8 @@ class Readings:
             pictures += ", and to fetch by the URL where it has none" if found.image and found.url else ""
         else:
             pictures = "to fetch by the URL, or to read from read.image_roots" if self.roots else "to fetch by the URL"
+            other = picture_column(named, ABSENT)  # without a value in the first row; each row is judged by itself
+            pictures += f", where the column {other} has none" if other and picture_rank(named[other]) == ABSENT else ""
         return {
             "pictures": cut(pictures),
             "columns": {use: [cut(name) for name in some[:MAX_NAMES]] for use, some in columns.items() if some},

@@ -197,10 +197,10 @@ def test_the_record_of_an_earlier_version_tells_nothing() -> None:
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
-@pytest.mark.parametrize("value", ["picture", "hash"])
+@pytest.mark.parametrize("value", ["picture", "hash", ""])
 def test_the_place_of_pictures_is_that_of_the_first_row(tmp_path: Path, kind: str, value: str) -> None:
-    """A column with base64 beside a URL is told as the input, one with other text as what is fetched."""
-    text = base64.b64encode(encoded("PNG")).decode() if value == "picture" else "5f3a" * 4
+    """A column with base64 beside a URL is told as the input, one with other text as what is fetched, an empty one as both."""
+    text = {"picture": base64.b64encode(encoded("PNG")).decode(), "hash": "5f3a" * 4, "": ""}[value]
     rows = [{"url": f"http://a/{i}.jpg", "caption": "a hen", "image": text} for i in range(2)]
     for name in ("a", "b"):
         path = tmp_path / f"{name}.{kind}"
@@ -216,5 +216,6 @@ def test_the_place_of_pictures_is_that_of_the_first_row(tmp_path: Path, kind: st
     assert [file.reading for file in cut] == [0, 0]
     (found,) = readings.found
     assert found["pictures"].startswith("in the column image" if value == "picture" else "to fetch by the URL")
+    assert found["pictures"].endswith(", where the column image has none") == (value == "" and kind != "parquet")
     again = Readings(settings, readings.found)
     assert [file.reading for file in cut_files(list_files(str(tmp_path)), 2, None, settings, readings=again)] == [0, 0]
