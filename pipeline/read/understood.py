@@ -13,7 +13,17 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.listing import input_format
 from pipeline.read.nested import path_columns, root_of
 from pipeline.read.roots import Roots
-from pipeline.read.rows import ABSENT, GRIT_COLUMNS, LOCATION, Context, find_columns, picture_column, picture_rank, utf8, with_named
+from pipeline.read.rows import (
+    ABSENT,
+    GRIT_COLUMNS,
+    LOCATION,
+    Context,
+    find_columns,
+    picture_column,
+    picture_rank,
+    utf8,
+    with_named,
+)
 from pipeline.read.samples import BESIDE, Folder, Tar, names_picture
 from pipeline.read.source import RowFault, convert, isolated, roots_for
 from pipeline.read.streams import input_errors

@@ -241,11 +241,13 @@ class UrlLease(LeaseFile):
 def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which the system releases when this process ends.
 
-    Raises UserError, naming the process, if another run holds it, and for a link. A file system without locks is only logged.
+    Raises UserError, naming the process, if another run holds it, and for a link to a file or into another run, which
+    this run would change. Other links, as to a larger disk, are followed. A file system without locks is only logged.
     """
+    for path in folder.iterdir():
+        if path.is_symlink() and (not path.is_dir() or (path.resolve().parent / LOCK).exists()):
+            raise UserError(f"{path} is a link, and what it names would be overwritten; remove it")
     path, end = folder / LOCK, time.monotonic() + EXPIRY_S
-    if path.is_symlink():
-        raise UserError(f"{path} is a link, and the file that it names would be overwritten; remove it")
     with path.open("a+", encoding="utf-8") as file:
         while True:
             try:

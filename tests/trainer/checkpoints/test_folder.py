@@ -7,7 +7,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from multiprocessing import Pipe, get_context
 from pathlib import Path
 from typing import Any
@@ -75,6 +75,23 @@ def test_a_second_run_on_an_output_is_refused_with_host_and_process_of_the_first
         message = capsys.readouterr().err
         assert f"another run writes to {output}: process {pid} on host {socket.gethostname()}" in message
     assert run(output) == 0
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", folder.LOCK, "new.txt", "checkpoints", "disk"])
+def test_links_through_which_a_run_would_change_other_files_are_refused(tmp_path: Path, name: str) -> None:
+    mine, output, disk = tmp_path / "mine", tmp_path / "run", tmp_path / "disk"
+    for path in (mine / "checkpoints", output, disk):
+        path.mkdir(parents=True)
+    with folder.locked(mine):
+        pass
+    (mine / "metrics.jsonl").write_text("{}")
+    target = {"disk": disk, "checkpoints": mine / name}.get(name, mine / "metrics.jsonl")
+    (output / name).symlink_to(target if name != "new.txt" else mine / "new.txt")
+    with (
+        nullcontext() if name == "disk" else pytest.raises(UserError, match=f"{name} is a link"),
+        folder.locked(output),
+    ):
+        pass
 
 
 def test_a_second_run_on_a_url_is_refused_and_a_lease_of_a_killed_run_is_taken_over(
