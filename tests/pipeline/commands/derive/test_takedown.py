@@ -183,11 +183,11 @@ def test_a_record_of_earlier_versions_is_obeyed_and_written_anew(source: Path, o
 def test_a_record_is_parsed_once_in_a_process_and_again_after_a_change(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parsed, parse = list[bytes | None](), Store.parse_takedowns
+    parsed, parse = list[Store](), Store.parse_takedowns
 
-    def counting(store: Store, content: bytes | None) -> TakedownList:
-        parsed.append(content)
-        return parse(store, content)
+    def counting(store: Store) -> TakedownList:
+        parsed.append(store)
+        return parse(store)
 
     monkeypatch.setattr(Store, "parse_takedowns", counting)
     Store(str(output)).record_takedowns(parse_takedown(["a.example"], "list"))
