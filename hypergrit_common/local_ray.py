@@ -6,6 +6,7 @@ joined: ray.init tries a dead one for 13 minutes, and obeys no signal meanwhile.
 
 import logging
 import os
+import shutil
 import socket
 import sys
 import tempfile
@@ -66,8 +67,8 @@ def init_ray(address: str | None, **options: Any) -> None:
 
     That Ray has a folder of its own, which no other user of the machine can open and which goes with this process:
     Ray's default, /tmp/ray, is open to all. A runtime environment among the options is joined with that of a submitted
-    job, also if both set the same variable. Raises UserError if the cluster cannot be joined. The caller ends with
-    ray.shutdown().
+    job, also if both set the same variable. Raises UserError if the cluster cannot be joined, or Ray does not start. The
+    caller ends with ray.shutdown().
     """
     os.environ["RAY_OVERRIDE_JOB_RUNTIME_ENV"] = "1"
     named, source = address or None, "ray.address"
@@ -89,8 +90,15 @@ def init_ray(address: str | None, **options: Any) -> None:
     before = descendants(os.getpid())
     # Ray opens its own folder to all, so that it lies in one that is private.
     folder = tempfile.mkdtemp(prefix="hg-", dir="/tmp" if os.access("/tmp", os.W_OK) else None)
-    with sigterm_handler_kept(), loopback_only():
-        ray.init(address="local", _temp_dir=os.path.join(folder, RAY_FOLDER), **(LOCAL_OPTIONS | options))
+    try:
+        with sigterm_handler_kept(), loopback_only():
+            ray.init(address="local", _temp_dir=os.path.join(folder, RAY_FOLDER), **(LOCAL_OPTIONS | options))
+    except Exception as error:  # a plain one if a process of Ray does not start in time
+        ray.shutdown()
+        shutil.rmtree(folder, ignore_errors=True)
+        raise UserError(
+            f"Ray cannot start on this machine: {one_line(error)}; if time ran out, try again on idle cores"
+        ) from error
     # Ray's own processes end when the driver is killed, except the two agents of the raylet.
     if sys.platform == "linux":
         started = descendants(os.getpid())

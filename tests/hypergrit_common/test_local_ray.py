@@ -6,9 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
+import ray
 from ray._private import ray_logging
 
-from hypergrit_common.local_ray import divert_worker_lines
+from hypergrit_common.errors import UserError
+from hypergrit_common.local_ray import divert_worker_lines, init_ray
 from hypergrit_common.processes import descendants, started_at, stat_fields
 from tests.patience import PATIENCE_S, wait_until
 
@@ -35,6 +37,24 @@ def main():
 
 sys.exit(main())
 """
+
+
+def test_a_ray_that_does_not_start_in_time_is_an_error_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "hg"
+
+    def init(**_: object) -> None:
+        raise Exception("The current node timed out\nduring startup")  # noqa: TRY002: as Ray does
+
+    folder.mkdir()
+    monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(folder))
+    monkeypatch.setattr(ray, "init", init)
+    with pytest.raises(
+        UserError, match="Ray cannot start on this machine: The current node timed out during startup; if"
+    ):
+        init_ray("local")
+    assert not folder.exists()
 
 
 def is_running(pid: int, started: str) -> bool:
