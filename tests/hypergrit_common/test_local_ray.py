@@ -45,7 +45,7 @@ def test_a_ray_that_does_not_start_in_time_is_an_error_in_one_line(
     folder = tmp_path / "hg"
 
     def init(**_: object) -> None:
-        raise Exception("The current node timed out\nduring startup")  # noqa: TRY002: as Ray does
+        raise Exception("The current node timed out\nduring startup")  # as Ray does
 
     folder.mkdir()
     monkeypatch.setattr("tempfile.mkdtemp", lambda **_: str(folder))
