@@ -54,6 +54,8 @@ ABSENT_PHRASE: Final = re.compile(
 )
 """Phrase of what is absent, but not "not only a dog", "no-bake cake" and "no parking sign"; "no sign of people" is one."""
 NEGATIONS: Final = frozenset({"not", "n't", "n’t", "never", "no", "neither", "nobody", "none", "cannot", *NEGATED})
+PRESENT: Final = frozenset({"here", "there", "present", "visible", "around", "left", "sight"})
+"""Words of what is denied by "none of the guests are here", while "none of the cars are red" has cars."""
 HAVING: Final = listed("having")
 """Words that negate a clause, and its verbs whose object is then absent: "does not have a roof"."""
 MODIFIERS: Final = frozenset({"det", "poss", "amod", "compound", "nummod"})
@@ -182,7 +184,8 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
     if words[i] == "any" and NEGATIONS.intersection(words[:i]):
         return True
     while words[i] not in ("only", "just"):
-        is_part = words[i + 1 : i + 2] == ["of"] and tokens[top].dep in SUBJECTS  # "none of the cars is red" has cars
+        is_part = words[i + 1 : i + 2] == ["of"] and tokens[top].dep in SUBJECTS
+        is_part = is_part and PRESENT.isdisjoint(words[tokens[top].head + 1 : tokens[top].head + 3])
         if not is_part and ABSENT_PHRASE.match(" ".join(words[i : end + 1]).lstrip("\"' ").replace(" - ", "-")):
             return has_comma or not has_and  # "no people and mountains" has mountains, "no hats, coats and gloves" none
         before = words[i - 1 : i]  # nothing at the first word
@@ -197,8 +200,10 @@ def is_absent(scene: Scene, phrase: NounPhrase) -> bool:
             link = next((words[j] for j in marks), "")
         is_and = link in ("and", "&") and tokens[i].dep not in ("det", "poss")
         has_comma = has_comma or "," in words[max(head, 0) : i]
-        if words[max(i - 2, 0) : i] == ["such", "as"]:  # an example of what is absent
-            head, is_and = i - 3 - (words[max(i - 3, 0) : i - 2] == [","]), False
+        n_words = 2 if words[max(i - 2, 0) : i] == ["such", "as"] else int(before in (["like"], ["including"]))
+        if n_words:  # an example of what is absent
+            head, is_and = i - n_words - 1, False
+            head -= head >= 0 and words[head] == ","
             if head < 0 or tokens[head].pos not in NOUNS:
                 break
         elif tokens[root].dep != "conj" or head >= i or not (is_and or link in ("or", "nor")):
