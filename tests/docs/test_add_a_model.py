@@ -1,4 +1,4 @@
-"""The model of docs/add_a_model.md: the page contains its file, and the file works in every part of the trainer."""
+"""The base-class model of docs/extending.md: the page contains its file, and the file works in every part of the trainer."""
 
 import json
 import re
@@ -15,7 +15,7 @@ from trainer.models import registry
 from trainer.models.registry import ModelEntry
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "add_a_model.md").read_text(encoding="utf-8")
+PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
