@@ -34,7 +34,7 @@ COMMANDS_OF_TABLES = {
 }
 """Rows of the papers' tables by model or size; PoinCLIP's results for a weight of 0 are a sentence."""
 BASE = re.compile(r"^(?:- )?[\w/ -]+: `(jobs/train/[^`]+)`$", re.MULTILINE)
-TABLE = re.compile(r"(?:^\|.*\n)+", re.MULTILINE)
+TABLE = re.compile(r"((?:^\|.*\n)+)", re.MULTILINE)
 
 
 def cells(row: str) -> list[str]:
@@ -42,25 +42,20 @@ def cells(row: str) -> list[str]:
 
 
 def additions(table: str) -> list[str]:
-    """The arguments that the rows of a table add to its bases: a column `added`, or a matrix of the values of two keys."""
-    header, _, *rows = table.splitlines()
-    first, second, *_ = cells(header)
-    if second == "added":
-        return [cells(row)[1].strip("`").replace("nothing", "") for row in rows]
-    if keys := re.findall(r"`([\w.]+)`", first):
-        columns = cells(header)[1:]
-        return [f"{keys[0]}={cells(row)[0]} {keys[1]}={column}" for row in rows for column in columns]
-    return []
+    """The arguments that a table adds to its bases: a column `added`, or the values of one or two keys in rows and columns."""
+    (first, *columns), _, *rows = map(cells, table.splitlines())
+    if columns[0] == "added":
+        return [row[1].strip("`").replace("nothing", "") for row in rows]
+    keys = re.findall(r"`([\w.]+)`", first)
+    lines = [f"{keys[0]}={row[0]} {keys[1]}=" for row in rows] if len(keys) == 2 else [f"{key}=" for key in keys]
+    return [f"{line}{column}" for line in lines for column in columns]
 
 
 def commands(text: str) -> list[str]:
     """The commands of a section: each table adds its rows to the bases that stand between it and the table before."""
-    found, start = [], 0
-    for table in TABLE.finditer(text):
-        bases = BASE.findall(text[start : table.start()])
-        found += [f"{base} {added}".strip() for base in bases for added in additions(table[0])]
-        start = table.end()
-    return found
+    parts = TABLE.split(text)
+    found = [(BASE.findall(prose), additions(table)) for prose, table in zip(parts[::2], parts[1::2], strict=False)]
+    return [f"{base} {added}".strip() for bases, rows in found for base in bases for added in rows]
 
 
 def sections() -> dict[str, str]:
@@ -70,7 +65,7 @@ def sections() -> dict[str, str]:
 
 
 def settings() -> Iterator[tuple[str, str]]:
-    """Each job and a claim `key=value` about it, from the last column of the tables of settings."""
+    """Each job and a claim `key=value` about it: the last column of a table of settings, or a paragraph that names a job."""
     for text in sections().values():
         job = re.search(r"The job is\s+`(jobs/train/\w+\.yaml)`", text)
         table = re.search(r"^\| setting \| [\w ]+ \| here \|$(?:\n\|.*)+", text, re.MULTILINE)
@@ -78,11 +73,12 @@ def settings() -> Iterator[tuple[str, str]]:
             for row in table[0].splitlines()[2:]:
                 for claim in re.findall(r"`([\w.]+=[^`]+)`", row.split(" | ")[-1]):
                     yield job[1], claim
+        for name, body in re.findall(r"^- .*; `(jobs/train/\w+\.yaml)`\)(.*(?:\n  .*)*)", text, re.MULTILINE):
+            yield from ((name, claim) for claim in re.findall(r"`([\w.]+=[^`]+)`", body))
 
 
 SETTINGS = list(settings())
 COMMANDS = list(dict.fromkeys(commands(TEXT) + re.findall(r"`(jobs/train/(?!vit_)[^`\s]+ [^`\n]+)`", TEXT)))
-MATRIX = [command for command in COMMANDS if "model.entail_reward=" in command]
 
 
 @cache
@@ -100,14 +96,11 @@ def value_of(config: dict[str, Any], claim: str) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_command_is_accepted_and_each_argument_changes_its_setting(command: str) -> None:
-    words = command.split()
-    files, overrides = [word for word in words if "=" not in word], [word for word in words if "=" in word]
-    job, config = load(" ".join(files)), load(command)
-    for word in overrides:
-        found, claimed = value_of(config, word)
+def test_command_is_accepted_and_sets_each_argument(command: str) -> None:
+    config = load(command)
+    for word in command.split():
+        found, claimed = value_of(config, word) if "=" in word else (None, None)
         assert found == claimed, word
-        assert command in MATRIX or value_of(job, word)[0] != claimed, f"{word} is the value of the job"
 
 
 @pytest.mark.parametrize(("job", "claim"), SETTINGS)

@@ -69,8 +69,7 @@ def commands(recipe: str) -> list[list[str]]:
     """Return the arguments of the commands in the code blocks of a recipe."""
     page, heading = RECIPES.get(recipe, (recipe, ""))
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    if heading:
-        text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0] if heading else text
     return [shlex.split(found[1]) for line in text.splitlines() if (found := COMMAND.match(line)) and line[0] == " "]
 
 
