@@ -30,7 +30,6 @@ COMMANDS_OF_TABLES = {
     ("PHyCLIP", "Table 4"): 7,
     ("PoinCLIP", "Tables 3 and 5"): 4,
     ("PoinCLIP", "Table 4"): 20,
-    ("Hyper3-CLIP", "Table 5"): 8,
 }
 """Rows of the papers' tables by model or size; PoinCLIP's results for a weight of 0 are a sentence."""
 BASE = re.compile(r"^(?:- )?[\w/ -]+: `(jobs/train/[^`]+)`$", re.MULTILINE)
