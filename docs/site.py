@@ -11,7 +11,7 @@ from mkdocs.structure.files import File
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = ("benchmarks/gpu", "docker", "jobs")
-PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *(f"{name}/README.md" for name in FOLDERS))
+PAGES = ("AGENTS.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", *(f"{name}/README.md" for name in FOLDERS))
 """Pages of the repository that are in the site too, at the same path."""
 
 

@@ -1,7 +1,7 @@
 """Means over seeds and held-out items, and paired differences, with intervals that hold for other seeds and other items.
 
-All seeds of a row see the same items, so a metric is the mean of a two-way layout with one value per cell; docs/paper.md
-has the formulas. A difference of two rows is taken cell by cell first: they share the items, and seeds are paired. Items of
+All seeds of a row see the same items, so a metric is the mean of a two-way layout with one value per cell (`crossed`). A
+difference of two rows is taken cell by cell first: they share the items, and seeds are paired. Items of
 one unit, such as the captions of one image, count as one, by the linear form of a mean of units of unequal size.
 
 Shapes: s seeds, n items, u units.
@@ -75,7 +75,7 @@ def seeds_only(values: ArrayLike) -> MeanWithError:
 
 
 def crossed(cells: Array) -> MeanWithError:
-    """The mean of a layout [s u]. One seed leaves the variance of seeds open: the interval covers the items alone."""
+    """The mean of a layout [s u], of variance (MS_seed + MS_item - MS_rest) / (s u); of one seed, that of the items alone."""
     s, u = cells.shape
     mean, by_seed, by_item = float(cells.mean()), cells.mean(1), cells.mean(0)
     item = s * float(by_item.var(ddof=1))
@@ -85,7 +85,7 @@ def crossed(cells: Array) -> MeanWithError:
     residual = float(np.square(cells - by_seed[:, None] - by_item + mean).sum()) / ((s - 1) * (u - 1))
     variance = max(seed + item - residual, seed)  # below MS_seed only by chance: items have a variance
     parts = seed**2 / (s - 1) + item**2 / (u - 1) + residual**2 / ((s - 1) * (u - 1))
-    freedom = variance**2 / parts if parts else 1.0
+    freedom = variance**2 / parts if parts else 1.0  # Satterthwaite's, which are too many for few seeds
     shrunk = max(min(freedom, s - 1), freedom * (s - 1) / s, 1.0)
     return MeanWithError(mean, math.sqrt(variance / (s * u)), shrunk, s, has_items=True)
 

@@ -25,8 +25,8 @@ DOWNLOAD = re.compile(r"^ +(hf download .*)$", re.MULTILINE)
 OTHERS = {"http.server", "open_clip_train.main", "spacy"}
 """Modules of Python, and of packages that the project does not need."""
 KEY = re.compile(r"[a-z][\w.]*(?==)")
-ELSEWHERE = {("run", "reasons"), ("run", "few_colours.min"), ("export", "trust")}
-"""Keys in the help of `run retry=true` and of the export of models, and of the plug-in in docs/extending.md."""
+ELSEWHERE = {("run", "reasons"), ("run", "few_colours.min"), ("train", "model.centre_weight"), ("export", "trust")}
+"""Keys in the help of `run retry=true` and of the export of models, and of the plug-ins in docs/extending.md."""
 
 
 def commands(page: Path) -> set[tuple[str, tuple[str, ...]]]:

@@ -25,7 +25,7 @@ __all__ = ["folder"]
 
 
 def test_every_component_has_a_short_example() -> None:
-    titles = re.findall(r"^## (.*)$", PAGE, re.MULTILINE)
+    titles = re.findall(r"^### (.*)$", PAGE, re.MULTILINE)
     assert titles[:6] == [
         "A stage",
         "A drop reason",

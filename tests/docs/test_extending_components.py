@@ -46,8 +46,9 @@ def test_an_input_format_is_read(tmp_path: Path) -> None:
 def test_a_model_is_trained_and_loaded_again_only_by_its_name(tmp_path: Path) -> None:
     output = tmp_path / "run"
     name = "my_package.centred:CentredCLIP"
-    assert command("train", "Centred") == [f"model_name={name}"]
-    assert small_run.run(output, f"model_name={name}", "steps=3", "model.centre_weight=0.5") == 0
+    settings = command("train", "Centred")
+    assert settings == [f"model_name={name}", "model.centre_weight=0.5"]
+    assert small_run.run(output, *settings, "steps=3") == 0
     row = json.loads((output / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
     assert "loss/centre" in row
     assert command("export", "Centred") == ["format=onnx", f"trust=[{name}]"]

@@ -1,4 +1,4 @@
-"""The commands of the how-to pages run in order, with tars of drawn scenes and the miniature models."""
+"""The commands of the recipes run in order, with tars of drawn scenes and the miniature models."""
 
 import csv
 import os
@@ -56,12 +56,20 @@ PAGES: dict[str, list[str]] = {
     "fine_tune_open_clip": [],
     "evaluate_a_checkpoint": [],
 }
-"""Page -> the verbs that need a network."""
+"""Recipe -> the verbs that need a network."""
+RECIPES = {
+    "grit_to_hycoclip": ("ablations", "From GRIT to HyCoCLIP's table"),
+    "fine_tune_open_clip": ("training", "Start from a trained CLIP"),
+    "evaluate_a_checkpoint": ("evaluation", "A released checkpoint on COCO"),
+}
+"""Recipe -> its guide, and its heading there; others are pages of their own."""
 
 
-def commands(page: str) -> list[list[str]]:
-    """Return the arguments of the commands in the code blocks of a page."""
+def commands(recipe: str) -> list[list[str]]:
+    """Return the arguments of the commands in the code blocks of a recipe."""
+    page, heading = RECIPES.get(recipe, (recipe, ""))
     text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8").replace("\\\n", " ")
+    text = text.split(f"\n## {heading}\n")[1].split("\n## ")[0] if heading else text
     return [shlex.split(found[1]) for line in text.splitlines() if (found := COMMAND.match(line)) and line[0] == " "]
 
 

@@ -20,7 +20,7 @@ FOLDERS = (
 )
 # CHANGELOG.md also mentions files that no longer exist.
 DOCUMENTS = [
-    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "docker/README.md", "jobs/README.md")),
+    *(ROOT / name for name in ("README.md", "AGENTS.md", "CONTRIBUTING.md", "docker/README.md", "jobs/README.md")),
     *(ROOT / name for name in ("demo/weights/MODEL_CARD.md", "demo/world/README.md", "benchmarks/gpu/README.md")),
     *sorted((ROOT / "docs").glob("*.md")),
 ]

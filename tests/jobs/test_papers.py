@@ -49,7 +49,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     "hycoclip": HYCOCLIP,
     # PHyCLIP, section 4.1 and table 5: 64 factors of width 8; the candidates of the released code, not those of eq. 4
     "phyclip": HYCOCLIP | {"factor_dim": 8, "metric": "l1", "alpha_init": "released"},
-    # PoinCLIP, section 4.1: lambda_reg 0.1; docs/poincare.md: the lift and the entropy of its misprinted equations
+    # PoinCLIP, section 4.1: lambda_reg 0.1; docs/ablations.md: the lift and the entropy of its misprinted equations
     "poinclip": MERU
     | {"entail_weight": 0.1, "entail_reward": 0.1, "order": "entropy", "entropy": "abs", "lift": "conformal"},
     # EuCLIP: MERU without curvature; the temperature starts at 1, for squared distances
@@ -64,7 +64,7 @@ PAPERS: dict[str, dict[str, Any]] = {
     "open_clip": HYCOCLIP,
     # a model of no paper
     "taxonomy": MERU | {"transitive_weight": 1.0, "energy": "cone"},
-    # Syntax-MERU, eq. 1 to 3; docs/syntax.md: what the print leaves open
+    # Syntax-MERU, eq. 1 to 3; docs/ablations.md: what the print leaves open
     "syntax_meru": MERU
     | {"syntax_weight": 0.1, "word_states": "tower", "word_block": 0, "word_vector": "mean"}
     | {"contrast_directions": "mean"}

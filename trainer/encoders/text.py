@@ -21,7 +21,7 @@ class StateSource:
     """The part of a text tower whose input and output are the initial and the contextual state of each token.
 
     Syntax-MERU compares the two states of words. Its section 3 takes input and output of a multi-head attention,
-    without naming the layer (docs/syntax.md). Towers of transformers have the states of "tower" alone, and those of
+    without naming the layer (docs/ablations.md). Towers of transformers have the states of "tower" alone, and those of
     open_clip none of "attention"; `SyntaxMERUConfig` refuses the others.
 
     Args:

@@ -1,6 +1,6 @@
 """The Poincaré ball of curvature -c, c > 0: points x with c|x|^2 < 1.
 
-The formulas are PoinCLIP's, made consistent with each other; `docs/poincare.md` derives them from the printed ones.
+The formulas are PoinCLIP's, made consistent with each other; docs/ablations.md lists the corrections.
 Shapes are those of `lorentz`: any leading axes *, then d; `curvature` is c and broadcasts against the leading axes.
 
 The isometry p = x / (1 + sqrt(1 + c|x|^2)) maps the space components x of a Lorentz point to the ball. Distances and

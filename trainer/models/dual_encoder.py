@@ -2,7 +2,7 @@
 
 A model projects the towers' outputs to features, lifts the features into its space, and compares lifted points by a
 similarity. Its loss is a list of weighted terms over named streams of points (`trainer.models.terms`).
-docs/add_a_model.md shows how to add one.
+docs/extending.md shows how to add one.
 
 Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l tokens. Lifted points are [b d], or
 [k b d/k] in a product of k factors; [*k b d] stands for both. Images are [b 3 h w].

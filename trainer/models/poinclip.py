@@ -1,4 +1,4 @@
-"""PoinCLIP (docs/poincare.md). Shapes: b pairs, n candidates, d embedding width."""
+"""PoinCLIP (docs/ablations.md). Shapes: b pairs, n candidates, d embedding width."""
 
 import torch
 from torch import Tensor

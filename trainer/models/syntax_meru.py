@@ -1,4 +1,4 @@
-"""Syntax-MERU: MERU whose text tower learns the dependency trees of captions (docs/syntax.md).
+"""Syntax-MERU: MERU whose text tower learns the dependency trees of captions (docs/ablations.md).
 
 Shapes: b captions, l tokens, w words of the longest caption, d embedding width.
 """
