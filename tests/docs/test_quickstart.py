@@ -39,7 +39,7 @@ def test_the_commands_lead_from_ten_urls_to_heads_that_are_evaluated_and_shown(t
     ):
         assert written in script
         script = script.replace(written, here)
-    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     log = tmp_path / "log.txt"
     with log.open("w") as file:  # not a pipe: the web server in the background would keep it open
         shell = subprocess.Popen(
