@@ -1,4 +1,4 @@
-"""Phrases and expressions of web texts, compared with those that people marked (docs/phrases.md has the convention).
+"""Phrases and expressions of web texts, compared with those that people marked (tests/data/web_texts.md has the convention).
 
 A kept phrase is right if its span is the marked one or an alternative; optional spans count neither way. An expression is
 compared only if its phrase is right, and if it or the marked one is longer than the phrase.

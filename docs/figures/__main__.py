@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from docs.figures import architecture, overview, pages, performance
+from docs.figures import architecture, disk, overview, pages, performance
 from docs.figures.paths import DEMO, DOCS, ROOT, TRAINING, TRUTH
 from hypergrit_common.cli import BUG, EXIT_CODES, command
 from hypergrit_common.config_help import print_text
@@ -50,6 +50,7 @@ FIGURES: Final = {
     "overview": Figure(overview.draw),
     "architecture": Figure(architecture.draw),
     "performance": Figure(performance.draw),
+    "disk": Figure(disk.draw),
     "photographs": Figure(pages.photographs, ending="jpg"),
     "report": Figure(pages.report, MAKE_DEMO),
     "explorer": Figure(pages.explorer, MAKE_DEMO),

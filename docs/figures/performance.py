@@ -1,4 +1,4 @@
-"""The chart of docs/performance.md: the ratios of its first table."""
+"""The chart of docs/performance.md: the ratios of the table of other tools."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,9 @@ ROW: Final = re.compile(r"^\| ([^|]+) \| [^|]+ \| ([^|]+?)(?:: [\d.,]+)? \| ([\d
 
 def draw(target: Path) -> None:
     """Draw a bar for each row of the table, on a logarithmic scale that begins at 1."""
-    rows = ROW.findall((DOCS / "performance.md").read_text("utf-8").split("\n## ")[0])[::-1]
+    rows = ROW.findall((DOCS / "performance.md").read_text("utf-8").partition("\n## Compared")[2].split("\n### ")[0])[
+        ::-1
+    ]
     names, ratios = [f"{task}  vs. {baseline}" for task, baseline, _ in rows], [float(row[2]) for row in rows]
     with axes(target, 9.0, 0.27 * len(rows) + 0.9) as found:
         found.barh(range(len(rows)), [ratio - 1 for ratio in ratios], left=1, height=0.7, color=COLORS[0])

@@ -210,7 +210,7 @@ def check_permitted(permits: Permits) -> None:
     if permits.refused and not permits.published:
         raise UserError(
             f"no picture may be published: {permits.describe()}; the input needs a column with open licences "
-            "(docs/publish.md), or name others that you publish: licenses=[cc-by-nc], [none] for rows without one, [any]"
+            "(docs/export.md), or name others that you publish: licenses=[cc-by-nc], [none] for rows without one, [any]"
         )
     if permits.refused:
         print_text(

@@ -13,7 +13,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 TUTORIAL = ROOT / "docs" / "quickstart.md"
-FOLDER = "out/quickstart"
 
 
 def blocks(language: str) -> str:
@@ -29,11 +28,17 @@ def free_port() -> int:
 @pytest.mark.rest
 @pytest.mark.timeout(1200)
 @pytest.mark.slow
-def test_the_commands_lead_from_ten_urls_to_an_evaluated_model(tmp_path: Path) -> None:
+def test_the_commands_lead_from_ten_urls_to_heads_that_are_evaluated_and_shown(tmp_path: Path) -> None:
     script = blocks("bash").replace("8800", str(free_port())) + f"\npython - <<'END'\n{blocks('python')}\nEND\n"
     script = f'hypergrit() {{ python -m hypergrit "$@"; }}\n{script}'  # of this checkout, whichever is installed
-    assert FOLDER in script
-    script = script.replace(FOLDER, str(tmp_path))
+    for written, here in (
+        ("out/quickstart", str(tmp_path)),
+        ("out/heads", str(tmp_path / "heads")),
+        ("1200", "300"),  # on fewer pairs and steps
+        ("heads.yaml", "heads.yaml steps=60"),
+    ):
+        assert written in script
+        script = script.replace(written, here)
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "OMP_NUM_THREADS": "1"}
     log = tmp_path / "log.txt"
     with log.open("w") as file:  # not a pipe: the web server in the background would keep it open
@@ -50,6 +55,9 @@ def test_the_commands_lead_from_ten_urls_to_an_evaluated_model(tmp_path: Path) -
     stats = json.loads((tmp_path / "shards" / "stats.json").read_text(encoding="utf-8"))
     assert stats["rows"]["read"] == 10
     assert stats["rows"]["kept"] >= 5
-    assert (tmp_path / "hycoclip" / "model" / "model.safetensors").is_file()
-    assert "retrieval/text_to_image/recall@1" in json.loads((tmp_path / "evaluation.json").read_text(encoding="utf-8"))
+    head = next(line for line in printed.splitlines() if line.startswith("metric"))
+    assert head.split() == ["metric", "meru", "hycoclip", "chance"]
+    heads = tmp_path / "heads"
+    assert {path.name for path in (heads / "pictures").iterdir()} == {"meru.png", "hycoclip.png"}
+    assert json.loads((heads / "disk.json").read_text(encoding="utf-8"))["projection"] == "norms"
     assert printed.count("tensor(") == 2

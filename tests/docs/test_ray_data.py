@@ -1,4 +1,4 @@
-"""Ray Data reads the shards, runs the stages, and its datasets become inputs: the examples of docs/ray_data.md and shards.md."""
+"""Ray Data reads the shards, runs the stages, and its datasets become inputs: the examples of docs/shards.md."""
 
 import runpy
 import sys
@@ -65,7 +65,7 @@ def test_an_iterator_that_fails_leaves_no_folder(tmp_path: Path) -> None:
 
 def test_the_page_contains_the_example_verbatim() -> None:
     code = (EXAMPLES / "ray_data_stages.py").read_text(encoding="utf-8")
-    assert f"```python\n{code}```\n" in (ROOT / "docs" / "ray_data.md").read_text(encoding="utf-8")
+    assert f"```python\n{code}```\n" in (ROOT / "docs" / "shards.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.ray

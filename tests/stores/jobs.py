@@ -1,4 +1,11 @@
-"""Checks of a store: rows, images and folders are read from it, a job writes shards to it and resumes, and has a lease."""
+"""Checks of a store: rows, images and folders are read from it, a job writes shards to it and resumes, and has a lease.
+
+The tests need packages that the lock file does not have:
+
+    pip install --target stores gcsfs==2026.8.2 gcp-storage-emulator==2026.7.19 adlfs==2026.8.0
+    npm install --prefix stores azurite@3.35.0
+    PATH=$PWD/stores/node_modules/.bin:$PATH PYTHONPATH=stores .venv/bin/python -m pytest tests/stores
+"""
 
 import json
 

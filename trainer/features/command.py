@@ -12,7 +12,7 @@ USAGE = f"""\
 usage: hypergrit features shards=SHARDS model=MODEL output=FOLDER [key=value ...]
 
 Write the outputs of a model's frozen towers for the images, boxes, captions and phrases of training shards, in half
-precision. A head with the loss of any model is then trained on them in seconds, on a CPU too (docs/heads.md):
+precision. A head with the loss of any model is then trained on them in seconds, on a CPU too (docs/quickstart.md):
 
   hypergrit features shards=out/mine/train model=out/clip output=out/features dry_run=true
   hypergrit features shards=out/mine/train model=out/clip output=out/features

@@ -43,7 +43,7 @@ class GroundConfig:
     # miniature; a GLIP folder or weight file; a folder of an LLMDet, MM Grounding DINO, Grounding DINO, OWLv2 or SAM 3
     # model of transformers; owner/name@commit of any of these on the Hugging Face hub; if the repository contains several
     # weight files, append the name of one: owner/name@commit/file.pth; the URL of a folder, or of a file, with
-    # #sha256=... (docs/glip.md); openai:URL#MODEL, a vision-language model at an OpenAI-compatible endpoint; module:Class
+    # #sha256=... (docs/models.md); openai:URL#MODEL, a vision-language model at an OpenAI-compatible endpoint; module:Class
     # of your own (docs/extending.md); or none: rows keep the boxes of the input, all others are pairs
     grounder: str = reaches("miniature", NO_MODEL)
     """The miniature knows only the drawings of the demo; docs/models.md compares others."""
@@ -182,7 +182,7 @@ def check_glip_files(config: GroundConfig) -> None:
     if missing := [file for file in needed if not file.exists()]:
         raise UserError(
             f"grounder={config.grounder}: {missing[0]} does not exist; a GLIP folder holds config.json, vocab.txt and "
-            "model.safetensors, and a weight file has its vocab.txt beside it, or in ground.vocabulary (docs/glip.md)"
+            "model.safetensors, and a weight file has its vocab.txt beside it, or in ground.vocabulary (docs/models.md)"
         )
 
 

@@ -14,7 +14,7 @@ from pipeline.stages.parse.recipe.trees import Tree, Word, tree_of
 
 DATA: Final = Path(__file__).resolve().parents[4] / "tests" / "data"
 TEXTS: Final = DATA / "web_texts.json"
-"""Web texts in the format of docs/phrases.md; only those of the split `dev` are learned from."""
+"""Web texts in the format of tests/data/web_texts.md; only those of the split `dev` are learned from."""
 PHOTOS: Final = DATA / "photo_captions.json"
 """Clean captions, which the parser rehearses."""
 NOUN_LABELS: Final = ("nsubj", "dobj", "nsubjpass", "pcomp", "pobj", "dative", "appos", "attr", "ROOT", "conj")
