@@ -81,7 +81,7 @@ def set_variables(variables: Mapping[str, str]) -> None:
     """Set environment variables of this process, also those that fsspec reads when it is imported (FSSPEC_*)."""
     os.environ.update(variables)
     if variables and (config := sys.modules.get("fsspec.config")):
-        config.set_conf_env(config.conf)
+        config.set_conf_env(config.conf, os.environ)
 
 
 def chdir_hook(folder: str, variables: Mapping[str, str] | None = None) -> Callable[[], None]:

@@ -54,7 +54,10 @@ FEW_ROWS: Final = 3
 SPLIT: Final = 0.01
 """Rows, and share of the rows with given boxes, above which spans inside words are no accident."""
 UNLIKE: Final = 0.75
-"""Share of the CLIPScore that a box needs with its phrase, below which a picture is unlike its caption."""
+"""Share of the CLIPScore that a box needs with its phrase, below which a picture is unlike its caption: 2 % of 1,544 drawn
+scenes are, and half of them with the caption of another scene."""
+MANY_UNLIKE: Final = 0.05
+"""Share of such pictures from which wrong captions are likely."""
 MANY: Final = 0.1
 """Share of the rows from which it is worth running a verb for them."""
 
@@ -98,7 +101,7 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
         )  # an edge of the bins
         ends, counts = pairs["edges"][1:], pairs["counts"]["images"]
         n = sum(count for end, count in zip(ends, counts, strict=True) if end < least + 1e-9)
-        if n and n >= SPLIT * sum(counts):
+        if n and n >= MANY_UNLIKE * sum(counts):
             text = f"{n:,} of {counted(sum(counts), 'picture')} are unlike their caption: the cosine is below {least:g}"
             action = f"look at them; `hypergrit rewrite source=OUT score.min_image_similarity={least:g}` drops them"
             yield Advice("unlike_caption", text, action, "distributions")

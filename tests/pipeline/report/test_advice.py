@@ -77,9 +77,12 @@ def test_rows_that_a_cheaper_verb_may_save_are_counted(stats: Any, dropped: Any,
 def test_pictures_unlike_their_caption_are_counted_unless_a_threshold_drops_them(stats: Any) -> None:
     counts = stats["histograms"]["clip_similarity"]["counts"]["images"]
     counts[:] = [0] * len(counts)
-    counts[59], counts[60] = 10, 890  # cosines from 0.18 and from 0.2, where a box needs 0.26
+    counts[59], counts[60] = 45, 855  # cosines from 0.18 and from 0.2, where a box needs 0.26
     found = advice(stats)
-    assert found["unlike_caption"].startswith("10 of 900 pictures are unlike their caption: the cosine is below 0.2;")
+    assert found["unlike_caption"].startswith("45 of 900 pictures are unlike their caption: the cosine is below 0.2;")
+    counts[59] -= 1
+    assert "unlike_caption" not in advice(stats)
+    counts[59] += 1
     stats["provenance"]["thresholds"]["min_image_similarity"] = 0.1
     assert "unlike_caption" not in advice(stats)
 
