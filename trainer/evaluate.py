@@ -113,12 +113,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     set_up_logging()
     if is_benchmark(arguments):
-        benchmarks: BenchmarkConfig = merge(BenchmarkConfig, read_layers(arguments, Keys()))
-        if not os.path.isdir(benchmarks.data):
-            raise UserError(f"data={benchmarks.data} is not a folder; give the folder with the files of the tasks")
+        chosen: BenchmarkConfig = merge(BenchmarkConfig, read_layers(arguments, Keys()))
+        if not os.path.isdir(chosen.data):
+            raise UserError(f"data={chosen.data} is not a folder; give the folder with the files of the tasks")
         from trainer.evaluation.run.benchmarks import run_benchmarks  # imports torch, which takes seconds
 
-        return run_benchmarks(benchmarks)
+        return run_benchmarks(chosen)
     models, config = parse(arguments)
     names = label(models)
     results, n_failed = dict[str, dict[str, float]](), 0

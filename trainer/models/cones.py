@@ -38,8 +38,14 @@ class Cones(DualEncoder):
         """
 
     def aperture_scale(self, is_within: bool) -> float:
-        """Factor on the half-apertures with which the model was trained, for relations within a modality or across both; 1
-        without such a relation."""
+        """The factor on the half-apertures with which the model was trained.
+
+        Args:
+            is_within: of relations within a modality; false: of those across both.
+
+        Returns:
+            The eta of the first such relation; 1 without one.
+        """
         found = (term.value for term in self.terms() if isinstance(term.value, Entails))
         return next((entails.eta for entails in found if entails.is_within == is_within), 1.0)
 
