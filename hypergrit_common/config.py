@@ -380,12 +380,17 @@ def _explain(value: Any, hint: Any, key: str, errors: Sequence[Any]) -> str:
 
 
 def _did_you_mean(wrong: str, cls: type, groups: Mapping[str, type], prefix: str) -> str:
-    """Return a question with the setting that is spelt like an unknown one or abbreviates it, such as lr of learning_rate."""
+    """Return a question with the setting that is spelt like an unknown one or abbreviates it, such as lr of learning_rate.
+
+    One of this group comes first, then those of groups in it, such as model.gap_weight.
+    """
     names = [item.name for item in dataclasses.fields(cls)]
     inner = [f"{group}.{item.name}" for group, kind in groups.items() for item in dataclasses.fields(kind)]
     initials = "".join(word[0] for word in wrong.split("_") if word)
     abbreviating = [name for name in (*names, *inner) if name.rpartition(".")[2] == initials]
-    found = [*difflib.get_close_matches(wrong, names, n=1), *abbreviating]
+    last = {name.rpartition(".")[2]: name for name in reversed(inner)}
+    nested_ones = (last[name] for name in difflib.get_close_matches(wrong, last, n=1))
+    found = [*difflib.get_close_matches(wrong, names, n=1), *abbreviating, *nested_ones]
     return f". Did you mean: '{prefix}{found[0]}'?" if found else ""
 
 
@@ -436,6 +441,12 @@ def flatten(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     return cast(dict[str, Any], json.loads(json.dumps(flat)))
 
 
+def _public(config: Any) -> dict[str, Any]:
+    """Return the nested values of a configuration without those of `secret` fields."""
+    values = {x.name: getattr(config, x.name) for x in dataclasses.fields(config) if not x.metadata.get("secret")}
+    return {name: _public(value) if is_dataclass(value) else value for name, value in values.items()}
+
+
 def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
     """Split the values of a configuration into nested dictionaries: (all but `runtime` fields, `runtime` fields).
 
@@ -448,7 +459,7 @@ def split_runtime(config: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         if item.metadata.get("secret"):
             continue
         if item.metadata.get("runtime"):
-            free[item.name] = dataclasses.asdict(value) if is_dataclass(value) else value  # type: ignore[arg-type]
+            free[item.name] = _public(value) if is_dataclass(value) else value
         elif is_dataclass(value):
             fixed[item.name], inner = split_runtime(value)
             free |= {item.name: inner} if inner else {}
@@ -485,11 +496,7 @@ def to_yaml(config: Any) -> str:
 
     Keys of `secret` fields are left out.
     """
-    values = dataclasses.asdict(config)
-    for key in marked_keys(type(config), "secret"):
-        *groups, name = key.split(".")
-        reduce(lambda group, name: group[name], groups, values).pop(name)
-    return dump_yaml(clean(values, strip_query=False, strip_commands=True))
+    return dump_yaml(clean(_public(config), strip_query=False, strip_commands=True))
 
 
 def _load_yaml(path: str) -> dict[str, Any]:

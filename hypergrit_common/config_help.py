@@ -116,8 +116,8 @@ def describe(
 ) -> str:
     """Return the text of `--help`: `usage`, then the keys of `cls` in `main`, or all of them without `main` or of ALL.
 
-    Of another `topic`, the keys of that name or group, also those in `more`, or what `usage` says of it. Raises
-    UserError for an unknown topic.
+    Of another `topic`, the keys of that name or group, also those in `more`, or what `usage` says of it, or the keys that
+    mention it. Raises UserError for an unknown topic.
     """
     every = list(list_keys(cls, kinds=kinds))
     if topic not in ("", ALL):
@@ -130,12 +130,17 @@ def describe(
 
 
 def describe_topic(topic: str, keys: Sequence[Key], usage: str = "", short: Mapping[str, str] | None = None) -> str:
-    """Return the keys of a name or a group, or else the lines of `usage` about it. Raises UserError if there are none."""
+    """Return the keys of a name or a group, or else the lines of `usage` about it, or else the keys that mention it.
+
+    Raises UserError if there are none.
+    """
     name = (short or {}).get(topic, topic)
     if found := [key for key in keys if f"{key.name}.".startswith(f"{name}.")]:
         return key_lines(found, short)
     if lines := re.search(rf"^  (\S+, )*{re.escape(topic)}[ ,=].*(\n {{6,}}.*)*", usage, re.MULTILINE):
         return lines[0]
+    if found := [key for key in keys if topic.lower() in f"{key.name} {key.comment}".lower()]:
+        return key_lines(found, short, f"keys that mention {topic!r}")
     close = ", ".join(get_close_matches(name, [key.name for key in keys], n=3))
     raise UserError(f"there is no key {topic}; {f'similar ones are {close}; ' if close else ''}see --help all")
 

@@ -3,7 +3,7 @@
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Final
@@ -77,14 +77,22 @@ def made_absolute(path: str) -> str:
     return path if path.startswith("~") else f"$PWD/{path}"
 
 
-def chdir_hook(folder: str) -> Callable[[], None]:
+def set_variables(variables: Mapping[str, str]) -> None:
+    """Set environment variables of this process, also those that fsspec reads when it is imported (FSSPEC_*)."""
+    os.environ.update(variables)
+    if variables and (config := sys.modules.get("fsspec.config")):
+        config.set_conf_env(config.conf, os.environ)
+
+
+def chdir_hook(folder: str, variables: Mapping[str, str] | None = None) -> Callable[[], None]:
     """Return a start-up hook for Ray workers: it changes the working directory to `folder`, and escapes their logs.
 
     Relative paths then refer to the same files as in the driver. On a machine without this folder the hook does
-    not change it.
+    not change it. It also sets `variables`: Ray logs and shows those of a runtime environment, not what a hook holds.
     """
 
     def hook() -> None:
+        set_variables(variables or {})
         set_up_logging(logging.WARNING)
         sys.excepthook = print_exception
         with suppress(OSError):

@@ -4,6 +4,7 @@ import dataclasses
 import hashlib
 import json
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
@@ -28,6 +29,7 @@ from hypergrit_common.config import (
     runtime,
     runtime_keys,
     saved_layers,
+    secret,
     split_runtime,
 )
 from hypergrit_common.errors import UserError
@@ -60,19 +62,6 @@ class LogConfig:
 
     interval_s: ClassVar[float] = 60.0
     """Seconds between two lines on the progress where there is no terminal; the first ones come sooner."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Messages:
-    """The settings of a job that the log needs before its configuration can be read."""
-
-    quiet: bool = False
-    log: LogConfig = field(default_factory=LogConfig)
-
-    @property
-    def level(self) -> int:
-        """The lowest level of a line in the log."""
-        return logging.WARNING if self.quiet else logging.INFO
 
 
 # Settings of the report.
@@ -126,7 +115,7 @@ class WriteConfig:
 
 KEYS: Final = Keys(
     short={"grounder": "ground.grounder", "scorer": "score.scorer", "formats": "write.formats"},
-    secret=("download.headers", "download.proxy", "recaption.api_key"),
+    secret=("download.headers", "download.proxy", "recaption.api_key", "ray.env"),
     removed=REMOVED_FROM_RUN,
 )
 """Key names of the pipeline."""
@@ -148,6 +137,9 @@ class RayConfig:
     runner: Literal["ray", "local"] = "ray"
     # cluster to join; null: RAY_ADDRESS if it is set, else start Ray on this machine
     address: str | None = None
+    # environment variables of this process and of all workers, {NAME: VALUE}, such as the credentials of input and output;
+    # null as a value: that of this process. Never saved, recorded or printed
+    env: dict[str, str | None] = secret(factory=dict)
     # upper limit on the tasks that download, parse and write at the same time; null: as many as the CPUs allow
     cpu_workers: int | None = None
     # upper limit on the processes that ground and score; null: as many as the cluster can run
@@ -168,6 +160,28 @@ class RayConfig:
         gpus = self.gpus_per_model_worker
         if gpus is not None and gpus > 1 and gpus != int(gpus):
             raise UserError(f"gpus_per_model_worker is {gpus}; give a whole number, or a fraction of one GPU")
+        for name, value in self.env.items():
+            if not name.isidentifier() or (value is None and name not in os.environ):
+                problem = "not set in this process; export it, or give its value" if name.isidentifier() else "no name"
+                raise UserError(f"env: the variable {name!r} is {problem}")
+
+    def variables(self) -> dict[str, str]:
+        """The variables of `env` with their values."""
+        return {name: os.environ[name] if value is None else value for name, value in self.env.items()}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Messages:
+    """The settings of a job that its log and its stores need before its configuration can be read."""
+
+    quiet: bool = False
+    log: LogConfig = field(default_factory=LogConfig)
+    ray: RayConfig = field(default_factory=RayConfig)
+
+    @property
+    def level(self) -> int:
+        """The lowest level of a line in the log."""
+        return logging.WARNING if self.quiet else logging.INFO
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -331,6 +345,8 @@ def content_hash(config: PipelineConfig) -> str:
     for group, name in ((group, name) for group, names in models.items() for name in names):
         content[group][name] = content[group][name] and public_name(content[group][name])
     content["read"]["image_roots"] = len(config.read.image_roots) or []
+    if config.read.id_column is None:  # as before the setting existed
+        del content["read"]["id_column"]
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

@@ -19,6 +19,7 @@ try:
     from hypergrit_common.config import command_line, merge_some, read_layers, saved_layers
     from hypergrit_common.config_help import describe, help_topic, list_keys, print_text
     from hypergrit_common.errors import UserError
+    from hypergrit_common.paths import set_variables
     from pipeline.config import KEYS, Messages, config_kind, load_config
 except ModuleNotFoundError as error:  # an interpreter of another environment
     if __name__ != "__main__":
@@ -85,6 +86,7 @@ def main(arguments: Sequence[str]) -> int:
     topic = help_topic(arguments)
     given = arguments if topic is None else [item for item in arguments if item.startswith("retry=")]
     mode: Mode = merge_some(Mode, saved_layers(read_layers(given, KEYS), given)[1])
+    set_variables(mode.ray.variables())
     if mode.retry:
         set_up_logging(mode.level, is_json=mode.log.format == "json")
         from pipeline.commands.retry import main as retry

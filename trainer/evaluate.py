@@ -12,12 +12,13 @@ from typing import Any
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE, command, set_up_logging
 from hypergrit_common.config import Keys, Trusting, merge, read_layers
 from hypergrit_common.config_help import ALL, describe_topic, help_topic, key_lines, list_keys, print_text
-from hypergrit_common.devices import check_device, pick_device
+from hypergrit_common.devices import check_device, limit_threads, pick_device
 from hypergrit_common.errors import NotFiniteError, UserError
 from hypergrit_common.json_file import write_object
 from trainer.evaluation.catalog import describe_tasks
 from trainer.evaluation.held_out.config import HeldOutConfig
 from trainer.evaluation.run.config import BenchmarkConfig
+from trainer.metrics import in_words
 
 USAGE = """\
 usage: hypergrit evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TASK,...]] [key=value ...]
@@ -112,9 +113,12 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     set_up_logging()
     if is_benchmark(arguments):
-        from trainer.evaluation.run.benchmarks import run_benchmarks  # imports torch, which --help does not need
+        chosen: BenchmarkConfig = merge(BenchmarkConfig, read_layers(arguments, Keys()))
+        if not os.path.isdir(chosen.data):
+            raise UserError(f"data={chosen.data} is not a folder; give the folder with the files of the tasks")
+        from trainer.evaluation.run.benchmarks import run_benchmarks  # imports torch, which takes seconds
 
-        return run_benchmarks(merge(BenchmarkConfig, read_layers(arguments, Keys())))
+        return run_benchmarks(chosen)
     models, config = parse(arguments)
     names = label(models)
     results, n_failed = dict[str, dict[str, float]](), 0
@@ -152,7 +156,7 @@ def table(results: Mapping[str, Mapping[str, float]]) -> str:
             f"{100 * found[name]:{widths[model] - 2}.2f} %" if name in found else f"{'-':>{widths[model]}}"
             for model, found in results.items()
         ]
-        lines.append(f"{name:48}{''.join(cells)}" + ("" if chance is None else f"{100 * chance:7.2f} %"))
+        lines.append(f"{in_words(name):48}{''.join(cells)}" + ("" if chance is None else f"{100 * chance:7.2f} %"))
     return "\n".join(lines)
 
 
@@ -206,7 +210,9 @@ def run(model: str, config: EvaluateConfig, name: str = "", is_alone: bool = Tru
     except (OSError, ValueError) as error:
         raise UserError(str(error)) from error
     distances: dict[str, Any] | None = {} if config.pictures else None
-    results = Evaluation(config)(loaded.model, loaded.tokenizer, pick_device(config.device), distances=distances)
+    device = pick_device(config.device)
+    limit_threads(loaded.model, device)
+    results = Evaluation(config)(loaded.model, loaded.tokenizer, device, distances=distances)
     if distances:
         groups = {NAMES[stream]: values.numpy() for stream, values in distances.items()}
         path = Path(config.pictures) / f"{name.replace('/', '-')}.png"

@@ -64,6 +64,7 @@ def run(arguments: Sequence[str]) -> int:
         end_with_parent(os.getppid(), signal.SIGTERM)
     if int(os.environ.get("RANK", "0")):
         logging.getLogger().setLevel(logging.WARNING)  # only the main process logs progress
+    logging.getLogger(__name__).info("loading PyTorch and the data to train %s in %s", config.model_name, config.output)
     from trainer.training.loop import train
     from trainer.training.results import StoppedError
 

@@ -2,7 +2,8 @@
 # Run a job on a Ray cluster of 4 machines under Slurm:
 #     sbatch jobs/pipeline/slurm.sh jobs/pipeline/coyo.yaml input=/data/coyo output=/data/coyo_grit
 # Submit it with the environment active (source .venv/bin/activate), on paths that all machines share. Slurm sends SIGUSR1
-# two to three minutes before the time limit: the job is queued again, and skips its finished shards.
+# two to three minutes before the time limit: the job is queued again, and skips its finished shards. Workers get variables of
+# the job, such as credentials, by 'ray.env={AWS_ACCESS_KEY_ID: null, AWS_SECRET_ACCESS_KEY: null}'.
 #SBATCH --job-name=hypergrit
 #SBATCH --nodes=4
 #SBATCH --ntasks-per-node=1

@@ -11,7 +11,7 @@ from hypergrit_common.cli import command, set_up_logging
 from hypergrit_common.config import Keys, flatten, merge, read_layers
 from hypergrit_common.config_help import Key, describe, help_topic, list_keys, print_text
 from hypergrit_common.errors import UserError
-from hypergrit_common.paths import absolute, check_output_is_absolute
+from hypergrit_common.paths import absolute, check_output_is_absolute, set_variables
 from hypergrit_common.urls import check_no_user
 from pipeline.config import KEYS, Messages, PipelineConfig
 from pipeline.output.source import Source, read_config
@@ -37,9 +37,9 @@ def derive_command(usage: str, run: Main, options: type, settings: Sequence[str]
         if (topic := help_topic(arguments)) is not None:
             print_text(describe(usage, options, KEYS.short, topic=topic, more=keys_of_job((*settings, *RUNNING))))
             return 0
-        messages = merge(
-            Messages, read_layers([item for item in arguments if item.startswith(("quiet=", "log.", "log="))], Keys())
-        )
+        early = [item for item in arguments if item.startswith(("quiet=", "log.", "log=", "ray.env"))]
+        messages = merge(Messages, read_layers(early, KEYS))
+        set_variables(messages.ray.variables())
         set_up_logging(messages.level, is_json=messages.log.format == "json")
         return run(arguments)
 

@@ -372,12 +372,17 @@ def joint_config(olds: Sequence[PipelineConfig], new: PipelineConfig, given: Col
 
 
 def own_config(old: PipelineConfig, new: PipelineConfig, given: Iterable[str]) -> PipelineConfig:
-    """Return the settings of the rows of a source in the new output: its own, with those that are given, and the files."""
+    """Return the settings of the rows of a source in the new output: its own, with those that are given, and the files.
+
+    Which private hosts a job was allowed to ask says nothing about its rows.
+    """
     names = (key.removeprefix("score.") for key in given if key in FILTERS and key.startswith("score."))
     score = dataclasses.replace(old.score, **{name: getattr(new.score, name) for name in names})
     ground = new.ground if "ground.keep_pairs" in given else old.ground
     keep_pairs = dataclasses.replace(old.ground, keep_pairs=ground.keep_pairs)
-    return dataclasses.replace(old, score=score, ground=keep_pairs, write=new.write, trust=new.trust)
+    hosts = new.download.allowed_private_hosts
+    download = dataclasses.replace(old.download, allowed_private_hosts=hosts)
+    return dataclasses.replace(old, score=score, ground=keep_pairs, download=download, write=new.write, trust=new.trust)
 
 
 def new_provenance(

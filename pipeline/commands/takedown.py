@@ -15,11 +15,13 @@ from hypergrit_common.arrow_sizes import read_arrow_file, read_parquet
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config_help import print_lines, print_text
 from hypergrit_common.errors import UserError
+from hypergrit_common.near_duplicates import normal_url
 from hypergrit_common.tar import reader_of
 from hypergrit_common.text import counted
 from pipeline.commands.frame import TakedownOptions, check_keys, derive_command, take_options, take_output, take_path
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
+from pipeline.explore.rows import find_rows as rows_named
 from pipeline.faults import ShardError
 from pipeline.output.commit import (
     Staging,
@@ -38,10 +40,11 @@ from pipeline.output.record import read_record, write_record
 from pipeline.output.source import read_config
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import FoundRows, find_rows, listed_strangers, read_errors, remove_leftovers, unreadable
-from pipeline.output.write.grit import write_arrow, write_grit_parquet
+from pipeline.output.write.arrow import write_arrow
+from pipeline.output.write.grit import write_grit_parquet
 from pipeline.output.write.samples import count_kept, count_removed
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
-from pipeline.read.takedown import STAGE_OF, TAKEN_DOWN, Kind, TakedownList, read_takedown, taken_down
+from pipeline.read.takedown import ROW, STAGE_OF, TAKEN_DOWN, Kind, TakedownList, parse_takedown, read_lines, taken_down
 from pipeline.read.understood import without_rows
 from pipeline.report.summary import report
 from pipeline.run.loop import Run, tasks_of
@@ -222,14 +225,35 @@ def takedown(arguments: Sequence[str]) -> int:
     output, rest = take_output(arguments, "hypergrit takedown OUT list=FILE")
     path, rest = take_path(rest, "list")
     options, changes = take_options(rest, TakedownOptions)
-    entries = read_takedown(path)
-    if not len(entries):
-        raise UserError(f"list={path} has no entries; give one URL, host or SHA-256 a line")
     store = Store(output)
+    entries = read_entries(store, path)
+    if not len(entries):
+        raise UserError(f"list={path} has no entries; give one URL, host, SHA-256 or row:KEY a line")
     check_keys(changes, (), "takedown", own=("list", "dry_run"))
     config = dataclasses.replace(read_config(store, changes), output=output)
     work = list_rows if options.dry_run else remove_all
     return INCOMPLETE if work(store, config, entries) else 0
+
+
+def read_entries(store: Store, path: str) -> TakedownList:
+    """Read a list; for row:KEY and row:ID, it has the URLs and the SHA-256 of the rows of the output with this key or id.
+
+    Raises UserError like `read_takedown`, and if there is no such row, or if it has neither.
+    """
+    lines = read_lines(path)
+    names = {
+        number: line.strip().removeprefix(ROW) for number, line in enumerate(lines) if line.strip().startswith(ROW)
+    }
+    entries = parse_takedown(["" if number in names else line for number, line in enumerate(lines)], path)
+    manifests = [manifest for manifest in read_manifests(store) if "arrow" in manifest["formats"]]
+    for number, name in names.items():
+        rows = [row for _, row in rows_named(store, manifests, name)]
+        found = [{row["sha256"], row["url"] if normal_url(row["url"] or "") else None} - {None} for row in rows]
+        if not all(found) or not rows:
+            problem = "neither a URL nor a SHA-256" if rows else f"no row in arrow/ of {store.root}"
+            raise UserError(f"{path}, line {number + 1}: {name!r} has {problem}; correct or remove the line")
+        entries |= parse_takedown(sorted(set().union(*found)), path)
+    return entries
 
 
 def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> int:
@@ -301,7 +325,7 @@ def find_in(output: str, entries: TakedownList | None, lease: str | None, manife
             remove_rows(store, manifest, found, lease)
     except UserError as error:
         raise ShardError(str(error)) from error
-    lines = (f"shard {manifest['shard']} row {key} {kind}: {row['url'] or '-'} {row['sha256'] or '-'}"
+    lines = (f"shard {manifest['shard']} row {key} {kind}: {' '.join(filter(None, (row['url'], row['sha256'])))}"
              for key, (kind, row) in found.items())  # fmt: skip
     return Found(manifest["shard"], tuple(lines))
 
@@ -322,7 +346,8 @@ another command writes their rows to it again, or to outputs made from it.
 
   OUT                  output folder or URL of a job
   list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a
-                       line; lines that begin with # are left out
+                       line, or row:KEY or row:ID for the URL and the SHA-256 of a row of OUT, as `explore row=` shows
+                       them; lines that begin with # are left out
   ray.*, report.*      as in the job; ray.runner=local: processes of this machine
 
 {EXIT_CODES}

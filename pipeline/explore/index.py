@@ -34,12 +34,15 @@ from pipeline.output.manifest import manifest_hash
 from pipeline.output.source import read_config
 from pipeline.output.store import Store
 from pipeline.output.takedowns import check_obeyed
+from pipeline.report.cards import read_dropped
 from pipeline.summary.totals import encode_json
 from schemas.manifest import Manifest, ThresholdValues
 from schemas.status import KEPT
 
-VERSION: Final = 4
+VERSION: Final = 5
 """Increased by every change of the files, so that old indexes are built again."""
+STORED, THUMBNAIL_ONLY = 1, 2
+"""Values of the column `has_image`: 0 without a picture."""
 DRAFT: Final = "draft-"
 PART_ROWS: Final = 1 << 16
 META, WORD_LISTS = "meta.json", "words.json"
@@ -210,15 +213,18 @@ def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> No
 def batches_with_images(
     store: Store, manifest: Manifest, config: PipelineConfig
 ) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
-    """Yield the batches of a shard, each with an array that tells which rows have a stored image.
+    """Yield the batches of a shard, each with the `has_image` of its rows.
 
     Images in arrow/ are not read unless it may hold some that grit/ does not.
     """
     in_grit = "grit" in manifest["formats"]
     columns = SOURCE_COLUMNS if in_grit and not config.score.keep_all else (*SOURCE_COLUMNS, "image")
+    thumbnails = pa.array(read_dropped(store, manifest["shard"]), pa.string())
     for batch in read_batches(store, manifest, columns):
         has_image = pc.equal(batch["status"], KEPT if in_grit else "")
-        yield batch, pc.or_(has_image, pc.is_valid(batch["image"])) if "image" in columns else has_image
+        has_image = pc.or_(has_image, pc.is_valid(batch["image"])) if "image" in columns else has_image
+        shown = pc.if_else(pc.is_in(batch["key"], thumbnails), THUMBNAIL_ONLY, 0)
+        yield batch, pc.if_else(has_image, STORED, shown)
 
 
 def write_part(folder: Path, number: int, parts: Sequence[IndexRows]) -> dict[str, int]:

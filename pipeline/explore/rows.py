@@ -19,6 +19,7 @@ from pipeline.output.manifest import read_manifest
 from pipeline.output.record import input_path, read_record
 from pipeline.output.source import image_places
 from pipeline.output.store import Store
+from pipeline.report.cards import read_dropped
 from schemas.files import FILES, GRIT_IMAGE
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
@@ -166,14 +167,20 @@ class Shard:
                 raise UserError(f"shard {self.manifest['shard']} of {self.store.root} has changed")
 
     def image(self, number: int) -> bytes | None:
-        """Return the stored image of a row, or None without one. Raises UserError if the shard has changed."""
+        """Return the stored image of a row, or the thumbnail of a dropped one, or None without either.
+
+        Raises UserError if the shard has changed.
+        """
         with self.unchanged():
             batch, place = self._place(number)
             if at := self.places.get(self.keys[batch][place]):
                 path = self.store.readable(FILES["grit"][0].path(self.manifest["shard"]))
                 return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
             image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
-            return image
+            key = self.keys[batch][place]
+            return image or next(
+                (t.jpeg for t in read_dropped(self.store, self.manifest["shard"], {key}).values()), None
+            )
 
     def details(self, chunk: int) -> list[Row]:
         """Return the rows of a chunk, CHUNK_ROWS consecutive ones, with DETAILS. Raises UserError like `image`."""

@@ -18,7 +18,7 @@ from hypergrit_common.paths import absolute, public_name
 from hypergrit_common.text import one_line
 from pipeline.explore.config import ExploreOptions
 from pipeline.explore.disk import read_disk
-from pipeline.explore.index import cached_index, open_output, read_meta, read_parts, write_json
+from pipeline.explore.index import STORED, cached_index, open_output, read_meta, read_parts, write_json
 from pipeline.explore.marks import COLUMNS, FORMULA
 from pipeline.explore.rows import CHUNK_ROWS, Shards
 from pipeline.output.store import Store
@@ -119,7 +119,11 @@ def choose(output: Output, n: int, seed: int) -> dict[int, list[int]]:
     """Choose `n` rows with an image by a hash of the seed and their key; return their numbers by shard."""
     table = pa.concat_tables(rows.select(["key", "has_image"]) for rows, _ in read_parts(output.index))
     keys = enumerate(zip(table["key"].to_pylist(), table["has_image"].to_pylist(), strict=True))
-    ranked = ((hashlib.sha256(f"{seed}:{key}".encode()).digest(), row) for row, (key, has_image) in keys if has_image)
+    ranked = (
+        (hashlib.sha256(f"{seed}:{key}".encode()).digest(), row)
+        for row, (key, has_image) in keys
+        if has_image == STORED
+    )
     shards = read_meta(output.index)["shards"]
     firsts, chosen = [shard["first"] for shard in shards], dict[int, list[int]]()
     for row in sorted(row for _, row in heapq.nsmallest(n, ranked)):

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 import pyarrow as pa
 
 from pipeline.output.manifest import CountsError, checked_counts
-from pipeline.output.write.grit import BATCH_ROWS
+from pipeline.output.write.arrow import BATCH_ROWS
 from pipeline.output.write.samples import Row
 from pipeline.summary.totals import COLUMNS, Chosen, RowCounts, Summary
 from schemas.files import FILES

@@ -48,6 +48,8 @@ class ReadConfig:
     # column with the caption; null: caption, text, alt_text, alt or title. Several, such as caption,title: those that are
     # not empty form a list, used as read.captions says
     caption_column: str | None = None
+    # column with the identifier of a row, by which it is found later; null: id, uid, sample_id, image_id or key
+    id_column: str | None = None
     # column with the image itself: its bytes, also as base64, or a struct {bytes, path} as in Hugging Face datasets; null:
     # image, img, jpg, png, webp, image_bytes, bytes and the like, beside a URL column if it has bytes. Only rows without
     # an image are downloaded
@@ -160,7 +162,7 @@ class ReadConfig:
     @cached_property
     def named_columns(self) -> tuple[str, ...]:
         """The names of all columns that settings name; those with a dot or bracket may be fields of columns."""
-        names = (self.url_column, *self.caption_columns, self.image_column, self.image_path_column)
+        names = (self.url_column, *self.caption_columns, self.id_column, self.image_column, self.image_path_column)
         levels, where = self.level_rule, self.selection
         return tuple(filter(None, (*names, *(levels.columns if levels else ()), *(where.columns if where else ()))))
 

@@ -157,7 +157,7 @@ def find_columns(names: Iterable[str], config: ReadConfig, has_images: bool, sou
         has_path = path is not None and picture_rank(columns[path]) == TEXT
         image = None if has_path else picture_column(columns, ABSENT if path is None else TEXT)
     captions = (find_column(columns, name or None, CAPTION_NAMES) for name in dict.fromkeys(config.caption_columns))
-    return Columns(url, tuple(filter(None, captions)), find_column(columns, None, ID_NAMES), image, path)
+    return Columns(url, tuple(filter(None, captions)), find_column(columns, config.id_column, ID_NAMES), image, path)
 
 
 NONE, ABSENT, TEXT, BYTES = range(4)
@@ -245,6 +245,7 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
         ("url", config.url_column, URL_NAMES),
         ("image", config.image_column, IMAGE_NAMES),
         ("image_path", config.image_path_column, PATH_NAMES),
+        ("id", config.id_column, ID_NAMES),
         *(("caption", name or None, CAPTION_NAMES) for name in config.caption_columns),
     ):
         has_image = bool(found.url or found.image or found.path or role != "url")

@@ -159,11 +159,20 @@ def digest_of(entry: str) -> bytes:
     return hashlib.sha256(entry.encode()).digest()
 
 
+ROW: Final = "row:"
+"""Start of a line with the key or id of a row, which only `hypergrit takedown` knows, since it has an output."""
+
+
 def read_takedown(path: str) -> TakedownList:
     """Read a list: one URL, host or SHA-256 per line; empty lines and lines that begin with # are left out.
 
     Raises UserError for a file that cannot be read, or a line that is none of them.
     """
+    return parse_takedown(read_lines(path), path)
+
+
+def read_lines(path: str) -> list[str]:
+    """Read the lines of a list. Raises UserError for a file that cannot be read."""
     try:
         fs, name = open_store(path)
         if "://" not in path:
@@ -175,7 +184,7 @@ def read_takedown(path: str) -> TakedownList:
         ) from None
     except store_errors(ValueError) as error:
         raise UserError(f"the takedown list {path} cannot be read: {one_line(error)}") from None
-    return parse_takedown(text.splitlines(), path)
+    return text.splitlines()
 
 
 def parse_takedown(lines: Iterable[str], name: str) -> TakedownList:
@@ -194,6 +203,10 @@ def parse_takedown(lines: Iterable[str], name: str) -> TakedownList:
             hashes.add(entry.lower())
         elif "://" in entry and (normal := normal_url(entry)):
             urls |= {normal, normal_url(without_secrets(entry, strip_query=False)) or normal}  # as outputs have it
+        elif entry.startswith(ROW):
+            raise UserError(
+                f"{name}, line {number}: {entry[:80]!r} is a row of an output; give this list to hypergrit takedown"
+            )
         elif "://" not in entry and (host := normal_host(entry)):
             hosts.add(host)
         else:

@@ -350,11 +350,12 @@ def find_dropped(
     return found
 
 
-def read_dropped(store: Store, index: int, keys: Collection[str]) -> dict[str, Thumbnail]:
-    """Return the thumbnails of a shard by key, those of `keys`; none if its file is missing or damaged."""
+def read_dropped(store: Store, index: int, keys: Collection[str] | None = None) -> dict[str, Thumbnail]:
+    """Return the thumbnails of a shard by key, those of `keys` or all; none if its file is missing or damaged."""
     data = store.read_spare(DROPPED_FILE.path(index))
     try:
         rows = read_arrow_file(data).cast(THUMBNAIL).to_pylist() if data else []
     except (pa.ArrowException, ValueError, OSError):
         return {}
-    return {row["key"]: Thumbnail(row["jpeg"], row["width"], row["height"]) for row in rows if row["key"] in keys}
+    found = {row["key"]: Thumbnail(row["jpeg"], row["width"], row["height"]) for row in rows}
+    return found if keys is None else {key: found[key] for key in found.keys() & {*keys}}

@@ -129,14 +129,17 @@ def histogram_chart(name: str, data: HistogramJson, threshold: float | None = No
 
 
 def on_axis(data: HistogramJson, style: Style) -> HistogramJson:
-    """Return a histogram with edges and means in units of the axis."""
-    means = {name: None if mean is None else mean * style.factor for name, mean in data["mean"].items()}
+    """Return a histogram with edges and means in units of the axis. CLIPScores are 0 for negative cosines."""
+    least = 0.0 if style.axis == CLIP_AXIS else -math.inf
+    means = {name: None if mean is None else max(mean * style.factor, least) for name, mean in data["mean"].items()}
     edges = [round(edge * style.factor, 6) for edge in data["edges"]]
+    first = next((i for i, edge in enumerate(edges) if edge >= least), 0)
+    counts = {name: [sum(n[: first + 1]), *n[first + 1 :]] for name, n in data["counts"].items()}
     percentiles = {
-        name: {percent: value * style.factor for percent, value in values.items()}
+        name: {percent: max(value * style.factor, least) for percent, value in values.items()}
         for name, values in data.get("percentiles", {}).items()
     }
-    return {"edges": edges, "counts": data["counts"], "n": data["n"], "mean": means, "percentiles": percentiles}
+    return {"edges": edges[first:], "counts": counts, "n": data["n"], "mean": means, "percentiles": percentiles}
 
 
 def summary(data: HistogramJson, style: Style) -> str:

@@ -129,7 +129,10 @@ def connect(config: RayConfig) -> None:
     """
     init_ray(
         config.address,
-        runtime_env={"env_vars": worker_variables(), "worker_process_setup_hook": chdir_hook(os.getcwd())},
+        runtime_env={
+            "env_vars": worker_variables(),
+            "worker_process_setup_hook": chdir_hook(os.getcwd(), config.variables()),
+        },
         configure_logging=True,
         logging_level=logging.WARNING,
         log_to_driver=True,

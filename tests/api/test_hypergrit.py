@@ -76,6 +76,7 @@ def test_help_before_a_verb_is_the_help_of_the_verb(verb: str, capsys: pytest.Ca
         ("quality", "known", "keys:\n  known = null"),
         ("models", "grounder", "keys:\n\n  grounder (= ground.grounder)"),
         ("train", "optim.lr", "keys:\n\n  lr (= optim.lr)"),
+        ("run", "host", "keys that mention 'host' ([runtime]"),
         ("evaluate", "tasks", "keys:\n  tasks = []"),
         ("export", "MODEL", "  MODEL  the folder of a finished run"),
         ("features", "views", "keys:\n  views = 1"),

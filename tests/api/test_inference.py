@@ -151,6 +151,16 @@ def test_very_wide_cones_entail_every_point_and_cones_of_width_zero_entail_none(
     assert not model.entails(texts, images, aperture_scale=0).any()
 
 
+@pytest.mark.parametrize(("name", "scales"), [("hycoclip", (0.7, 1.2)), ("meru", (1.0, 1.0)), ("hyper3", (0.7, 1.2))])
+def test_entailment_uses_the_apertures_of_the_training(name: str, scales: tuple[float, float], tmp_path: Path) -> None:
+    model = load_model(saved(tmp_path, name), device="cpu")
+    texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
+    across, within = model.entailment(texts, images), model.entailment(texts, texts, within=True)
+    assert torch.equal(across, model.entailment(texts, images, aperture_scale=scales[0]))
+    assert torch.equal(within, model.entailment(texts, texts, aperture_scale=scales[1]))
+    assert torch.equal(model.entails(texts, texts, within=True), within >= 0)
+
+
 def test_probabilities_are_the_softmax_with_the_learned_temperature(model: Model) -> None:
     images, texts = model.encode_image(pictures()), model.encode_text(TEXTS)
     found = model.probabilities(images, texts)
@@ -186,11 +196,11 @@ def test_distances_do_not_depend_on_the_similarity_of_the_training(tmp_path: Pat
 def test_entailment_margins_are_those_of_the_module_with_the_sign_reversed(name: str, tmp_path: Path) -> None:
     model = load_model(saved(tmp_path, name), device="cpu")
     texts, images = model.encode_text(TEXTS), model.encode_image(pictures())
-    margins = model.entailment(texts, images)
+    margins = model.entailment(texts, images, aperture_scale=1)
     for i, j in ((0, 0), (2, 3)):
         angle, aperture = model.module.cone(model._split(texts[i : i + 1]), model._split(images[j : j + 1]))
         torch.testing.assert_close(margins[i, j], (aperture - angle).min())
-    assert torch.equal(model.entails(texts, images), margins >= 0)
+    assert torch.equal(model.entails(texts, images, aperture_scale=1), margins >= 0)
     assert model.entailment(texts[:0], images).shape == (0, 4)
     assert model.entailment(texts, images[:0]).shape == (3, 0)
     assert model.entails(texts, images[:0]).shape == (3, 0)

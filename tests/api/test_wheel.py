@@ -83,7 +83,7 @@ def test_the_example_of_the_readme_runs_with_the_wheel_from_another_folder(insta
     prepare(tmp_path)
     code = f"import trainer; assert trainer.__file__.startswith({str(installed)!r}), trainer.__file__\n"
     printed = run(code + python_example("README.md"), installed, tmp_path)
-    assert printed.count("tensor(") == 2
+    assert printed.count("tensor(") == 3
 
 
 def test_the_pipeline_runs_with_the_wheel_from_another_folder(installed: Path, tmp_path: Path) -> None:

@@ -26,16 +26,16 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_767),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_122),
-    "pipeline": Size(154, 33_486, 9),
-    "trainer": Size(198, 28_464, 20),
+    "hypergrit_common": Size(41, 6_167),
+    "pipeline": Size(155, 33_604, 9),
+    "trainer": Size(198, 28_519, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_386),
-    "tests": Size(618, 64_788),
+    "tests": Size(617, 64_947),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 317
+MAX_SETTINGS = 319
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 

@@ -347,8 +347,12 @@ def test_what_follows_an_option_with_dashes_is_not_always_its_value(after: list[
         read_layers(["--batch-size", *after], Keys())
 
 
-@pytest.mark.parametrize(("key", "meant"), [("optim.learning_rate", "optim.lr"), ("learning_rate", "optim.lr")])
-def test_an_unknown_key_names_the_setting_that_abbreviates_it(key: str, meant: str) -> None:
+@pytest.mark.parametrize(
+    ("key", "meant"), [("optim.learning_rate", "optim.lr"), ("learning_rate", "optim.lr"), ("flors", "optim.floors")]
+)
+def test_an_unknown_key_names_the_setting_that_abbreviates_it_or_is_spelt_like_it_in_a_group(
+    key: str, meant: str
+) -> None:
     with pytest.raises(UserError, match=rf"Did you mean: '{meant}'\?"):
         merge(Job, read_layers([f"{key}=1"], Keys()))
 

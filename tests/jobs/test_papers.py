@@ -89,7 +89,7 @@ MODEL_OF = {
     "syntax_meru_printed": "syntax_meru",
 }
 """The models of the jobs that do not bear the name of their model."""
-OVERLAYS = {"train": ("small_machine", "vit_b", "vit_l"), "train_demo": ("base",)}
+OVERLAYS = {"train": ("laptop", "small_machine", "vit_b", "vit_l"), "train_demo": ("base",)}
 """The jobs for any model, by their folder, without those of heads, which are those of the miniatures."""
 
 

@@ -161,6 +161,7 @@ NEEDS = {
 CONTENT = {
     "read.url_column": "address",
     "read.caption_column": "words",
+    "read.id_column": "number",
     "read.image_column": "picture",
     "read.image_path_column": "path",
     "read.image_roots": "[/data]",

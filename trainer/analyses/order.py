@@ -14,7 +14,6 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from trainer.analyses import RELATION_NAMES
 from trainer.analyses.shard_points import HELD_OUT, ShardPoints, embed_shards
 from trainer.evaluation.metrics.chains import entailment_probability
 from trainer.evaluation.metrics.entailment import (
@@ -33,6 +32,7 @@ from trainer.evaluation.metrics.spaces import root_rule, space_of_points
 from trainer.evaluation.plots import draw_histograms, draw_roc
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult
+from trainer.metrics import RELATION_NAMES
 from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.poinclip import PoinCLIP

@@ -4,7 +4,8 @@
         state.safetensors   model/NAME, average/NAME for the moving average of parameter NAME if the run has one, and
                             optimizer/KEY/NAME for the optimizer's state of parameter NAME; with save.sharded, instead,
                             a file shard-*.safetensors of each rank, whose header has the places of its shards
-        state.json          step, configuration, state of the gradient scaler, number of ranks, names of these files
+        state.json          step, configuration, state of the gradient scaler, number of ranks and of the threads of each,
+                            names of these files
         rank_00000.json     for each rank: state of the random number generators and of the data loader
 
 `trainer.checkpoints.writer` writes a draft folder, which is renamed once all files are on the disk. A folder named
@@ -13,6 +14,7 @@ step_* therefore never holds a partly written checkpoint.
 
 import base64
 import logging
+import os
 import random
 import warnings
 from collections.abc import Callable
@@ -28,6 +30,7 @@ from torch.distributed import checkpoint
 from torch.distributed.checkpoint import HuggingFaceStorageReader
 from torch.optim import AdamW
 
+from hypergrit_common.devices import THREADS
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import read_object
 from hypergrit_common.text import shortened
@@ -127,6 +130,8 @@ def restore_checkpoint(
             "version that saved it, or give another output="
         )
     check_unchanged(shown, changed(state["config"]))
+    if process.device.type == "cpu" and THREADS not in os.environ:
+        torch.set_num_threads(state.get("threads", torch.get_num_threads()))  # the last digits of sums depend on it
     same_ranks = state["ranks"] == process.world_size
     # The loader has the same position on all ranks, so any file serves if the number of ranks has changed.
     rank_state = read_json(rank_file(path, process.rank if same_ranks else 0), shown)

@@ -95,7 +95,7 @@ class CheckpointWriter:
         snapshot = Snapshot(
             step=step,
             tensors=copies,
-            state=state | {"ranks": self.process.world_size},
+            state=state | {"ranks": self.process.world_size, "threads": torch.get_num_threads()},
             ranks=gather_states(loader_state, self.process),
             ready=mark_queued(self.process.device) if self.process.device.type == "cuda" else None,
             shards=tensors,

@@ -69,7 +69,8 @@ def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozens
             read_sample(data, layout, needs - {"pairs"})  # some samples have boxes
             whole = reader.read([index.whole_range(int(sample))])[0]
             reader.close()
-            logger.info("the first usable sample %s", training_line(fields_of(whole, layout) | needs))
+            url, text = index.locate(int(sample))[0].url, training_line(fields_of(whole, layout) | needs)
+            logger.info("%s: the first usable sample %s", url, text)
             return layout
         except BadSample as bad:
             problems.append((f"{index.locate(int(sample))[0].url}: {sample_key(data)}", bad))

@@ -24,7 +24,7 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
-from hypergrit_common.devices import resolve_precision, torch_dtype
+from hypergrit_common.devices import limit_threads, resolve_precision, torch_dtype
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
@@ -159,6 +159,7 @@ def write_features(config: FeaturesConfig) -> None:
             text = loaded.model.config.text
             SyntaxMERUConfig(text=text, word_states=config.word_states, word_block=config.word_block)
         shards = HeldOutShards(config.shards, config.max_bad_share, "max_bad_share")
+        limit_threads(loaded.model, process.device)
         dtype = resolve_precision(config.precision, process.device)
         context = partial(torch.autocast, process.device.type, torch_dtype(dtype), enabled=dtype != "fp32")
         embedder = Embedder(loaded=loaded, config=config, device=process.device, context=context)

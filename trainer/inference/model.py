@@ -386,7 +386,9 @@ class Model:
         return self.module.radius(self._split(points))
 
     @torch.inference_mode()
-    def entailment(self, general: Points, specific: Points, aperture_scale: float = 1.0) -> Tensor:
+    def entailment(
+        self, general: Points, specific: Points, aperture_scale: float | None = None, within: bool = False
+    ) -> Tensor:
         """Return the margins by which the cones of general rows contain specific rows.
 
         The half-aperture of the cone minus the exterior angle (MERU, eq. 10 and 11). In a product of factors (PHyCLIP),
@@ -395,8 +397,9 @@ class Model:
         Args:
             general: encoded rows [n d], the apexes of the cones.
             specific: encoded rows [m d].
-            aperture_scale: factor of the half-apertures. HyCoCLIP trains with 0.7 for a text and an image, and with 1.2
-                for a box and its image or a phrase and its caption.
+            aperture_scale: factor of the half-apertures; None: that of the model's training. For HyCoCLIP, this is 0.7 for a
+                text and an image, and 1.2 `within` a modality; models without such factors have 1.
+            within: both sides are images, such as a box and its image, or both are texts, such as a phrase and its caption.
 
         Returns:
             Margins [n m] in radians: 0 or more inside the cone, negative outside. The root entails every point, and a
@@ -413,16 +416,22 @@ class Model:
         """
         if not isinstance(self.module, Cones):
             raise ValueError(f"{self.name} has no entailment cones; load one of the hyperbolic models")
-        return entailment_margins(self.module, self._split(general), self._split(specific), aperture_scale)
+        scale = self.module.aperture_scale(within) if aperture_scale is None else aperture_scale
+        return entailment_margins(self.module, self._split(general), self._split(specific), scale)
 
     @torch.inference_mode()
-    def entails(self, general: Points, specific: Points, aperture_scale: float = 1.0) -> Tensor:
+    def entails(
+        self, general: Points, specific: Points, aperture_scale: float | None = None, within: bool = False
+    ) -> Tensor:
         """Return whether the cones of general rows contain specific rows: the margin of `entailment` is 0 or more.
+
+        One answer is a threshold on a noisy number. Shares over many pairs mean more, beside those of wrong pairs.
 
         Args:
             general: encoded rows [n d].
             specific: encoded rows [m d].
             aperture_scale: that of `entailment`.
+            within: that of `entailment`.
 
         Returns:
             Mask [n m]. In a product of factors, the cones of all factors must contain the row.
@@ -433,10 +442,12 @@ class Model:
         >>> from trainer import load_model
         >>> model = load_model("tests/trainer/finished_run", device="cpu")  # the folder of a training run
         >>> words, captions = model.encode_text(["a dog", "a cat"]), model.encode_text(["a dog on a sofa"])
-        >>> model.entails(words, captions).shape
+        >>> model.entails(words, captions, within=True).shape
         torch.Size([2, 1])
+        >>> model.entails(words, words, within=True).diagonal().float().mean().item()  # the share over pairs of rows
+        1.0
         """
-        return self.entailment(general, specific, aperture_scale) >= 0
+        return self.entailment(general, specific, aperture_scale, within) >= 0
 
     @torch.inference_mode()
     def index(self, candidates: Points) -> PointIndex:

@@ -17,6 +17,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.json_file import parse_object
 from hypergrit_common.plots import COLORS, axes
+from trainer.metrics import in_words
 
 PANELS: Final = {
     "Loss": r"loss/(total|contrastive)",
@@ -68,7 +69,7 @@ def panels(rows: Sequence[dict[str, float]]) -> dict[str, list[Curve]]:
     for title, pattern in PANELS.items():
         for name in names:
             if fit := re.fullmatch(pattern, name):
-                found.setdefault(title, []).append(find_line(rows, name, fit[1].replace("_", " ")))
+                found.setdefault(title, []).append(find_line(rows, name, in_words(fit[1]).replace("_", " ")))
     return found
 
 

@@ -214,7 +214,7 @@ class Metrics:
                 close()
 
 
-# Progress of a run: a bar on a terminal, else a log line every ten seconds.
+# Progress of a run: a bar on a terminal, else a log line after the first step and every ten seconds.
 
 SECONDS_BETWEEN_LINES: Final = 10.0
 
@@ -243,13 +243,12 @@ class Progress(AbstractContextManager["Progress"]):
         self.bar.update(step - self.step)
         self.step = step
         now = time.monotonic()
-        text = (
-            f"loss {self.values.get('loss/total', float('nan')):.4f}, "
-            f"{self.values.get('samples_per_s', 0):.1f} samples/s, "
-            f"{self.values.get('data_wait_share', 0):.0%} waiting for data"
-        )
+        text = f"loss {self.values.get('loss/total', float('nan')):.4f}"
+        if "samples_per_s" in self.values:
+            speed, share = self.values["samples_per_s"], self.values["data_wait_share"]
+            text += f", {speed:.1f} samples/s, {share:.0%} waiting for data"
         self.bar.set_postfix_str(text, refresh=False)
-        is_due = now - self.last_line_time >= SECONDS_BETWEEN_LINES or step == self.steps
+        is_due = now - self.last_line_time >= SECONDS_BETWEEN_LINES or step in (self.first_step + 1, self.steps)
         if self.shown and not self.on_terminal and is_due:
             seconds_left = (now - self.start_time) / (step - self.first_step) * (self.steps - step)
             logger.info("step %d of %d, %s, %s left", step, self.steps, text, duration_text(seconds_left))

@@ -37,6 +37,18 @@ class Cones(DualEncoder):
             Exterior angles [*k b] at `general` towards `specific`, and half-apertures [*k b] of `general`, in radians.
         """
 
+    def aperture_scale(self, is_within: bool) -> float:
+        """The factor on the half-apertures with which the model was trained.
+
+        Args:
+            is_within: of relations within a modality; false: of those across both.
+
+        Returns:
+            The eta of the first such relation; 1 without one.
+        """
+        found = (term.value for term in self.terms() if isinstance(term.value, Entails))
+        return next((entails.eta for entails in found if entails.is_within == is_within), 1.0)
+
     def energy(self, general: Tensor, specific: Tensor, eta: float = 1.0) -> Tensor:
         """Angles [*k b] in radians by which `specific` lies outside the cones at `general`; `eta` scales the cones."""
         return angle_outside_cone(*self.cone(general, specific), eta)

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from hypergrit_common.devices import resolve_precision, torch_dtype
+from hypergrit_common.devices import limit_threads, resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.processes import end_children_with_this_process
 from trainer.checkpoints.folder import RunFolder
@@ -89,6 +89,7 @@ def build(config: TrainConfig, process: Process) -> Training:
     tokenizer = build_tokenizer(config)
     seed_generators(config.seed)  # the initial weights are the same on every rank
     model = new_model(config).to(process.device)
+    limit_threads(model, process.device)
     check_batch_norms(config, model)
     add_lora(model, config.lora)
     check_patterns(model, config.optim)

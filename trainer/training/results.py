@@ -18,6 +18,7 @@ from trainer.data.preprocess import PreprocessConfig
 from trainer.distributed.process import StopRequest
 from trainer.evaluation.held_out.share import InterruptedEvaluationError
 from trainer.inference.hub import write_card
+from trainer.metrics import in_words
 from trainer.metrics.writers import Metrics
 from trainer.models.dual_encoder import DualEncoder
 from trainer.training.build import Training, full_model
@@ -97,7 +98,7 @@ def evaluate(run: Training, metrics: Metrics | None, request: StopRequest) -> di
         run.model.train()
     if metrics and results:
         metrics.write(run.step, results)
-        logged = [f"{name} {value:.3f}" for name, value in results.items() if name.endswith(LOGGED_RESULTS)]
+        logged = [f"{in_words(name)} {value:.3f}" for name, value in results.items() if name.endswith(LOGGED_RESULTS)]
         logger.info("step %d: %s", run.step, ", ".join(logged))
     return results
 

@@ -13,7 +13,6 @@ import pyarrow.parquet as pq
 
 from pipeline.output.write.samples import Row, grounded_phrases, shortest_float, to_json
 from schemas.files import GRIT_CAPTION, GRIT_IMAGE, GRIT_JSON, grit_schema
-from schemas.rows import SCORED
 from schemas.status import KEPT
 
 GRIT_SCORERS: Final = {"clip-vit-base-patch32": "vitb32", "clip-vit-large-patch14": "vitl14"}
@@ -80,25 +79,3 @@ def write_grit_parquet(
     """
     schema = grit_schema(similarity).with_metadata(metadata)
     pq.write_table(pa.Table.from_pylist(list(rows), schema=schema), file, compression="zstd")
-
-
-# Write arrow/: every input row with all columns, as an Arrow IPC file with zstd compression.
-
-BATCH_ROWS: Final = 1024
-
-
-def write_arrow(file: IO[bytes], rows: Sequence[Row], with_images: bool, metadata: dict[str, str]) -> None:
-    """Write `rows` in order, in record batches of BATCH_ROWS.
-
-    Dropped rows have an image only with `score.keep_all`; it is in no other file.
-
-    The arrays are built from Python values, so that equal rows give equal bytes. The bytes of existing Arrow arrays
-    also depend on their chunks and on the values stored under nulls.
-    """
-    schema = SCORED.with_metadata(metadata)
-    with pa.ipc.new_file(file, schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        for first in range(0, len(rows), BATCH_ROWS):
-            batch = rows[first : first + BATCH_ROWS]
-            if not with_images:
-                batch = [{**row, "image": None} if row["status"] == KEPT else row for row in batch]
-            writer.write_batch(pa.RecordBatch.from_pylist(list(batch), schema=schema))

@@ -12,7 +12,8 @@ from pipeline.output.counts import batches_of, summarize
 from pipeline.output.lock import check_lease
 from pipeline.output.manifest import is_same, manifest_hash, parse_manifest, plan_json
 from pipeline.output.store import Store
-from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column, write_arrow, write_grit_parquet
+from pipeline.output.write.arrow import write_arrow
+from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
 from pipeline.output.write.samples import (
     Row,
     count_kept,

@@ -77,7 +77,8 @@ class ScoreConfig:
     # of others pass; null: none
     min_presence: float | None = None
     """Probability in [0, 1]. None: the papers have no such filter."""
-    # minimum cosine of image and caption, -1 to 1, that a row must reach; null: none
+    # minimum cosine of image and caption, -1 to 1, that a row must reach; pages show its CLIPScore, 2.5 times as large;
+    # null: none
     min_image_similarity: float | None = None
     """Cosine in [-1, 1]. None: the papers have no such filter."""
     # minimum share of the phrases of a row that have a kept box, 0 to 1: too few say that image and caption do not belong

@@ -14,8 +14,11 @@ import pytest
 from hypergrit_common.errors import UserError
 from pipeline.explore.columns import box_sides, hosts
 from pipeline.explore.index import build_index, cached_index, open_output, read_meta
+from pipeline.explore.rows import Shard
+from pipeline.report.cards import DroppedPicture, Thumbnail, dropped_file
 from pipeline.stages.score.filters import Thresholds, has_crop, measure_box
 from pipeline.summary.totals import host_of
+from schemas.files import DROPPED_FILE
 from schemas.status import BOX_REMOVALS
 from tests.pipeline.commands.derive.outputs import kept, lost, picture
 from tests.pipeline.explore.outputs import write_output
@@ -155,3 +158,13 @@ def test_rows_without_measured_boxes_are_shown(tmp_path: Path, cache: str) -> No
     assert table_of(folder, "boxes")["row"].to_pylist() == [2]
     assert table_of(folder, "boxes")["label"].to_pylist() == [-1]
     assert table_of(folder, "rows")["has_image"].to_pylist() == [0, 0, 1]
+
+
+def test_dropped_rows_are_shown_by_their_thumbnails(tmp_path: Path, cache: str) -> None:
+    store, manifests = open_output(write_output(tmp_path, [[lost(source="s", url=None), kept(picture(1), source="s")]]))
+    key = Shard(store, manifests[0]).row(0)["key"]
+    dropped = DroppedPicture(key, "score", "low_score", Thumbnail(b"small", 4, 3))
+    store.write_bytes(DROPPED_FILE.path(0), dropped_file([dropped]))
+    folder = cached_index(store, manifests, cache).folder
+    assert table_of(folder, "rows")["has_image"].to_pylist() == [2, 1]
+    assert Shard(store, manifests[0]).image(0) == b"small"

@@ -195,6 +195,9 @@ def test_columns_are_found_by_known_or_configured_names(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"URL": "http://a", "TEXT": "x", "SAMPLE_ID": 7, "other": "y"}])
     assert read_all(path)[0] | {"url": "http://a", "caption_original": "x", "id": "7"} == read_all(path)[0]
     assert read_all(path, caption_column="other")[0]["caption_original"] == "y"
+    assert read_all(path, id_column="other")[0]["id"] == "y"
+    with pytest.raises(UserError, match=r"has no id column \(looked for mine; .*; set read\.id_column=NAME"):
+        read_all(path, id_column="mine")
 
 
 def test_boxes_of_grit_are_read_with_field_names(tmp_path: Path) -> None:

@@ -74,6 +74,19 @@ def test_rows_that_a_cheaper_verb_may_save_are_counted(stats: Any, dropped: Any,
     assert str(verb or "") in found.get("cheaper_verb", "")
 
 
+def test_pictures_unlike_their_caption_are_counted_unless_a_threshold_drops_them(stats: Any) -> None:
+    counts = stats["histograms"]["clip_similarity"]["counts"]["images"]
+    counts[:] = [0] * len(counts)
+    counts[59], counts[60] = 45, 855  # cosines from 0.18 and from 0.2, where a box needs 0.26
+    found = advice(stats)
+    assert found["unlike_caption"].startswith("45 of 900 pictures are unlike their caption: the cosine is below 0.2;")
+    counts[59] -= 1
+    assert "unlike_caption" not in advice(stats)
+    counts[59] += 1
+    stats["provenance"]["thresholds"]["min_image_similarity"] = 0.1
+    assert "unlike_caption" not in advice(stats)
+
+
 def test_given_boxes_without_a_phrase_are_counted_by_reason_and_name_the_unit(stats: Any) -> None:
     stats["boxes"] |= {
         "given": {"boxes": 900, "rows": 300, "split": 2},

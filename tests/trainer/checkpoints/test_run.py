@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from hypergrit_common.devices import THREADS, limit_threads
 from hypergrit_common.errors import UserError
 from tests.trainer.small_run import small_run
 from trainer.checkpoints.folder import RunFolder, list_checkpoints, newest_checkpoint
@@ -59,6 +60,31 @@ def test_generators_and_loader_state_are_restored(saved: Saved) -> None:
     assert saved.run.loader.state_dict() != loader_state
     assert saved.restore() == (1, loader_state)
     assert draw() == expected
+
+
+@pytest.fixture
+def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A process with three threads, of whose number the user has said nothing."""
+    before = torch.get_num_threads()
+    monkeypatch.delenv(THREADS, raising=False)
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+def test_a_small_model_has_one_thread_by_default_and_a_resumed_run_those_of_its_checkpoint(
+    threads: None, saved: Saved, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert torch.get_num_threads() == 1  # `saved` is a run of a small model
+    torch.set_num_threads(2)
+    path = save(tmp_path, saved.run, 2)
+    for given, expected in (("", 2), ("3", 3)):
+        torch.set_num_threads(3)
+        monkeypatch.setenv(THREADS, given) if given else monkeypatch.delenv(THREADS, raising=False)
+        restore_checkpoint(path, saved.run, CPU, lambda saved: [])
+        assert torch.get_num_threads() == expected
+        limit_threads(saved.run.model, CPU.device)
+        assert torch.get_num_threads() == (expected if given else 1)
 
 
 def test_only_the_newest_checkpoints_are_kept_and_abandoned_drafts_are_removed(tmp_path: Path) -> None:

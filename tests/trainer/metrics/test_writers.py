@@ -132,6 +132,8 @@ def test_paused_time_is_excluded_from_the_speed(monkeypatch: pytest.MonkeyPatch)
 
 def test_without_a_terminal_a_log_line_shows_speed_waiting_and_remaining_time(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO), Progress(0, 4, shown=True) as progress:
-        progress.advance(2, {"loss/total": 3.0, "samples_per_s": 100.0, "data_wait_share": 0.25})
+        progress.advance(1, {"loss/total": 3.0, "samples_per_s": 100.0, "data_wait_share": 0.25})
+        progress.advance(2, {})
         progress.advance(4, {"loss/total": 2.5})
+    assert [line.partition(",")[0] for line in caplog.messages] == ["step 1 of 4", "step 4 of 4"]
     assert "step 4 of 4, loss 2.5000, 100.0 samples/s, 25% waiting for data, 0.0 s left" in caplog.text

@@ -130,7 +130,7 @@ def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(
     """With other settings it does not resume, but for a new learning rate on request."""
     caplog.set_level("INFO")  # the level of the command
     output, changed = tmp_path / "run", tmp_path / "changed"
-    assert run_forked(output, at=7, faults=[terminate]) == [128 + 15]
+    assert run_forked(output, at=8, faults=[terminate]) == [128 + 15]
     assert "stopped at step 8 of 12 after saving a checkpoint; repeat the command" in log_path(output).read_text()
     assert newest_checkpoint(output / "checkpoints") == output / "checkpoints" / "step_00000008"
     shutil.copytree(output, changed)
@@ -148,14 +148,16 @@ def test_a_run_that_receives_sigterm_saves_a_checkpoint_and_logs_it(
     assert any("ERROR" in line and "optim.beta1 was 0.9, is 0.5" in line for line in lines)
 
 
-def test_a_signal_that_reaches_the_loader_processes_too_saves_a_checkpoint_after_the_next_step(tmp_path: Path) -> None:
+def test_a_signal_that_reaches_the_loader_processes_too_saves_a_checkpoint_after_the_running_step(
+    tmp_path: Path,
+) -> None:
     def terminate_all() -> None:
         for stop in ("-USR1", "-TERM"):
             workers = [str(process.pid) for process in multiprocessing.active_children()]
             subprocess.run(["kill", stop, *workers, str(os.getpid())], check=True)
 
     output, others = tmp_path / "run", ["data.workers=2", "log.every=1000", "save.every=1000"]
-    assert run_forked(output, *others, at=4, faults=[terminate_all]) == [128 + signal.SIGUSR1]
+    assert run_forked(output, *others, at=5, faults=[terminate_all]) == [128 + signal.SIGUSR1]
     assert [path.name for path in list_checkpoints(output / "checkpoints")] == ["step_00000005"]
 
 

@@ -38,8 +38,6 @@ def run_benchmarks(config: BenchmarkConfig) -> int:
     Raises UserError if no model can be loaded, no task has its files, there are no training shards, or the output
     cannot be written.
     """
-    if not Path(config.data).is_dir():
-        raise UserError(f"data={config.data} is not a folder; give the folder with the files of the tasks")
     try:
         Path(config.output).mkdir(parents=True, exist_ok=True)
         with process_group(config.device, config.timeout_s) as process:

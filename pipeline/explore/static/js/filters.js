@@ -1,5 +1,7 @@
 // Filters: which rows and boxes of an output the fields of the panel select.
 
+import { clipScore } from "./html.js";
+
 export const BOX_FIELDS = [
   "phrase",
   "label",
@@ -65,7 +67,7 @@ export function boxTest(output, f) {
     if (f.box && (f.box === "removed" ? !boxes.removed[box] : boxes.removed[box] !== removed)) return false;
     if (boxes.score[box] < minScore || boxes.score[box] > maxScore) return false;
     if (boxes.side[box] < minSide || boxes.side[box] > maxSide) return false;
-    const clip = 2.5 * Math.max(boxes.cosine[box], 0);
+    const clip = clipScore(boxes.cosine[box]);
     return !needsClip || (clip >= minClip && clip <= maxClip);
   };
 }

@@ -1,6 +1,6 @@
 // The grid: one card for each row.
 
-import { decimals, html, plural } from "./html.js";
+import { clipScore, decimals, html, plural } from "./html.js";
 import { boxTest } from "./filters.js";
 import { Picture } from "./picture.js";
 import { pageOf } from "./state.js";
@@ -26,7 +26,7 @@ export function Grid({ output, found, page, cursor, filters, onOpen }) {
       <div><${Picture} output=${output} row=${row} isClear=${(box) => !test || test(box)}
         isDrawn=${(box) => output.boxes.removed[box] === 0 || Boolean(test?.(box))} />
         <div class="chips"><${Status} output=${output} row=${row} />
-          ${similarity >= -1 && html`<span class="soft" title="cosine of image and caption">cos ${decimals(similarity)}</span>`}</div>
+          ${similarity >= -1 && html`<span class="soft" title="CLIPScore of image and caption">CLIPScore ${decimals(clipScore(similarity))}</span>`}</div>
       </div>
       <button class="caption" dir="auto" title="Open the row">${output.caption(row) || "(no caption)"}</button>
     </article>`;

@@ -1,7 +1,11 @@
 // Read an output: its index as typed arrays, and details of single rows.
 
+import { clipScore } from "./html.js";
+
 const { tableFromIPC } = globalThis.Arrow;
 const CONCURRENCY = 4;
+/** Value of `has_image` for a row with a stored image; 2: with a thumbnail only. */
+export const STORED = 1;
 const ROW_COLUMNS = {
   reason: Int32Array,
   host: Int32Array,
@@ -123,7 +127,7 @@ export class Output {
     return this.words.label[this.boxes.label[box]] ?? "";
   }
   clipScore(box) {
-    return 2.5 * Math.max(this.boxes.cosine[box], 0);
+    return clipScore(this.boxes.cosine[box]);
   }
   removal(box) {
     return this.meta.removals[this.boxes.removed[box]];
@@ -207,10 +211,10 @@ export async function loadOutput(entry, chunk, onProgress) {
   for (const row of output.boxes.row) output.firstBox[row + 1] += 1;
   for (let row = 0; row < output.n; row += 1) output.firstBox[row + 1] += output.firstBox[row];
   if (entry.images !== null) {
-    output.nImages = output.rows.has_image.reduce((sum, has) => sum + has, 0);
+    output.nImages = output.rows.has_image.reduce((sum, has) => sum + (has === STORED), 0);
     output.nShown = entry.images.length;
     output.rows.has_image.fill(0);
-    for (const row of entry.images) output.rows.has_image[row] = 1;
+    for (const row of entry.images) output.rows.has_image[row] = STORED;
   }
   return output;
 }

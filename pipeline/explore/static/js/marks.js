@@ -1,5 +1,6 @@
 // Marks of boxes: written to a file by the server, or kept in this browser and downloaded.
 
+import { clipScore } from "./html.js";
 import { getJson } from "./load.js";
 
 export const MARKS = ["right", "wrong", "unsure"];
@@ -66,7 +67,7 @@ export class Marks {
       phrase: this.safe(slice(details.caption, start, end)),
       mark,
       score: fixed(box.score),
-      clip_score: cosine === null ? "" : fixed(2.5 * Math.max(cosine, 0)),
+      clip_score: cosine === null ? "" : fixed(clipScore(cosine)),
       caption: this.safe(details.caption),
       ...Object.fromEntries(["x_min", "y_min", "x_max", "y_max"].map((name) => [name, fixed(box[name])])),
     };

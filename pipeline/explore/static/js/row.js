@@ -1,6 +1,6 @@
 // One row, opened: its pictures, boxes, caption, tree and facts.
 
-import { count, decimals, html, plural, useEffect, useRef, useState } from "./html.js";
+import { clipScore, count, decimals, html, plural, useEffect, useRef, useState } from "./html.js";
 import { MARKS, canMark, slice } from "./marks.js";
 import { Picture, colour } from "./picture.js";
 import { Tree } from "./tree.js";
@@ -37,7 +37,7 @@ function Facts({ details }) {
     ...FACTS.map((name) => [name, details[name]]),
     ["image", size("")],
     ["original image", size("original_")],
-    ["image and caption", details.clip_similarity === null ? null : `cosine ${details.clip_similarity.toFixed(3)}`],
+    ["image and caption", details.clip_similarity === null ? null : `CLIPScore ${decimals(clipScore(details.clip_similarity))}`],
     ["head", details.head_score === null ? null : details.head_score.toFixed(3)],
   ];
   return html`<dl class="facts">${facts
@@ -55,7 +55,7 @@ export function boxOrder(output, row) {
 
 /** The measurements of a box as text. */
 const measured = ({ boxes }, box) =>
-  `score ${decimals(boxes.score[box])} · CLIPScore ${decimals(2.5 * Math.max(boxes.cosine[box], 0))} · ` +
+  `score ${decimals(boxes.score[box])} · CLIPScore ${decimals(clipScore(boxes.cosine[box]))} · ` +
   `side ${Math.max(boxes.side[box], 0)} px`;
 
 function Boxes({ output, row, details, box, onBox, marks, onMark, areRemovedShown, onRemoved }) {

@@ -8,7 +8,7 @@ const LABELS = {
   min_score: "Grounding score",
   min_clip_score: "CLIPScore",
   min_side_px: "Side in px",
-  min_image_similarity: "Cosine of image and caption",
+  min_image_similarity: "Cosine of image and caption (CLIPScore / 2.5)",
   min_head_score: "Score of the head",
   min_grounded_share: "Share of grounded phrases",
 };

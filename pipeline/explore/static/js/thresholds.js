@@ -1,5 +1,8 @@
 // Thresholds: the rows and boxes that other settings would keep, by the rules of the score stage.
 
+import { clipScore } from "./html.js";
+import { STORED } from "./load.js";
+
 const BOXES = ["min_score", "min_clip_score", "min_side_px"];
 /** Thresholds of whole rows, with their columns; absent from an output without values. */
 const ROWS = { min_image_similarity: "similarity", min_head_score: "head" };
@@ -94,7 +97,7 @@ function judge({ boxes, rows, firstBox }, t) {
       if (
         boxes.side[box] >= minSide &&
         boxes.score[box] >= minScore &&
-        2.5 * Math.max(boxes.cosine[box], 0) >= minClip
+        clipScore(boxes.cosine[box]) >= minClip
       ) {
         kept += 1;
         if (seen[boxes.chunk[box]] !== row) grounded += 1;
@@ -178,7 +181,7 @@ export function examples(output, changed, name, mask) {
       } else if (-distance < below.limit) below.add({ row, box, value }, -distance);
     };
     for (let row = shard.first; row < end; row += 1) {
-      if (!mask[row] || !rows.has_image[row] || kinds[rows.reason[row]] !== 1) continue;
+      if (!mask[row] || rows.has_image[row] !== STORED || kinds[rows.reason[row]] !== 1) continue;
       if (!passes(row) || (name in ROWS && of(row).share < least)) continue;
       if (name in ROWS || name === SHARE) {
         const value = name === SHARE ? of(row).share : rows[ROWS[name]][row];
@@ -188,7 +191,7 @@ export function examples(output, changed, name, mask) {
       for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
         const score = boxes.score[box],
           side = boxes.side[box],
-          clip = 2.5 * Math.max(boxes.cosine[box], 0);
+          clip = clipScore(boxes.cosine[box]);
         // A missing CLIPScore is NaN, which is not at least any threshold.
         if (score < minScore || side < minSide || !(clip >= minClip)) continue;
         add(row, box, name === "min_score" ? score : name === "min_side_px" ? side : clip);

@@ -52,6 +52,13 @@ def test_each_difference_is_named_and_allowed_by_an_option(
         assert len(hashes) == 4
 
 
+def test_other_private_hosts_are_no_difference(tmp_path: Path) -> None:
+    make_output(tmp_path / "a", {0: [kept(picture(1))]})
+    make_output(tmp_path / "b", {0: [kept(picture(2))]}, "download.allowed_private_hosts=[localhost]")
+    assert run(tmp_path / "new", f"source={tmp_path / 'a'}", f"source={tmp_path / 'b'}") == 0
+    assert len({manifest["provenance"]["config_hash"] for manifest in manifests_of(tmp_path / "new")}) == 1
+
+
 def test_formats_limits_and_thresholds_that_are_given_are_no_difference(tmp_path: Path) -> None:
     make_output(tmp_path / "a", {0: [scored(1, 0.9), scored(2, 0.6)]})
     make_output(tmp_path / "b", {0: [scored(3, 0.9)]}, "formats=[arrow,grit]", "limit=3", rows_per_shard=4)

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from hypergrit_common.errors import UserError
 from hypergrit_common.near_duplicates import normal_url
 from hypergrit_common.tar import iter_members, reader_of
 from pipeline import load_config, make_provenance, plan_shards
@@ -234,6 +235,17 @@ def test_a_dry_run_lists_the_rows_and_writes_nothing(
     assert lines[-1] == "3 rows in 2 of 3 shards would be taken down; nothing was changed"
     assert len(lines) == 4
     assert {path: path.stat().st_mtime_ns for path in source.rglob("*")} == before
+
+
+def test_a_row_is_named_by_its_key_or_id_and_other_rows_of_its_picture_go_too(
+    source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_takedown(source, write_list(tmp_path, "row:1", "# none"), "dry_run=true") == 0
+    assert "row 000000000001 url: http://cdn.example.net/1.jpg" in capsys.readouterr().out
+    assert run_takedown(source, write_list(tmp_path, "# none", "row:nobody"), "dry_run=true") == 2
+    assert "line 2: 'nobody' has no row in arrow/" in capsys.readouterr().err
+    with pytest.raises(UserError, match="line 1: 'row:1' is a row of an output; give this list to hypergrit takedown"):
+        read_takedown(str(write_list(tmp_path, "row:1")))
 
 
 @pytest.mark.parametrize("n", range(6))

@@ -164,6 +164,9 @@ HEADERS = f"{{https://example.org: {{Authorization: {TOKEN}}}}}"
         f"download.proxy={{a: {TOKEN}}}",
         f"download.proxi={TOKEN}",
         f"download={{headers: {TOKEN}}}",
+        f"ray.env={TOKEN}",
+        f"ray.env={{A: [{TOKEN}]}}",
+        f"ray.env={{A B: {TOKEN}}}",
     ],
 )
 def test_errors_of_the_command_line_and_of_files_do_not_repeat_secrets(argument: str, tmp_path: Path) -> None:
@@ -180,8 +183,10 @@ def test_errors_of_the_command_line_and_of_files_do_not_repeat_secrets(argument:
 
 def test_secrets_are_not_saved_and_do_not_change_the_content_hash() -> None:
     secret = load_config(
-        ["input=a", "output=b", f"download.headers={HEADERS}", f"download.proxy=http://a:{PASSWORD}@p:1"]
-    )
+        ["input=a", "output=b", f"download.headers={HEADERS}", f"download.proxy=http://a:{PASSWORD}@p:1",
+         f"ray.env={{AWS_SECRET_ACCESS_KEY: {TOKEN}}}"]
+    )  # fmt: skip
+    assert secret.ray.variables() == {"AWS_SECRET_ACCESS_KEY": TOKEN}
     assert secret.download.headers == {"https://example.org": {"Authorization": TOKEN}}
     plain = load_config(["input=a", "output=b"])
     for text in (to_yaml(secret), repr(secret), json.dumps(split_runtime(secret))):
@@ -205,6 +210,7 @@ def test_no_file_and_no_line_of_a_job_has_a_secret(
     secrets.write_text(
         f"download:\n  headers:\n    {web.url('')}: {{Authorization: {TOKEN}}}\n"
         f"  proxy: http://ann:{PASSWORD}@127.0.0.1:{server.port}\n"
+        f"ray:\n  env: {{AWS_SECRET_ACCESS_KEY: {TOKEN}}}\n"
     )
     config = load_config(
         [f"input={tmp_path}/rows.jsonl", f"output={tmp_path}/out", str(secrets), "download.retries=0",
