@@ -8,6 +8,7 @@ are built from standard modules of torch and timm, with one pass per kind of inp
 import dataclasses
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -152,7 +153,7 @@ def plain_model(name: str, config: ModelConfig | None = None) -> MERU:
     model.textual = plain_text  # type: ignore[assignment]
 
     def features(batch: Batch) -> Batch:
-        towers = {"image": model.image_features, "text": model.text_features}
+        towers: dict[str, Callable[[Tensor], Tensor]] = {"image": model.image_features, "text": model.text_features}
         return batch.with_rows({name: towers[part.side](part.rows) for name, part in batch.streams.items()})
 
     model.features = features  # type: ignore[assignment, method-assign]

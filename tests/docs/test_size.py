@@ -28,10 +28,10 @@ LIMITS = {
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_122),
     "pipeline": Size(154, 33_474, 9),
-    "trainer": Size(198, 28_392, 20),
+    "trainer": Size(198, 28_388, 20),
     "demo": Size(33, 4_522),
-    "benchmarks": Size(29, 4_386),
-    "tests": Size(618, 64_788),
+    "benchmarks": Size(29, 4_378),
+    "tests": Size(618, 64_773),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

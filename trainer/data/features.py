@@ -271,9 +271,7 @@ class FeatureBuilder:
             images = torch.cat([images, rows.take("patches", views)], dim=1).unflatten(1, (-1, images.shape[1]))
         streams["image"] = Stream(images, "image")
         if chosen:
-            streams |= self.boxes(chosen, at)
-            equal = streams["box_text"].equal
-            report.counts.update(boxes=len(equal), equal_phrases=int(equal.sum()))
+            streams |= self.boxes(chosen, at, report.counts)
         return Batch(streams=streams, keys=rows), report
 
     def token_ids(self, texts: Sequence[str], trees: Sequence[WordTree] | None = None) -> Tensor:
@@ -306,8 +304,8 @@ class FeatureBuilder:
         chosen = first[owner] + chosen
         return owner, place, Rows(self.index, rows.shard[owner], chosen)
 
-    def boxes(self, chosen: Boxes, at: Numbers) -> dict[str, Stream]:
-        """The streams of the boxes of a batch and of their phrases."""
+    def boxes(self, chosen: Boxes, at: Numbers, counts: Counter[str]) -> dict[str, Stream]:
+        """The streams of the boxes of a batch and of their phrases, which are counted."""
         owner, place, boxes = chosen
         views = self.draw(MAX_BOXES * at[owner] + place, BOX_VIEW, self.index.views)
         if self.config.texts == "features":
@@ -315,6 +313,7 @@ class FeatureBuilder:
         else:
             text = self.token_ids(boxes.values("phrase", of_items=True))
         equal = boxes.take("equal")[:, 0]
+        counts.update(boxes=len(equal), equal_phrases=int(equal.sum()))
         owners = torch.from_numpy(owner) if self.config.boxes == "all" or "pairs" in self.needs else None
         return {
             "box_image": Stream(boxes.take("box_image", views), "image", owners),

@@ -84,7 +84,8 @@ class SyntaxMERU(MERU):
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
         found = self.text_streams("text", Stream(token_ids, "text", syntax=syntax))
-        return join_words(*(self.lift_text(found[name].rows) for name in WORDS), syntax.head).points()
+        initial, contextual = (self.lift_text(found[name].rows) for name in WORDS)
+        return join_words(initial, contextual, syntax.head).points()
 
     def entailments(self) -> tuple[Entails, ...]:
         return (

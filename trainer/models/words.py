@@ -62,4 +62,4 @@ def words_of(points: Points) -> Words:
     captions.
     """
     head = parse_of(points.stream("text")).head
-    return points.once("words", lambda: join_words(*map(points.of, WORDS), head))
+    return points.once("words", lambda: join_words(points.of(WORDS[0]), points.of(WORDS[1]), head))
