@@ -35,17 +35,18 @@ def measure(name: str, batch: int, side: str, threads: int) -> dict[str, float]:
     import torch
 
     from benchmarks.plain import build, draw_features
-    from trainer.batch import Pairs
+    from trainer.batch import Batch, named_streams
 
     torch.set_num_threads(threads)
     model = build(name, plain=side == "plain", full=False)
     features: dict[str, Any] = {part: value.requires_grad_() for part, value in draw_features(name, batch).items()}
-    model.losses(Pairs(**{part: value[:8] for part, value in features.items()})).loss.backward()
+    few = {part: value[:8] for part, value in features.items()}
+    model.losses(Batch(streams=named_streams(few))).loss.backward()
     before = peak_mb()
     times: list[tuple[float, float]] = []
     while len(times) < 4 and not (times and times[0][0] > LONG_S):
         start, start_cpu = time.perf_counter(), time.process_time()
-        model.losses(Pairs(**features)).loss.backward()
+        model.losses(Batch(streams=named_streams(features))).loss.backward()
         times.append((time.perf_counter() - start, time.process_time() - start_cpu))
     measured = times[1:] or times  # the first step is a warm-up
     wall_s, cpu_s = (statistics.median(column) for column in zip(*measured, strict=True))

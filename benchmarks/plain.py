@@ -8,6 +8,7 @@ are built from standard modules of torch and timm, with one pass per kind of inp
 import dataclasses
 import math
 from collections import OrderedDict
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from timm.models.vision_transformer import Block
 from torch import Tensor, nn
 
-from trainer.batch import Batch, Pairs
+from trainer.batch import Batch
 from trainer.encoders.build import paper_vit
 from trainer.encoders.config import PAPER_VITS, ImageConfig, TextConfig
 from trainer.geometry import product
@@ -151,12 +152,9 @@ def plain_model(name: str, config: ModelConfig | None = None) -> MERU:
     plain_text = PlainText(text.vocab_size, text.context_length, text.width, text.layers, text.heads)
     model.textual = plain_text  # type: ignore[assignment]
 
-    def features(batch: Batch) -> Pairs:
-        image, text = model.image_features(batch.images), model.text_features(batch.token_ids)
-        if batch.box_images is None or batch.box_token_ids is None:
-            return Pairs(image=image, text=text)
-        boxes = model.image_features(batch.box_images), model.text_features(batch.box_token_ids)
-        return Pairs(image=image, text=text, box_image=boxes[0], box_text=boxes[1])
+    def features(batch: Batch) -> Batch:
+        towers: dict[str, Callable[[Tensor], Tensor]] = {"image": model.image_features, "text": model.text_features}
+        return batch.with_rows({name: towers[part.side](part.rows) for name, part in batch.streams.items()})
 
     model.features = features  # type: ignore[assignment, method-assign]
     return model

@@ -15,14 +15,13 @@ measured in alternating rounds.
 import argparse
 import json
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.plain import PLAIN, build, plain_model
 from benchmarks.turns import take_turns
-from trainer.batch import Batch
+from trainer.batch import Batch, named_streams
 
 PRODUCT_ROUNDS = 30  # takes about as long as a step
 
@@ -59,10 +58,9 @@ def products(n: int) -> tuple[Callable[[], None], float]:
 
 def compare(name: str, n: int, rounds: int) -> dict[str, object]:
     """Return the median times of a step with n pairs, and their ratios."""
-    boxes: dict[str, Any] = (
-        {} if name == "meru" else {"box_images": torch.rand(n, 3, 224, 224), "box_token_ids": token_ids(n, 5)}
-    )
-    batch = Batch(images=torch.rand(n, 3, 224, 224), token_ids=token_ids(n, 17), **boxes)
+    boxes = {} if name == "meru" else {"box_image": torch.rand(n, 3, 224, 224), "box_text": token_ids(n, 5)}
+    rows = {"text": token_ids(n, 17), "image": torch.rand(n, 3, 224, 224), **boxes}
+    batch = Batch(streams=named_streams(rows))
     multiply, product_flops = products(n if name == "meru" else 2 * n)
     steps = {
         "plain": make_step(plain_model(name), batch),

@@ -1,4 +1,4 @@
-"""Data classes of one training step: the batch, its features and the losses.
+"""Data classes of one training step: the batch, first of inputs and then of features, and the losses.
 
 Shapes: b pairs and m boxes on this rank, n pairs on all ranks, d embedding width, l and l' tokens of the longest
 caption and of the longest phrase, w words of the longest caption. Lifted points are [b d], or [k b d/k] in a product of
@@ -6,8 +6,9 @@ k factors.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Literal, NamedTuple
 
 import torch
@@ -23,52 +24,64 @@ Side = Literal["image", "text"]
 class Stream(NamedTuple):
     """Rows of one kind, such as all phrases of a batch, and the pairs that own them."""
 
-    rows: Tensor  # [m *] images or token ids, or [m d] features
+    rows: Tensor  # [m *] images, token ids or stored features; then features [m d], of words [b w d]
     side: Side
     owner: Tensor | None = None  # [m] index of the pair that owns each row, ascending; None: row i belongs to pair i
     depth: Tensor | None = None  # [m] level of each label of a taxonomy, ascending within a pair
     label: Tensor | None = None  # [m] number that equal labels of one level share, on all ranks
     place: Tensor | None = None  # [m] the row of each label: equal texts are one row. None: row i is that of label i
-    chain: int = 0  # labels of the longest chain, or the most queries of a pair
+    chain: int = 0  # most rows of a pair: labels of the longest chain, or queries
     weight: Tensor | None = None  # [m] weight of each query in the loss
     parent: Tensor | None = None  # [m] row of the query above each query; -1: the caption
+    packed: Tensor | None = None  # [t] places in the flat token ids of the tokens, without padding; None: not packed
+    equal: Tensor | None = None  # [m] True for a phrase with the tokens of its caption
+    syntax: Syntax | None = None  # parses of the b captions
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Stream":
         """Return a copy with `function` applied to each tensor."""
         tensors = {name: function(value) for name, value in self._asdict().items() if isinstance(value, Tensor)}
-        return self._replace(**tensors)  # type: ignore[arg-type]
+        return self._replace(**tensors, syntax=self.syntax and self.syntax.map(function))  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Batch:
-    """A batch of b images with their captions, and of m boxes in these images with their phrases.
+    """Streams of b pairs: what the towers read, and then the features that they give, before the lift.
 
-    Images are float in [0, 1] or uint8; the model converts uint8 to float on its device.
+    "image" and "text" hold the pairs, "box_image" and "box_text" their boxes and phrases. Images are float in [0, 1] or
+    uint8; the model converts uint8 to float on its device. Streams of the same owners hold the same tensor of them.
     """
 
-    images: Tensor  # [b 3 h w]
-    token_ids: Tensor  # [b l]
-    box_images: Tensor | None = None  # [m 3 h w]
-    box_token_ids: Tensor | None = None  # [m l']
-    packed: Tensor | None = None  # [t] places in the flat `token_ids` of the tokens, without padding; None: not packed
-    box_packed: Tensor | None = None  # [t'] the same of `box_token_ids`
-    box_owner: Tensor | None = None  # [m] index of the pair that each box belongs to, ascending; None: box i of pair i
-    box_equal: Tensor | None = None  # [m] True for a phrase with the tokens of its caption
+    streams: dict[str, Stream]
     counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # `owned` of every rank; empty: not known yet
     announced: Tensor | None = None  # [s ranks] the s numbers `owned` of this rank in the batch after the next
-    keys: tuple[str, ...] = ()  # keys of the b samples, for error messages
-    syntax: Syntax | None = None  # parses of the b captions
-    more: Mapping[str, Stream] = field(default_factory=dict)  # images or token ids of further streams, by name
+    keys: Sequence[str] = ()  # keys of the b samples, for error messages
+    step: int = 0  # number of completed steps of the training
+
+    def __getitem__(self, name: str) -> Stream:
+        """Return a stream. Raises ValueError if the batch lacks it."""
+        if name not in self.streams:
+            fix = "train on shards with boxes, or set use_boxes=false" if name.startswith("box_") else "check the data"
+            raise ValueError(f"the loss needs the stream {name}, but the batch has none; {fix}")
+        return self.streams[name]
 
     @property
     def owned(self) -> dict[str, int]:
-        """Numbers of rows of the streams with owners, by name; phrases have those of box_image."""
-        owners = {"box_image": self.box_owner} | {name: stream.owner for name, stream in self.more.items()}
-        return {name: len(owner) for name, owner in owners.items() if owner is not None}
+        """Numbers of rows of the streams with owners, by name; of those with the same owners, the first one."""
+        owners = ((name, stream.owner) for name, stream in reversed(self.streams.items()))
+        return dict({id(owner): (name, len(owner)) for name, owner in owners if owner is not None}.values())
+
+    def with_rows(self, rows: Mapping[str, Tensor]) -> "Batch":
+        """Return a copy whose streams of these names have other rows."""
+        changed = {name: self[name]._replace(rows=value) for name, value in rows.items()}
+        return dataclasses.replace(self, streams={**self.streams, **changed})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         """Return a copy with every tensor on `device`."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
+
+    def pin_memory(self) -> "Batch":
+        """Return a copy with every tensor in pinned memory."""
+        return self.map(Tensor.pin_memory)
 
     def record_stream(self, stream: torch.cuda.Stream) -> None:
         """Keep the memory of every tensor until `stream` has executed what is queued on it now."""
@@ -80,42 +93,19 @@ class Batch:
         self.map(record)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> "Batch":
-        """Return a copy with `function` applied to each tensor."""
-        values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        tensors = {name: function(value) for name, value in values.items() if isinstance(value, Tensor)}
-        parses = {name: value.map(function) for name, value in values.items() if isinstance(value, Syntax)}
-        more = {name: stream.map(function) for name, stream in self.more.items()}
-        return dataclasses.replace(self, **tensors, **parses, more=more)  # type: ignore[arg-type]
+        """Return a copy with `function` applied to each tensor; streams with the same owners keep the same ones."""
+        once = cache(function)
+        announced = None if self.announced is None else once(self.announced)
+        streams = {name: stream.map(once) for name, stream in self.streams.items()}
+        return dataclasses.replace(self, streams=streams, announced=announced)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Pairs:
-    """Inputs of the losses: features before the lift, plus parse and box ownership.
-
-    Optional fields are None if the batch or the model does not provide them.
-    """
-
-    image: Tensor  # [b d]
-    text: Tensor  # [b d]
-    box_image: Tensor | None = None  # [m d]
-    box_text: Tensor | None = None  # [m d]
-    box_owner: Tensor | None = None  # [m] as in `Batch`
-    box_equal: Tensor | None = None  # [m] as in `Batch`
-    counts: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # as in `Batch`
-    word_initial: Tensor | None = None  # [b w d] words without context
-    word_contextual: Tensor | None = None  # [b w d] words in the context of their captions
-    syntax: Syntax | None = None  # as in `Batch`
-    more: Mapping[str, Stream] = field(default_factory=dict)  # features of the streams `Batch.more`
-    step: int = 0  # number of completed steps of the training
-
-    @property
-    def streams(self) -> dict[str, Stream]:
-        """The features by the name of their stream: "image", "text", "box_image", "box_text", and those of `more`."""
-        found = {"image": Stream(self.image, "image"), "text": Stream(self.text, "text")}
-        if self.box_image is not None and self.box_text is not None:
-            found["box_image"] = Stream(self.box_image, "image", self.box_owner)
-            found["box_text"] = Stream(self.box_text, "text", self.box_owner)
-        return {**found, **self.more}
+def named_streams(rows: Mapping[str, Tensor], owner: Tensor | None = None) -> dict[str, Stream]:
+    """The streams with these rows by name: "image", "text", and "box_image" and "box_text" with their owners [m]."""
+    return {
+        name: Stream(value, "image" if name.endswith("image") else "text", owner if name.startswith("box_") else None)
+        for name, value in rows.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)

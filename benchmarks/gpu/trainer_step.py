@@ -28,7 +28,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu.data import training_shards
@@ -37,7 +36,7 @@ from benchmarks.gpu.timing import Timing, ceilings, peak_gib, reset_peak, synchr
 from benchmarks.gpu.tracing import trace
 from benchmarks.plain import plain_model
 from hypergrit_common.processes import n_cpus
-from trainer.batch import Batch, Losses, Pairs
+from trainer.batch import Batch, Losses
 from trainer.config import TrainConfig, load_config
 from trainer.data.loader import Loader
 from trainer.distributed.process import Process
@@ -140,15 +139,15 @@ def config_of(session: Session, model: str, batch: int, shards: str, output: Pat
     return load_config([*jobs, *overrides])
 
 
-def features(run: Training, batch: Batch) -> Pairs:
+def features(run: Training, batch: Batch) -> Batch:
     """Run the towers' forward pass."""
     with autocast(run):
         return run.model.features(batch)
 
 
-def backward(pairs: Pairs) -> None:
+def backward(pairs: Batch) -> None:
     """Run the towers' backward pass, with ones as the gradients of their outputs."""
-    outputs = [value for value in vars(pairs).values() if isinstance(value, Tensor) and value.requires_grad]
+    outputs = [stream.rows for stream in pairs.streams.values() if stream.rows.requires_grad]
     torch.autograd.backward(outputs, [torch.ones_like(value) for value in outputs])
 
 
@@ -243,15 +242,11 @@ def loss_call(trained: Training, batch: Batch) -> Callable[[], None]:
     """Return a function that computes the losses and their gradients, from fixed features."""
     with torch.no_grad():
         fixed = features(trained, batch)
-    values = {field.name: getattr(fixed, field.name) for field in dataclasses.fields(Pairs)}
-    given: dict[str, Any] = {
-        name: value.float().requires_grad_() if isinstance(value, Tensor) and value.is_floating_point() else value
-        for name, value in values.items()
-    }
+    given = fixed.with_rows({name: part.rows.float().requires_grad_() for name, part in fixed.streams.items()})
 
     def call() -> None:
         trained.optimizer.zero_grad(set_to_none=True)
-        trained.model.losses(Pairs(**given)).loss.backward()
+        trained.model.losses(given).loss.backward()
 
     return call
 
@@ -264,7 +259,7 @@ def measure_plain(session: Session, config: TrainConfig, row: dict[str, Any], sp
     batch = next(iter(loader_of(config, 0, model.needs))).to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-    def towers(part: Batch) -> Pairs:
+    def towers(part: Batch) -> Batch:
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             return model.features(part)
 
@@ -285,13 +280,13 @@ def measure_plain(session: Session, config: TrainConfig, row: dict[str, Any], sp
     row |= speed(flops, time_calls(step, device, seconds=0 if session.options.tiny else 5))
 
 
-def count_flops(run_towers: Callable[[Batch], Pairs], batch: Batch) -> float:
+def count_flops(run_towers: Callable[[Batch], Batch], batch: Batch) -> float:
     """Return the FLOPs of the towers for a batch, forward and backward, from those of its first pairs."""
-    n, counted = len(batch.images), min(COUNTED, len(batch.images))
+    n, counted = len(batch["image"].rows), min(COUNTED, len(batch["image"].rows))
     part = dataclasses.replace(batch.map(lambda tensor: tensor[:counted]), keys=batch.keys[:counted])
     with torch.compiler.set_stance("force_eager"), FlopCounterMode(display=False) as counter:
         backward(run_towers(part))
-    synchronize(batch.images.device)
+    synchronize(batch["image"].rows.device)
     return float(counter.get_total_flops()) * n / counted
 
 

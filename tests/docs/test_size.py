@@ -28,10 +28,10 @@ LIMITS = {
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_167),
     "pipeline": Size(155, 33_604, 9),
-    "trainer": Size(198, 28_519, 20),
+    "trainer": Size(198, 28_443, 20),
     "demo": Size(33, 4_522),
-    "benchmarks": Size(29, 4_386),
-    "tests": Size(617, 64_947),
+    "benchmarks": Size(29, 4_378),
+    "tests": Size(617, 64_932),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -64,7 +64,7 @@ def test_the_levels_of_a_table_reach_the_batches_of_the_trainer(
     assert robin["caption"] == path
     assert fern["levels"] == ["Plantae", "Plantae Tracheophyta", None, fern["caption"], None, None, None]
     (batch,) = take(small_loader(tmp_path / "out" / "train", batch=2, needs=frozenset({"levels"})), 1)
-    levels = batch.more["levels"]
+    levels = batch["levels"]
     assert levels.owner is not None
     assert levels.depth is not None
     first, second = (levels.depth[levels.owner == i].tolist() for i in (0, 1))

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.parity import recipe
 from tests.trainer.released_files import to_released
-from trainer.batch import Batch
+from trainer.batch import Batch, named_streams
 from trainer.checkpoints.released import FACTOR_SCALARS, from_released
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.models.config import (
@@ -83,13 +83,11 @@ def batch_of(meta: dict[str, Any], dtype: torch.dtype) -> Batch:
         images[kind] = torch.tensor(recipe.images(kind, len(captions), seed=meta["seed"])).to(dtype)
         tokens[kind] = tokenizer(captions)
     boxes = meta["kwargs"].get("use_boxes", False)
-    return Batch(
-        images=images["whole"],
-        token_ids=tokens["whole"],
-        box_images=images["box"] if boxes else None,
-        box_token_ids=tokens["box"] if boxes else None,
-        box_owner=torch.tensor(meta["box_owner"]) if boxes and "box_owner" in meta else None,
-    )
+    rows = {"text": tokens["whole"], "image": images["whole"]}
+    if boxes:
+        rows |= {"box_image": images["box"], "box_text": tokens["box"]}
+    owner = torch.tensor(meta["box_owner"]) if boxes and "box_owner" in meta else None
+    return Batch(streams=named_streams(rows, owner))
 
 
 def gradients(model: DualEncoder) -> dict[str, Tensor | None]:

@@ -26,7 +26,7 @@ from tests.parity.model_terms import compare_scalars, compare_terms, relative_er
 from tests.parity.model_trace import compare_trace
 from tests.parity.report import Report
 from tests.trainer.released_files import to_released
-from trainer.batch import Pairs
+from trainer.batch import Batch, named_streams
 from trainer.encoders.build import sincos_positions
 from trainer.models.dual_encoder import DualEncoder
 
@@ -84,10 +84,8 @@ def compare_size(report: Report, meta: dict[str, Any], table: Any, size: str, dt
     losses.loss.backward()
     double = dtype == torch.float64
     name = f"{size} {'float64' if double else 'float32'}"
-    embedded = {"whole": (pairs.image, pairs.text), "box": (pairs.box_image, pairs.box_text)}
-    for kind, (image, text) in embedded.items():
-        if image is None or text is None:
-            continue
+    for kind, prefix in (("whole", ""), ("box", "box_"))[: len(pairs.streams) // 2]:
+        image, text = pairs[f"{prefix}image"].rows, pairs[f"{prefix}text"].rows
         lifted = (flat(model.lift_image(image)), flat(model.lift_text(text)))
         for key, value in zip(("image_raw", "text_raw", "image", "text"), (image, text, *lifted), strict=True):
             report.add(f"{name} embeddings", 2e-5, value, table[f"{size}/{kind}/{key}"], where=f"{kind} {key}")
@@ -139,7 +137,8 @@ def compare_head(report: Report, meta: dict[str, Any], table: Any, name: str, dt
         key: torch.tensor(value).to(dtype).requires_grad_() for key, value in head_inputs(name, meta["seed"]).items()
     }
     use_boxes = case["kwargs"].get("use_boxes", False)
-    pairs = Pairs(**(raw if use_boxes else {"image": raw["image"], "text": raw["text"]}))
+    names = ("image", "text", "box_image", "box_text")[: 4 if use_boxes else 2]
+    pairs = Batch(streams=named_streams({name: raw[name] for name in names}))
     losses = model.losses(pairs)
     losses.loss.backward()
     norms = {key: value.grad.double().norm().item() for key, value in raw.items() if value.grad is not None}

@@ -11,7 +11,7 @@ from tests.parity.model_cases import SIZES as SMALL_SIZES
 from tests.parity.model_cases import head_inputs as one_box_inputs
 from tests.parity.model_terms import relative_error
 from tests.parity.report import Report
-from trainer.batch import Losses, Pairs
+from trainer.batch import Batch, Losses, named_streams
 from trainer.checkpoints.released import UNUSED
 from trainer.losses.uncertainty import spread, uncertainty
 
@@ -105,8 +105,7 @@ def inputs(name: str, counts: list[int], seed: int) -> dict[str, np.ndarray]:
     return {key: row.astype(np.float32) for key, row in zip(names, rows, strict=True)}
 
 
-def pairs_of(raw: dict[str, Tensor], counts: list[int]) -> Pairs:
+def pairs_of(raw: dict[str, Tensor], counts: list[int]) -> Batch:
     """The features with the owners of the boxes."""
     owner = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-    return Pairs(image=raw["image"], text=raw["text"], box_image=raw["box_image"], box_text=raw["box_text"],
-                 box_owner=owner)  # fmt: skip
+    return Batch(streams=named_streams({name: raw[name] for name in ("image", "text", "box_image", "box_text")}, owner))

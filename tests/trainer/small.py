@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from trainer.batch import Batch, Losses, Stream
+from trainer.batch import Batch, Losses, Stream, named_streams
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS, build_model
@@ -47,14 +47,34 @@ def small_batch(b: int = 8, seed: int = 0) -> Batch:
         return ids
 
     images, captions = torch.rand(b, 3, 16, 16, generator=generator), tokens(8)
-    return Batch(
-        images=images,
-        token_ids=captions,
-        box_images=torch.rand(b, 3, 16, 16, generator=generator),
-        box_token_ids=tokens(5),
-        syntax=small_trees(b, generator),
-        more={"levels": small_levels(captions), "queries": small_queries(captions)},
-    )
+    boxes = {"box_image": torch.rand(b, 3, 16, 16, generator=generator), "box_text": tokens(5)}
+    streams = {
+        "text": Stream(captions, "text", syntax=small_trees(b, generator)),
+        "levels": small_levels(captions),
+        "queries": small_queries(captions),
+        **named_streams({"image": images, **boxes}),
+    }
+    return Batch(streams=streams)
+
+
+def in_double(batch: Batch) -> Batch:
+    """The batch with images in float64."""
+    images = {name: stream.rows.double() for name, stream in batch.streams.items() if stream.side == "image"}
+    return batch.with_rows(images)
+
+
+def with_boxes(batch: Batch, boxes: Batch | None, owner: torch.Tensor | None = None) -> Batch:
+    """The batch with the boxes and phrases of another one, which have these owners; None: without any."""
+    streams = {name: stream for name, stream in batch.streams.items() if not name.startswith("box_")}
+    if boxes is not None:
+        streams |= {name: boxes[name]._replace(owner=owner) for name in ("box_image", "box_text")}
+    return dataclasses.replace(batch, streams=streams)
+
+
+def with_stream(batch: Batch, name: str, stream: Stream | None) -> Batch:
+    """The batch with another stream of this name; None: without it."""
+    streams = {key: value for key, value in batch.streams.items() if key != name}
+    return dataclasses.replace(batch, streams=streams if stream is None else {name: stream, **streams})
 
 
 def small_queries(token_ids: torch.Tensor) -> Stream:
@@ -88,16 +108,14 @@ def small_trees(b: int, generator: torch.Generator) -> Syntax:
 
 def rows(batch: Batch, indices: slice | list[int]) -> Batch:
     """The pairs `indices` of a batch with one box per pair, in that order."""
-    values = {field.name: getattr(batch, field.name) for field in dataclasses.fields(batch)}
-    tensors = {name: value[indices] for name, value in values.items() if isinstance(value, torch.Tensor)}
-    syntax = None if batch.syntax is None else batch.syntax.map(lambda tensor: tensor[indices])
-    more = {name: owned_rows(stream, indices, len(batch.images)) for name, stream in batch.more.items()}
-    return dataclasses.replace(batch, **tensors, syntax=syntax, more=more)
+    n = len(batch["image"].rows)
+    return dataclasses.replace(batch, streams={name: owned_rows(s, indices, n) for name, s in batch.streams.items()})
 
 
 def owned_rows(stream: Stream, indices: slice | list[int], b: int) -> Stream:
     """The rows of a stream that the pairs `indices` of b pairs own, in that order."""
-    assert stream.owner is not None
+    if stream.owner is None:
+        return stream.map(lambda tensor: tensor[indices])
     chosen = torch.arange(b)[indices]
     places = [(stream.owner == pair).nonzero()[:, 0] for pair in chosen]
     chosen_rows = torch.cat([torch.empty(0, dtype=torch.int64), *places])

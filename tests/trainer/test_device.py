@@ -1,12 +1,11 @@
 """Models compute on the device of their batch and never wait for it: on PyTorch's "meta" device, both are errors."""
 
-import dataclasses
 from typing import Any
 
 import pytest
 import torch
 
-from tests.trainer.small import NAMES, small_batch, small_model
+from tests.trainer.small import NAMES, small_batch, small_model, with_boxes
 
 OTHERS: dict[str, dict[str, Any]] = {"phyclip": {"factor_dim": 8}}
 
@@ -24,7 +23,7 @@ def test_a_step_creates_no_tensor_on_another_device_and_reads_no_value(
 ) -> None:
     model = small_model(name, loss_chunk=loss_chunk, **OTHERS.get(name, {})).to("meta")
     owner = torch.arange(8) if owned else None
-    batch = dataclasses.replace(small_batch(8), box_owner=owner).to("meta")
+    batch = with_boxes(small_batch(8), small_batch(8), owner).to("meta")
     losses = model.losses(model.features(batch))  # not model(batch): autocast does not support this device
     losses.loss.backward()
     model.clamp_parameters()

@@ -85,15 +85,13 @@ class LevelPart(NamedTuple):
 def embed_part(embedder: Embedder, root: Path, folder: str, limit: int) -> LevelPart:
     """Embed the images of the samples with levels. Raises MissingFilesError without one that can be read."""
     content = read_shards(root, embedder.model.config.image.size_px, limit, folder)
-    rows = [i for i, levels in enumerate(content.levels) if any(levels)]
-    found = embedder.images([content.images[i] for i in rows], "squeeze") if rows else None
+    rows = [row for row in content.rows if any(row.levels)]
+    found = embedder.images([row.image for row in rows], "squeeze") if rows else None
     usable = [place for place in range(len(rows)) if found and place not in found.errors]
     if found is None or not usable:
         raise MissingFilesError(f"{root / folder} has no samples with levels; see read.levels")
-    unused = Counter({"without levels": len(content.levels) - len(rows), "unreadable image": len(found.errors)})
-    return LevelPart(
-        found.features[usable], [content.levels[rows[place]] for place in usable], content.skipped + unused
-    )
+    unused = Counter({"without levels": len(content.rows) - len(rows), "unreadable image": len(found.errors)})
+    return LevelPart(found.features[usable], [rows[place].levels for place in usable], content.skipped + unused)
 
 
 def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:

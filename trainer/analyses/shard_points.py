@@ -9,10 +9,10 @@ Shapes: n samples, m boxes, d width of the features.
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -35,18 +35,21 @@ MAX_DAMAGED: Final = 0.1
 """Largest share of damaged shards, if they are several."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ShardContent:
-    """Texts of n samples with m boxes, and where their images are."""
+class ShardRow(NamedTuple):
+    """The texts of a sample, and where its images are."""
 
-    images: list[ImageSource] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-    words: list[tuple[Word, ...] | None] = field(default_factory=list)
-    levels: list[tuple[str | None, ...]] = field(default_factory=list)
-    box_images: list[ImageSource] = field(default_factory=list)
-    box_texts: list[str] = field(default_factory=list)
-    box_owner: list[int] = field(default_factory=list)
-    skipped: Counter[str] = field(default_factory=Counter)
+    image: ImageSource
+    caption: str
+    words: tuple[Word, ...] | None
+    levels: tuple[str | None, ...]
+    boxes: list[tuple[ImageSource, str]]  # with their phrases
+
+
+class ShardContent(NamedTuple):
+    """Samples, and the numbers of those that are not used, by reason."""
+
+    rows: list[ShardRow]
+    skipped: Counter[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +59,6 @@ class ShardPoints(PairFeatures):
     images: list[ImageSource]
     captions: list[str]
     phrases: list[str]
-    words: list[tuple[Word, ...] | None]
     skipped: dict[str, int]
 
 
@@ -107,7 +109,7 @@ def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) 
         raise MissingFilesError(
             f"held-out shards: expected {folder}/00000.tar in a layout of training shards: {error}"
         ) from error
-    images, content = ShardImages(shards.index, shards.layout, size_px), ShardContent()
+    images, content = ShardImages(shards.index, shards.layout, size_px), ShardContent([], Counter())
     if damaged := shards.index.damaged:
         if len(damaged) > max(1, MAX_DAMAGED * len(shards.index.urls)):
             raise UserError(
@@ -116,17 +118,13 @@ def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) 
             )
         content.skipped["damaged shard"] = len(damaged)
     for number, sample in samples(images, content.skipped):
-        if limit and len(content.captions) >= limit:
+        if limit and len(content.rows) >= limit:
             break
-        content.box_owner.extend([len(content.captions)] * len(sample.boxes))
-        content.box_texts.extend(box.phrase for box in sample.boxes)
-        content.box_images.extend(
-            ImageSource(path=folder, index=images.add(number, box), stack=images) for box in range(len(sample.boxes))
-        )
-        content.images.append(ImageSource(path=folder, index=images.add(number, None), stack=images))
-        content.captions.append(sample.caption)
-        content.words.append(sample.words)
-        content.levels.append(sample.levels)
+        places = (*range(len(sample.boxes)), None)
+        *boxes, whole = (ImageSource(path=folder, index=images.add(number, box), stack=images) for box in places)
+        phrases = [box.phrase for box in sample.boxes]
+        pairs = list(zip(boxes, phrases, strict=True))
+        content.rows.append(ShardRow(whole, sample.caption, sample.words, sample.levels, pairs))
     return content
 
 
@@ -156,32 +154,28 @@ def embed_shards(embedder: Embedder, root: Path, limit: int = 0) -> ShardPoints:
 
 def embed_content(embedder: Embedder, content: ShardContent, root: Path) -> ShardPoints:
     """Embed what `read_shards` has read. Raises MissingFilesError if no image can be read."""
-    found, boxes = embedder.images(content.images, "squeeze"), embedder.images(content.box_images, "squeeze")
-    keep = torch.ones(len(content.images), dtype=torch.bool)
-    keep[list(found.errors)] = False
-    if not keep.any():
+    every = [(number, *box) for number, row in enumerate(content.rows) for box in row.boxes]
+    found = embedder.images([row.image for row in content.rows], "squeeze")
+    boxes = embedder.images([image for _, image, _ in every], "squeeze")
+    kept = [number for number in range(len(content.rows)) if number not in found.errors]
+    if not kept:
         reason = next(iter(found.errors.values()), "there are no samples")
         raise MissingFilesError(f"held-out shards: no sample of {root / HELD_OUT} can be read: {reason}")
-    owner = torch.tensor(content.box_owner, dtype=torch.int64)
-    keep_box = keep[owner]
-    keep_box[list(boxes.errors)] = False
-    new_number = keep.cumsum(0) - 1
-    images = [image for image, kept in zip(content.images, keep.tolist(), strict=True) if kept]
-    captions = [caption for caption, kept in zip(content.captions, keep.tolist(), strict=True) if kept]
-    phrases = [phrase for phrase, kept in zip(content.box_texts, keep_box.tolist(), strict=True) if kept]
+    place = {number: row for row, number in enumerate(kept)}
+    kept_boxes = [box for box, (number, *_) in enumerate(every) if number in place and box not in boxes.errors]
     skipped = content.skipped + Counter(
-        {"unreadable image": int((~keep).sum()), "unreadable box": int((~keep_box).sum())}
+        {"unreadable image": len(content.rows) - len(kept), "unreadable box": len(every) - len(kept_boxes)}
     )
+    captions, phrases = [content.rows[number].caption for number in kept], [every[box][2] for box in kept_boxes]
     text = embedder.texts([*captions, *phrases])
     return ShardPoints(
-        image=found.features[keep],
+        image=found.features[kept],
         text=text[: len(captions)],
-        box_image=boxes.features[keep_box],
+        box_image=boxes.features[kept_boxes],
         box_text=text[len(captions) :],
-        owner=new_number[owner[keep_box]],
-        images=images,
+        owner=torch.tensor([place[every[box][0]] for box in kept_boxes], dtype=torch.int64),
+        images=[content.rows[number].image for number in kept],
         captions=captions,
         phrases=phrases,
-        words=[words for words, kept in zip(content.words, keep.tolist(), strict=True) if kept],
         skipped=dict(skipped),
     )

@@ -81,7 +81,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     model = with_words(embedder.model)
     limit = options.max_examples or MAX_CAPTIONS
     content = read_shards(root, model.config.image.size_px, limit)
-    parsed = [(text, words) for text, words in zip(content.captions, content.words, strict=True) if words]
+    parsed = [(row.caption, row.words) for row in content.rows if row.words]
     points, relations = embed_words(model, embedder.tokenizer, parsed, BATCH_SIZE)
     if not len(relations):
         raise MissingFilesError(f"held-out shards: expected captions with parses in {root / HELD_OUT}/00000.tar")
@@ -100,7 +100,7 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             "mismatched": "heads of other edges; together they weigh as much as the true ones in ap",
         },
         n_used=len(parsed),
-        skipped=dict(content.skipped + Counter({"caption without parse": len(content.captions) - len(parsed)})),
+        skipped=dict(content.skipped + Counter({"caption without parse": len(content.rows) - len(parsed)})),
         checksums=checksums(root, root / HELD_OUT),
         details={"number_of_edges": len(relations), "relations": by_relation(scores["syntax_edge"], relations)},
         figures=figures_of(scores),

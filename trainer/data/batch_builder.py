@@ -7,14 +7,13 @@ Shapes: b pairs, m boxes, s side of an image in pixels, l tokens.
 """
 
 import dataclasses
-import hashlib
 import random
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from itertools import count, islice
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 import torch
@@ -24,14 +23,14 @@ from hypergrit_common.images import Image, ImageRejected
 from hypergrit_common.layouts import find_layout, read_sample
 from hypergrit_common.samples import MAX_SAMPLE_BYTES, BadSample, Box, Content, Sample, open_image, sample_key
 from schemas.training import Layout
-from trainer.batch import Stream
+from trainer.batch import Batch, Stream
 from trainer.data.config import AugmentConfig, DataConfig
 from trainer.data.crops import augment, draw_crop, write_crops
 from trainer.data.index import SampleIndex
 from trainer.data.order import Draw, Order
-from trainer.data.queries import find_queries, query_rows
 from trainer.data.runs import RunReader, run_length
 from trainer.data.subreddits import Segmenter
+from trainer.data.text_streams import Texts, needed_streams
 from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import WordTree, align, collate_trees
 
@@ -60,16 +59,8 @@ class BatchRows:
     ids: list[list[int]] = field(default_factory=list)
     box_images: list[Image] = field(default_factory=list)  # m images [s s 3]; views of `boxes` if it is set
     boxes: Image | None = None  # [b s s 3], of which the first m are set, if every pair has one box at most
-    box_ids: list[list[int]] = field(default_factory=list)
-    box_owner: list[int] = field(default_factory=list)
-    box_equal: list[bool] = field(default_factory=list)
     trees: list[WordTree] = field(default_factory=list)
-    level_ids: dict[tuple[int, ...], int] = field(default_factory=dict)  # row of each distinct text
-    levels: list[tuple[int, int, int, int]] = field(default_factory=list)  # owner, depth, number and row of each label
-    query_ids: list[list[int]] = field(default_factory=list)
-    queries: list[tuple[int, int, float]] = field(
-        default_factory=list
-    )  # owner, row of the parent and weight of each query
+    texts: list[Texts] = field(default_factory=list)
 
 
 class Candidate(NamedTuple):
@@ -92,11 +83,12 @@ class RowBuilder:
 
     def __post_init__(self) -> None:
         self.segmenter = Segmenter(self.tokenizer)  # for the samples that have a subreddit, in whatever layout
+        self.streams = needed_streams(self.needs)
 
-    def fill(self, position: int, rows_candidates: Sequence[Iterator[Candidate]]) -> tuple[dict[str, Any], BatchReport]:
-        """Return the fields of a `trainer.batch.Batch`, of the first usable candidate of each row, and a report.
+    def fill(self, position: int, rows_candidates: Sequence[Iterator[Candidate]]) -> tuple[Batch, BatchReport]:
+        """Return the batch of the first usable candidate of each row, and a report.
 
-        `position` is the position of the first sample. If too many samples are bad, the fields are empty and the report has
+        `position` is the position of the first sample. If too many samples are bad, the batch is empty and the report has
         an `error`.
         """
         rows = BatchRows(self.empty_images(len(rows_candidates)))
@@ -122,17 +114,9 @@ class RowBuilder:
                     f"{MAX_ATTEMPTS} bad samples in a row, among them {report.bad_samples[-1]}; "
                     f"fix or replace the shards"
                 )
-                return {}, report
+                return Batch(streams={}), report
         report.counts["samples"] += len(rows_candidates)
-        report.counts["boxes"] += len(rows.box_ids)
-        report.counts["equal_phrases"] += sum(rows.box_equal)
-        fields = self.collate(rows)
-        ends = "packed" if self.config.pack_texts else "token_ids"
-        padded = [ids for name, ids in fields.items() if name.endswith(ends)]
-        padded += [stream.rows for stream in fields.get("more", {}).values()]
-        report.counts["token_places"] += sum(map(Tensor.numel, padded))
-        report.counts["tokens"] += sum(map(len, (*rows.ids, *rows.box_ids, *rows.level_ids, *rows.query_ids)))
-        return fields, report
+        return self.collate(rows, report.counts), report
 
     def empty_images(self, n: int) -> Image:
         return np.empty((n, self.size_px, self.size_px, 3), np.uint8)
@@ -156,19 +140,7 @@ class RowBuilder:
             rows.trees.append(tree)
         rows.keys.append(f"{shard.rpartition('/')[2]}/{sample.key}")
         rows.box_images += box_images
-        phrases = [self.token_ids(box.phrase) for box in boxes]
-        rows.box_ids += phrases
-        rows.box_equal += [ids == rows.ids[-1] for ids in phrases]
-        rows.box_owner += [row] * len(boxes)
-        for depth, label in enumerate(sample.levels if "levels" in self.needs else ()):
-            if label:
-                place = rows.level_ids.setdefault(tuple(self.token_ids(label)), len(rows.level_ids))
-                rows.levels.append((row, depth, label_number(depth, label), place))
-
-        if "queries" in self.needs:
-            queries = find_queries(caption, [box.phrase for box in boxes], self.config.max_queries)
-            rows.query_ids += [self.token_ids(query.text) for query in queries]
-            rows.queries += query_rows(queries, row, len(rows.queries))
+        rows.texts.append(Texts(caption, [box.phrase for box in boxes], sample.levels))
 
     def draw_caption(self, sample: Sample, generator: random.Random) -> Sample:
         """Return a sample with one of its captions, as `data.captions` and `data.caption_weights` select."""
@@ -227,38 +199,43 @@ class RowBuilder:
         """Return the ids of a text, truncated to the context."""
         return self.tokenizer.truncate(self.tokenizer.encode(text))
 
-    def padded(self, ids: Sequence[Sequence[int]]) -> Tensor:
-        """The ids of texts as a tensor. Lengths that take few values compile once, and fragment no memory."""
-        return pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
+    def collate(self, rows: BatchRows, counts: Counter[str]) -> Batch:
+        """Return the batch, and count its tokens. Images are [* 3 s s] in channels-last memory format."""
 
-    def collate(self, rows: BatchRows) -> dict[str, Any]:
-        """Return the fields of `trainer.batch.Batch`. Images are [* 3 s s] in channels-last memory format."""
-        batch: dict[str, Any] = {
-            "images": to_channels_first(rows.images),
-            "token_ids": self.padded(rows.ids),
-            "keys": tuple(rows.keys),
-        }
+        def padded(ids: Sequence[Sequence[int]]) -> Tensor:
+            # Lengths that take few values compile once, and fragment no memory.
+            found = pad(ids, self.tokenizer.pad_id, self.config.text_multiple or 1, self.tokenizer.context_length)
+            counts.update(tokens=sum(map(len, ids)), token_places=found.numel())
+            return found
+
+        def texts(ids: Sequence[Sequence[int]]) -> Stream:
+            found = Stream(padded(ids), "text")
+            if not self.config.pack_texts:
+                return found
+            packed = places_of(ids, found.rows.shape[1])
+            counts["token_places"] += len(packed) - found.rows.numel()
+            return found._replace(packed=packed)
+
+        text = texts(rows.ids)
+        if "parse" in self.needs:
+            text = text._replace(syntax=collate_trees(rows.trees, text.rows.shape[1]))
+        encode, streams = cache(self.token_ids), {"text": text}
+        for name, kind in self.streams.items():
+            streams[name] = kind.stream(
+                rows.texts, lambda found: padded([encode(text) for _, text in found]), lambda text: tuple(encode(text))
+            )
+        streams["image"] = Stream(to_channels_first(rows.images), "image")
         if "boxes" in self.needs:
             parts = [self.empty_images(0), *(image[None] for image in rows.box_images)]
             boxes = np.concatenate(parts) if rows.boxes is None else rows.boxes[: len(rows.box_images)]
-            batch["box_images"] = to_channels_first(boxes)
-            batch["box_token_ids"] = self.padded(rows.box_ids)
-            batch["box_equal"] = torch.tensor(rows.box_equal, dtype=torch.bool)
-            if self.config.boxes == "all" or "pairs" in self.needs:
-                batch["box_owner"] = torch.tensor(rows.box_owner, dtype=torch.int64)
-        if self.config.pack_texts:
-            batch |= {
-                name.replace("token_ids", "packed"): places_of(ids, batch[name].shape[1])
-                for name, ids in (("token_ids", rows.ids), ("box_token_ids", rows.box_ids))
-                if name in batch
-            }
-        if "parse" in self.needs:
-            batch["syntax"] = collate_trees(rows.trees, batch["token_ids"].shape[1])
-        if "levels" in self.needs:
-            batch["more"] = {"levels": level_stream(self.padded(list(rows.level_ids)), rows.levels)}
-        if "queries" in self.needs:
-            batch["more"] = batch.get("more", {}) | {"queries": query_stream(self.padded(rows.query_ids), rows.queries)}
-        return batch
+            phrases = [(row, encode(phrase)) for row, sample in enumerate(rows.texts) for phrase in sample.phrases]
+            has_owners = self.config.boxes == "all" or "pairs" in self.needs
+            owner = torch.tensor([row for row, _ in phrases], dtype=torch.int64) if has_owners else None
+            equal = torch.tensor([ids == rows.ids[row] for row, ids in phrases], dtype=torch.bool)
+            streams["box_image"] = Stream(to_channels_first(boxes), "image", owner)
+            streams["box_text"] = texts([ids for _, ids in phrases])._replace(owner=owner, equal=equal)
+            counts.update(boxes=len(phrases), equal_phrases=int(equal.sum()))
+        return Batch(streams=streams, keys=tuple(rows.keys))
 
 
 @dataclass(kw_only=True)
@@ -277,11 +254,11 @@ class BatchBuilder(RowBuilder):
         """Choose how many samples one request reads, for `workers` processes that build batches of this size."""
         self.reader.length = run_length(self.order, self.index.mean_bytes, batch, world_size, workers)
 
-    def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
-        """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report.
+    def build(self, position: int, draw: Draw) -> tuple[Batch, BatchReport]:
+        """Return the batch of the samples of `draw`, and a report.
 
         `position` is the position of the first sample. A bad sample is replaced by `replacement`. If too many are bad,
-        the fields are empty and the report has an `error`. Raises UserError if a shard cannot be read.
+        the batch is empty and the report has an `error`. Raises UserError if a shard cannot be read.
         """
         samples: list[int] = draw.samples.tolist()
         contents = self.reader.read_parts(samples, draw.ahead.tolist())
@@ -315,29 +292,10 @@ class BatchBuilder(RowBuilder):
         return int(self.order.take(epoch * n + (place + distance) % n, 1).samples[0])
 
 
-def level_stream(rows: Tensor, levels: Sequence[tuple[int, int, int, int]]) -> Stream:
-    """The labels of a batch, given as owner, depth, number and row; `rows` are those of distinct texts."""
-    owner, depth, label, place = torch.tensor(levels).unbind(1)
-    chain = max(Counter(owner for owner, *_ in levels).values())
-    return Stream(rows, "text", owner, depth, label, place, chain)
-
-
-def query_stream(rows: Tensor, queries: Sequence[tuple[int, int, float]]) -> Stream:
-    """The queries of a batch, given as owner, row of the parent and weight."""
-    owner, parent, weight = torch.tensor(queries, dtype=torch.float64).view(-1, 3).unbind(1)
-    most = max(Counter(row for row, *_ in queries).values(), default=0)
-    return Stream(rows, "text", owner.long(), chain=most, weight=weight.float(), parent=parent.long())
-
-
 def places_of(ids: Sequence[Sequence[int]], length: int) -> Tensor:
     """The places [t] of the tokens of texts in their padded rows of `length` tokens, one row after the other."""
     ends = torch.tensor([len(row) for row in ids], dtype=torch.int64)
     return (torch.arange(length) < ends[:, None]).flatten().nonzero()[:, 0]
-
-
-def label_number(depth: int, label: str) -> int:
-    """A number of 63 bits that tells labels of any level apart, the same in all processes."""
-    return int.from_bytes(hashlib.blake2b(f"{depth} {label}".encode(), digest_size=8).digest()) >> 1
 
 
 def to_channels_first(pixels: Image) -> Tensor:

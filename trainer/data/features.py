@@ -12,7 +12,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final, NamedTuple, cast
 
@@ -27,13 +27,13 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.locations import Locations, split_locations
 from hypergrit_common.shards import list_shards
 from schemas.features import FOLDER, FeatureRecord, feature_schema
-from trainer.batch import Stream
-from trainer.data.batch_builder import BatchReport, label_number, level_stream, query_stream
+from trainer.batch import Batch, Stream
+from trainer.data.batch_builder import BatchReport
 from trainer.data.config import DataConfig
 from trainer.data.feature_record import read_records
 from trainer.data.listing import ShardVersion, list_facts, version_of
 from trainer.data.order import Draw, Order, mix
-from trainer.data.queries import find_queries, query_rows
+from trainer.data.text_streams import Texts, TextStream, needed_streams
 from trainer.text.base import TextTokenizer, pad
 from trainer.text.syntax import WordTree, collate_trees
 
@@ -58,7 +58,9 @@ class Shard(NamedTuple):
     """A shard in memory-mapped arrays, by column."""
 
     table: pa.RecordBatch
-    arrays: dict[str, Halves]  # features [n v f] of images, [n 1 g] of texts; of lists, those of all items
+    arrays: dict[
+        str, Halves
+    ]  # features [n v f] of images, [n 1 g] of texts, `equal` [n 1 1]; of lists, those of all items
     starts: dict[str, NDArray[np.int32]]  # [n+1] first item of each sample, of such lists
 
 
@@ -74,6 +76,8 @@ def open_shard(url: str, settings: Mapping[str, Any]) -> Shard:
                 column = column.flatten()
             if pa.types.is_fixed_size_list(column.type):
                 found.arrays[name] = matrix(column, views if name in VIEWED else 1)
+            if pa.types.is_boolean(column.type):
+                found.arrays[name] = column.to_numpy(zero_copy_only=False)[:, None, None]
         return found
     except (OSError, ValueError, LookupError, AttributeError, pa.ArrowException) as error:
         raise UserError(f"{url} cannot be read: {error}; remove its manifest, and write the features again") from error
@@ -101,12 +105,6 @@ def usable_rows(shard: Shard, needs: frozenset[str]) -> NDArray[np.intp] | None:
     items = (needs - {"boxes"} if "pairs" in needs else needs) & ITEMS.keys()
     found = [np.diff(shard.starts.get(ITEMS[need][0], none)) > 0 for need in items]
     return np.flatnonzero(np.logical_and.reduce(found)) if found else None
-
-
-def numbered(counts: Numbers) -> tuple[Numbers, Numbers]:
-    """The list of each item of lists of these lengths, and its place in the list."""
-    owner = np.repeat(np.arange(len(counts)), counts)
-    return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
 class FeatureStore:
@@ -203,10 +201,10 @@ class Rows(Sequence[str]):
             found = array.reshape(-1, array.shape[-1]).take(rows, axis=0)
             if len(places) == len(self.row):
                 return torch.from_numpy(found)
-            out = np.empty((len(self.row), found.shape[1]), np.float16) if out is None else out
+            out = np.empty((len(self.row), found.shape[1]), found.dtype) if out is None else out
             out[places] = found
-        width = self.store.shards[0].arrays[name].shape[-1]
-        return torch.from_numpy(np.empty((0, width), np.float16) if out is None else out)
+        array = self.store.shards[0].arrays[name]
+        return torch.from_numpy(np.empty((0, array.shape[-1]), array.dtype) if out is None else out)
 
     def values(self, column: str, of_items: bool = False) -> list[Any]:
         """The values of a column of the samples, or of the items in a column of lists."""
@@ -247,42 +245,34 @@ class FeatureBuilder:
     order: Order
     tokenizer: TextTokenizer
     needs: frozenset[str]
-    equal: list[NDArray[np.bool_]] = field(init=False)  # `equal` of the boxes of each shard
-
-    def __post_init__(self) -> None:
-        columns = (shard.table.column("equal").flatten() for shard in self.index.shards)
-        self.equal = [column.to_numpy(zero_copy_only=False) for column in columns]
 
     def plan_reads(self, batch: int, world_size: int, workers: int) -> None:
         """Nothing is read ahead: the system keeps the pages of the files."""
 
-    def build(self, position: int, draw: Draw) -> tuple[dict[str, Any], BatchReport]:
-        """Return the fields of a `trainer.batch.Batch` of the samples of `draw`, and a report."""
+    def build(self, position: int, draw: Draw) -> tuple[Batch, BatchReport]:
+        """Return the batch of the samples of `draw`, and a report."""
         rows = self.index.locate(draw.samples)
         at = position + np.arange(len(rows), dtype=np.int64)
         report = BatchReport(counts=Counter(samples=len(rows)))
-        views = self.draw(at, IMAGE_VIEW, self.index.views)
-        batch: dict[str, Any] = {"images": rows.take("image", views), "keys": rows, "more": {}}
-        if "queries" in self.needs:  # packed states [b 1+p f] (trainer.encoders.cached)
-            packed = torch.cat([batch["images"], rows.take("patches", views)], dim=1)
-            batch["images"] = packed.unflatten(1, (-1, batch["images"].shape[1]))
         trees = self.trees(rows) if "parse" in self.needs else None
         if self.config.texts == "tokens":
-            batch["token_ids"] = self.token_ids(rows.values("caption"), trees)
+            text = self.token_ids(rows.values("caption"), trees)
         else:
-            batch["token_ids"] = rows.take("text") if trees is None else self.states(rows)
-        if trees is not None:
-            batch["syntax"] = collate_trees(trees, batch["token_ids"].shape[1] if self.config.texts == "tokens" else 0)
+            text = rows.take("text") if trees is None else self.states(rows)
+        length = text.shape[1] if self.config.texts == "tokens" else 0
+        streams = {"text": Stream(text, "text", syntax=None if trees is None else collate_trees(trees, length))}
         chosen = self.choose(rows, at) if "boxes" in self.needs else None
+        kinds = needed_streams(self.needs)
+        texts = self.texts(rows, chosen) if kinds else []
+        streams |= {name: self.stream(kind, rows, texts) for name, kind in kinds.items()}
+        views = self.draw(at, IMAGE_VIEW, self.index.views)
+        images = rows.take("image", views)
+        if "queries" in self.needs:  # packed states [b 1+p f] (trainer.encoders.cached)
+            images = torch.cat([images, rows.take("patches", views)], dim=1).unflatten(1, (-1, images.shape[1]))
+        streams["image"] = Stream(images, "image")
         if chosen:
-            batch |= self.boxes(chosen, at)
-            report.counts["boxes"] += len(batch["box_equal"])
-            report.counts["equal_phrases"] += int(batch["box_equal"].sum())
-        if "levels" in self.needs:
-            batch["more"]["levels"] = self.levels(rows)
-        if "queries" in self.needs:
-            batch["more"]["queries"] = self.queries(rows, chosen)
-        return batch, report
+            streams |= self.boxes(chosen, at, report.counts)
+        return Batch(streams=streams, keys=rows), report
 
     def token_ids(self, texts: Sequence[str], trees: Sequence[WordTree] | None = None) -> Tensor:
         """Token ids [b l] of texts, truncated to the context. Raises UserError if they are not those of their trees."""
@@ -306,63 +296,59 @@ class FeatureBuilder:
         """The boxes of a batch: one of each sample that has some, drawn by its position, or all."""
         (first, n), is_one = rows.items(), self.config.boxes == "random"
         limit = 1 if is_one else self.config.max_boxes
-        owner, place = numbered(n if limit is None else np.minimum(n, limit))
-        chosen = place
+        counts = n if limit is None else np.minimum(n, limit)
+        owner = np.repeat(np.arange(len(counts)), counts)
+        chosen = place = np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
         if is_one or self.config.box_order == "random":  # from a random one on
             chosen = (place + self.draw(at, BOX, np.maximum(n, 1))[owner]) % n[owner]
         chosen = first[owner] + chosen
         return owner, place, Rows(self.index, rows.shard[owner], chosen)
 
-    def boxes(self, chosen: Boxes, at: Numbers) -> dict[str, Any]:
-        """The fields of the boxes of a batch."""
+    def boxes(self, chosen: Boxes, at: Numbers, counts: Counter[str]) -> dict[str, Stream]:
+        """The streams of the boxes of a batch and of their phrases, which are counted."""
         owner, place, boxes = chosen
         views = self.draw(MAX_BOXES * at[owner] + place, BOX_VIEW, self.index.views)
-        found: dict[str, Any] = {"box_images": boxes.take("box_image", views)}
         if self.config.texts == "features":
-            found["box_token_ids"] = boxes.take("box_text")
+            text = boxes.take("box_text")
         else:
-            found["box_token_ids"] = self.token_ids(boxes.values("phrase", of_items=True))
-        equal = np.zeros(len(owner), np.bool_)
-        for number in np.unique(boxes.shard):
-            places = boxes.shard == number
-            equal[places] = self.equal[number][boxes.row[places]]
-        found["box_equal"] = torch.from_numpy(equal)
-        if self.config.boxes == "all" or "pairs" in self.needs:
-            found["box_owner"] = torch.from_numpy(owner)
-        return found
+            text = self.token_ids(boxes.values("phrase", of_items=True))
+        equal = boxes.take("equal")[:, 0]
+        counts.update(boxes=len(equal), equal_phrases=int(equal.sum()))
+        owners = torch.from_numpy(owner) if self.config.boxes == "all" or "pairs" in self.needs else None
+        return {
+            "box_image": Stream(boxes.take("box_image", views), "image", owners),
+            "box_text": Stream(text, "text", owners, equal=equal),
+        }
 
-    def levels(self, rows: Rows) -> Stream:
-        """The labels of a batch; equal texts are one row."""
-        starts, n = rows.items("label_text")
-        owner, place = numbered(n)
-        labels = Rows(self.index, rows.shard[owner], starts[owner] + place)
-        texts, depths = (labels.values(name, of_items=True) for name in ("label", "depth"))
-        first = {text: item for item, text in reversed([*enumerate(texts)])}
-        row = {text: number for number, text in enumerate(dict.fromkeys(texts))}
-        found = [(o, d, label_number(d, t), row[t]) for o, d, t in zip(owner.tolist(), depths, texts, strict=True)]
-        if self.config.texts == "tokens":
-            return level_stream(self.token_ids(list(row)), found)
-        items = [first[text] for text in row]
-        return level_stream(Rows(self.index, labels.shard[items], labels.row[items]).take("label_text"), found)
-
-    def queries(self, rows: Rows, chosen: Boxes | None) -> Stream:
-        """The queries of a batch, from its captions and the phrases of its boxes."""
+    def texts(self, rows: Rows, chosen: Boxes | None) -> list[Texts]:
+        """The texts of the samples of a batch."""
         phrases = [list[str]() for _ in range(len(rows))]
+        levels = [dict[int, str]()] * len(rows)
         if chosen:
-            owner, _, boxes = chosen
-            for row, phrase in zip(owner, boxes.values("phrase", of_items=True), strict=True):
-                phrases[row].append(phrase)
-        first, _ = rows.items("query_text")
-        found, texts, items = list[tuple[int, int, float]](), list[str](), list[int]()
-        for row, (caption, stored) in enumerate(zip(rows.values("caption"), rows.values("query"), strict=True)):
-            queries = find_queries(caption, phrases[row], self.config.max_queries)
-            found += query_rows(queries, row, len(found))
-            texts += [query.text for query in queries]
-            items += [first[row] + stored.index(query.text) for query in queries]
-        if self.config.texts == "tokens":
-            return query_stream(self.token_ids(texts), found)
-        shard = rows.shard[[row for row, *_ in found]]
-        return query_stream(Rows(self.index, shard, np.array(items, np.int64)).take("query_text"), found)
+            for number, phrase in zip(chosen[0], chosen[2].values("phrase", of_items=True), strict=True):
+                phrases[number].append(phrase)
+        if "levels" in self.needs:
+            levels = [
+                dict(zip(*found, strict=True)) for found in zip(rows.values("depth"), rows.values("label"), strict=True)
+            ]
+        known = ([found.get(depth) for depth in range(max(found, default=-1) + 1)] for found in levels)
+        return [*map(Texts, rows.values("caption"), phrases, known)]
+
+    def stream(self, kind: TextStream, rows: Rows, texts: Sequence[Texts]) -> Stream:
+        """A stream of further texts of a batch."""
+
+        def encode(found: Sequence[tuple[int, str]]) -> Tensor:
+            if self.config.texts == "tokens":
+                return self.token_ids([text for _, text in found])
+            if not kind.column:
+                raise UserError("features do not hold the texts of a stream of a model's own; set data.texts=tokens")
+            column = f"{kind.column}_text"
+            first, _ = rows.items(column)
+            stored, owner = rows.values(kind.column), np.array([number for number, _ in found], np.int64)
+            items = first[owner] + np.array([stored[number].index(text) for number, text in found], np.int64)
+            return Rows(self.index, rows.shard[owner], items).take(column)
+
+        return kind.stream(texts, encode)
 
     def states(self, rows: Rows) -> Tensor:
         """Packed states [b 1+2l g] of captions (trainer.encoders.cached)."""

@@ -43,8 +43,8 @@ class BatchRequest(NamedTuple):
     draw: Draw
 
 
-class BatchDataset(Dataset[tuple[dict[str, Any], BatchReport]]):
-    """Maps a request to the fields of its batch and a report. Runs in the loader processes.
+class BatchDataset(Dataset[tuple[Batch, BatchReport]]):
+    """Maps a request to its batch and a report. Runs in the loader processes.
 
     The message of a UserError is returned in the report, because DataLoader adds a traceback to errors that are raised.
     """
@@ -52,11 +52,11 @@ class BatchDataset(Dataset[tuple[dict[str, Any], BatchReport]]):
     def __init__(self, builder: BatchBuilder | FeatureBuilder) -> None:
         self.builder = builder
 
-    def __getitem__(self, request: BatchRequest) -> tuple[dict[str, Any], BatchReport]:
+    def __getitem__(self, request: BatchRequest) -> tuple[Batch, BatchReport]:
         try:
             return self.builder.build(*request)
         except UserError as error:
-            return {}, BatchReport(error=str(error))
+            return Batch(streams={}), BatchReport(error=str(error))
 
 
 class Loader:
@@ -178,15 +178,15 @@ class Loader:
         )
         yield from self._checked(results)
 
-    def _checked(self, results: Iterator[tuple[dict[str, Any], BatchReport]]) -> Iterator[Batch]:
+    def _checked(self, results: Iterator[tuple[Batch, BatchReport]]) -> Iterator[Batch]:
         """Yield the batches, and count what their reports tell. Raises UserError."""
         while True:
-            fields, report = next_result(results)
+            batch, report = next_result(results)
             if report.error:
                 raise UserError(f"{self.key}: {report.error}")
             self.position += self.batch * self.world_size
             self._add_report(report)
-            yield Batch(**fields)
+            yield batch
 
     def requests(self, position: int) -> Iterator[BatchRequest]:
         """Yield this rank's part of every batch, starting at `position`; of small batches, several are drawn at once."""

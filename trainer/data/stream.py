@@ -27,25 +27,25 @@ BUFFER: Final = 2048
 """Samples that a loader process shuffles, encoded."""
 
 
-class StreamDataset(IterableDataset[tuple[dict[str, Any], BatchReport]]):
+class StreamDataset(IterableDataset[tuple[Batch, BatchReport]]):
     """The batches of a loader process, from its part of a stream, without end."""
 
     def __init__(self, stream: "SampleStream", builder: RowBuilder, batch: int, position: int) -> None:
         self.stream, self.builder, self.batch, self.position = stream.repeat(), builder, batch, position
 
-    def __iter__(self) -> Iterator[tuple[dict[str, Any], BatchReport]]:
+    def __iter__(self) -> Iterator[tuple[Batch, BatchReport]]:
         info, (rank, world_size) = get_worker_info(), self.stream.ranks
         worker, n_workers = (info.id, info.num_workers) if info else (0, 1)
         candidates, n_damaged = self._candidates(), 0
         try:
             for number in count(worker, n_workers):  # the loader takes the batches of its processes in turn
                 position = self.position + (number * world_size + rank) * self.batch
-                fields, report = self.builder.fill(position, [candidates] * self.batch)
+                batch, report = self.builder.fill(position, [candidates] * self.batch)
                 report.counts["damaged_shards"] += len(self.stream.damaged) - n_damaged
                 n_damaged = len(self.stream.damaged)
-                yield fields, report
+                yield batch, report
         except UserError as error:
-            yield {}, BatchReport(error=str(error))
+            yield Batch(streams={}), BatchReport(error=str(error))
 
     def _candidates(self) -> Iterator[Candidate]:
         from hypergrit_common.sample_stream import shard_name

@@ -13,15 +13,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import chain, pairwise
+from itertools import chain
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 import pyarrow as pa
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hypergrit_common.devices import limit_threads, resolve_precision, torch_dtype
@@ -42,7 +43,7 @@ from trainer.checkpoints.model import LoadedModel, load_model, model_folder
 from trainer.checkpoints.tokenizer_files import MERGES_FILE, OPENAI, is_openai
 from trainer.checkpoints.towers import FrozenModel, cached_towers, weights_sha256
 from trainer.data.listing import list_facts, version_of
-from trainer.data.queries import possible_queries
+from trainer.data.text_streams import possible_queries
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process, process_group
 from trainer.encoders.config import CACHED
@@ -56,6 +57,8 @@ from trainer.text.fast_tokenizer import FastTokenizer
 from trainer.text.syntax import WordTree, align
 
 logger = logging.getLogger(__name__)
+
+Halves = NDArray[np.float16]
 
 DRY_SAMPLES: Final = 256
 """Samples that a dry run computes."""
@@ -128,22 +131,25 @@ class Embedder:
         return feature_schema(self.config.views * image, text, self.config.tokens, self.n_patches)
 
 
-@dataclass
-class Computed:
-    """The features of consecutive samples."""
+class Row(NamedTuple):
+    """A sample with its features, in half precision."""
 
-    image: Tensor  # [n v*f]
-    patches: Tensor  # [n v*p*f]
-    box_image: Tensor  # [m v*f]
-    keys: list[str] = field(default_factory=list)
-    captions: list[str] = field(default_factory=list)
-    phrases: list[str] = field(default_factory=list)
-    n_boxes: list[int] = field(default_factory=list)  # of each sample
-    equal: list[bool] = field(default_factory=list)  # of each box
-    levels: list[dict[int, str]] = field(default_factory=list)  # the known labels of each sample, by depth
-    trees: list[WordTree] = field(default_factory=list)
-    states: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    bad: list[tuple[str, str]] = field(default_factory=list)  # reason and message
+    key: str
+    caption: str
+    image: Halves  # [v*f]
+    patches: Halves  # [v*p*f]
+    boxes: Halves  # [m v*f]
+    phrases: list[str]
+    levels: dict[int, str]  # its known labels, by depth
+    tree: WordTree | None = None
+    states: tuple[Halves, Halves] | None = None  # [l g]
+
+
+class Computed(NamedTuple):
+    """Consecutive samples, and reasons and messages of those that cannot be used."""
+
+    rows: list[Row]
+    bad: list[tuple[str, str]]
 
 
 def write_features(config: FeaturesConfig) -> None:
@@ -244,7 +250,7 @@ def write_shards(
     for number, (name, start) in enumerate(missing, 1):
         text = f"features of {n} samples, file {number} of {len(missing)}"
         computed = compute(embedder, shards, range(start, min(start + size, n)), text, not process.is_main)
-        n_read, n_bad = n_read + len(computed.keys) + len(computed.bad), n_bad + len(computed.bad)
+        n_read, n_bad = n_read + len(computed.rows) + len(computed.bad), n_bad + len(computed.bad)
         check_bad(computed.bad, n_bad, n_read, embedder.config.max_bad_share)
         if process.is_main:
             commit(embedder, computed, output, name, start)
@@ -299,7 +305,7 @@ def compute(embedder: Embedder, shards: HeldOutShards, numbers: range, text: str
     parts = map_shared(len(numbers), read, partial(embed_part, embedder=embedder), sharing)
     unit = min(64, config.batch_size)
     found = list(tracked(parts, -(-len(numbers) // unit), text, "unit", quiet=quiet))
-    return joined(found, embedder)
+    return joined(found)
 
 
 def read_numbered(rows: range, shards: HeldOutShards, first: int, size_px: int, views: Views) -> HeldOut:
@@ -308,69 +314,44 @@ def read_numbered(rows: range, shards: HeldOutShards, first: int, size_px: int, 
 
 
 def embed_part(part: HeldOut, embedder: Embedder) -> Computed:
-    """The features of the images of some samples, and the trees and states of their captions."""
+    """The features of the images of some samples, and the trees and states of their captions, without which they are bad."""
     config, n = embedder.config, len(part.captions)
     width = config.views * embedder.widths[0]
     states = embedder.images(part.images, config.patches)
     image, patches = states.tensor_split([embedder.widths[0]], dim=1)
-    box_image = embedder.images(part.box_images).view(-1, width)
-    counts = np.bincount(part.box_owner, minlength=n).tolist()
     image, patches = image.reshape(n, width), patches.reshape(n, embedder.n_patches * width)
-    found = Computed(image, patches, box_image, part.keys, part.captions, part.box_texts, counts)
-    found.bad = list(zip(part.reasons, part.bad, strict=True))
-    found.levels = [{depth: label for depth, label in enumerate(labels) if label} for labels in part.levels]
-    found = taken(found, range(len(counts)), config.max_boxes) if config.max_boxes else found
-    return with_trees(found, part.words, embedder) if config.tokens else found
-
-
-def taken(found: Computed, samples: Sequence[int], most: int | None = None) -> Computed:
-    """The features of some samples, with at most `most` boxes of each, the first ones."""
-    starts, rows = np.cumsum([0, *found.n_boxes]), list(samples)
-    counts = [found.n_boxes[row] if most is None else min(found.n_boxes[row], most) for row in rows]
-    boxes = [starts[row] + box for row, n in zip(rows, counts, strict=True) for box in range(n)]
-    return replace(
-        found,
-        image=found.image[rows],
-        patches=found.patches[rows],
-        box_image=found.box_image[boxes],
-        keys=[found.keys[row] for row in rows],
-        captions=[found.captions[row] for row in rows],
-        phrases=[found.phrases[box] for box in boxes],
-        levels=[found.levels[row] for row in rows],
-        n_boxes=counts,
-    )
+    boxes, ends = embedder.images(part.box_images).view(-1, width), np.searchsorted(part.box_owner, range(n + 1))
+    found = Computed([], list(zip(part.reasons, part.bad, strict=True)))
+    for number, (key, caption, words) in enumerate(zip(part.keys, part.captions, part.words, strict=True)):
+        if config.tokens and not words:
+            found.bad.append(("no_parse", f"{key}: the caption has no parse"))
+            continue
+        own = slice(ends[number], ends[number + 1])
+        levels = {depth: label for depth, label in enumerate(part.levels[number]) if label}
+        arrays = (image[number].numpy(), patches[number].numpy(), boxes[own][: config.max_boxes].numpy())
+        found.rows.append(Row(key, caption, *arrays, part.box_texts[own][: config.max_boxes], levels))
+    return with_trees(found, part.words, embedder) if config.tokens and found.rows else found
 
 
 def with_trees(found: Computed, words: Sequence[Any], embedder: Embedder) -> Computed:
-    """The features of the samples with a parse, with their trees and the states of their tokens; others are bad."""
+    """The samples with their trees and the states of their tokens."""
     tokenizer = embedder.loaded.tokenizer
-    kept = [index for index, parse in enumerate(words) if parse]
-    bad = [
-        ("no_parse", f"{found.keys[index]}: the caption has no parse") for index in set(range(len(words))) - set(kept)
-    ]
-    pairs = [align(tokenizer, found.captions[index], words[index]) for index in kept]
-    return replace(
-        taken(found, kept),
-        trees=[tree for _, tree in pairs],
-        states=embedder.states([ids for ids, _ in pairs]) if pairs else [],
-        bad=[*found.bad, *bad],
-    )
+    texts = zip(found.rows, filter(None, words), strict=True)
+    ids, trees = zip(*(align(tokenizer, row.caption, parse) for row, parse in texts), strict=True)
+    states = [(initial.numpy(), contextual.numpy()) for initial, contextual in embedder.states(ids)]
+    parts = zip(found.rows, trees, states, strict=True)
+    return found._replace(rows=[row._replace(tree=tree, states=pair) for row, tree, pair in parts])
 
 
-def joined(parts: Sequence[Computed], embedder: Embedder) -> Computed:
-    """All parts, in order, with the phrases that have the tokens of their captions."""
-    lists = ("keys", "captions", "phrases", "n_boxes", "levels", "trees", "states", "bad")
-    values = {name: [item for part in parts for item in getattr(part, name)] for name in lists}
-    tensors = ("image", "patches", "box_image")
-    image, patches, box_image = (torch.cat([getattr(part, name) for part in parts]) for name in tensors)
+def joined(parts: Sequence[Computed]) -> Computed:
+    """All parts, in order."""
+    return Computed([row for part in parts for row in part.rows], [line for part in parts for line in part.bad])
+
+
+def is_equal(caption: str, phrase: str, embedder: Embedder) -> bool:
+    """True for a phrase with the tokens of its caption."""
     encode = embedder.loaded.tokenizer.encode
-    owners = np.repeat(np.arange(len(values["captions"])), values["n_boxes"])
-    captions = [values["captions"][owner] for owner in owners]
-    equal = [
-        phrase == caption or (phrase.lower() == caption.lower() and encode(phrase) == encode(caption))
-        for phrase, caption in zip(values["phrases"], captions, strict=True)
-    ]
-    return Computed(image, patches, box_image, equal=equal, **values)
+    return phrase == caption or (phrase.lower() == caption.lower() and encode(phrase) == encode(caption))
 
 
 def check_bad(bad: Sequence[tuple[str, str]], n_bad: int, n_read: int, limit: float) -> None:
@@ -386,7 +367,7 @@ def check_bad(bad: Sequence[tuple[str, str]], n_bad: int, n_read: int, limit: fl
 def commit(embedder: Embedder, computed: Computed, output: Path, name: str, first: int) -> None:
     """Write a shard, and last its manifest. Raises OSError."""
     path = output / FOLDER / f"{name}.arrow"
-    batch = record_batch(embedder, computed)
+    batch = record_batch(embedder, computed.rows)
     with atomic_write(path) as draft, pa.OSFile(str(draft), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as file:
         file.write_batch(batch)
     sha256 = file_hash(path)
@@ -394,76 +375,56 @@ def commit(embedder: Embedder, computed: Computed, output: Path, name: str, firs
         schema=VERSION,
         files={f"{FOLDER}/{path.name}": {"bytes": path.stat().st_size, "sha256": sha256, "rows": batch.num_rows}},
         first=first,
-        read=len(computed.keys) + len(computed.bad),
+        read=len(computed.rows) + len(computed.bad),
         bad=dict(sorted(Counter(reason for reason, _ in computed.bad).items())),
-        boxes=len(computed.phrases),
+        boxes=sum(len(row.phrases) for row in computed.rows),
     )
-    if pairs := computed.n_boxes.count(0):
+    if pairs := sum(not row.phrases for row in computed.rows):
         manifest["pairs"] = pairs
     write_object(cast(dict[str, Any], manifest), output / MANIFEST_FILE.folder / f"{name}{MANIFEST_FILE.suffix}")
 
 
-def record_batch(embedder: Embedder, computed: Computed) -> pa.RecordBatch:
+def record_batch(embedder: Embedder, found: Sequence[Row]) -> pa.RecordBatch:
     """The rows of a shard. Each distinct text is embedded once."""
-    labels = [label for labels in computed.levels for label in labels.values()]
-    queries = query_texts(computed) if embedder.config.patches else []
-    texts = list(dict.fromkeys(chain(computed.captions, computed.phrases, labels, *queries)))
-    size = embedder.config.batch_size
-    parts = [embedder.texts(texts[start : start + size]) for start in range(0, len(texts), size)]
-    features = torch.cat(parts) if parts else torch.empty(0, embedder.widths[1], dtype=torch.float16)
-    place = {text: row for row, text in enumerate(texts)}
-
-    def rows(found: Sequence[str]) -> Tensor:
-        return features[[place[text] for text in found]]
-
-    schema, boxes, levels = embedder.schema, computed.n_boxes, [*map(len, computed.levels)]
-    columns: dict[str, tuple[Any, Sequence[int] | None]] = {  # values, and the lengths of lists
-        "key": (computed.keys, None),
-        "caption": (computed.captions, None),
-        "image": (computed.image, None),
-        "text": (rows(computed.captions), None),
-        "box_image": (computed.box_image, boxes),
-        "phrase": (computed.phrases, boxes),
-        "box_text": (rows(computed.phrases), boxes),
-        "equal": (computed.equal, boxes),
-        "label": (labels, levels),
-        "depth": ([depth for labels in computed.levels for depth in labels], levels),
-        "label_text": (rows(labels), levels),
+    config, schema = embedder.config, embedder.schema
+    columns: dict[str, Sequence[Any]] = {
+        "key": [row.key for row in found],
+        "caption": [row.caption for row in found],
+        "image": [row.image for row in found],
+        "box_image": [row.boxes for row in found],
+        "phrase": [row.phrases for row in found],
+        "equal": [[is_equal(row.caption, phrase, embedder) for phrase in row.phrases] for row in found],
+        "label": [[*row.levels.values()] for row in found],
+        "depth": [[*row.levels] for row in found],
     }
-    if embedder.config.tokens:
-        columns |= token_columns(computed, embedder.widths[1])
-    if embedder.config.patches:
-        counts, flat = [*map(len, queries)], list(chain(*queries))
-        columns |= {"patches": (computed.patches, None), "query": (flat, counts), "query_text": (rows(flat), counts)}
-    return pa.record_batch([column(schema.field(name).type, *columns[name]) for name in schema.names], schema=schema)
+    if config.tokens:
+        columns |= {name: [getattr(row.tree, name) for row in found] for name in ("word_of_token", "head", "relation")}
+        initial, contextual = zip(*(row.states for row in found if row.states), strict=True) if found else ((), ())
+        columns |= {"initial": initial, "contextual": contextual}
+    if config.patches:  # the texts that can be queries, whichever boxes are drawn, and however many queries
+        queries = [possible_queries(row.caption, row.phrases) for row in found]
+        columns |= {"patches": [row.patches for row in found], "query": queries}
+    lists = [*map(columns.get, ("phrase", "label", "query"))]
+    texts = list(dict.fromkeys([*columns["caption"], *chain(*chain(*(part or () for part in lists)))]))
+    parts = [embedder.texts(texts[at : at + config.batch_size]) for at in range(0, len(texts), config.batch_size)]
+    features = torch.cat([torch.empty(0, embedder.widths[1], dtype=torch.float16), *parts]).numpy()
+    place = {text: row for row, text in enumerate(texts)}
+    columns["text"] = [features[place[text]] for text in columns["caption"]]
+    for name, part in zip(("box_text", "label_text", "query_text"), lists, strict=True):
+        columns[name] = [features[[place[text] for text in own]] for own in part or ()]
+    return pa.record_batch([column(schema.field(name).type, columns[name]) for name in schema.names], schema=schema)
 
 
-def query_texts(computed: Computed) -> list[list[str]]:
-    """The texts that can be queries of each sample, whichever of its boxes are drawn, and however many queries."""
-    ends = np.cumsum([0, *computed.n_boxes])
-    phrases = (computed.phrases[a:b] for a, b in pairwise(ends))
-    return [possible_queries(*sample) for sample in zip(computed.captions, phrases, strict=True)]
-
-
-def token_columns(computed: Computed, width: int) -> dict[str, tuple[Any, Sequence[int] | None]]:
-    """The columns of the states, of this width, and of the trees of captions."""
-    counts = [len(initial) for initial, _ in computed.states]
-    empty = torch.empty(0, width, dtype=torch.float16)
-    initial, contextual = (torch.cat([empty, *(pair[side] for pair in computed.states)]) for side in (0, 1))
-    names = ("word_of_token", "head", "relation")
-    trees = {name: ([list(getattr(tree, name)) for tree in computed.trees], None) for name in names}
-    return {"initial": (initial, counts), "contextual": (contextual, counts), **trees}
-
-
-def column(type_: pa.DataType, values: Any, counts: Sequence[int] | None) -> pa.Array:
-    """Values, or rows [n w] of features, as a column, which with `counts` holds lists of these lengths."""
-    if counts is not None:
-        offsets = pa.array(np.cumsum([0, *counts]), pa.int32())
-        return pa.ListArray.from_arrays(offsets, column(type_.value_type, values, None), type=type_)
-    if isinstance(values, Tensor):
-        flat = pa.array(values.contiguous().view(-1).numpy(), pa.float16())
-        return pa.FixedSizeListArray.from_arrays(flat, type=type_)
-    return pa.array(values, type_)
+def column(type_: pa.DataType, values: Sequence[Any]) -> pa.Array:
+    """Values, features [w] of fixed size, or lists [n w] of them, as a column."""
+    if not values or not isinstance(values[0], np.ndarray):
+        return pa.array(values, type_)
+    flat = np.concatenate(values)
+    if pa.types.is_fixed_size_list(type_):
+        return pa.FixedSizeListArray.from_arrays(pa.array(flat, pa.float16()), type=type_)
+    offsets = pa.array(np.cumsum([0, *map(len, values)]), pa.int32())
+    items = pa.FixedSizeListArray.from_arrays(pa.array(flat.reshape(-1), pa.float16()), type=type_.value_type)
+    return pa.ListArray.from_arrays(offsets, items, type=type_)
 
 
 def predict(embedder: Embedder, shards: HeldOutShards, process: Process) -> None:
@@ -483,8 +444,8 @@ def predict(embedder: Embedder, shards: HeldOutShards, process: Process) -> None
         part = shards.read_part(numbers, size_px, views)
         read_s += time.monotonic() - before
         parts.append(embed_part(part, embedder))
-    computed = joined(parts, embedder)
-    n_bytes = record_batch(embedder, computed).nbytes
+    computed = joined(parts)
+    n_bytes = record_batch(embedder, computed.rows).nbytes
     seconds = time.monotonic() - start - read_s + read_s / max(config.n_workers, 1)
     if process.is_main:
         logger.info(

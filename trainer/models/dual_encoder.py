@@ -14,13 +14,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
-from typing import Any, ClassVar, Self
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
 from hypergrit_common.devices import tf32
-from trainer.batch import Batch, Losses, Pairs, Side, Stream
+from trainer.batch import Batch, Losses, Side, Stream
 from trainer.data.preprocess import to_pixels
 from trainer.distributed.gather import counts_of_ranks
 from trainer.encoders.build import build_image_encoder, build_text_encoder
@@ -364,7 +364,7 @@ class DualEncoder(nn.Module, ABC):
         """True if means over boxes weigh each rank the same, instead of each box."""
         return False
 
-    def losses(self, pairs: Pairs) -> Losses:
+    def losses(self, batch: Batch) -> Losses:
         """Loss of a batch, computed from its features. Collective.
 
         Terms of boxes are means over the boxes of all ranks; ranks may have different numbers of boxes. A rank without
@@ -372,7 +372,7 @@ class DualEncoder(nn.Module, ABC):
         in the backward pass.
 
         Args:
-            pairs: features before the lift, such as those of `features`.
+            batch: its features before the lift, such as those of `features`.
 
         Returns:
             The loss [], with its terms, energies and lifted points.
@@ -381,7 +381,7 @@ class DualEncoder(nn.Module, ABC):
             ValueError: a term names a stream that the batch lacks.
         """
         lifts: dict[Side, Callable[[Tensor], Tensor]] = {"image": self.lift_image, "text": self.lift_text}
-        points, terms = Points(pairs=pairs, lifts=lifts, per_rank=self.has_per_rank_means), self.terms()
+        points, terms = Points(batch=batch, lifts=lifts, per_rank=self.has_per_rank_means), self.terms()
         points.gather(*gathered_streams(terms, self.is_symmetric))
         return sum_terms(self, points, terms, self.group_weights())
 
@@ -463,7 +463,7 @@ class DualEncoder(nn.Module, ABC):
         """Losses of a batch. Autocast and TF32 apply to the towers; lifts and losses run without them. Collective.
 
         Args:
-            batch: has the fields that `needs` names.
+            batch: has the streams that `needs` names.
 
         Returns:
             The loss [], with its terms, energies and lifted points.
@@ -471,83 +471,55 @@ class DualEncoder(nn.Module, ABC):
         Raises:
             ValueError: the batch lacks something that the model needs.
         """
-        pairs = replace(self.features(batch), step=self.step_number)
+        found = replace(self.features(batch), step=self.step_number)
         # Not compiled while it is observed what the loss reads: `losses` of the object may be compiled.
         losses = partial(type(self).losses, self) if self.unread else self.losses
-        with torch.autocast(batch.images.device.type, enabled=False), tf32(False):
-            return losses(pairs)
+        with torch.autocast(batch["image"].rows.device.type, enabled=False), tf32(False):
+            return losses(found)
 
-    def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Pairs:
-        """Features of a batch, before the lift.
+    def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Batch:
+        """Features of the streams of a batch, before the lift.
 
-        Images and boxes share one pass of the image tower. Captions and phrases take one pass of the text tower each,
+        All images, such as boxes, share one pass of the image tower. Each stream of texts takes one pass of the text tower,
         because phrases are short and would be padded to the length of captions.
 
         Args:
             batch: images, token ids, and whatever else the model needs.
-            encode_images: maps images and boxes to features [* d]; None: `image_features`.
+            encode_images: maps images to features [* d]; None: `image_features`.
 
         Returns:
-            Features [b d] of images and captions and [m d] of boxes and phrases. With `boxes_as_pairs`, boxes are m
+            The batch with features [b d] of images and captions and [m d] of others. With `boxes_as_pairs`, boxes are m
             more pairs [b+m d]; ranks may have different numbers of them. Collective if `batch.counts` lacks these.
 
         Raises:
             ValueError: `boxes_as_pairs` is true, but the batch has no boxes.
         """
-        encode_images = encode_images or self.image_features
-        captions: dict[str, Any] = self.caption_features(batch)
-        captions |= {"syntax": batch.syntax, "more": {name: self.stream_features(s) for name, s in batch.more.items()}}
-        captions["counts"] = batch.counts
-        if batch.box_images is None or batch.box_token_ids is None:
-            if self.config.boxes_as_pairs:
-                raise ValueError(
-                    "boxes_as_pairs needs boxes, but the batch has none; train on shards with boxes, or set "
-                    "boxes_as_pairs=false"
-                )
-            return Pairs(image=encode_images(batch.images), **captions)
-        pixels = [batch.images, batch.box_images]
-        if batch.images.dtype == torch.float16:  # features, which autocast to bf16 refuses to join
-            pixels = [part.float() for part in pixels]
-        images = encode_images(torch.cat(pixels))
-        box_text = self.text_features(batch.box_token_ids, batch.box_packed)
-        if self.config.boxes_as_pairs:
-            captions["text"] = torch.cat([captions["text"], box_text])
-            n_boxes = batch.counts.get("box_image") or counts_of_ranks([len(batch.box_images)])[0]
-            n_pairs = tuple(len(batch.images) + n for n in n_boxes)
-            captions["counts"] = {**batch.counts, "image": n_pairs, "text": n_pairs}
-            return Pairs(image=images, **captions)
-        image, box_image = images.split([len(batch.images), len(batch.box_images)])
-        return Pairs(
-            image=image,
-            **captions,
-            box_image=box_image,
-            box_text=box_text,
-            box_owner=batch.box_owner,
-            box_equal=batch.box_equal,
-        )
+        encode_images, found = encode_images or self.image_features, dict[str, Stream]()
+        images = {name: stream for name, stream in batch.streams.items() if stream.side == "image"}
+        for name, stream in batch.streams.items():  # their order is that of random numbers, such as those of dropout
+            if stream.side == "text":
+                found |= self.text_streams(name, stream)
+            elif name not in found:
+                parts = [part.rows for part in images.values()]
+                if len(parts) > 1 and parts[0].dtype == torch.float16:  # autocast to bf16 refuses to join features
+                    parts = [part.float() for part in parts]
+                rows = encode_images(parts[0] if len(parts) == 1 else torch.cat(parts)).split([*map(len, parts)])
+                found |= {key: images[key]._replace(rows=part) for key, part in zip(images, rows, strict=True)}
+        batch = replace(batch, streams=found)
+        return boxes_as_pairs(batch) if self.config.boxes_as_pairs else batch
 
-    def stream_features(self, stream: Stream) -> Stream:
-        """Features of a stream of images or token ids.
+    def text_streams(self, name: str, stream: Stream) -> dict[str, Stream]:
+        """Features of a stream of texts. A model that needs more than a vector per text overrides it.
 
         Args:
-            stream: one of `Batch.more`.
+            name: of the stream, such as "text".
+            stream: token ids [m l]. Equal texts may be one row, which passes the tower once.
 
         Returns:
-            A copy, whose rows are features [m d].
+            By name, the stream with features [m d], and others that the model makes of it.
         """
-        encode = self.image_features if stream.side == "image" else self.text_features
-        return stream._replace(rows=encode(stream.rows))
-
-    def caption_features(self, batch: Batch) -> dict[str, Tensor]:
-        """Features of the captions. A model that needs more than a vector per caption overrides it.
-
-        Args:
-            batch: has the captions and, if the model needs them, their parses.
-
-        Returns:
-            Features by field of `Pairs`: "text" [b d], and any of "word_initial" and "word_contextual" [b w d].
-        """
-        return {"text": self.text_features(batch.token_ids, batch.packed)}
+        rows = self.text_features(stream.rows, stream.packed)
+        return {name: stream._replace(rows=rows if stream.place is None else rows[stream.place], place=None)}
 
     def scale(self, temperature: str) -> Tensor:
         """The inverse of a temperature, by which the contrastive loss multiplies similarities.
@@ -574,6 +546,20 @@ class DualEncoder(nn.Module, ABC):
         """Clamp the learned scalars to their ranges. The training loop calls it after each optimizer step."""
         for name in self.temperatures:
             self.get_parameter(name).clamp_(max=math.log(self.config.max_logit_scale))
+
+
+def boxes_as_pairs(batch: Batch) -> Batch:
+    """The features of a batch whose boxes are pairs too. Collective if `batch.counts` lacks their numbers."""
+    names, given = ("image", "text"), batch.streams
+    if "box_image" not in given:
+        raise ValueError(
+            "boxes_as_pairs needs boxes, but the batch has none; train on shards with boxes, or set boxes_as_pairs=false"
+        )
+    rows = {name: torch.cat([given[name].rows, given[f"box_{name}"].rows]) for name in names}
+    n_boxes = batch.counts.get("box_image") or counts_of_ranks([len(given["box_image"].rows)])[0]
+    n_pairs = tuple(len(given["image"].rows) + n for n in n_boxes)
+    rest = {name: stream for name, stream in batch.with_rows(rows).streams.items() if not name.startswith("box_")}
+    return replace(batch, streams=rest, counts={**batch.counts, **dict.fromkeys(names, n_pairs)})
 
 
 def projection(width: int, embed_dim: int, bias: bool = False) -> nn.Linear:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trainer.batch import Batch, Pairs
+from trainer.batch import Batch
 from trainer.encoders.build import keep_patches, patches_of
 from trainer.losses.functional import mean_over_pairs
 from trainer.losses.uncertainty import calibration, uncertainty
@@ -78,22 +78,20 @@ class Hyper3CLIP(UNCHA):
         tokens: Tensor = self.visual.forward_features(self.normalised(images) if images.ndim == 4 else images)
         return tokens
 
-    def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Pairs:
+    def features(self, batch: Batch, encode_images: Callable[[Tensor], Tensor] | None = None) -> Batch:
         """Features of a batch and its queries; boxes that are stored features take a pass of their own."""
-        n, boxes = len(batch.images), batch.box_images
-        parts = [batch.images] if boxes is None else [batch.images, boxes]
+        queries = batch["queries"]
+        images = {name: stream.rows for name, stream in batch.streams.items() if stream.side == "image"}
+        parts = [*images.values()]
         if len({part.ndim for part in parts}) == 1:
             parts = [torch.cat(parts)]
         tokens = [self.image_tokens(part) for part in parts]
-        patches = patches_of(self.visual, tokens[0][:n])
+        patches = patches_of(self.visual, tokens[0][: len(images["image"])])
         states = torch.cat([self.visual.forward_head(part, pre_logits=True) for part in tokens])
-        boxes = None if boxes is None else states[n:]
-        pooled = dataclasses.replace(batch, images=states[:n], box_images=boxes, more={})
-        pairs = super().features(pooled, self.visual_proj)
-        if QUERIES not in batch.more:
-            raise ValueError("the batch has no queries; build it as trainer.data.batch_builder does")
-        queries = batch.more[QUERIES]
-        states = self.textual(queries.rows)
-        found = self.visual_proj(self.query_pooling(states, patches, queries))
-        is_shuffled, texts = self.config.query_control == "shuffled", self.textual_proj(states)
-        return dataclasses.replace(pairs, more=query_streams(queries, texts, found, pairs.text, is_shuffled))
+        pooled = batch.with_rows(dict(zip(images, states.split([*map(len, images.values())]), strict=True)))
+        others = {name: stream for name, stream in pooled.streams.items() if name != QUERIES}
+        found = super().features(dataclasses.replace(pooled, streams=others), self.visual_proj)
+        states, is_shuffled = self.textual(queries.rows), self.config.query_control == "shuffled"
+        of_patches, texts = self.visual_proj(self.query_pooling(states, patches, queries)), self.textual_proj(states)
+        made = query_streams(queries, texts, of_patches, found["text"].rows, is_shuffled)
+        return dataclasses.replace(found, streams=found.streams | made)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from trainer.batch import Pairs, Side, Stream
+from trainer.batch import Batch, Side, Stream
 from trainer.distributed.gather import counts_of_ranks, gather, gather_streams, rank, world_size
 
 T = TypeVar("T")
@@ -24,26 +24,21 @@ class Points:
     Methods that need other ranks are collective: all ranks have to call them in the same order.
 
     Attributes:
-        pairs: features of the batch, before the lift.
+        batch: its features, before the lift.
         lifts: maps features [m d] of a modality to points [*k m d].
         per_rank: make each rank weigh the same in means over rows, however many rows it has. False: each row does.
         cache: results by key, see `once`.
-        streams: features by the name of their stream: "image", "text", "box_image", "box_text", and those of
-            `Batch.more`.
     """
 
-    pairs: Pairs
+    batch: Batch
     lifts: Mapping[Side, Callable[[Tensor], Tensor]]
     per_rank: bool = False
     cache: dict[Any, Any] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self.streams = self.pairs.streams
-
     @property
     def step(self) -> int:
         """Number of completed steps of the training; 0 in the first one, and outside a training."""
-        return self.pairs.step
+        return self.batch.step
 
     def stream(self, name: str) -> Stream:
         """The features of a stream.
@@ -57,10 +52,7 @@ class Points:
         Raises:
             ValueError: the batch lacks the stream.
         """
-        if name not in self.streams:
-            fix = "train on shards with boxes, or set use_boxes=false" if name.startswith("box_") else "check the data"
-            raise ValueError(f"the loss needs the stream {name}, but the batch has none; {fix}")
-        return self.streams[name]
+        return self.batch[name]
 
     def once(self, key: Any, compute: Callable[[], T]) -> T:
         """Compute something once per batch, such as an energy that two terms use.
@@ -146,7 +138,7 @@ class Points:
             self.cache |= dict(zip(found, gather_streams(rows, list(counts)), strict=True))
 
     def counts(self, name: str) -> list[int]:
-        """Numbers of rows of a stream, those of `Pairs.counts` if they are known. Collective for a stream with owners.
+        """Numbers of rows of a stream, those of `Batch.counts` if they are known. Collective for a stream with owners.
 
         Args:
             name: of the stream.
@@ -157,8 +149,9 @@ class Points:
         rows, _, owner = self.stream(name)[:3]
         if world_size() == 1:
             return [len(rows)]
-        key = name if owner is None else next(key for key, other in self.streams.items() if other.owner is owner)
-        if known := self.pairs.counts.get(key):
+        streams = self.batch.streams
+        key = name if owner is None else next(key for key, other in streams.items() if other.owner is owner)
+        if known := self.batch.counts.get(key):
             return list(known)
         if owner is None:
             return [len(rows)] * world_size()

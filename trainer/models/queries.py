@@ -13,7 +13,7 @@ from trainer.models.points import Points
 from trainer.models.terms import Entails
 
 QUERIES: Final = "queries"
-"""Stream of the queries of all pairs, with owner, parent and weight (`trainer.data.queries`)."""
+"""Stream of the queries of all pairs, with owner, parent and weight (`trainer.data.text_streams`)."""
 
 
 class QueryPooling(nn.Module):

@@ -8,14 +8,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from trainer.batch import Batch
+from trainer.batch import Stream
 from trainer.encoders.text import StateSource
 from trainer.losses.functional import mean_over_captions
 from trainer.models.config import SyntaxMERUConfig
 from trainer.models.meru import MERU
 from trainer.models.points import Points
 from trainer.models.terms import Entails, Term
-from trainer.models.words import lift_words, words_of
+from trainer.models.words import WORDS, join_words, parse_of, words_of
 from trainer.text.syntax import RELATIONS, Syntax, word_vectors, word_weights
 
 
@@ -38,21 +38,16 @@ class SyntaxMERU(MERU):
     def needs(self) -> frozenset[str]:
         return super().needs | {"parse"}
 
-    def caption_features(self, batch: Batch) -> dict[str, Tensor]:
+    def text_streams(self, name: str, stream: Stream) -> dict[str, Stream]:
         """Features of captions and of their words, from one pass of the text tower. Raises ValueError without parses."""
-        if batch.syntax is None:
-            raise ValueError("syntax_meru needs the parse of each caption; use the train/ shards of the pipeline")
-        return self.word_features(batch.token_ids, batch.syntax)
-
-    def word_features(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
-        """Features of captions [b d] and of their words [b w d], by field of `Pairs`, from token ids [b l]."""
-        states = self.textual(token_ids, StateSource(kind=self.config.word_states, block=self.config.word_block))
+        if name != "text":
+            return super().text_streams(name, stream)
+        syntax = parse_of(stream)
+        states = self.textual(stream.rows, StateSource(kind=self.config.word_states, block=self.config.word_block))
         weights = word_weights(syntax.word_of_token, syntax.head.shape[1], self.config.word_vector)
-        return {
-            "text": self.textual_proj(states.pooled),
-            "word_initial": self.textual_proj(word_vectors(states.initial, weights)),
-            "word_contextual": self.textual_proj(word_vectors(states.contextual, weights)),
-        }
+        found = {name: stream._replace(rows=self.textual_proj(states.pooled))}
+        words = (word_vectors(part, weights) for part in (states.initial, states.contextual))
+        return found | {key: Stream(self.textual_proj(rows), "text") for key, rows in zip(WORDS, words, strict=True)}
 
     def terms(self) -> list[Term]:
         """MERU's terms + syntax_weight * (edges + words)      the paper's eq. 1 to 3"""
@@ -66,30 +61,31 @@ class SyntaxMERU(MERU):
 
     def edge_energies(self, points: Points) -> Tensor:
         """Energies [b w] of the words towards their heads."""
-        words = words_of(points, self.lift_text)
+        words = words_of(points)
         return points.once("edges", lambda: self.energy(general=words.contextual, specific=words.head))
 
     def edge_loss(self, points: Points) -> Tensor:
         """Mean of max(0, ext(e_child, e_head) - aper(e_child)), contextual, times the relation's weight      eq. 3"""
-        assert points.pairs.syntax is not None
-        weighted = self.edge_energies(points) * self.relation_weights[points.pairs.syntax.relation]
-        return mean_over_captions(weighted, words_of(points, self.lift_text).is_child, self.config.syntax_reduction)
+        relation = parse_of(points.stream("text")).relation
+        weighted = self.edge_energies(points) * self.relation_weights[relation]
+        return mean_over_captions(weighted, words_of(points).is_child, self.config.syntax_reduction)
 
     def word_loss(self, points: Points) -> Tensor:
         """Mean of max(0, ext(e_initial, e_contextual) - aper(e_initial))      eq. 3"""
-        words = words_of(points, self.lift_text)
+        words = words_of(points)
         energies = self.energy(general=words.initial, specific=words.contextual)
         return mean_over_captions(energies, words.is_word, self.config.syntax_reduction)
 
     def measures(self, points: Points) -> dict[str, Tensor]:
         """The scalars, and the share of edges that satisfy entailment."""
-        words, energies = words_of(points, self.lift_text), self.edge_energies(points)
+        words, energies = words_of(points), self.edge_energies(points)
         satisfied = ((energies == 0) & words.is_child).sum() / words.is_child.sum().clamp(min=1)
         return super().measures(points) | {"syntax/satisfied": satisfied}
 
     def word_points(self, token_ids: Tensor, syntax: Syntax) -> dict[str, Tensor]:
-        features = self.word_features(token_ids, syntax)
-        return lift_words(self.lift_text, features["word_initial"], features["word_contextual"], syntax.head).points()
+        found = self.text_streams("text", Stream(token_ids, "text", syntax=syntax))
+        initial, contextual = (self.lift_text(found[name].rows) for name in WORDS)
+        return join_words(initial, contextual, syntax.head).points()
 
     def entailments(self) -> tuple[Entails, ...]:
         return (

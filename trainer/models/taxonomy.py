@@ -11,7 +11,6 @@ Shapes: b pairs and m labels on this rank, n pairs and l labels on all ranks, d 
 import torch
 from torch import Tensor
 
-from trainer.batch import Stream
 from trainer.distributed.gather import world_size
 from trainer.models.config import TaxonomyConfig
 from trainer.models.levels import LEVELS, labels_of, level_contrast
@@ -28,11 +27,6 @@ class Taxonomy(MERU):
     @property
     def needs(self) -> frozenset[str]:
         return super().needs | {LEVELS}
-
-    def stream_features(self, stream: Stream) -> Stream:
-        """Features of a stream. Equal texts pass the tower once: all images of a batch may share a kingdom."""
-        found = super().stream_features(stream)
-        return found if found.place is None else found._replace(rows=found.rows[found.place], place=None)
 
     def terms(self) -> list[Term]:
         """Contrast within levels + entail_weight * (neighbours in the chain + transitive_weight * all other pairs)."""

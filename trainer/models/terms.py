@@ -140,7 +140,7 @@ def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: M
         loss=loss,
         terms=logged,
         energies={entails.name: energies(model, points, entails).detach() for entails in found},
-        points={name: points.of(name).detach() for name in points.streams if ("of", name) in points.cache},
+        points={name: points.of(name).detach() for name in points.batch.streams if ("of", name) in points.cache},
     )
 
 
@@ -171,8 +171,9 @@ def value_of(model: HasTerms, points: Points, value: Value) -> Tensor:
         case Entails():
             owned = points.owned(value.general, value.specific)
             found = energies(model, points, value)
-            if value.equal_weight != 1 and points.pairs.box_equal is not None:
-                found = torch.where(points.pairs.box_equal, value.equal_weight * found, found)
+            equal = points.stream(owned).equal
+            if value.equal_weight != 1 and equal is not None:
+                found = torch.where(equal, value.equal_weight * found, found)
             return points.share(owned) * mean_over_pairs(found)
         case _:
             return value(points)

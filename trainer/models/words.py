@@ -3,13 +3,24 @@
 Shapes: b captions, w words of the longest caption, d embedding width.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from trainer.batch import Stream
 from trainer.models.points import Points
+from trainer.text.syntax import Syntax
+
+WORDS: Final = ("word_initial", "word_contextual")
+"""Streams of the words of captions, without context and in it: rows [b w d]."""
+
+
+def parse_of(stream: Stream) -> Syntax:
+    """The parses of captions. Raises ValueError if there are none."""
+    if stream.syntax is None:
+        raise ValueError("syntax_meru needs the parse of each caption; use the train/ shards of the pipeline")
+    return stream.syntax
 
 
 class Words(NamedTuple):
@@ -34,19 +45,8 @@ class Words(NamedTuple):
         }
 
 
-def lift_words(lift: Callable[[Tensor], Tensor], initial: Tensor, contextual: Tensor, head: Tensor) -> Words:
-    """Lift the features of words to the space of the model.
-
-    Args:
-        lift: maps features [b w d] to points [b w d].
-        initial: features of the words alone [b w d].
-        contextual: features of the words in their caption [b w d].
-        head: `Syntax.head` [b w], the index of each word's head; negative where there is no word.
-
-    Returns:
-        Both kinds of points, the point of each word's head, and masks [b w] of words and of words with an edge.
-    """
-    initial, contextual = lift(initial), lift(contextual)
+def join_words(initial: Tensor, contextual: Tensor, head: Tensor) -> Words:
+    """Join lifted words [b w d], without and with their context, and `Syntax.head` [b w], negative where there is no word."""
     is_word = head >= 0
     own_index = torch.arange(head.shape[1], device=head.device)
     is_child = is_word & (head != own_index)
@@ -55,13 +55,11 @@ def lift_words(lift: Callable[[Tensor], Tensor], initial: Tensor, contextual: Te
     return Words(initial, contextual, contextual.gather(1, indices), is_word, is_child)
 
 
-def words_of(points: Points, lift: Callable[[Tensor], Tensor]) -> Words:
+def words_of(points: Points) -> Words:
     """Lifted words of the captions of this rank, computed once. Raises ValueError if the batch has none.
 
     Words of other ranks are not needed: averaging the gradients over the ranks gives the gradients of the mean over all
     captions.
     """
-    initial, contextual, syntax = points.pairs.word_initial, points.pairs.word_contextual, points.pairs.syntax
-    if initial is None or contextual is None or syntax is None:
-        raise ValueError("the model needs the features of words and the parse of each caption; one is missing")
-    return points.once("words", lambda: lift_words(lift, initial, contextual, syntax.head))
+    head = parse_of(points.stream("text")).head
+    return points.once("words", lambda: join_words(points.of(WORDS[0]), points.of(WORDS[1]), head))

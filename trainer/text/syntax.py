@@ -46,10 +46,6 @@ class Syntax:
         """Return a copy with the tensors on `device`."""
         return self.map(lambda tensor: tensor.to(device, non_blocking=non_blocking))
 
-    def pin_memory(self) -> "Syntax":
-        """Return a copy with the tensors in pinned memory."""
-        return self.map(Tensor.pin_memory)
-
     def map(self, function: Callable[[Tensor], Tensor]) -> "Syntax":
         """Return a copy with `function` applied to each tensor, such as a selection of rows."""
         return Syntax(**{field.name: function(getattr(self, field.name)) for field in dataclasses.fields(self)})

@@ -72,18 +72,13 @@ class Profile:
             self.tracer = None
 
     def _count(self, batch: Batch) -> None:
-        texts = [(batch.token_ids, batch.packed)]
-        if batch.box_token_ids is not None:
-            texts.append((batch.box_token_ids, batch.box_packed))
-        images = len(batch.images) + (0 if batch.box_images is None else len(batch.box_images))
         tower_flops = self._flops_of_row()
-        self.pairs += len(batch.images)
-        self.flops += images * tower_flops(0)
-        for ids, packed in texts:
-            places = ids.numel() if packed is None else len(packed)
+        self.pairs += len(batch["image"].rows)
+        for rows, side, packed in ((stream.rows, stream.side, stream.packed) for stream in batch.streams.values()):
+            places = 0 if side == "image" else rows.numel() if packed is None else len(packed)
             self.tokens += places
-            self.padding += 0 if packed is not None else int((ids == self.run.tokenizer.pad_id).sum())
-            self.flops += len(ids) * tower_flops(round(places / max(len(ids), 1)))
+            self.padding += int((rows == self.run.tokenizer.pad_id).sum()) if places and packed is None else 0
+            self.flops += len(rows) * tower_flops(round(places / max(len(rows), 1)))
 
     def _flops_of_row(self) -> Any:
         if not hasattr(self, "_flops"):

@@ -129,20 +129,14 @@ def describe_nonfinite(
 
 @torch.no_grad()
 def nonfinite_keys(model: DualEncoder, batch: Batch) -> list[str]:
-    """Keys of samples with an image, text or box whose features are not finite. Empty for a model sharded by FSDP."""
+    """Keys of samples with a row of a stream whose features are not finite. Empty for a model sharded by FSDP."""
     if any(hasattr(parameter, "full_tensor") for parameter in model.parameters()) or not batch.keys:
         return []
-    pairs = model.features(batch)
-    is_bad = nonfinite_rows(pairs.image) | nonfinite_rows(pairs.text)
-    for features in (part for part in (pairs.box_image, pairs.box_text) if part is not None):
-        owner = batch.box_owner if batch.box_owner is not None else torch.arange(len(is_bad), device=is_bad.device)
-        is_bad[owner[nonfinite_rows(features)]] = True
-    return [key for key, bad in zip(batch.keys, is_bad.tolist(), strict=True) if bad]
-
-
-def nonfinite_rows(features: Tensor) -> Tensor:
-    """[b], True for rows of features [b d] with a number that is not finite."""
-    return ~torch.isfinite(features).all(dim=-1)
+    bad = set[int]()
+    for stream in model.features(batch).streams.values():
+        rows = (~torch.isfinite(stream.rows).flatten(1).all(1)).nonzero()[:, 0]
+        bad |= set((rows if stream.owner is None else stream.owner[rows]).tolist())
+    return [key for number, key in enumerate(batch.keys) if number in bad]
 
 
 def is_finite(gradient: Tensor) -> bool:

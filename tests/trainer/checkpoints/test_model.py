@@ -39,8 +39,8 @@ def test_a_saved_model_loads_with_the_same_embeddings(tmp_path: Path, name: str)
     loaded = load_model(save(tmp_path, model))
     assert loaded.preprocess == SMALL
     assert loaded.config["record"] == {"seed": 0}
-    torch.testing.assert_close(loaded.model.encode_image(batch.images), model.encode_image(batch.images))
-    torch.testing.assert_close(loaded.model.encode_text(batch.token_ids), model.encode_text(batch.token_ids))
+    torch.testing.assert_close(loaded.model.encode_image(batch["image"].rows), model.encode_image(batch["image"].rows))
+    torch.testing.assert_close(loaded.model.encode_text(batch["text"].rows), model.encode_text(batch["text"].rows))
 
 
 def test_a_tokenizer_of_another_model_is_an_error(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from hypergrit_common.errors import UserError
 from tests.trainer.small import NAMES, most_in_rest, small_levels, small_trees
 from tests.trainer.tiny_open_clip import register, save, tiny
-from trainer.batch import Batch
+from trainer.batch import Batch, Stream, named_streams
 from trainer.checkpoints.model import load_model, save_model
 from trainer.config import TrainConfig, load_config
 from trainer.data.preprocess import PreprocessConfig
@@ -38,14 +38,10 @@ def tower_config(weights: Path | str | None, *others: str, model: str = "meru", 
 def small_batch() -> Batch:
     ids, generator = openai_tokenizer(12)(CAPTIONS * 2), torch.Generator().manual_seed(0)
     images = torch.rand(6, 3, 16, 16, generator=generator)
-    return Batch(
-        images=images,
-        token_ids=ids,
-        box_images=images.flip(0),
-        box_token_ids=openai_tokenizer(12)(["a dog", "bird"] * 3),
-        syntax=small_trees(6, generator),
-        more={"levels": small_levels(ids)},
-    )
+    boxes = {"box_image": images.flip(0), "box_text": openai_tokenizer(12)(["a dog", "bird"] * 3)}
+    text = Stream(ids, "text", syntax=small_trees(6, generator))
+    streams = {"text": text, "levels": small_levels(ids), **named_streams({"image": images, **boxes})}
+    return Batch(streams=streams)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -53,11 +49,11 @@ def test_weights_are_loaded_from_every_form_that_open_clip_saves(tmp_path: Path,
     reference = tiny("tiny-vit")
     model = new_model(tower_config(save(reference, "tiny-vit", tmp_path, form))).eval()
     batch = small_batch()
-    pixels = (batch.images - model.pixel_mean) / model.pixel_std
+    pixels = (batch["image"].rows - model.pixel_mean) / model.pixel_std
     with torch.no_grad():
         torch.testing.assert_close(model.visual(pixels) @ reference.visual.proj, reference.encode_image(pixels))
-        padded = torch.nn.functional.pad(batch.token_ids, (0, 12 - batch.token_ids.shape[1]))
-        text_features = model.textual(batch.token_ids) @ reference.text_projection
+        padded = torch.nn.functional.pad(batch["text"].rows, (0, 12 - batch["text"].rows.shape[1]))
+        text_features = model.textual(batch["text"].rows) @ reference.text_projection
         torch.testing.assert_close(text_features, reference.encode_text(padded))
 
 
@@ -104,8 +100,8 @@ def test_every_model_trains_with_frozen_towers_and_loads_without_their_weight_fi
     image, text = (replace(tower, weights=weights.name) for tower in (model.config.image, model.config.text))
     assert loaded.model.config == replace(model.config, image=image, text=text)  # the folders are left out
     model.eval()
-    torch.testing.assert_close(loaded.model.encode_image(batch.images), model.encode_image(batch.images))
-    torch.testing.assert_close(loaded.model.encode_text(batch.token_ids), model.encode_text(batch.token_ids))
+    torch.testing.assert_close(loaded.model.encode_image(batch["image"].rows), model.encode_image(batch["image"].rows))
+    torch.testing.assert_close(loaded.model.encode_text(batch["text"].rows), model.encode_text(batch["text"].rows))
 
 
 def test_sizes_are_those_of_the_architecture_unless_they_are_set() -> None:

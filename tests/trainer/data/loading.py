@@ -37,9 +37,12 @@ def resumed(first: Loader, n: int, second: Loader) -> Loader:
 
 
 def tensors(batch: Batch) -> dict[str, torch.Tensor]:
-    """All tensors of a batch by field, with those of its parse."""
-    fields = {**vars(batch), **(vars(batch.syntax) if batch.syntax else {})}
-    return {name: value for name, value in fields.items() if isinstance(value, torch.Tensor)}
+    """All tensors of a batch by stream and field, with those of its parse."""
+    found: dict[str, torch.Tensor] = {}
+    for name, stream in batch.streams.items():
+        fields = {**stream._asdict(), **(vars(stream.syntax) if stream.syntax else {})}
+        found |= {f"{name}/{key}": value for key, value in fields.items() if isinstance(value, torch.Tensor)}
+    return found
 
 
 def assert_batches_equal(actual: Sequence[Batch], expected: Sequence[Batch]) -> None:

@@ -29,7 +29,7 @@ def files(layout: str, **fields: Any) -> Files:
 
 def drawn(folder: Path, n: int, needs: frozenset[str] = NONE, **settings: Any) -> Counter[str]:
     batches = take(small_loader(folder, 1, needs, **settings), n)
-    return Counter(TOKENIZER.decode(batch.token_ids[0].tolist()).replace(" ", "") for batch in batches)
+    return Counter(TOKENIZER.decode(batch["text"].rows[0].tolist()).replace(" ", "") for batch in batches)
 
 
 @pytest.mark.parametrize("layout", ["train", "pairs"])
@@ -55,8 +55,8 @@ def test_a_drawn_caption_has_its_own_parse(tmp_path: Path) -> None:
         {"start": 0, "end": 1, "head": 1, "dep": "det"}, {"start": 2, "end": 3, "head": 1, "dep": "ROOT"}]}]  # fmt: skip
     write_tar(tmp_path / "0.tar", [("a", files("train", captions=captions))])
     (batch,) = take(small_loader(tmp_path, 1, frozenset({"parse"}), captions="random"), 1)
-    assert TOKENIZER.decode(batch.token_ids[0].tolist()).split() == ["b", "c"]  # the one without a parse is left out
-    assert batch.syntax is not None
+    assert TOKENIZER.decode(batch["text"].rows[0].tolist()).split() == ["b", "c"]  # the one without a parse is left out
+    assert batch["text"].syntax is not None
 
 
 def test_a_model_with_boxes_gets_the_caption_to_which_they_belong(tmp_path: Path) -> None:

@@ -25,18 +25,16 @@ from trainer.text.syntax import Syntax
 
 def test_batch_has_the_fields_that_models_use_and_can_be_saved(shards: Path) -> None:
     (batch,) = take(small_loader(shards, needs=frozenset({"boxes", "parse"})), 1)
-    assert (batch.images.shape, batch.images.dtype) == ((4, 3, 16, 16), torch.uint8)
-    assert batch.images.is_contiguous(memory_format=torch.channels_last)
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
-    assert batch.box_images.shape == (4, 3, 16, 16)
-    assert batch.box_owner is None
-    assert isinstance(batch.syntax, Syntax)
+    assert (batch["image"].rows.shape, batch["image"].rows.dtype) == ((4, 3, 16, 16), torch.uint8)
+    assert batch["image"].rows.is_contiguous(memory_format=torch.channels_last)
+    assert batch["box_image"].rows.shape == (4, 3, 16, 16)
+    assert batch["box_image"].owner is None
+    assert isinstance(batch["text"].syntax, Syntax)
     for row, key in enumerate(batch.keys):
         number = int(key[-4:])
-        assert TOKENIZER.decode(batch.token_ids[row].tolist()).replace(" ", "") == f"cat{number}"
-        assert f"of{number}" in TOKENIZER.decode(batch.box_token_ids[row].tolist()).replace(" ", "")
-        brightness = batch.images[row].max().item()
+        assert TOKENIZER.decode(batch["text"].rows[row].tolist()).replace(" ", "") == f"cat{number}"
+        assert f"of{number}" in TOKENIZER.decode(batch["box_text"].rows[row].tolist()).replace(" ", "")
+        brightness = batch["image"].rows[row].max().item()
         assert abs(brightness - (number % 200 + 50)) < 12
     file = io.BytesIO()
     torch.save(tensors(batch), file)
@@ -60,19 +58,20 @@ def test_boxes_as_pairs_read_samples_with_boxes_and_without(tmp_path: Path, boxe
     assert loader.n_bad == 0
     assert len(set(keys(batches[:7]))) == 21
     for batch in batches:
-        assert batch.box_owner is not None
-        assert batch.box_images is not None
-        assert batch.box_token_ids is not None
+        assert batch["box_image"].owner is not None
         owners = [row for row, key in enumerate(batch.keys) if int(key[-4:]) % 3 == 0 for _ in range(each)]
-        assert batch.box_owner.tolist() == owners
-        assert batch.box_images.shape == (len(owners), 3, 16, 16)
-        assert batch.box_token_ids.shape[1] > 0
-        for text, image, owner in zip(batch.box_token_ids, batch.box_images, owners, strict=True):
+        assert batch["box_image"].owner.tolist() == owners
+        assert batch["box_image"].rows.shape == (len(owners), 3, 16, 16)
+        assert batch["box_text"].rows.shape[1] > 0
+        for text, image, owner in zip(batch["box_text"].rows, batch["box_image"].rows, owners, strict=True):
             assert f"of{int(batch.keys[owner][-4:])}" in TOKENIZER.decode(text.tolist()).replace(" ", "")
             assert 95 < image.max() < 110
-    assert {len(batch.box_owner) for batch in batches if batch.box_owner is not None} >= {0, each}
+    assert {len(batch["box_image"].owner) for batch in batches if batch["box_image"].owner is not None} >= {0, each}
     assert loader.counts["boxes"] == 14 * each
-    assert_batches_equal(take(small_loader(shards, batch=3, needs=MIXED, boxes=boxes, workers=2), 14), batches)
+    of_workers = take(small_loader(shards, batch=3, needs=MIXED, boxes=boxes, workers=2), 14)
+    assert_batches_equal(of_workers, batches)
+    for batch in (*of_workers, *(batch.to("meta") for batch in of_workers)):  # boxes and their phrases stay paired
+        assert batch["box_image"].owner is batch["box_text"].owner
 
 
 def test_boxes_as_pairs_need_samples_with_boxes(tmp_path: Path) -> None:
@@ -104,7 +103,7 @@ def test_ranks_take_equal_parts_of_each_batch(tmp_path: Path) -> None:
     ranks = [take(small_loader(shards, batch=2, rank=rank, world_size=4), 3) for rank in range(4)]
     for step, batch in enumerate(single):
         assert batch.keys == tuple(keys([batches[step] for batches in ranks]))
-        assert torch.equal(batch.images, torch.cat([batches[step].images for batches in ranks]))
+        assert torch.equal(batch["image"].rows, torch.cat([batches[step]["image"].rows for batches in ranks]))
 
 
 @pytest.mark.parametrize("drawn", [1, 24, 31])  # one batch of 4 ranks, or three at once
@@ -148,8 +147,8 @@ def test_state_of_other_data_is_refused_and_that_of_moved_shards_is_not(shards: 
 def test_crop_and_box_are_drawn_again_in_each_epoch(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [1])
     batches = take(small_loader(shards, batch=1), 30)
-    assert len({batch.images.numpy().tobytes() for batch in batches}) > 10
-    phrases = Counter(str(batch.box_token_ids) for batch in batches)
+    assert len({batch["image"].rows.numpy().tobytes() for batch in batches}) > 10
+    phrases = Counter(str(batch["box_text"].rows) for batch in batches)
     assert len(phrases) == 2
     assert min(phrases.values()) > 5
 
@@ -158,20 +157,18 @@ def test_all_boxes_are_returned_with_their_owners(tmp_path: Path) -> None:
     samples = [(f"{n}", train_files(n, n_boxes=n)) for n in (1, 2, 3)]
     write_tar(tmp_path / "0.tar", samples)
     (batch,) = take(small_loader(tmp_path, batch=3, boxes="all"), 1)
-    assert batch.box_owner is not None
-    assert batch.box_images is not None
-    assert batch.box_owner.bincount().tolist() == [int(key.rpartition("/")[2]) for key in batch.keys]
-    assert batch.box_owner.tolist() == sorted(batch.box_owner.tolist())
-    assert len(batch.box_images) == 6
+    assert batch["box_image"].owner is not None
+    assert batch["box_image"].owner.bincount().tolist() == [int(key.rpartition("/")[2]) for key in batch.keys]
+    assert batch["box_image"].owner.tolist() == sorted(batch["box_image"].owner.tolist())
+    assert len(batch["box_image"].rows) == 6
 
 
 def owners_and_phrases(batch: Batch) -> list[tuple[str, tuple[int, ...]]]:
     """The key of its sample and the tokens of each box, samples in the order of their keys."""
-    assert batch.box_owner is not None
-    assert batch.box_token_ids is not None
+    assert batch["box_image"].owner is not None
     rows = [
         (batch.keys[o], tuple(i for i in ids if i))
-        for o, ids in zip(batch.box_owner.tolist(), batch.box_token_ids.tolist(), strict=True)
+        for o, ids in zip(batch["box_image"].owner.tolist(), batch["box_text"].rows.tolist(), strict=True)
     ]
     return sorted(rows, key=lambda row: row[0])
 
@@ -193,17 +190,17 @@ def test_max_boxes_keeps_the_first_boxes_of_a_sample_or_random_ones_in_their_ord
 
 def test_batch_has_no_boxes_and_parse_unless_needed(shards: Path) -> None:
     (batch,) = take(small_loader(shards, needs=frozenset()), 1)
-    assert (batch.box_images, batch.box_token_ids, batch.syntax) == (None, None, None)
+    assert batch.streams.keys() == {"text", "image"}
+    assert batch["text"].syntax is None
 
 
 def test_raw_grit_boxes_are_cropped_from_the_image(tmp_path: Path) -> None:
     shards = write_shards(tmp_path, [4], grit_files)
     (batch,) = take(small_loader(shards, crop_scale=(1.0, 1.0), crop_ratio=(1.0, 1.0)), 1)
-    assert batch.box_images is not None
     # The 64 x 96 box, the dark half, is centred on a white square; the 128 x 96 image has white above and below.
-    assert (batch.box_images[:, :, :, 5:11].float().mean() - 100).abs() < 5
-    assert (batch.box_images[:, :, :, :2] == 255).all()
-    assert (batch.images[:, :, :2] == 255).all()
+    assert (batch["box_image"].rows[:, :, :, 5:11].float().mean() - 100).abs() < 5
+    assert (batch["box_image"].rows[:, :, :, :2] == 255).all()
+    assert (batch["image"].rows[:, :, :2] == 255).all()
 
 
 @pytest.mark.parametrize("layout", ["pairs", "train"])
@@ -214,7 +211,7 @@ def test_half_of_the_captions_start_with_their_subreddit(tmp_path: Path, layout:
         files = train_files(0) | {"child.txt": b"my cat", "json": fields}
     write_tar(tmp_path / "0.tar", [("a", files)])
     captions = [
-        TOKENIZER.decode(batch.token_ids[0].tolist()) for batch in take(small_loader(tmp_path, 1, frozenset()), 60)
+        TOKENIZER.decode(batch["text"].rows[0].tolist()) for batch in take(small_loader(tmp_path, 1, frozenset()), 60)
     ]
     texts = Counter(text.replace(" ", "") for text in captions)
     assert set(texts) == {"mycat", "cats:mycat"}
@@ -228,7 +225,7 @@ def test_subreddits_are_used_whether_or_not_the_first_shard_has_them(tmp_path: P
         samples = [(f"{shard}{n}", train_files(n, with_json=False) | more) for n in range(6)]
         write_tar(tmp_path / f"0000{shard}.tar", samples)
     batches = take(small_loader(tmp_path, 6, subreddit_probability=1.0), 2)
-    captions = [TOKENIZER.decode(row.tolist()) for batch in batches for row in batch.token_ids]
+    captions = [TOKENIZER.decode(row.tolist()) for batch in batches for row in batch["text"].rows]
     assert sum(text.replace(" ", "").startswith("cats:") for text in captions) == 6
 
 
@@ -237,7 +234,7 @@ def test_pickled_builder_builds_the_same_batch(tmp_path: Path) -> None:
         source = small_loader(write_shards(tmp_path / make.__name__, [5], make), needs=needs)
         copy = pickle.loads(pickle.dumps(source.builder))
         request = next(source.requests(0))
-        assert torch.equal(copy.build(*request)[0]["images"], source.builder.build(*request)[0]["images"])
+        assert torch.equal(copy.build(*request)[0]["image"].rows, source.builder.build(*request)[0]["image"].rows)
 
 
 def test_phrases_that_are_their_caption_are_marked_and_counted(tmp_path: Path) -> None:
@@ -247,10 +244,11 @@ def test_phrases_that_are_their_caption_are_marked_and_counted(tmp_path: Path) -
 
     loader = small_loader(write_shards(tmp_path, [16], files), 16, boxes="all")
     (batch,) = take(loader, 1)
-    assert batch.box_equal is not None
-    assert batch.box_token_ids is not None
-    assert batch.box_owner is not None
-    for equal, owner, ids in zip(batch.box_equal, batch.box_owner, batch.box_token_ids, strict=True):
-        caption = batch.token_ids[owner]
+    assert batch["box_text"].equal is not None
+    assert batch["box_image"].owner is not None
+    for equal, owner, ids in zip(
+        batch["box_text"].equal, batch["box_image"].owner, batch["box_text"].rows, strict=True
+    ):
+        caption = batch["text"].rows[owner]
         assert equal == (caption[caption > 0].tolist() == ids[ids > 0].tolist())
     assert loader.counts["equal_phrases"] == 4

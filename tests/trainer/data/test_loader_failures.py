@@ -61,8 +61,8 @@ def test_replacements_do_not_depend_on_the_number_of_ranks(tmp_path: Path, ranks
     ]
     for batch, of_ranks in zip(whole, zip(*parts, strict=True), strict=True):
         assert list(batch.keys) == keys(of_ranks)
-        assert torch.equal(batch.images, torch.cat([part.images for part in of_ranks]))
-        assert torch.equal(batch.box_images, torch.cat([part.box_images for part in of_ranks]))  # type: ignore[arg-type]
+        assert torch.equal(batch["image"].rows, torch.cat([part["image"].rows for part in of_ranks]))
+        assert torch.equal(batch["box_image"].rows, torch.cat([part["box_image"].rows for part in of_ranks]))  # type: ignore[arg-type]
     repeated = sum(len(batch.keys) - len(set(batch.keys)) for batch in whole)
     assert repeated <= 2  # of the 24 or more replacements: those by the second attempt
 

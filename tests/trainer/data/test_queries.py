@@ -8,7 +8,17 @@ import torch
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import TOKENIZER, train_files, write_tar
 from trainer.data.config import DataConfig
-from trainer.data.queries import BOX_WEIGHT, CAPTION, PHRASE_WEIGHT, SENTENCE_WEIGHT, Query, find_queries
+from trainer.data.text_streams import (
+    BOX_WEIGHT,
+    CAPTION,
+    PHRASE_WEIGHT,
+    SENTENCE_WEIGHT,
+    STREAMS,
+    TextRow,
+    Texts,
+    TextStream,
+    find_queries,
+)
 
 CAPTION_TEXT = "A dog runs. It chases a red  ball near the old tree; then it sleeps."
 
@@ -16,24 +26,24 @@ CAPTION_TEXT = "A dog runs. It chases a red  ball near the old tree; then it sle
 def test_sentences_come_first_then_phrases_of_boxes_then_parts_below_the_first_sentence() -> None:
     found = find_queries(CAPTION_TEXT, ["a dog", "A DOG", "a red ball"], most=30)
     assert found[:5] == [
-        Query("A dog runs.", SENTENCE_WEIGHT, CAPTION),
-        Query("It chases a red ball near the old tree;", SENTENCE_WEIGHT, CAPTION),
-        Query("then it sleeps.", SENTENCE_WEIGHT, CAPTION),
-        Query("a dog", BOX_WEIGHT, CAPTION),
-        Query("a red ball", BOX_WEIGHT, CAPTION),
+        TextRow("A dog runs.", SENTENCE_WEIGHT, CAPTION),
+        TextRow("It chases a red ball near the old tree;", SENTENCE_WEIGHT, CAPTION),
+        TextRow("then it sleeps.", SENTENCE_WEIGHT, CAPTION),
+        TextRow("a dog", BOX_WEIGHT, CAPTION),
+        TextRow("a red ball", BOX_WEIGHT, CAPTION),
     ]
     assert found[5:] == [
-        Query("A dog runs It chases a red ball", PHRASE_WEIGHT, 0),
-        Query("the old tree", PHRASE_WEIGHT, 0),
-        Query("then it sleeps", PHRASE_WEIGHT, 0),
+        TextRow("A dog runs It chases a red ball", PHRASE_WEIGHT, 0),
+        TextRow("the old tree", PHRASE_WEIGHT, 0),
+        TextRow("then it sleeps", PHRASE_WEIGHT, 0),
     ]
     assert find_queries(CAPTION_TEXT, ["a dog"], most=2) == found[:2]
 
 
 def test_a_caption_of_one_sentence_has_no_sentence_and_its_parts_stand_below_it() -> None:
     assert find_queries("a cat on a sofa, with two cups", ["a cat on a sofa, with two cups", "ox"], most=5) == [
-        Query("a cat on a sofa", PHRASE_WEIGHT, CAPTION),
-        Query("two cups", PHRASE_WEIGHT, CAPTION),
+        TextRow("a cat on a sofa", PHRASE_WEIGHT, CAPTION),
+        TextRow("two cups", PHRASE_WEIGHT, CAPTION),
     ]
     assert find_queries("ox", [], most=5) == []
 
@@ -55,7 +65,7 @@ def test_a_batch_has_the_queries_of_its_pairs_with_their_owners_and_parents(
     )
     loader = small_loader(tmp_path, batch=2, needs=frozenset({"queries"}))
     (batch,) = take(loader, 1)
-    stream, first = batch.more["queries"], [key.endswith("/0") for key in batch.keys].index(True)
+    stream, first = batch["queries"], [key.endswith("/0") for key in batch.keys].index(True)
     texts = ["one is red .", "two is blue .", "one is red two is blue"]  # as the tokenizer splits them
     assert [TOKENIZER.decode(row) for row in stream.rows.tolist()] == texts
     assert stream.owner is not None
@@ -72,7 +82,25 @@ def test_a_batch_without_queries_has_an_empty_stream(tmp_path: Path) -> None:
     plain = [(key, train_files(1, 0, with_json=False) | text) for key, text in files]
     write_tar(tmp_path / "00000.tar", plain)
     (batch,) = take(small_loader(tmp_path, batch=2, needs=frozenset({"queries"})), 1)
-    stream = batch.more["queries"]
+    stream = batch["queries"]
     assert stream.rows.shape == (0, 1)
     assert stream.owner is not None
     assert stream.owner.dtype == torch.int64
+
+
+def test_a_stream_that_a_model_registers_has_its_rows_and_owners(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def words(texts: Texts) -> list[TextRow]:
+        return [TextRow(word, parent=number - 1) for number, word in enumerate(texts.caption.split()[:2])]
+
+    monkeypatch.setitem(STREAMS, "words", TextStream(words, ("parent",)))
+    write_tar(tmp_path / "00000.tar", [(f"{i}", train_files(1, 0) | {"child.txt": b"ox cat"}) for i in range(2)])
+    (batch,) = take(small_loader(tmp_path, batch=2, needs=frozenset({"words"})), 1)
+    stream = batch["words"]
+    assert [TOKENIZER.decode(row) for row in stream.rows.tolist()] == ["ox", "cat"] * 2
+    assert stream.owner is not None
+    assert stream.owner.tolist() == [0, 0, 1, 1]
+    assert stream.parent is not None
+    assert stream.parent.tolist() == [CAPTION, 0, CAPTION, 2]
+    assert stream.weight is None

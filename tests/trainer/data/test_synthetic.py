@@ -20,10 +20,9 @@ def test_drawn_samples_have_boxes_and_a_parse_and_are_the_same_each_time(
     (batch,) = take(loader, 1)
     assert loader.n_bad == 0
     assert loader.n_samples == synthetic.N_SAMPLES
-    assert batch.syntax is not None
-    assert batch.box_images is not None
-    assert 64 < len(batch.box_images) < 192
-    assert batch.images.float().std() > 20
+    assert batch["text"].syntax is not None
+    assert 64 < len(batch["box_image"].rows) < 192
+    assert batch["image"].rows.float().std() > 20
     again = write_synthetic_shard(tmp_path / "b")
     assert (again / "00000.tar").read_bytes() == (tmp_path / "a" / "00000.tar").read_bytes()
 

@@ -1,6 +1,5 @@
 """Gradients through `gather` equal those of one process on the full batch."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -9,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from tests.trainer.small import rows, small_batch, small_model
+from tests.trainer.small import in_double, rows, small_batch, small_model, with_boxes
 from trainer.batch import Batch
 
 Owners = tuple[list[int], list[int]] | None
@@ -26,11 +25,8 @@ def batch_of(ranks: list[int], owners: Owners) -> Batch:
         owner = torch.tensor(
             [4 * position + pair for position, rank in enumerate(ranks) for pair in owners[rank]], dtype=torch.int64
         )
-        batch = dataclasses.replace(
-            batch, box_images=boxes.box_images, box_token_ids=boxes.box_token_ids, box_owner=owner
-        )
-    assert batch.box_images is not None
-    return dataclasses.replace(batch, images=batch.images.double(), box_images=batch.box_images.double())
+        batch = with_boxes(batch, boxes, owner)
+    return in_double(batch)
 
 
 def one_rank(rank: int, name: str, fields: dict[str, Any], owners: Owners, folder: str) -> None:

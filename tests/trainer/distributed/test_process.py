@@ -40,8 +40,7 @@ def train_steps(run: Training) -> list[tuple[dict[str, float], int]]:
     steps, batches = [], iter(run.loader)
     for _ in range(STEPS):
         batch = next(batches)
-        assert batch.box_images is not None
-        steps.append((update(run, batch), len(batch.images) + len(batch.box_images)))
+        steps.append((update(run, batch), len(batch["image"].rows) + len(batch["box_image"].rows)))
     return steps
 
 

@@ -1,6 +1,5 @@
 """Heads over cached features: any model, the gradients of the full model, exact resume, and the whole when it is loaded."""
 
-import dataclasses
 import json
 import shutil
 from pathlib import Path
@@ -21,7 +20,7 @@ from tests.trainer.small import NAMES, most_in_rest, small_batch, small_model
 from tests.trainer.small_run import overrides, run_command, terminate
 from tests.trainer.tiny_transformers import tiny_encoder
 from trainer import Model, load_model, train
-from trainer.batch import Batch
+from trainer.batch import Batch, Stream
 from trainer.checkpoints.towers import FrozenModel
 from trainer.config import load_config
 from trainer.data.config import DataConfig
@@ -52,8 +51,6 @@ def head_model(name: str) -> tuple[DualEncoder, FrozenModel]:
 
 def cached(batch: Batch, model: DualEncoder, frozen: FrozenModel) -> Batch:
     """The batch with the features of the frozen model in place of pixels and token ids."""
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
     source = StateSource() if "parse" in model.needs else None
 
     def image(pixels: torch.Tensor, with_patches: bool = False) -> torch.Tensor:
@@ -66,14 +63,12 @@ def cached(batch: Batch, model: DualEncoder, frozen: FrozenModel) -> Batch:
             return torch.cat([found.pooled[:, None], found.initial, found.contextual], dim=1)
         return found
 
-    return dataclasses.replace(
-        batch,
-        images=image(batch.images, "queries" in model.needs),
-        token_ids=text(batch.token_ids, True),
-        box_images=image(batch.box_images),
-        box_token_ids=text(batch.box_token_ids),
-        more={name: stream._replace(rows=text(stream.rows)) for name, stream in batch.more.items()},
-    )
+    def rows(name: str, stream: Stream) -> torch.Tensor:
+        if stream.side == "image":
+            return image(stream.rows, name == "image" and "queries" in model.needs)
+        return text(stream.rows, name == "text")
+
+    return batch.with_rows({name: rows(name, stream) for name, stream in batch.streams.items()})
 
 
 def gradients(model: DualEncoder, batch: Batch) -> dict[str, torch.Tensor]:
@@ -146,13 +141,13 @@ def test_trees_of_features_are_those_of_the_captions(world: World) -> None:
     batch, _ = builder.build(0, drawn)
     rows = builder.index.locate(drawn.samples)
     for ids, owners, caption in zip(
-        batch["token_ids"], batch["syntax"].word_of_token, rows.values("caption"), strict=True
+        batch["text"].rows, batch["text"].syntax.word_of_token, rows.values("caption"), strict=True
     ):
         expected = builder.tokenizer.truncate(builder.tokenizer.encode(caption))
         assert ids[: len(expected)].tolist() == expected
         assert (owners[len(expected) :] == -1).all()
         assert owners.max() >= 1  # several words
-    assert batch["syntax"].word_of_token.shape == batch["token_ids"].shape
+    assert batch["text"].syntax.word_of_token.shape == batch["text"].rows.shape
 
 
 @pytest.fixture(scope="module")
@@ -332,9 +327,9 @@ def test_a_head_with_boxes_as_pairs_learns_from_features_with_boxes_and_without(
     for boxes, each in (("random", 1), ("all", 2)):
         builder = build(mixed, frozenset({"boxes", "pairs"}), boxes=boxes, box_order="random")
         fields, _ = builder.build(0, builder.order.take(0, 40))
-        rows_with = [row for row, key in enumerate(fields["keys"]) if int(key[-4:]) % 5 == 0]
-        assert fields["box_owner"].tolist() == [row for row in rows_with for _ in range(each)]
-        assert len(fields["box_images"]) == len(fields["box_token_ids"]) == 8 * each
+        rows_with = [row for row, key in enumerate(fields.keys) if int(key[-4:]) % 5 == 0]
+        assert fields["box_image"].owner.tolist() == [row for row in rows_with for _ in range(each)]
+        assert len(fields["box_image"].rows) == len(fields["box_text"].rows) == 8 * each
     shutil.rmtree(mixed.features)
     write_shards(mixed.shards, [20, 20], lambda number: train_files(number, n_boxes=0))
     assert mixed.write(mixed.features) == 0
@@ -346,10 +341,10 @@ def test_a_batch_depends_on_its_position_alone_and_draws_every_view_and_box(worl
     builder = build(world, frozenset({"boxes"}))
     position = 640
     first, again = (builder.build(position, builder.order.take(position, 8))[0] for _ in range(2))
-    assert all(torch.equal(first[name], again[name]) for name in ("images", "box_images", "token_ids"))
+    assert all(torch.equal(first[name].rows, again[name].rows) for name in ("image", "box_image", "text"))
     part, _ = builder.build(position + 3, builder.order.take(position + 3, 2))
-    assert torch.equal(part["images"], first["images"][3:5])
-    assert torch.equal(part["box_images"], first["box_images"][3:5])
+    assert torch.equal(part["image"].rows, first["image"].rows[3:5])
+    assert torch.equal(part["box_image"].rows, first["box_image"].rows[3:5])
     at = np.arange(4000)
     assert np.bincount(builder.draw(at, 1, 2)).tolist() == pytest.approx([2000, 2000], abs=150)
     four = builder.draw(at, 2, np.full(4000, 4))
@@ -363,12 +358,12 @@ def test_all_boxes_have_their_owners_and_max_boxes_limits_them(world: World) -> 
     batch, _ = builder.build(0, builder.order.take(0, 8))
     rows = builder.index.locate(builder.order.take(0, 8).samples)
     n = rows.items()[1]
-    assert batch["box_owner"].tolist() == np.repeat(np.arange(8), n).tolist()
-    assert len(batch["box_images"]) == len(batch["box_token_ids"]) == n.sum()
+    assert batch["box_image"].owner.tolist() == np.repeat(np.arange(8), n).tolist()
+    assert len(batch["box_image"].rows) == len(batch["box_text"].rows) == n.sum()
     for order in ("first", "random"):
         few = build(world, frozenset({"boxes"}), boxes="all", max_boxes=2, box_order=order)
         found, _ = few.build(0, few.order.take(0, 8))
-        assert found["box_owner"].tolist() == np.repeat(np.arange(8), np.minimum(n, 2)).tolist()
+        assert found["box_image"].owner.tolist() == np.repeat(np.arange(8), np.minimum(n, 2)).tolist()
 
 
 def test_the_loader_has_the_order_of_all_data_on_several_ranks(world: World) -> None:

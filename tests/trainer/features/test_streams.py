@@ -17,7 +17,7 @@ from trainer.data.config import DataConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.loader import Loader
 from trainer.data.order import Draw
-from trainer.data.queries import find_queries, possible_queries
+from trainer.data.text_streams import find_queries, possible_queries
 from trainer.evaluation.held_out.shards import HeldOutShards
 
 CAPTIONS = (
@@ -68,12 +68,12 @@ def test_the_labels_of_features_are_those_of_the_shards(world: World) -> None:
     chosen = [40, 1, 9, 9, 55, 3]  # of two shards, one of them twice
     expected, _ = shards.build(0, drawn([with_levels[place] for place in chosen]))
     found, _ = features.build(0, drawn(chosen))
-    check_same(loaded, expected["more"]["levels"], found["more"]["levels"])
-    assert found["more"]["levels"].rows.shape[0] < found["more"]["levels"].owner.shape[0]
-    torch.testing.assert_close(found["box_owner"], expected["box_owner"])
+    check_same(loaded, expected["levels"], found["levels"])
+    assert found["levels"].rows.shape[0] < found["levels"].owner.shape[0]
+    torch.testing.assert_close(found["box_image"].owner, expected["box_image"].owner)
     features.config = DataConfig(features=str(world.features), texts="tokens", boxes="all")
     tokens, _ = features.build(0, drawn(chosen))
-    assert torch.equal(tokens["more"]["levels"].rows, expected["more"]["levels"].rows)
+    assert torch.equal(tokens["levels"].rows, expected["levels"].rows)
 
 
 @pytest.mark.parametrize("most", [2, 5, 60])
@@ -88,10 +88,10 @@ def test_the_queries_of_features_are_those_of_the_shards(
     for chosen in ([7, 0, 5, 2], [3], [1, 6]):
         expected, _ = shards.build(0, drawn(chosen))
         found, _ = features.build(0, drawn(chosen))
-        check_same(loaded, expected["more"]["queries"], found["more"]["queries"])
+        check_same(loaded, expected["queries"], found["queries"])
         features.config = DataConfig(features=str(other.features), texts="tokens", boxes="all")
         tokens, _ = features.build(0, drawn(chosen))
-        assert torch.equal(tokens["more"]["queries"].rows, expected["more"]["queries"].rows)
+        assert torch.equal(tokens["queries"].rows, expected["queries"].rows)
         features.config = DataConfig(features=str(other.features), boxes="all")
 
 
@@ -121,9 +121,9 @@ def test_stored_patches_are_the_states_of_the_tower_of_the_view_of_their_image(w
     packed, _ = features.build(8, drawn([*range(16)]))
     views = features.draw(8 + np.arange(16), 1, 2)
     assert set(views.tolist()) == {0, 1}
-    assert torch.equal(packed["images"][:, 0], plain["images"])
+    assert torch.equal(packed["image"].rows[:, 0], plain["image"].rows)
     own = features.index.locate(np.arange(16)).take("patches", views)
-    assert torch.equal(packed["images"][:, 1:].flatten(1), own)
+    assert torch.equal(packed["image"].rows[:, 1:].flatten(1), own)
 
 
 def test_features_without_labels_or_patches_are_named(world: World, tmp_path: Path) -> None:

@@ -1,6 +1,5 @@
 """The chunked contrastive loss against the plain formula: values, gradients and memory."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -10,7 +9,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from tests.trainer.small import NAMES, small_batch, small_model
+from tests.trainer.small import NAMES, in_double, small_batch, small_model
 from trainer.geometry import lorentz, poincare, product
 from trainer.losses import chunked, similarity
 from trainer.losses.functional import contrastive
@@ -205,9 +204,7 @@ def test_model_gradients_match_those_of_the_plain_loss(name: str) -> None:
     results = []
     for loss_chunk in (None, 40):
         model = small_model(name, loss_chunk=loss_chunk).double()
-        batch = small_batch()
-        assert batch.box_images is not None
-        batch = dataclasses.replace(batch, images=batch.images.double(), box_images=batch.box_images.double())
+        batch = in_double(small_batch())
         losses = model.losses(model.features(batch))
         losses.loss.backward()
         results.append({"loss": losses.loss} | {key: p.grad for key, p in model.named_parameters()})

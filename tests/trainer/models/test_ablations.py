@@ -16,10 +16,8 @@ from trainer.models.phyclip import PHyCLIP
 def eight_terms(model: HyCoCLIP) -> dict[str, Tensor]:
     """The terms of HyCoCLIP eq. 6 and 11, from the full matrices."""
     pairs = model.features(small_batch())
-    assert pairs.box_image is not None
-    assert pairs.box_text is not None
-    image, text = model.lift_image(pairs.image), model.lift_text(pairs.text)
-    box_image, box_text = model.lift_image(pairs.box_image), model.lift_text(pairs.box_text)
+    image, text = model.lift_image(pairs["image"].rows), model.lift_text(pairs["text"].rows)
+    box_image, box_text = model.lift_image(pairs["box_image"].rows), model.lift_text(pairs["box_text"].rows)
     sides = ((image, text), (text, image), (box_image, text), (box_text, image))
     cones = ((text, image, 0.7), (box_text, box_image, 0.7), (box_image, image, 1.2), (box_text, text, 1.2))
     terms = [contrastive(model.logit_scale.exp() * model.similarity(*side)) for side in sides]
@@ -65,7 +63,7 @@ def test_logits_by_inner_products_are_those_of_eq_1(name: str, chunk: int | None
     model = small_model(name, logits="inner", loss_chunk=chunk, curv_init=0.5)
     assert isinstance(model, MERU)
     pairs = model.features(small_batch())
-    image, text = model.lift_image(pairs.image), model.lift_text(pairs.text)
+    image, text = model.lift_image(pairs["image"].rows), model.lift_text(pairs["text"].rows)
     times = [(1 / 0.5 + points.square().sum(-1)).sqrt() for points in (image, text)]
     inner = image @ text.T - times[0][:, None] * times[1]
     torch.testing.assert_close(model.similarity(image, text), inner)

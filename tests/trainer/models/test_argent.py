@@ -6,7 +6,7 @@ import torch
 from tests.parity import argent as parity
 from tests.parity.report import read
 from tests.trainer.small import small_batch, small_model
-from trainer.batch import Pairs
+from trainer.batch import Batch, named_streams
 from trainer.config import help_text
 from trainer.losses.functional import huber_angle, log_barrier
 from trainer.models.argent import ARGENT
@@ -47,7 +47,8 @@ def test_the_weight_of_the_regulariser_changes_the_loss_by_it() -> None:
 def test_features_of_norm_0_have_a_finite_loss_unless_norms_are_weighted() -> None:
     model = small_model("argent")
     features = torch.zeros(4, 16, requires_grad=True)
-    losses = model.losses(Pairs(image=features, text=features, box_image=features, box_text=features))
+    names = ("image", "text", "box_image", "box_text")
+    losses = model.losses(Batch(streams=named_streams(dict.fromkeys(names, features))))
     losses.loss.backward()
     assert features.grad is not None
     assert losses.loss.isfinite()

@@ -17,7 +17,7 @@ def model_and_points() -> tuple[ATMG, Tensor, Tensor]:
     model, batch = small_model("atmg"), small_batch()
     assert isinstance(model, ATMG)
     with torch.no_grad():
-        return model, model.encode_image(batch.images), model.encode_text(batch.token_ids)
+        return model, model.encode_image(batch["image"].rows), model.encode_text(batch["text"].rows)
 
 
 def angles(model: ATMG, apexes: Tensor, points: Tensor) -> Tensor:

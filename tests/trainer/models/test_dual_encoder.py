@@ -1,24 +1,21 @@
 """Behaviour that all models share: boxes as additional pairs, the choice of the contrastive loss, frozen towers."""
 
-import dataclasses
-
 import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from tests.trainer.small import small_batch, small_model
-from trainer.batch import Batch
+from tests.trainer.small import in_double, small_batch, small_model, with_boxes
+from trainer.batch import Batch, named_streams
 from trainer.encoders.config import ImageConfig
 from trainer.models.clip import CLIP
 
 
 def concatenated(batch: Batch) -> Batch:
     """The batch with its boxes and phrases appended as pairs; phrases are padded to the length of the captions."""
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
-    padding = batch.token_ids.shape[1] - batch.box_token_ids.shape[1]
-    phrases = torch.nn.functional.pad(batch.box_token_ids, (0, padding))
-    return Batch(images=torch.cat([batch.images, batch.box_images]), token_ids=torch.cat([batch.token_ids, phrases]))
+    padding = batch["text"].rows.shape[1] - batch["box_text"].rows.shape[1]
+    phrases = torch.nn.functional.pad(batch["box_text"].rows, (0, padding))
+    rows = {"text": [batch["text"].rows, phrases], "image": [batch["image"].rows, batch["box_image"].rows]}
+    return Batch(streams=named_streams({name: torch.cat(parts) for name, parts in rows.items()}))
 
 
 OWNERS = [[*range(8)], [1, 4, 7], [0, 0, 3], []]
@@ -28,11 +25,9 @@ OWNERS = [[*range(8)], [1, 4, 7], [0, 0, 3], []]
 def mixed(owners: list[int]) -> Batch:
     """A batch of eight pairs with a box for each of `owners`."""
     batch = small_batch()
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
     n, owner = len(owners), torch.tensor(owners, dtype=torch.int64)
-    images, texts = batch.box_images[:n], batch.box_token_ids[:n]
-    return dataclasses.replace(batch, box_images=images, box_token_ids=texts, box_owner=owner)
+    boxes = batch.with_rows({name: batch[name].rows[:n] for name in ("box_image", "box_text")})
+    return with_boxes(batch, boxes, owner)
 
 
 @pytest.mark.parametrize("owners", OWNERS)
@@ -51,12 +46,8 @@ def test_boxes_as_pairs_give_the_loss_of_a_batch_with_a_pair_for_each_box(name: 
 @pytest.mark.parametrize("chunk", [None, 40])
 def test_the_loss_of_boxes_as_pairs_is_that_of_a_loop_over_pairs_and_boxes(chunk: int | None) -> None:
     model = small_model("meru", boxes_as_pairs=True, loss_chunk=chunk).double()
-    batch = mixed([1, 4, 7])
-    assert batch.box_images is not None
-    batch = dataclasses.replace(batch, images=batch.images.double(), box_images=batch.box_images.double())
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
-    pixels, ids = [*batch.images, *batch.box_images], [*batch.token_ids, *batch.box_token_ids]
+    batch = in_double(mixed([1, 4, 7]))
+    pixels, ids = [*batch["image"].rows, *batch["box_image"].rows], [*batch["text"].rows, *batch["box_text"].rows]
     images = [model.encode_image(image[None])[0] for image in pixels]
     texts = [model.encode_text(text[None])[0] for text in ids]
     c, n = model.get_parameter("curv").exp(), len(images)
@@ -87,7 +78,7 @@ def test_boxes_as_pairs_do_not_change_the_syntax_loss_of_the_captions() -> None:
 def test_boxes_as_pairs_need_boxes() -> None:
     model, batch = small_model("meru", boxes_as_pairs=True), small_batch()
     with pytest.raises(ValueError, match="boxes_as_pairs needs boxes"):
-        model(dataclasses.replace(batch, box_images=None, box_token_ids=None))
+        model(with_boxes(batch, None))
 
 
 def test_model_without_lazy_similarity_has_the_loss_of_the_full_matrix() -> None:
@@ -112,7 +103,7 @@ def test_frozen_tower_keeps_its_weights_and_batch_statistics() -> None:
     frozen = ImageConfig(size_px=32, name="resnet18", frozen=True)
     model = small_model("meru", image=frozen).train()
     before = {name: value.clone() for name, value in model.visual.state_dict().items()}
-    model(dataclasses.replace(small_batch(), images=torch.rand(8, 3, 32, 32), box_images=None)).loss.backward()
+    model(with_boxes(small_batch(), None).with_rows({"image": torch.rand(8, 3, 32, 32)})).loss.backward()
     assert all(torch.equal(value, before[name]) for name, value in model.visual.state_dict().items())
     assert all(parameter.grad is None for parameter in model.visual.parameters())
     assert model.visual_proj.weight.grad is not None

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
 from tests.trainer.small import overfit, small_batch, small_model
-from trainer.batch import Pairs
+from trainer.batch import Batch, named_streams
 from trainer.models.euclip import EuCLIP
 
 Array = NDArray[np.float64]
@@ -40,7 +40,7 @@ def test_loss_and_gradients_are_those_of_the_formula(chunk: int | None) -> None:
     inputs = [image.requires_grad_(), text.requires_grad_(), model.logit_scale]
     with torch.no_grad():
         model.logit_scale.fill_(0.4)
-    losses = model.losses(Pairs(image=image, text=text))
+    losses = model.losses(Batch(streams=named_streams({"image": image, "text": text})))
     losses.loss.backward()
     numbers: list[Array] = [value.detach().numpy().copy() for value in inputs]
     assert losses.loss.item() == pytest.approx(loss_by_hand(numbers[0], numbers[1], 0.4), rel=1e-10)

@@ -1,6 +1,5 @@
 """Hyper3-CLIP: its pooling and its loss in float64 against a second computation, query by query."""
 
-import dataclasses
 import math
 
 import pytest
@@ -8,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from tests.trainer.small import overfit, small_batch, small_model
+from tests.trainer.small import in_double, overfit, small_batch, small_model, with_boxes, with_stream
 from trainer.batch import Batch, Stream
 from trainer.encoders.build import keep_patches, patches_of
 from trainer.encoders.config import ImageConfig
@@ -20,19 +19,11 @@ OWNER, PARENT, WEIGHT = [0, 0, 0, 2, 3, 3], [-1, 0, -1, -1, -1, 4], [1.0, 0.5, 0
 
 def uneven_batch() -> Batch:
     """Four pairs in float64, with 3, 0, 1 and 2 queries, and five boxes."""
-    batch, boxes = small_batch(4), small_batch(5, seed=1)
-    assert boxes.box_images is not None
-    rows = small_batch(len(OWNER), seed=2).token_ids
+    batch = with_boxes(small_batch(4), small_batch(5, seed=1), torch.tensor([0, 0, 1, 2, 3]))
+    rows = small_batch(len(OWNER), seed=2)["text"].rows
     owner, parent, weight = torch.tensor(OWNER), torch.tensor(PARENT), torch.tensor(WEIGHT, dtype=torch.float64)
     queries = Stream(rows, "text", owner, chain=3, parent=parent, weight=weight)
-    return dataclasses.replace(
-        batch,
-        images=batch.images.double(),
-        box_images=boxes.box_images.double(),
-        box_token_ids=boxes.box_token_ids,
-        box_owner=torch.tensor([0, 0, 1, 2, 3]),
-        more={"queries": queries},
-    )
+    return in_double(with_stream(with_stream(batch, "levels", None), "queries", queries))
 
 
 def test_pooled_patches_are_those_of_an_attention_of_each_query_alone() -> None:
@@ -129,9 +120,9 @@ def test_the_control_without_queries_averages_the_patches_and_keeps_the_paramete
     assert model.state_dict().keys() == small_model("hyper3").state_dict().keys()
     batch = small_batch()
     pairs = model.features(batch)
-    patches = patches_of(model.visual, model.image_tokens(batch.images))
-    owner = batch.more["queries"].owner
-    torch.testing.assert_close(pairs.more["query_images"].rows, model.visual_proj(patches.mean(1))[owner])
+    patches = patches_of(model.visual, model.image_tokens(batch["image"].rows))
+    owner = batch["queries"].owner
+    torch.testing.assert_close(pairs["query_images"].rows, model.visual_proj(patches.mean(1))[owner])
     model.losses(pairs).loss.backward()
     gradients = [parameter.grad for parameter in model.query_pooling.parameters()]
     assert all(gradient is not None and not gradient.any() for gradient in gradients)
@@ -141,7 +132,7 @@ def test_a_batch_without_queries_has_query_terms_of_zero_and_gradients_of_zero()
     empty = Stream(torch.zeros((0, 1), dtype=torch.int64), "text", torch.zeros(0, dtype=torch.int64))
     empty = empty._replace(parent=torch.zeros(0, dtype=torch.int64), weight=torch.zeros(0))
     model = small_model("hyper3")
-    losses = model(dataclasses.replace(small_batch(), more={"queries": empty}))
+    losses = model(with_stream(small_batch(), "queries", empty))
     losses.loss.backward()
     assert losses.terms["entailment/query_image"] == 0
     gradients = [parameter.grad for parameter in model.get_submodule("query_pooling").parameters()]
@@ -150,11 +141,11 @@ def test_a_batch_without_queries_has_query_terms_of_zero_and_gradients_of_zero()
 
 def test_images_are_encoded_without_queries_and_cells_of_a_convolutional_network_are_patches() -> None:
     model, batch = small_model("hyper3"), small_batch()
-    torch.testing.assert_close(model.features(batch).image, model.image_features(batch.images))
+    torch.testing.assert_close(model.features(batch)["image"].rows, model.image_features(batch["image"].rows))
     image = ImageConfig(name="resnet10t", size_px=32, kwargs={"channels": [8, 8, 8, 16]})
-    large = F.interpolate(batch.images, 32)
+    large = F.interpolate(batch["image"].rows, 32)
     other = small_model("hyper3", image=image)
-    losses = other(dataclasses.replace(batch, images=large, box_images=large))
+    losses = other(batch.with_rows({"image": large, "box_image": large}))
     assert losses.loss.isfinite()
 
 
@@ -170,5 +161,5 @@ def test_wrong_towers_heads_and_batches_are_named() -> None:
         small_model("hyper3", query_heads=5)
     with pytest.raises(ValueError, match="the image tower has none; give one of timm"):
         keep_patches(torch.nn.Linear(2, 2))
-    with pytest.raises(ValueError, match="the batch has no queries"):
-        small_model("hyper3")(dataclasses.replace(small_batch(), more={}))
+    with pytest.raises(ValueError, match="needs the stream queries"):
+        small_model("hyper3")(with_stream(small_batch(), "queries", None))

@@ -1,6 +1,5 @@
 """Losses of all models: against the reference numbers of the released code, and on small batches."""
 
-import dataclasses
 import functools
 import math
 import operator
@@ -11,8 +10,8 @@ import torch
 from hypergrit_common.errors import UserError
 from tests.parity import models as parity
 from tests.parity.report import read
-from tests.trainer.small import NAMES, most_in_rest, overfit, rows, small_batch, small_model
-from trainer.batch import Pairs
+from tests.trainer.small import NAMES, most_in_rest, overfit, rows, small_batch, small_model, with_boxes
+from trainer.batch import Batch, named_streams
 from trainer.losses.functional import contrastive
 from trainer.models.meru import MERU
 from trainer.models.phyclip import PHyCLIP
@@ -64,7 +63,7 @@ def test_model_overfits_eight_pairs(name: str) -> None:
     model, batch = small_model(name), small_batch()
     losses = overfit(model, batch, steps=60 if model.is_symmetric else 120)  # ATMG turns its points first
     with torch.no_grad():
-        points = model.encode_image(batch.images), model.encode_text(batch.token_ids)
+        points = model.encode_image(batch["image"].rows), model.encode_text(batch["text"].rows)
         similarity = model.directed_similarity(*points, "image")
     assert (similarity.argmax(1) == torch.arange(8)).all()
     assert losses.terms["contrastive"] < 0.5
@@ -79,7 +78,7 @@ def test_loss_does_not_depend_on_the_order_of_the_rows(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["hycoclip", "phyclip", "uncha"])
 def test_missing_boxes_are_an_error_unless_use_boxes_is_false(name: str) -> None:
-    batch = dataclasses.replace(small_batch(), box_images=None, box_token_ids=None)
+    batch = with_boxes(small_batch(), None)
     model, without = small_model(name), small_model(name, use_boxes=False)
     assert (model.needs, without.needs) == ({"boxes"}, frozenset())
     with pytest.raises(ValueError, match="use_boxes=false"):
@@ -99,17 +98,12 @@ def test_each_of_several_boxes_of_a_pair_is_one_term_of_the_box_losses() -> None
     """The pair itself counts once: its image and caption are one candidate each."""
     batch = small_batch(4)
     owner = torch.tensor([0, 0, 0, 1, 2, 3, 3])
-    boxes = small_batch(7, seed=1)
-    several = dataclasses.replace(
-        batch, box_images=boxes.box_images, box_token_ids=boxes.box_token_ids, box_owner=owner
-    )
+    several = with_boxes(batch, small_batch(7, seed=1), owner)
     model = small_model("hycoclip")
     assert isinstance(model, MERU)
     pairs = model.features(several)
-    assert pairs.box_image is not None
-    assert pairs.box_text is not None
-    image, text = model.lift_image(pairs.image), model.lift_text(pairs.text)
-    box_image, box_text = model.lift_image(pairs.box_image), model.lift_text(pairs.box_text)
+    image, text = model.lift_image(pairs["image"].rows), model.lift_text(pairs["text"].rows)
+    box_image, box_text = model.lift_image(pairs["box_image"].rows), model.lift_text(pairs["box_text"].rows)
     energies = [model.energy(box_image[i : i + 1], image[owner[i] : owner[i] + 1], 1.2).mean() for i in range(7)]
     terms = model.losses(pairs).terms
     torch.testing.assert_close(terms["entailment/cross_image"], torch.stack(energies).mean().detach())
@@ -140,8 +134,8 @@ def test_poinclip_apex_is_the_point_with_the_lower_entropy_or_the_text_with_orde
     """PoinCLIP, tables 3 and 5."""
     by_entropy, by_modality = (small_model("poinclip", order=order) for order in ("entropy", "text"))
     pairs = by_entropy.features(small_batch())
-    near_images = dataclasses.replace(pairs, image=pairs.image / 50)
-    near_texts = dataclasses.replace(pairs, text=pairs.text / 50)
+    near_images = pairs.with_rows({"image": pairs["image"].rows / 50})
+    near_texts = pairs.with_rows({"text": pairs["text"].rows / 50})
     assert by_entropy.losses(near_images).terms["image_entails"] == 1
     assert by_entropy.losses(near_texts).terms["image_entails"] == 0
     found = by_modality.losses(near_images)
@@ -203,11 +197,13 @@ def test_a_phrase_that_is_its_caption_has_a_spike_of_the_gradient_unless_it_has_
 
     def largest(weight: float, equal: torch.Tensor | None) -> float:
         features = box_text.clone().requires_grad_()
-        pairs = Pairs(image=image, text=text, box_image=box_image, box_text=features, box_equal=equal)
+        rows = {"image": image, "text": text, "box_image": box_image, "box_text": features}
+        streams = named_streams(rows)
+        pairs = Batch(streams={**streams, "box_text": streams["box_text"]._replace(equal=equal)})
         small_model(name, equal_phrase_weight=weight).losses(pairs).loss.backward()
         assert features.grad is not None
-        rows = features.grad.norm(dim=1)
-        return float(rows[0] / rows.median())
+        norms = features.grad.norm(dim=1)
+        return float(norms[0] / norms.median())
 
     equal = torch.arange(32) == 0
     assert largest(1.0, equal) == largest(1.0, None)  # the authors' rule

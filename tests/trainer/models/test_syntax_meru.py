@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 
 from hypergrit_common.errors import UserError
 from tests.trainer.released_files import to_released
-from tests.trainer.small import overfit, rows, small_batch, small_model
-from trainer.batch import Batch, Pairs
+from tests.trainer.small import in_double, overfit, rows, small_batch, small_model, with_boxes, with_stream
+from trainer.batch import Batch
 from trainer.checkpoints.released import from_released
 from trainer.encoders.text import StateSource
 from trainer.models.syntax_meru import SyntaxMERU
+from trainer.models.words import parse_of
 from trainer.text.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
 
 Vector = NDArray[np.float64]
@@ -47,7 +48,7 @@ def syntax_model(**fields: Any) -> SyntaxMERU:
 
 def syntax_batch() -> Batch:
     batch = rows(small_batch(3), slice(0, 3))
-    return dataclasses.replace(batch, images=batch.images.double(), syntax=TREES, box_images=None, box_token_ids=None)
+    return in_double(with_stream(with_boxes(batch, None), "text", batch["text"]._replace(syntax=TREES)))
 
 
 def lift(vector: Vector, c: float) -> Vector:
@@ -71,13 +72,13 @@ def loss_by_loop(
     """The terms of edges and of words, computed caption by caption and word by word in numpy."""
     with torch.no_grad():
         _, initial, contextual = model.textual(
-            batch.token_ids, StateSource(kind=model.config.word_states, block=model.config.word_block)
+            batch["text"].rows, StateSource(kind=model.config.word_states, block=model.config.word_block)
         )
     projection = model.textual_proj.weight.detach().numpy()
     c, alpha = model.curv.exp().item(), model.textual_alpha.exp().item()
     per_caption: list[tuple[float, float]] = []
-    assert batch.syntax is not None
-    for i, word_of_token in enumerate(batch.syntax.word_of_token.tolist()):
+    assert batch["text"].syntax is not None
+    for i, word_of_token in enumerate(batch["text"].syntax.word_of_token.tolist()):
         points = []
         for word in range(max(word_of_token) + 1):
             tokens = [t for t, owner in enumerate(word_of_token) if owner == word]
@@ -87,9 +88,9 @@ def loss_by_loop(
         edges, words = [], []
         for child, point in enumerate(points):
             words.append(angle_outside_cone(point.initial, point.contextual, c))
-            parent = int(batch.syntax.head[i, child])
+            parent = int(batch["text"].syntax.head[i, child])
             if parent != child:
-                weight = weights.get(RELATIONS[int(batch.syntax.relation[i, child])], 1.0)
+                weight = weights.get(RELATIONS[int(batch["text"].syntax.relation[i, child])], 1.0)
                 edges.append(weight * angle_outside_cone(point.contextual, points[parent].contextual, c))
         n_edges, n_words = (max(len(terms), 1) if reduction == "mean" else 1 for terms in (edges, words))
         per_caption.append((sum(edges) / n_edges, sum(words) / n_words))
@@ -149,7 +150,7 @@ def test_loss_of_a_batch_is_the_mean_over_captions_whatever_their_padding() -> N
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_gradients_are_finite_with_roots_padding_and_captions_without_words(dtype: torch.dtype) -> None:
     model, batch = syntax_model().to(dtype), syntax_batch()
-    model(dataclasses.replace(batch, images=batch.images.to(dtype))).loss.backward()
+    model(batch.with_rows({"image": batch["image"].rows.to(dtype)})).loss.backward()
     assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters() if p.requires_grad)
 
 
@@ -166,24 +167,24 @@ def test_overfitting_eight_pairs_satisfies_the_edges_of_their_trees() -> None:
     assert losses.terms["contrastive"] < 0.5
 
 
-def with_other_heads(pairs: Pairs) -> Pairs:
+def with_other_heads(batch: Batch) -> Batch:
     """The pairs with a wrong head for each word, to measure how many edges are satisfied by chance."""
-    assert pairs.syntax is not None
-    wrong = torch.tensor([3, 0, 0, 1, 2]).expand_as(pairs.syntax.head)
-    return dataclasses.replace(pairs, syntax=dataclasses.replace(pairs.syntax, head=wrong))
+    syntax = parse_of(batch["text"])
+    wrong = torch.tensor([3, 0, 0, 1, 2]).expand_as(syntax.head)
+    text = batch["text"]._replace(syntax=dataclasses.replace(syntax, head=wrong))
+    return with_stream(batch, "text", text)
 
 
 def test_batch_to_a_device_moves_its_trees() -> None:
-    moved = small_batch().to("meta")
-    assert moved.syntax is not None
-    assert {tensor.device.type for tensor in vars(moved.syntax).values()} == {"meta"}
+    moved = parse_of(small_batch().to("meta")["text"])
+    assert {tensor.device.type for tensor in vars(moved).values()} == {"meta"}
 
 
 def test_batch_without_a_parse_is_an_error() -> None:
     model = small_model("syntax_meru")
     assert "parse" in model.needs
     with pytest.raises(ValueError, match="parse of each caption"):
-        model(dataclasses.replace(small_batch(), syntax=None))
+        model(with_stream(small_batch(), "text", small_batch()["text"]._replace(syntax=None)))
 
 
 def test_released_state_dict_is_that_of_meru() -> None:

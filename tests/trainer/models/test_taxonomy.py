@@ -1,6 +1,5 @@
 """The loss of Taxonomy in float64 against loops over images, labels and levels, and its gradient against differences."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 
@@ -9,8 +8,8 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
-from tests.trainer.small import small_batch, small_model
-from trainer.batch import Pairs, Stream
+from tests.trainer.small import small_batch, small_model, with_stream
+from trainer.batch import Batch, Stream, named_streams
 from trainer.models.taxonomy import Taxonomy
 
 CHAINS = [
@@ -32,7 +31,7 @@ def features(seed: int = 0) -> tuple[Tensor, dict[str, Tensor]]:
     return rows[:B], dict(zip(names, rows[B:], strict=True))
 
 
-def pairs_of(images: Tensor, labels: dict[str, Tensor]) -> Pairs:
+def pairs_of(images: Tensor, labels: dict[str, Tensor]) -> Batch:
     rows = [(i, d, name) for i, chain in enumerate(CHAINS) for d, name in enumerate(chain) if name]
     owner, depth, _ = zip(*rows, strict=True)
     numbers = [1000 * d + sorted(labels).index(name) for _, d, name in rows]
@@ -44,7 +43,7 @@ def pairs_of(images: Tensor, labels: dict[str, Tensor]) -> Pairs:
         torch.tensor(numbers),
         chain=3,
     )
-    return Pairs(image=images, text=torch.zeros_like(images), more={"levels": stream})
+    return with_stream(Batch(streams=named_streams({"image": images})), "levels", stream)
 
 
 def model_of(**fields: object) -> Taxonomy:
@@ -127,28 +126,28 @@ def test_a_level_with_one_label_adds_nothing_to_the_contrast() -> None:
     images, _ = features()
     label = torch.ones(16, dtype=torch.float64)
     stream = Stream(label.repeat(B, 1), "text", torch.arange(B), torch.zeros(B).long(), torch.ones(B).long(), chain=1)
-    terms = model.losses(Pairs(image=images, text=images, more={"levels": stream})).terms
+    terms = model.losses(with_stream(Batch(streams=named_streams({"image": images})), "levels", stream)).terms
     assert terms["contrastive/levels"].item() == pytest.approx(0, abs=1e-12)
     assert "entailment/chain" in terms
 
 
 def test_equal_texts_pass_the_tower_once() -> None:
     model, batch = small_model("taxonomy"), small_batch()
-    batch = dataclasses.replace(batch, more={"levels": batch.more["levels"]})
+    batch = with_stream(batch, "queries", None)
     seen: list[int] = []
     model.textual.register_forward_hook(lambda module, inputs, output: seen.append(len(inputs[0])))
-    features_of = model.features(batch).more["levels"].rows
+    features_of = model.features(batch)["levels"].rows
     assert sorted(seen) == [8, 8, 13]  # captions, phrases, and 1 + 4 + 8 labels
-    assert batch.more["levels"].place is not None
-    direct = model.text_features(batch.more["levels"].rows[batch.more["levels"].place])
+    assert batch["levels"].place is not None
+    direct = model.text_features(batch["levels"].rows[batch["levels"].place])
     torch.testing.assert_close(features_of, direct)
 
 
 def test_a_batch_without_levels_and_a_negative_weight_are_errors() -> None:
     with pytest.raises(ValueError, match="needs the stream levels"):
-        small_model("taxonomy")(dataclasses.replace(small_batch(), more={}))
-    stream = small_batch().more["levels"]._replace(depth=None)
+        small_model("taxonomy")(with_stream(small_batch(), "levels", None))
+    stream = small_batch()["levels"]._replace(depth=None)
     with pytest.raises(ValueError, match="owner, depth and label"):
-        small_model("taxonomy")(dataclasses.replace(small_batch(), more={"levels": stream}))
+        small_model("taxonomy")(with_stream(small_batch(), "levels", stream))
     with pytest.raises(UserError, match="transitive_weight"):
         small_model("taxonomy", transitive_weight=-1.0)

@@ -1,12 +1,10 @@
 """Losses as terms over named streams: roles of asymmetric similarities, streams of one's own, missing streams."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor
 
-from tests.trainer.small import small_batch, small_model
+from tests.trainer.small import small_batch, small_model, with_boxes, with_stream
 from trainer.batch import Side, Stream
 from trainer.evaluation.held_out.config import HeldOutConfig
 from trainer.evaluation.held_out.evaluate import retrieval_results
@@ -50,10 +48,10 @@ def test_retrieval_tells_an_asymmetric_similarity_which_side_is_the_query() -> N
 
 def test_a_stream_of_its_own_is_encoded_lifted_and_compared_with_its_owners() -> None:
     batch, owner = small_batch(4), torch.tensor([0, 0, 2])
-    ids = small_batch(3, seed=1).token_ids
+    ids = small_batch(3, seed=1)["text"].rows
     model = Quadruplets(small_model("clip").config)
-    losses = model(dataclasses.replace(batch, more={"unsafe": Stream(ids, "text", owner)}))
-    logits = model.scale("logit_scale") * model.encode_text(ids) @ model.encode_image(batch.images).T
+    losses = model(with_stream(batch, "unsafe", Stream(ids, "text", owner)))
+    logits = model.scale("logit_scale") * model.encode_text(ids) @ model.encode_image(batch["image"].rows).T
     torch.testing.assert_close(losses.terms["others"], 0.5 * contrastive(logits, targets=owner).detach())
     torch.testing.assert_close(losses.loss.detach(), losses.terms["contrastive"] + losses.terms["others"])
     assert losses.points["unsafe"].shape == (3, 16)
@@ -69,6 +67,6 @@ def test_pairs_have_no_single_match_among_boxes() -> None:
         def terms(self) -> list[Term]:
             return [Term(name="contrastive", value=Contrast(sides=(("image", "box_text"),), weights=(1.0,)))]
 
-    batch = dataclasses.replace(small_batch(8), box_owner=torch.tensor([0, 0, 1, 2, 3, 4, 5, 6]))
+    batch = with_boxes(small_batch(8), small_batch(8), torch.tensor([0, 0, 1, 2, 3, 4, 5, 6]))
     with pytest.raises(ValueError, match="exchange the two"):
         WrongWay(small_model("clip").config)(batch)

@@ -1,7 +1,5 @@
 """UNCHA: against the reference numbers, and its rules."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 import torch
@@ -9,7 +7,7 @@ from torch import Tensor
 
 from tests.parity import uncha as parity
 from tests.parity.report import read
-from tests.trainer.small import small_batch, small_model
+from tests.trainer.small import small_batch, small_model, with_boxes
 from trainer.batch import Batch
 from trainer.losses.functional import contrastive
 from trainer.losses.uncertainty import spread, temperature_factors, uncertainty
@@ -20,10 +18,7 @@ OWNER = torch.tensor([0, 0, 0, 1, 3, 3, 3])  # pair 2 has no box
 
 def several_boxes() -> Batch:
     """Four pairs with seven boxes."""
-    boxes = small_batch(7, seed=1)
-    return dataclasses.replace(
-        small_batch(4), box_images=boxes.box_images, box_token_ids=boxes.box_token_ids, box_owner=OWNER
-    )
+    return with_boxes(small_batch(4), small_batch(7, seed=1), OWNER)
 
 
 def test_small_model_matches_the_reference_numbers_of_one_and_of_two_processes() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from hypergrit_common.samples import Word, read_words
+from trainer.batch import Batch, Stream
 from trainer.text.syntax import NONE, RELATIONS, WordTree, align, collate_trees, largest_overlap
 from trainer.text.tokenizer import openai_tokenizer
 
@@ -190,7 +191,7 @@ def test_collated_trees_are_padded_with_one_row_per_caption() -> None:
     assert syntax.map(lambda tensor: tensor[1:]).head.tolist() == [[0, 0, 1, 2, 3]]
 
 
-def test_the_parses_of_a_batch_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_tensors_of_a_batch_are_pinned_once(monkeypatch: pytest.MonkeyPatch) -> None:
     pinned: list[Tensor] = []
 
     def pin(self: Tensor) -> Tensor:  # the real one needs a GPU
@@ -199,8 +200,11 @@ def test_the_parses_of_a_batch_are_pinned(monkeypatch: pytest.MonkeyPatch) -> No
 
     monkeypatch.setattr(Tensor, "pin_memory", pin)
     syntax = collate_trees([WordTree(word_of_token=(0, 1), head=(0, 0), relation=(0, 2))])
-    found = pin_memory({"syntax": syntax})["syntax"]  # what a DataLoader does with a batch
-    own = [getattr(syntax, name) for name in ("word_of_token", "head", "relation")]
+    captions, phrases, owner = torch.zeros(1, 2), torch.ones(1, 2), torch.zeros(1, dtype=torch.int64)
+    streams = {"text": Stream(captions, "text", owner, syntax=syntax), "box_text": Stream(phrases, "text", owner)}
+    (found,) = pin_memory((Batch(streams=streams),))  # what a DataLoader does with a batch
+    own = [captions, owner, *(getattr(syntax, name) for name in ("word_of_token", "head", "relation")), phrases]
     assert [id(tensor) for tensor in pinned] == [id(tensor) for tensor in own]
-    assert found is not syntax
-    assert torch.equal(found.head, syntax.head)
+    assert found["text"].owner is found["box_text"].owner is not owner
+    assert found["text"].syntax is not None
+    assert torch.equal(found["text"].syntax.head, syntax.head)

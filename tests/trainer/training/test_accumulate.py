@@ -1,12 +1,10 @@
 """Micro-batches and activation checkpointing: the gradient is that of one pass over the full batch."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.trainer.small import small_batch, small_model
+from tests.trainer.small import in_double, small_batch, small_model, with_boxes
 from trainer.batch import Batch
 from trainer.encoders.config import ImageConfig
 from trainer.models.dual_encoder import DualEncoder
@@ -16,11 +14,6 @@ from trainer.training.accumulate import checkpoint_blocks, checkpoint_chunks, se
 def gradients(model: DualEncoder, batch: Batch) -> dict[str, Tensor]:
     model.losses(model.features(batch)).loss.backward()
     return {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
-
-
-def in_double(batch: Batch) -> Batch:
-    assert batch.box_images is not None
-    return dataclasses.replace(batch, images=batch.images.double(), box_images=batch.box_images.double())
 
 
 @pytest.mark.parametrize("name", ["clip", "phyclip", "syntax_meru"])
@@ -39,10 +32,8 @@ def test_micro_batches_give_the_gradient_of_the_full_batch(name: str, n_rows: in
 @pytest.mark.parametrize("n_boxes", [0, 5])
 def test_micro_batches_take_batches_with_few_boxes_or_none(n_boxes: int) -> None:
     batch = in_double(small_batch())
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
-    boxes = {"box_images": batch.box_images[:n_boxes], "box_token_ids": batch.box_token_ids[:n_boxes]}
-    batch = dataclasses.replace(batch, **boxes, box_owner=torch.arange(n_boxes))
+    boxes = batch.with_rows({name: batch[name].rows[:n_boxes] for name in ("box_image", "box_text")})
+    batch = with_boxes(batch, boxes, torch.arange(n_boxes))
     expected = gradients(small_model("meru", boxes_as_pairs=True).double(), batch)
     model = small_model("meru", boxes_as_pairs=True).double()
     set_micro_batch(model, 3)

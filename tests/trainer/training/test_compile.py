@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from tests.trainer.launches import KernelCounter, Launches, graph_counter
-from tests.trainer.small import most_in_rest, small_batch, small_model
+from tests.trainer.small import most_in_rest, small_batch, small_model, with_boxes
 from tests.trainer.small_run import small_run
-from trainer.batch import Pairs
+from trainer.batch import Batch, Stream
 from trainer.losses import similarity
 from trainer.losses.chunked import MAX_COMPILED
 from trainer.models.dual_encoder import DualEncoder
@@ -27,15 +27,15 @@ def model_of(name: str, **fields: Any) -> DualEncoder:
     return small_model(name, **({"factor_dim": 8} if name == "phyclip" else {}), **fields)
 
 
-def pairs_of(model: DualEncoder, b: int = 8, m: int | None = None) -> Pairs:
+def pairs_of(model: DualEncoder, b: int = 8, m: int | None = None) -> Batch:
     """Features of b pairs that need gradients; with m, of as many boxes with owners."""
     pairs = model.features(small_batch(b))
-    values = {field.name: getattr(pairs, field.name) for field in dataclasses.fields(pairs)}
-    leaves = {key: value.detach().requires_grad_() for key, value in values.items() if isinstance(value, torch.Tensor)}
-    if m is not None:
-        boxes = {name: torch.randn(m, 16, requires_grad=True) for name in ("box_image", "box_text")}
-        leaves |= {**boxes, "box_owner": torch.arange(m) * b // m}
-    return dataclasses.replace(pairs, **leaves, counts={} if m is None else {"box_image": (m,)})
+    pairs = pairs.with_rows({name: stream.rows.detach().requires_grad_() for name, stream in pairs.streams.items()})
+    if m is None:
+        return pairs
+    owner, names = torch.arange(m) * b // m, ("box_image", "box_text")
+    boxes = {name: Stream(torch.randn(m, 16, requires_grad=True), pairs[name].side, owner) for name in names}
+    return dataclasses.replace(pairs, streams=pairs.streams | boxes, counts={"box_image": (m,)})
 
 
 @pytest.mark.parametrize("name", most_in_rest("hycoclip"))
@@ -46,7 +46,7 @@ def test_the_losses_of_a_model_are_one_graph_with_the_same_value(name: str) -> N
     found, expected = compiled(pairs), model.losses(pairs)
     assert len(graphs) == 1
     assert torch.equal(found.loss, expected.loss)
-    inputs = [pairs.image, pairs.text]
+    inputs = [pairs["image"].rows, pairs["text"].rows]
     losses = (found.loss, expected.loss)
     gradients = [
         torch.autograd.grad(loss, inputs, materialize_grads=True) for loss in losses
@@ -62,7 +62,7 @@ def test_lifts_energies_and_pixels_are_one_graph_each_with_few_kernels(part: str
     function, inputs = {
         "lift": (model.lift_image, points[:1]),
         "energy": (model.energy, points),
-        "pixels": (model.normalised, (small_batch().images.mul(255).byte(),)),
+        "pixels": (model.normalised, (small_batch()["image"].rows.mul(255).byte(),)),
     }[part]
     found: Any = torch.compile(function, backend=counter.backend, fullgraph=True)  # type: ignore[call-overload]
     value = found(*inputs)
@@ -110,10 +110,8 @@ def test_pairs_with_changing_numbers_of_boxes_are_compiled_twice_at_most() -> No
     compiled: Any = torch.compile(model.losses, backend=graph_counter(graphs), fullgraph=True)
     for m in (8, 3, 0, 5, 1):
         batch = small_batch()
-        assert batch.box_images is not None
-        assert batch.box_token_ids is not None
-        boxes = {"box_images": batch.box_images[:m], "box_token_ids": batch.box_token_ids[:m]}
-        pairs = model.features(dataclasses.replace(batch, **boxes, box_owner=torch.arange(m)))
+        boxes = batch.with_rows({name: batch[name].rows[:m] for name in ("box_image", "box_text")})
+        pairs = model.features(with_boxes(batch, boxes, torch.arange(m)))
         assert torch.equal(compiled(pairs).loss, model.losses(pairs).loss)
     assert len(graphs) == 2
 

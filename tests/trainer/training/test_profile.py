@@ -30,15 +30,13 @@ def test_a_profile_writes_its_summary_and_a_trace(tmp_path: Path) -> None:
 def test_a_profile_counts_the_products_of_the_towers_and_the_padding_of_a_batch(tmp_path: Path) -> None:
     built = small_run(tmp_path / "run")
     batch = next(iter(built.loader))
-    assert batch.box_images is not None
-    assert batch.box_token_ids is not None
     profile = Profile(built, 1)
     profile._count(batch)
-    texts = (batch.token_ids, batch.box_token_ids)
+    texts = (batch["text"].rows, batch["box_text"].rows)
     assert profile.padding == sum(int((ids == 0).sum()) for ids in texts)
     assert profile.tokens == sum(ids.numel() for ids in texts)
     with FlopCounterMode(display=False) as counter:
-        images = built.model.image_features(torch.cat([batch.images, batch.box_images]))
+        images = built.model.image_features(torch.cat([batch["image"].rows, batch["box_image"].rows]))
         features = [images, *(built.model.text_features(ids) for ids in texts)]
         sum(part.sum() for part in features).backward()  # type: ignore[union-attr]
     assert profile.flops == pytest.approx(counter.get_total_flops(), rel=0.02)
