@@ -227,7 +227,7 @@ def takedown(arguments: Sequence[str]) -> int:
     options, changes = take_options(rest, TakedownOptions)
     store = Store(output)
     entries = read_entries(store, path)
-    if not len(entries):
+    if not len(entries | store.takedowns):
         raise UserError(f"list={path} has no entries; give one URL, host, SHA-256 or row:KEY a line")
     check_keys(changes, (), "takedown", own=("list", "dry_run"))
     config = dataclasses.replace(read_config(store, changes), output=output)
@@ -248,11 +248,16 @@ def read_entries(store: Store, path: str) -> TakedownList:
     manifests = [manifest for manifest in read_manifests(store) if "arrow" in manifest["formats"]]
     for number, name in names.items():
         rows = [row for _, row in rows_named(store, manifests, name)]
-        found = [{row["sha256"], row["url"] if normal_url(row["url"] or "") else None} - {None} for row in rows]
+        # One that is taken down has neither any more; the output has its entries.
+        found = [
+            {row["sha256"], row["url"] if normal_url(row["url"] or "") else None} - {None}
+            for row in rows
+            if row["reason"] != TAKEN_DOWN
+        ]
         if not all(found) or not rows:
             problem = "neither a URL nor a SHA-256" if rows else f"no row in arrow/ of {store.root}"
             raise UserError(f"{path}, line {number + 1}: {name!r} has {problem}; correct or remove the line")
-        entries |= parse_takedown(sorted(set().union(*found)), path)
+        entries |= parse_takedown(sorted(set[str]().union(*found)), path)
     return entries
 
 
