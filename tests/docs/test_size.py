@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_767),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_122),
-    "pipeline": Size(154, 33_474, 9),
+    "hypergrit_common": Size(41, 6_129),
+    "pipeline": Size(154, 33_377, 9),
     "trainer": Size(198, 28_464, 20),
     "demo": Size(33, 4_522),
-    "benchmarks": Size(29, 4_386),
-    "tests": Size(618, 64_788),
+    "benchmarks": Size(29, 4_385),
+    "tests": Size(618, 64_787),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
