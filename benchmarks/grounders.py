@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple, get_args
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from benchmarks.phrases import intervals
 from hypergrit_common.errors import UserError
@@ -28,7 +29,7 @@ from pipeline.explore.quality.boxes import SCORES, FoundBox, FoundRow, found_row
 from pipeline.explore.quality.curve import MIN_IOU, Judged, judge, n_expected, recommended, score_points
 from pipeline.explore.quality.known import KnownObject, read_known, refers
 from pipeline.images import iou
-from pipeline.output.ledger import read_batches, read_images, read_manifests
+from pipeline.output.ledger import read_images, read_manifests, read_rows
 from pipeline.output.store import Store
 from pipeline.stages.ground.grounder import PhraseDrop
 from pipeline.stages.ground.load import GroundConfig
@@ -108,18 +109,16 @@ def read_truths(options: argparse.Namespace) -> dict[str, Truth]:
 def all_rows(output: str) -> Iterator[FoundRow]:
     """Yield the kept rows without boxes."""
     store = Store(output)
-    for manifest in read_manifests(store):
-        for batch in read_batches(store, manifest, ("key", "id", "url", "status", "caption", "noun_chunks")):
-            yield from (
-                found_row({**row, "boxes": [], "box_scores": []}) for row in batch.to_pylist() if row["status"] == KEPT
-            )
+    columns, is_kept = ("key", "id", "url", "status", "caption", "noun_chunks"), pc.field("status") == KEPT
+    for row in read_rows(store, read_manifests(store), columns, is_kept):
+        yield found_row({**row, "boxes": [], "box_scores": []})
 
 
 def read_pictures(output: str, truths: Mapping[str, Truth], most: int) -> pa.Table:
     """Return the PARSED table of the first kept rows whose boxes are known; given boxes do not take part."""
     store, rows = Store(output), list[dict[str, Any]]()
     for manifest in read_manifests(store):
-        found = [row for batch in read_batches(store, manifest, COLUMNS) for row in batch.to_pylist()]
+        found = read_rows(store, [manifest], COLUMNS)
         wanted = [row for row in found if row["key"] in truths and row["status"] == KEPT][: most - len(rows)]
         images = read_images(store, manifest, {row["key"] for row in wanted})
         for row in wanted:

@@ -100,15 +100,15 @@ DICTIONARY, BATCH = 2, 3
 
 
 def open_arrow_file(
-    source: pa.NativeFile | bytes, has_rows: bool = False, **options: Any
+    source: pa.NativeFile | bytes, has_rows: bool = False, buffers: Collection[int] | None = None, **options: Any
 ) -> pa.ipc.RecordBatchFileReader:
-    """Open an Arrow file; `has_rows`: its rows are those of the pipeline.
+    """Open an Arrow file; `has_rows`: its rows are those of the pipeline; `buffers`: those of each batch that will be read.
 
     Raises ValueError like `check_size`, also for a damaged file, and pyarrow.ArrowException.
     """
     source = pa.BufferReader(source) if isinstance(source, bytes) else source
     try:
-        lengths = list(_lengths(source))
+        lengths = list(_lengths(source, buffers))
         check_size(sum(n for n, _ in lengths), source.size(), sum(n for _, n in lengths) if has_rows else 0)
     except (struct.error, IndexError) as error:
         raise ValueError(f"its footer is damaged: {error}") from error
@@ -125,8 +125,13 @@ def read_arrow_file(source: pa.NativeFile | bytes) -> pa.Table:
     return table
 
 
-def _lengths(source: pa.NativeFile) -> Iterator[tuple[int, int]]:
-    """Yield the bytes of the buffers of each batch of an Arrow file, of compressed ones after decompression, and its rows."""
+def count_buffers(kind: Any) -> int:
+    """Return the number of buffers of an array of this type in a batch; of the types that hold no view, union or null."""
+    return int(kind.num_buffers) + sum(count_buffers(kind.field(i).type) for i in range(kind.num_fields))
+
+
+def _lengths(source: pa.NativeFile, wanted: Collection[int] | None) -> Iterator[tuple[int, int]]:
+    """Yield the bytes of the `wanted` buffers of each batch of an Arrow file, decompressed ones, and its rows."""
 
     size = source.size()
 
@@ -150,7 +155,9 @@ def _lengths(source: pa.NativeFile) -> Iterator[tuple[int, int]]:
             if kind not in (DICTIONARY, BATCH):
                 continue
             is_compressed, n_bytes = _field(message, header, 3), 0
-            for place, length in _structs(message, _field(message, header, 2), "<qq"):
+            for number, (place, length) in enumerate(_structs(message, _field(message, header, 2), "<qq")):
+                if kind == BATCH and wanted is not None and number not in wanted:
+                    continue
                 prefix = read(offset + n_metadata + place, 8) if is_compressed and 8 <= length <= n_body else b""
                 n_bytes += max(0, length, *struct.unpack("<q", prefix or bytes(8)))
             n_rows = struct.unpack_from("<q", message, _field(message, header, 0))[0] if kind == BATCH else 0

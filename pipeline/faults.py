@@ -9,8 +9,8 @@ import subprocess
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -32,6 +32,15 @@ MAX_TRACEBACK: Final = 8000
 
 class ShardError(Exception):
     """The failure of one shard for a known reason, such as an input file that has changed; other shards may succeed."""
+
+
+@contextmanager
+def shard_errors() -> Iterator[None]:
+    """Convert a UserError, which ends the job, to a ShardError."""
+    try:
+        yield
+    except UserError as error:
+        raise ShardError(str(error)) from error
 
 
 class TooManyFaultsError(Exception):
@@ -74,9 +83,13 @@ def is_fault(error: BaseException) -> bool:
 def describe(error: BaseException) -> str:
     """Return `TypeName: message` in one line of bounded length, with control characters escaped.
 
+    The message alone of a ShardError, or of a RemoteError, which begins with a name.
+
     >>> describe(ValueError("two\\nlines"))
     'ValueError: two\\\\nlines'
     """
+    if isinstance(error, ShardError | RemoteError):
+        return str(error)
     message = str(error)[: 2 * MAX_DETAIL].encode(errors="backslashreplace").decode()
     line = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)[:MAX_DETAIL]

@@ -22,7 +22,7 @@ from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.lease import describe
 from hypergrit_common.text import counted, duration_text, message
-from pipeline.config import PipelineConfig
+from pipeline.config import PipelineConfig, WriteConfig
 from pipeline.output.record import check_secrets
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.write.stage import write_shard
@@ -138,11 +138,11 @@ def shard_bytes(output: str, manifest: Manifest) -> Counter[str]:
     return found
 
 
-def empty_bytes(config: PipelineConfig, provenance: Provenance) -> Counter[str]:
+def empty_bytes(write: WriteConfig, provenance: Provenance) -> Counter[str]:
     """Return the bytes of the files of a shard without rows."""
     with tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
         plan = ShardPlan(0, 0, 0, ())
-        return shard_bytes(folder, write_shard(SCORED.empty_table(), plan, config.write, folder, provenance))
+        return shard_bytes(folder, write_shard(SCORED.empty_table(), plan, write, folder, provenance))
 
 
 def prediction_lines(
@@ -197,7 +197,7 @@ def dry_run(config: PipelineConfig) -> int:
     provenance = make_provenance(config)
     start = time.monotonic()
     work = plan_with_models(config, files, provenance, output)
-    tell_input(work, config)
+    tell_input(work, config.quiet)
     check_secrets(work.old_record, config)
     logger.info("planning took %.1f s, and takes as long in the job", time.monotonic() - start)
     if not work.unfinished:
@@ -207,7 +207,7 @@ def dry_run(config: PipelineConfig) -> int:
     if not measured:
         print_text("no sample shard was finished, so nothing can be predicted; the log has the errors")
         return n_failed
-    fixed, gpus = empty_bytes(config, provenance), gpus_of_models(config)
+    fixed, gpus = empty_bytes(config.write, provenance), gpus_of_models(config)
     print_text("\n".join(prediction_lines(measured, work.unfinished, config, fixed, gpus)))
     if n_finished := len(work.plans) - len(work.unfinished):
         print_text(f"{counted(n_finished, 'further shard')} finished already, and not counted")
@@ -229,7 +229,7 @@ def run_sample(
         results = [found for found in run.results(Recipe(make, run.config), shards) if isinstance(found, Measured)]
     finally:
         remove_abandoned_folders(tempfile.gettempdir())  # of workers that were killed
-    return sorted(results, key=lambda shard: shard.manifest["shard"]), len(run.failed)
+    return sorted(results, key=lambda shard: shard.index), len(run.failed)
 
 
 def read_rate(plans: Sequence[ShardPlan], config: PipelineConfig) -> float:

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, Final, Literal
 
+import pyarrow.compute as pc
+
 from hypergrit_common.cli import EXIT_CODES
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
@@ -19,7 +21,7 @@ from pipeline.commands.frame import output_command
 from pipeline.commands.takedown import dropped_columns, stage_files
 from pipeline.faults import ShardError
 from pipeline.output.commit import Staging
-from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_images, read_manifests
+from pipeline.output.ledger import check_finished, check_provenance, read_images, read_manifests, read_rows
 from pipeline.output.source import READ, check_hashes
 from pipeline.output.store import Store, check_outside_outputs
 from pipeline.output.takedowns import check_unchanged, find_rows, leftovers, strangers
@@ -148,9 +150,8 @@ def read_records(
     """Yield the kept rows that have an image and may be published, in their order."""
     for manifest in manifests:
         check_shard(store, manifest)
-        batches = read_batches(store, manifest, COLUMNS)
-        rows = [row for batch in batches for row in batch.to_pylist() if row["status"] == KEPT]
-        rows = [row for row in rows if not permits.refuses(read_facts(row))]
+        kept = read_rows(store, [manifest], COLUMNS, pc.field("status") == KEPT)
+        rows = [row for row in kept if not permits.refuses(read_facts(row))]
         images = read_images(store, manifest, {row["key"] for row in rows})
         for row in rows:
             if row["key"] in images:
@@ -275,13 +276,12 @@ def find_refused(store: Store, manifest: Manifest, permits: Permits, file: IO[st
         raise UserError(
             f"shard {manifest['shard']} has no arrow/ with licences; licenses=[any] publishes its rows all the same"
         )
-    for batch in read_batches(store, manifest, ("key", "url", "status", "extra")):
-        for row in batch.to_pylist():
-            facts, is_kept = read_facts(row), row["status"] == KEPT
-            if permits.refuses(facts, is_kept):
-                yield row["key"]
-            elif is_kept:
-                write_line(file, {"key": row["key"], **facts})
+    for row in read_rows(store, [manifest], ("key", "url", "status", "extra")):
+        facts, is_kept = read_facts(row), row["status"] == KEPT
+        if permits.refuses(facts, is_kept):
+            yield row["key"]
+        elif is_kept:
+            write_line(file, {"key": row["key"], **facts})
 
 
 main = output_command(USAGE, "hypergrit export OUT output=FOLDER format=coco", ExportOptions, export_output)

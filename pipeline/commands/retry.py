@@ -9,7 +9,6 @@ not the same any more, its row keeps its result.
 import dataclasses
 import logging
 import re
-import socket
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ from hypergrit_common.text import counted
 from hypergrit_common.urls import check_no_user
 from pipeline.commands.frame import check_keys, keys_of_job, take_options
 from pipeline.config import KEYS, PipelineConfig
-from pipeline.faults import ShardError
+from pipeline.faults import ShardError, shard_errors
 from pipeline.output.commit import finish_replacements, open_output
 from pipeline.output.finished import formats_by_hash, formats_of
 from pipeline.output.ledger import check_finished, read_batches, read_manifests
-from pipeline.output.manifest import manifest_hash, read_manifest
+from pipeline.output.manifest import read_manifest
 from pipeline.output.record import check_secrets, read_record
 from pipeline.output.resume import Work, plan_work
 from pipeline.output.source import check_formats, check_hashes, read_config, read_table
@@ -112,10 +111,8 @@ def read_old(store: Store, output: str, index: int, reasons: tuple[str, ...]) ->
     if manifest is None:
         raise ShardError(f"shard {index} of {output} has gone")
     check_hashes(store, manifest)
-    try:
-        table = read_table(output, {"output": output, "shard": index, "manifest": manifest_hash(manifest)})
-    except UserError as error:
-        raise ShardError(str(error)) from error
+    with shard_errors():
+        table = read_table(store, manifest)
     return OldShard(table, manifest, pa.array(failed_keys([table], reasons), pa.string()))
 
 
@@ -133,10 +130,8 @@ def failed_keys(parts: Iterable[pa.Table | pa.RecordBatch], reasons: tuple[str, 
 
 def count_rows(output: str, reasons: tuple[str, ...], manifest: Manifest) -> Task:
     """Return the shard with the number of its rows to try again. Raises ShardError if it cannot be read."""
-    try:
+    with shard_errors():
         keys = failed_keys(read_batches(Store(output), manifest, ("key", "stage", "reason", "detail")), reasons)
-    except UserError as error:
-        raise ShardError(str(error)) from error
     return Task(manifest["shard"], len(keys), None)
 
 
@@ -255,7 +250,7 @@ class RetrySteps(Steps):
         table = pa.concat_tables([old.table, table.select(old.table.schema.names)]).take(chosen)
         if not is_recovered:
             if all(table[name].equals(old.table[name]) for name in DROP):
-                return Done(old.manifest, notes.faults, host=socket.gethostname())
+                return Done(old.manifest, notes.faults)
             shown = read_dropped(self.store, plan.index, table["key"].to_pylist())
             notes = dataclasses.replace(notes, dropped=tuple(DroppedPicture(key, "", "", shown[key]) for key in shown))
         return super().write(plan, table, notes)

@@ -273,7 +273,7 @@ class Pass:
         settings, kept = self.settings, [part.n_kept for part in self.parts]
         if self.counts:
             manifests = map_concurrently(partial(read_manifest, store), indices(store, MANIFEST_FILE))
-            check_overwrite(store, self.config, sum(not self.has_made(manifest) for manifest in manifests))
+            check_overwrite(store, self.config.overwrite, sum(not self.has_made(manifest) for manifest in manifests))
             with connected(self.config.ray):
                 kept = self.survey.run(lease)
         if self.options.samples_per_shard is not None:

@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from pipeline.commands.rewrite_rows import PartReader, SourcePart, concat
+from pipeline.commands.rewrite_rows import PartReader, SourcePart
+from pipeline.output.source import concat
 from pipeline.read.types import ShardPlan
 from pipeline.run.derived import NewShard
 from schemas.manifest import SourceShard

@@ -12,8 +12,7 @@ import pyarrow.compute as pc
 from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.errors import UserError
 from pipeline.commands.evaluation_set import LATER, EvaluationSet, drop_found
-from pipeline.output.ledger import read_batches
-from pipeline.output.source import unchanged_manifest, with_images
+from pipeline.output.source import concat, read_tables, unchanged_manifest, with_images
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
 from pipeline.stages.ground.grounder import PhraseDrop
@@ -79,9 +78,7 @@ class PartReader:
         """
         store, drops = Store(part.source["output"]), self._drops(part)
         names = SCORED.names if drops or part.thresholds is not None else columns
-        schema = pa.schema([SCORED.field(name) for name in names])
-        for batch in read_batches(store, unchanged_manifest(store, part.source), names):
-            table = conform(pa.Table.from_batches([batch]).select(names), schema)
+        for table in read_tables(store, unchanged_manifest(store, part.source), names):
             if part.thresholds is not None:
                 table = filter_table(table, part)
             if part.offset is not None:
@@ -118,11 +115,6 @@ class PartReader:
             store = Store(self.output)
             raise UserError(f"{store.url(DROPS_FILE.path(part.number))} has gone; run the same command again")
         return {row["key"]: Drop(row["reason"], row["detail"] or "") for row in decided.to_pylist()}
-
-
-def concat(tables: Iterable[pa.Table]) -> pa.Table:
-    """Join tables; none give an empty SCORED table."""
-    return pa.concat_tables([*tables] or [SCORED.empty_table()])
 
 
 def chosen_rows(tables: Iterable[pa.Table], wanted: dict[bool, list[int]]) -> Iterator[pa.Table]:

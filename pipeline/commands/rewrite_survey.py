@@ -21,13 +21,14 @@ from hypergrit_common.images import STORED_IMAGE_LIMITS, decode
 from hypergrit_common.near_duplicates import N_BITS, make_masks, perceptual_hash
 from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import counted, one_line
-from pipeline.commands.rewrite_rows import DROPS, PartReader, SourcePart, concat, format_key, key_number, write_drops
+from pipeline.commands.rewrite_rows import DROPS, PartReader, SourcePart, format_key, key_number, write_drops
 from pipeline.config import PipelineConfig
 from pipeline.output.lock import Lease
+from pipeline.output.source import concat
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
-from pipeline.run.steps import Recipe
+from pipeline.run.steps import Failed, Recipe
 from schemas.files import DROPS_FILE
 from schemas.status import KEPT
 
@@ -109,8 +110,8 @@ class Survey:
         """
         tasks = [Task(part.number, part.plan.n_rows, part) for part in self.parts]
         for result in Run(self.config, lease).results(Recipe.calling(work, text), tasks):
-            if isinstance(result, dict):
-                raise UserError(f"shard {result['shard']} of the sources cannot be read: {result['error']}")
+            if isinstance(result, Failed):
+                raise UserError(f"shard {result.index} of the sources cannot be read: {result.record['error']}")
             yield result
 
     def _drops(self, found: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[SourcePart, pa.Table]]:

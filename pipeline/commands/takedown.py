@@ -22,7 +22,7 @@ from pipeline.commands.frame import TakedownOptions, check_keys, derive_command,
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
 from pipeline.explore.rows import find_rows as rows_named
-from pipeline.faults import ShardError
+from pipeline.faults import shard_errors
 from pipeline.output.commit import (
     Staging,
     check_committed,
@@ -34,7 +34,7 @@ from pipeline.output.commit import (
     restore_index,
 )
 from pipeline.output.contents import file_problem
-from pipeline.output.ledger import check_finished, read_batches, read_manifests, write_summary
+from pipeline.output.ledger import check_finished, read_manifests, read_rows, write_summary
 from pipeline.output.lock import fenced
 from pipeline.output.record import read_record, write_record
 from pipeline.output.source import read_config
@@ -200,8 +200,7 @@ def copy_arrow(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds)
     name = FILES["arrow"][0].path(manifest["shard"])
     rows = [
         taken_down(row, kind) if (kind := kinds.get(row["key"])) else row
-        for batch in read_batches(store, manifest, SCORED.names)
-        for row in batch.to_pylist()
+        for row in read_rows(store, [manifest], SCORED.names)
     ]
     with store.open(name) as file:
         metadata = text_of(pa.ipc.open_file(file).schema.metadata)
@@ -324,12 +323,10 @@ def find_in(output: str, entries: TakedownList | None, lease: str | None, manife
     Raises ShardError for a damaged shard.
     """
     store = fenced(output, lease)
-    try:
+    with shard_errors():
         found = find_rows(store, manifest, store.takedowns if entries is None else entries)
         if found and lease is not None:
             remove_rows(store, manifest, found, lease)
-    except UserError as error:
-        raise ShardError(str(error)) from error
     lines = (f"shard {manifest['shard']} row {key} {kind}: {' '.join(filter(None, (row['url'], row['sha256'])))}"
              for key, (kind, row) in found.items())  # fmt: skip
     return Found(manifest["shard"], tuple(lines))

@@ -4,7 +4,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,33 +15,33 @@ import cv2
 import pyarrow as pa
 from tqdm import tqdm
 
-from hypergrit_common.arrow_sizes import read_parquet
+from hypergrit_common.arrow_sizes import read_arrow_file, read_parquet
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config import check_range
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError, is_machine_error
 from hypergrit_common.image_server import MEMORY_ERROR
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
-from hypergrit_common.tar import TarError
+from hypergrit_common.tar import TarError, reader_of
 from hypergrit_common.text import counted, message, one_line, shortened
 from pipeline.commands.frame import output_command
 from pipeline.config import PipelineConfig, RayConfig
 from pipeline.faults import describe as describe_error
 from pipeline.output.commit import open_output, read_places
 from pipeline.output.contents import Finding, Problem, Repeats, Sums, file_problem, list_contents, requeue
-from pipeline.output.ledger import count_shard, indexed_places, read_batches, read_samples, stamp_of
+from pipeline.output.ledger import count_shard, read_batches, stamp_of
 from pipeline.output.manifest import checked_counts, parse_manifest
 from pipeline.output.record import again, describe_left_out
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report
-from pipeline.output.write.tar import SamplePlace
+from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.read.types import Task
 from pipeline.report.stats import bytes_text
 from pipeline.run.local import limited_memory
 from pipeline.run.loop import Run
-from pipeline.run.steps import Recipe
+from pipeline.run.steps import Failed, Recipe
 from pipeline.summary.totals import Summary, Totals, parse_summary
-from schemas.files import FILES, INDEX_FILE, MANIFEST_FILE, ROLLUP_FILE, SUMMARY_FILE, TARS, rollup_of
+from schemas.files import FILES, INDEX, INDEX_FILE, MANIFEST_FILE, ROLLUP_FILE, SUMMARY_FILE, TARS, rollup_of
 from schemas.manifest import Manifest, PlanJson
 from schemas.rows import VERSION
 from schemas.status import GIVEN_REMOVALS, KEPT, ROW_DROPPED, check_reason, further_reasons
@@ -140,6 +140,39 @@ def summary_problem(store: Store, manifest: Manifest, found: Summary) -> Problem
         f"its {differing} are not those of the rows; remove it and {rollup}, if it exists, and run "
         f"`hypergrit explore {store.url('').rstrip('/')} report=true`, which counts the rows again",
     )
+
+
+# Read the samples of a tar, and the index of a shard.
+
+Sample = tuple[str, dict[str, bytes]]
+"""Key and members of a sample."""
+
+
+def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iterator[Sample]:
+    """Yield the samples of a tar with the contents of their members. Raises ValueError if a member occurs twice."""
+    with store.open(name) as file:
+        read_at = reader_of(file)
+        for sample in places:
+            if len({member.name for member in sample.members}) != len(sample.members):
+                raise ValueError(f"a member of sample {sample.key} occurs twice")
+            yield sample.key, {member.name: read_at(member.offset, member.size) for member in sample.members}
+
+
+def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
+    """Read `_index/` of a shard: format -> places.
+
+    Raises ValueError if it has another schema, and errors of Arrow if it is damaged.
+    """
+    found: dict[str, list[SamplePlace]] = {}
+    with pa.memory_map(path) as source:
+        table = read_arrow_file(source)
+        if not table.schema.equals(INDEX):
+            raise ValueError(f"its columns are {', '.join(table.schema.names)}, but should be {', '.join(INDEX.names)}")
+        for row in table.to_pylist():
+            members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
+            place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
+            found.setdefault(row["format"], []).append(place)
+    return found
 
 
 # Check the files of a shard: their hashes, then the content of those whose hash is right.
@@ -417,12 +450,12 @@ def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes
     tasks = [Task(index, 0, plan) for index, plan in plans.items()]
     for result in run.results(Recipe(partial(Checker, output, n_processes), text="checked"), tasks):
         finding = result
-        if not isinstance(result, Finding):
-            finding = Finding(result["shard"])
-            if KILLED in result["error"]:
-                finding.lack = f"could not be checked: {result['error']}, as the system does for a lack of memory"
+        if isinstance(result, Failed):
+            finding, error = Finding(result.index), result.record["error"]
+            if KILLED in error:
+                finding.lack = f"could not be checked: {error}, as the system does for a lack of memory"
             else:
-                finding.add(MANIFEST_FILE.path(finding.shard), f"the shard cannot be checked: {result['error']}")
+                finding.add(MANIFEST_FILE.path(finding.shard), f"the shard cannot be checked: {error}")
         yield finding
 
 

@@ -27,7 +27,6 @@ from tqdm import tqdm
 from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
-from pipeline.config import PipelineConfig
 from pipeline.explore.columns import REMOVALS, SOURCE_COLUMNS, IndexRows, Words, index_rows
 from pipeline.output.ledger import check_finished, check_provenance, read_batches, read_manifests
 from pipeline.output.manifest import manifest_hash
@@ -188,7 +187,7 @@ def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> No
         for manifest in manifests:
             provenance = manifest["provenance"]
             shards.append({"shard": manifest["shard"], "first": n_rows, "thresholds": provenance["thresholds"]})
-            for batch, has_image in batches_with_images(store, manifest, config):
+            for batch, has_image in batches_with_images(store, manifest, config.score.keep_all):
                 pending.append(index_rows(batch, n_rows, words, provenance, has_image))
                 n_rows += batch.num_rows
                 bar.update(batch.num_rows)
@@ -210,15 +209,13 @@ def build_index(store: Store, manifests: Sequence[Manifest], folder: Path) -> No
     write_json(folder / META, meta)
 
 
-def batches_with_images(
-    store: Store, manifest: Manifest, config: PipelineConfig
-) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
+def batches_with_images(store: Store, manifest: Manifest, keep_all: bool) -> Iterator[tuple[pa.RecordBatch, pa.Array]]:
     """Yield the batches of a shard, each with the `has_image` of its rows.
 
     Images in arrow/ are not read unless it may hold some that grit/ does not.
     """
     in_grit = "grit" in manifest["formats"]
-    columns = SOURCE_COLUMNS if in_grit and not config.score.keep_all else (*SOURCE_COLUMNS, "image")
+    columns = SOURCE_COLUMNS if in_grit and not keep_all else (*SOURCE_COLUMNS, "image")
     thumbnails = pa.array(read_dropped(store, manifest["shard"]), pa.string())
     for batch in read_batches(store, manifest, columns):
         has_image = pc.equal(batch["status"], KEPT if in_grit else "")

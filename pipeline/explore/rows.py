@@ -6,26 +6,23 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, reduce
+from operator import or_
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from hypergrit_common.errors import UserError
-from hypergrit_common.tar import iter_members, reader_of
-from pipeline.output.ledger import open_arrow_columns, read_batches
+from pipeline.output.ledger import image_places, is_one_of, read_batch, read_batches, read_rows, tar_images
 from pipeline.output.manifest import read_manifest
 from pipeline.output.record import input_path, read_record
-from pipeline.output.source import image_places
 from pipeline.output.store import Store
 from pipeline.report.cards import read_dropped
-from schemas.files import FILES, GRIT_IMAGE
+from schemas.files import FILES
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
 from schemas.status import KEPT
 
 COLUMNS: Final = [name for name in SCORED.names if name != "image"]
+NAMES: Final = ("key", "id", "url")
 MOST_ROWS: Final = 20
 """Rows with the same URL or id that are described."""
 DETAILS: Final = (
@@ -60,13 +57,10 @@ def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> l
 def find_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> Iterator[tuple[Manifest, Row]]:
     """Yield the rows with this key, id or URL, with their shards. A key may be given without its leading zeros."""
     names = [wanted, f"{int(wanted):012d}"] if wanted.isascii() and wanted.isdigit() else [wanted]
+    has_name = reduce(or_, (is_one_of(column, names) for column in NAMES))
     for manifest in manifests:
-        for number, batch in enumerate(read_batches(store, manifest, ("key", "id", "url"))):
-            matches = [i for i, row in enumerate(batch.to_pylist()) if {row["key"], row["id"], row["url"]} & {*names}]
-            if matches:
-                whole = next(b for n, b in enumerate(read_batches(store, manifest, COLUMNS)) if n == number)
-                for row in whole.take(pc.cast(matches, "int64")).to_pylist():
-                    yield manifest, row
+        if any(read_rows(store, [manifest], NAMES, has_name)):
+            yield from ((manifest, row) for row in read_rows(store, [manifest], COLUMNS, has_name))
 
 
 def describe_row(manifest: Manifest, row: Row) -> list[str]:
@@ -143,16 +137,10 @@ class Shard:
     @cached_property
     def places(self) -> Mapping[str, tuple[int, int]]:
         """Key -> offset and size of the image in grit/: from `_index/`, or from the headers of the tar without it."""
-        return image_places(self.store, self.manifest) or self._places_in_tar()
-
-    def _places_in_tar(self) -> dict[str, tuple[int, int]]:
-        name = FILES["grit"][0].path(self.manifest["shard"])
-        if name not in self.manifest["files"]:
-            return {}
-        with self.store.open(name) as file:
-            members = iter_members(reader_of(file), 0, self.manifest["files"][name]["bytes"])
-            parts = ((member.name.partition("."), member) for member in members)
-            return {key: (m.data_offset, m.size) for (key, _, kind), m in parts if kind == GRIT_IMAGE}
+        found, name = image_places(self.store, self.manifest), FILES["grit"][0].path(self.manifest["shard"])
+        if found or name not in self.manifest["files"]:
+            return found
+        return {key: place for key, place, _ in tar_images(self.store, name)}
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
@@ -206,14 +194,6 @@ class Shard:
             raise IndexError(f"shard {self.manifest['shard']} has no row {number}")
         batch = bisect.bisect_right(self.starts, number) - 1
         return batch, number - self.starts[batch]
-
-
-def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
-    """Return one batch of arrow/ with these columns, without reading those before it."""
-    with store.open_arrow(FILES["arrow"][0].path(manifest["shard"])) as source:
-        batch = open_arrow_columns(source, columns).get_batch(number)
-        batch.validate(full=True)
-        return batch
 
 
 class Shards:

@@ -2,15 +2,18 @@
 
 import json
 import os
+from array import array
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Final, NamedTuple
+
+import numpy as np
 
 from hypergrit_common.errors import UserError, is_machine_error
 from hypergrit_common.files import file_hash
 from hypergrit_common.text import counted, one_line
-from pipeline.output.ledger import AllKeys, ShardKeys, check_finished
+from pipeline.output.ledger import check_finished
 from pipeline.output.listing import list_output
 from pipeline.output.lock import Lease
 from pipeline.output.manifest import fits, plan_json
@@ -65,6 +68,54 @@ def copied(store: Store, name: str, folder: str) -> str:
     with store.convert_errors("read", name):
         store.fs.get_file(store.path(name), path)
     return path
+
+
+# Find keys that are in more than one shard: every row has a key of its own in the whole output.
+
+CHUNK: Final = 1 << 16
+"""Consecutive numbers whose bits are in one array, of 8 KiB."""
+
+
+@dataclass
+class ShardKeys:
+    """The keys of the rows of a shard: numbers, as `read` gives them, and other texts."""
+
+    numbers: "array[int]" = field(default_factory=lambda: array("q"))
+    texts: list[str] = field(default_factory=list)
+
+    def add(self, key: str) -> None:
+        """Add the key of a row."""
+        if key.isascii() and key.isdigit() and len(key) <= 18 and f"{int(key):012d}" == key:
+            self.numbers.append(int(key))
+        else:
+            self.texts.append(key)
+
+
+class AllKeys:
+    """The keys of the shards seen so far: a bit for each number, and the texts. 10^9 rows take 125 MB."""
+
+    def __init__(self) -> None:
+        self._bits: dict[int, np.ndarray] = {}
+        self._texts: set[str] = set()
+
+    def add(self, keys: ShardKeys) -> list[str]:
+        """Add the keys of a shard; return those that another shard has."""
+        repeated = sorted(self._texts & set(keys.texts))
+        self._texts.update(keys.texts)
+        if not keys.numbers:
+            return repeated
+        numbers = np.unique(np.frombuffer(keys.numbers, np.int64))
+        chunks, starts = np.unique(numbers // CHUNK, return_index=True)
+        for chunk, places in zip(chunks.tolist(), np.split(numbers % CHUNK, starts[1:]), strict=True):
+            flags = np.zeros(CHUNK, bool)
+            flags[places] = True
+            new, old = np.packbits(flags), self._bits.get(chunk)
+            if old is not None:
+                found = np.flatnonzero(np.unpackbits(new & old))
+                repeated += [f"{chunk * CHUNK + place:012d}" for place in found.tolist()]
+                new |= old
+            self._bits[chunk] = new
+        return repeated
 
 
 # The result of checking a shard.

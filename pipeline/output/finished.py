@@ -43,7 +43,7 @@ def find_finished(
             continue
         if not set(config.write.formats) <= set(manifest["formats"]):
             continue
-        damage = find_damage(store, listing, plan, manifest, config, written)
+        damage = find_damage(store, listing, plan, manifest, config.write.formats, written)
         if damage is not None:
             damages.append(damage)
         if damage is None or damage.only_index:
@@ -72,7 +72,7 @@ def find_damaged(
     damages = (
         Damage(plan, config.write.formats)
         if manifest is None or not is_same(manifest, plan, accepted)
-        else find_damage(store, listing, plan, manifest, config, written)
+        else find_damage(store, listing, plan, manifest, config.write.formats, written)
         for plan, manifest in with_manifests(store, listing, plans)
     )
     return [damage for damage in damages if damage is not None]
@@ -92,18 +92,17 @@ def find_damage(
     listing: Listing,
     plan: ShardPlan,
     manifest: Manifest,
-    config: PipelineConfig,
+    formats: Formats,
     written: Mapping[str, Formats],
 ) -> Damage | None:
-    """Compare the files of a shard, its index and those of the formats of `config`, with its manifest."""
+    """Compare the files of a shard, its index and those of `formats`, with its manifest."""
     index = INDEX_FILE.path(plan.index)
-    names = {kind.path(plan.index) for name in config.write.formats for kind in FILES[name]}
+    names = {kind.path(plan.index) for name in formats for kind in FILES[name]}
     names |= {index} if set(manifest["formats"]) & TARS.keys() else set()
     damaged = {name for name in names if not has_file(store, listing, name, manifest)}
     if not damaged:
         return None
-    formats = formats_of(manifest, written)
-    return Damage(plan, formats, damaged == {index} & manifest["files"].keys())
+    return Damage(plan, formats_of(manifest, written), damaged == {index} & manifest["files"].keys())
 
 
 def has_file(store: Store, listing: Listing, name: str, manifest: Manifest) -> bool:

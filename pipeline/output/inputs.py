@@ -209,13 +209,15 @@ def plan_history(
     readings = Readings(config.read)
     plan = partial(plan_batches, config=config, folders=folders)
     if record is None:
-        return History(check_rows(plan([files], {}, {}, readings=readings), config), {}, 0, readings.found)
+        return History(check_rows(plan([files], {}, {}, readings=readings), config.input), {}, 0, readings.found)
     sizes = dict(files)
     recorded = {file["path"]: file for batch in record["batches"] for file in batch["files"]}
     present = {file["path"]: file for file in identify_files([item for item in files if item[0] in recorded], recorded)}
     changes = describe_changes(recorded, present, files)
     if is_other_plan(record, config):
-        return History(check_rows(plan([files], present, {}, readings=readings), config), changes, 0, readings.found)
+        return History(
+            check_rows(plan([files], present, {}, readings=readings), config.input), changes, 0, readings.found
+        )
     old = [[(file["path"], sizes[file["path"]]) for file in batch["files"] if file["path"] in sizes]
            for batch in record["batches"]]  # fmt: skip
     new = [item for item in files if item[0] not in recorded]
@@ -223,7 +225,7 @@ def plan_history(
     is_known = not changes or (config.limit is None and not any(reading["file"] in changes for reading in found))
     known = known_cuts(record, changes) if is_known else {}
     readings = Readings(config.read, found if is_known else ())
-    batches = check_rows(plan([*old, new], present, known, readings=readings, recorded=recorded), config)
+    batches = check_rows(plan([*old, new], present, known, readings=readings, recorded=recorded), config.input)
     n_appended = sum(file["path"] not in recorded for batch in batches for file in batch["files"])
     return History(batches, changes, n_appended if any(old) else 0, readings.found)
 
@@ -236,10 +238,10 @@ def is_other_plan(record: JobRecord, config: PipelineConfig) -> bool:
     )
 
 
-def check_rows(batches: list[InputBatch], config: PipelineConfig) -> list[InputBatch]:
+def check_rows(batches: list[InputBatch], source: str | Sequence[str]) -> list[InputBatch]:
     """Return `batches`. Raises UserError if they have no rows."""
     if not any(batch["rows"] for batch in batches):
-        raise UserError(f"input {config.input!r} holds no rows; give files with at least one row")
+        raise UserError(f"input {source!r} holds no rows; give files with at least one row")
     return batches
 
 

@@ -1,26 +1,24 @@
-"""Read finished shards: manifests, selected columns of arrow/, and images."""
+"""Read finished shards: manifests, and rows with selected columns and their images. All verbs read rows here."""
 
 import hashlib
 import logging
 import os
-from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, islice
 from typing import Any, Final
 
-import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from hypergrit_common.arrow_sizes import open_arrow_file, read_arrow_file
+from hypergrit_common.arrow_sizes import count_buffers, open_arrow_file, read_arrow_file
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently, one_line, store_errors
 from hypergrit_common.tar import TarError, iter_members, reader_of
 from pipeline.output.counts import summarize
 from pipeline.output.manifest import manifest_hash, parse_manifest
 from pipeline.output.store import Store, indices
-from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
-from schemas.files import FILES, GRIT_IMAGE, INDEX, MANIFEST_FILE, SUMMARY_FILE
+from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest, Models
 from schemas.rows import SCORED, VERSION
 
@@ -91,7 +89,6 @@ def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> It
     while True:
         try:
             batch = next(batches)
-            batch.validate(full=True)
         except StopIteration:
             return
         except (pa.ArrowException, OSError, ValueError, KeyError) as error:
@@ -107,11 +104,18 @@ def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception)
     )
 
 
-def _read_batches(store: Store, name: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
+    """Return one batch of arrow/ with these columns, without reading those before it."""
+    return next(_read_batches(store, FILES["arrow"][0].path(manifest["shard"]), columns, number))
+
+
+def _read_batches(store: Store, name: str, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
     with store.open_arrow(name) as source:
         reader = open_arrow_columns(source, columns)
-        for i in range(reader.num_record_batches):
-            yield reader.get_batch(i)
+        for i in range(first, reader.num_record_batches):
+            batch = reader.get_batch(i)
+            batch.validate(full=True)
+            yield batch
 
 
 def open_arrow_columns(source: pa.NativeFile, columns: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
@@ -120,45 +124,103 @@ def open_arrow_columns(source: pa.NativeFile, columns: Sequence[str]) -> pa.ipc.
     Raises ValueError for a file that lacks one or has another type, since other types than those of SCORED may
     repeat values without end, and like `open_arrow_file`.
     """
-    schema = open_arrow_file(source, has_rows=True).schema
+    schema = pa.ipc.open_file(source).schema
     fields = sorted(schema.get_field_index(name) for name in columns)
     if -1 in fields:
         raise ValueError(f"it has not all of the columns {', '.join(columns)}")
     if odd := [name for name in columns if schema.field(name).type != SCORED.field(name).type]:
         raise ValueError(f"the column {odd[0]} has the type {str(schema.field(odd[0]).type)[:80]}")
-    return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(included_fields=fields))
+    is_known = all(name in SCORED.names and schema.field(name).type == SCORED.field(name).type for name in schema.names)
+    ends = list(accumulate((count_buffers(kind) for kind in schema.types), initial=0)) if is_known else []
+    buffers = {number for i in fields for number in range(ends[i], ends[i + 1])} if is_known else None
+    return open_arrow_file(source, has_rows=True, buffers=buffers, included_fields=fields)
+
+
+def read_rows(
+    store: Store, manifests: Iterable[Manifest], columns: Sequence[str], where: pc.Expression | None = None
+) -> Iterator[dict[str, Any]]:
+    """Yield the rows of shards one by one, with only these columns; those for which `where`, if given, is true.
+
+    Raises like `read_batches`.
+    """
+    for manifest in manifests:
+        for batch in read_batches(store, manifest, columns):
+            yield from (batch if where is None else batch.filter(where)).to_pylist()
+
+
+def is_one_of(column: str, texts: Iterable[str]) -> pc.Expression:
+    """Return the condition of `read_rows` that a column has one of these texts."""
+    return pc.field(column).isin(pa.array(list(texts), pa.string()))
+
+
+# The stored images of some rows: from arrow/, or from grit/ by their places in `_index/`, or its whole tar if that is cheaper.
+
+WHOLE: Final = 0.5
+"""Share of the kept rows of a shard from which on its tar is read as a whole."""
 
 
 def read_images(store: Store, manifest: Manifest, keys: Collection[str]) -> dict[str, bytes]:
-    """Return the stored images of the rows with these keys, from arrow/ or grit/; rows without one are skipped.
+    """Return the stored images of the rows with these keys; rows without one are skipped.
 
     Raises UserError if a file is lost or damaged.
     """
-    images: dict[str, bytes] = {}
-    for batch in read_batches(store, manifest, ("key", "image")):
-        for key, image in zip(batch["key"].to_pylist(), batch["image"], strict=True):
-            if key in keys and image.is_valid:
-                images[key] = image.as_py()
-    name, missing = FILES["grit"][0].path(manifest["shard"]), set(keys) - set(images)
-    if missing and name in manifest["files"]:
-        try:
-            images |= _images_of_tar(store, name, missing)
-        except store_errors(TarError, ValueError) as error:
-            raise damaged_error(store, manifest, name, error) from error
-    return images
+    is_wanted = is_one_of("key", keys) & pc.field("image").is_valid()
+    images = {row["key"]: row["image"] for row in read_rows(store, [manifest], ("key", "image"), is_wanted)}
+    return images | images_of_grit(store, manifest, set(keys) - images.keys())
 
 
-def _images_of_tar(store: Store, name: str, keys: set[str]) -> dict[str, bytes]:
-    images: dict[str, bytes] = {}
+def images_of_grit(store: Store, manifest: Manifest, keys: set[str]) -> dict[str, bytes]:
+    """Return the images of the rows with these keys in grit/. Raises like `read_images`."""
+    name, found = FILES["grit"][0].path(manifest["shard"]), dict[str, bytes]()
+    if not keys or name not in manifest["files"]:
+        return found
+
+    def read(place: tuple[int, int]) -> bytes:
+        return bytes(store.fs.cat_file(store.readable(name), start=place[0], end=sum(place)))
+
+    try:
+        if len(keys) < WHOLE * manifest["counts"]["kept"]:
+            places = image_places(store, manifest, keys)
+            with store.convert_errors("read", name):
+                found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
+        if missing := keys - found.keys():
+            images = ((key, read_at(*place)) for key, place, read_at in tar_images(store, name) if key in missing)
+            found |= islice(images, len(missing))
+    except store_errors(TarError, ValueError) as error:
+        raise damaged_error(store, manifest, name, error) from error
+    return found
+
+
+def tar_images(store: Store, name: str) -> Iterator[tuple[str, tuple[int, int], Callable[[int, int], bytes]]]:
+    """Yield the key of each image in a tar of grit/, its offset and size, and what reads it there."""
     with store.open(name) as file:
         read_at = reader_of(file)
         for member in iter_members(read_at, 0, file.seek(0, os.SEEK_END)):
             key, _, extension = member.name.partition(".")
-            if key in keys and extension == GRIT_IMAGE:
-                images[key] = read_at(member.data_offset, member.size)
-            if len(images) == len(keys):
-                break
-    return images
+            if extension == GRIT_IMAGE:
+                yield key, (member.data_offset, member.size), read_at
+
+
+def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
+    """Return offset and size of the images of these rows, or of all, in grit/; {} for a shard without an index."""
+    name, tar = INDEX_FILE.path(manifest["shard"]), FILES["grit"][0].path(manifest["shard"])
+    if (keys is not None and not keys) or not {name, tar} <= manifest["files"].keys():
+        return {}
+    content = store.read_spare(name)
+    if content is None or stamp_of(content) != manifest["files"][name]["sha256"]:
+        return {}
+    try:
+        index = read_arrow_file(content)
+        index = index.filter(pc.equal(index["format"].cast(pa.string()), "grit"))
+        if keys is not None:
+            index = index.filter(pc.is_in(index["key"], pa.array(sorted(keys))))
+        members = zip(index["key"].to_pylist(), index["members"].to_pylist(), strict=True)
+        return {
+            key: (member["offset"], member["size"]) for key, found in members for member in found
+            if member["name"] == GRIT_IMAGE
+        }  # fmt: skip
+    except (pa.ArrowException, KeyError, ValueError):
+        return {}  # a damaged index: the tar is read instead
 
 
 # The summary of a shard, computed from arrow/ where the worker that wrote the shard has left none.
@@ -180,84 +242,3 @@ def write_summary(store: Store, manifest: Manifest) -> Summary:
 def stamp_of(content: bytes) -> str:
     """Return the hash of the file of a manifest by which its summary knows it."""
     return hashlib.sha256(content).hexdigest()
-
-
-# Find keys that are in more than one shard: every row has a key of its own in the whole output.
-
-CHUNK: Final = 1 << 16
-"""Consecutive numbers whose bits are in one array, of 8 KiB."""
-
-
-@dataclass
-class ShardKeys:
-    """The keys of the rows of a shard: numbers, as `read` gives them, and other texts."""
-
-    numbers: "array[int]" = field(default_factory=lambda: array("q"))
-    texts: list[str] = field(default_factory=list)
-
-    def add(self, key: str) -> None:
-        """Add the key of a row."""
-        if key.isascii() and key.isdigit() and len(key) <= 18 and f"{int(key):012d}" == key:
-            self.numbers.append(int(key))
-        else:
-            self.texts.append(key)
-
-
-class AllKeys:
-    """The keys of the shards seen so far: a bit for each number, and the texts. 10^9 rows take 125 MB."""
-
-    def __init__(self) -> None:
-        self._bits: dict[int, np.ndarray] = {}
-        self._texts: set[str] = set()
-
-    def add(self, keys: ShardKeys) -> list[str]:
-        """Add the keys of a shard; return those that another shard has."""
-        repeated = sorted(self._texts & set(keys.texts))
-        self._texts.update(keys.texts)
-        if not keys.numbers:
-            return repeated
-        numbers = np.unique(np.frombuffer(keys.numbers, np.int64))
-        chunks, starts = np.unique(numbers // CHUNK, return_index=True)
-        for chunk, places in zip(chunks.tolist(), np.split(numbers % CHUNK, starts[1:]), strict=True):
-            flags = np.zeros(CHUNK, bool)
-            flags[places] = True
-            new, old = np.packbits(flags), self._bits.get(chunk)
-            if old is not None:
-                found = np.flatnonzero(np.unpackbits(new & old))
-                repeated += [f"{chunk * CHUNK + place:012d}" for place in found.tolist()]
-                new |= old
-            self._bits[chunk] = new
-        return repeated
-
-
-# Read the samples of a tar, and the index of a shard.
-
-Sample = tuple[str, dict[str, bytes]]
-"""Key and members of a sample."""
-
-
-def read_samples(store: Store, name: str, places: Iterable[SamplePlace]) -> Iterator[Sample]:
-    """Yield the samples of a tar with the contents of their members. Raises ValueError if a member occurs twice."""
-    with store.open(name) as file:
-        read_at = reader_of(file)
-        for sample in places:
-            if len({member.name for member in sample.members}) != len(sample.members):
-                raise ValueError(f"a member of sample {sample.key} occurs twice")
-            yield sample.key, {member.name: read_at(member.offset, member.size) for member in sample.members}
-
-
-def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
-    """Read `_index/` of a shard: format -> places.
-
-    Raises ValueError if it has another schema, and errors of Arrow if it is damaged.
-    """
-    found: dict[str, list[SamplePlace]] = {}
-    with pa.memory_map(path) as source:
-        table = read_arrow_file(source)
-        if not table.schema.equals(INDEX):
-            raise ValueError(f"its columns are {', '.join(table.schema.names)}, but should be {', '.join(INDEX.names)}")
-        for row in table.to_pylist():
-            members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
-            place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
-            found.setdefault(row["format"], []).append(place)
-    return found

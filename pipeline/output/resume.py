@@ -167,9 +167,9 @@ def plan_work(config: PipelineConfig, files: InputFiles, provenance: Provenance,
     outdated = sorted(set(listing.committed()) - finished)
     # If the records agree, the manifests of these shards tell why they are of no use; damaged shards give no reason.
     unclear = set(outdated) & set(candidates.indices().tolist()) if differences else outdated
-    differences += describe_manifests(store, unclear, plans, config, accepted)
+    differences += describe_manifests(store, unclear, plans, config.write.formats, accepted)
     if differences:
-        report_differences(config, store, differences, len(outdated))
+        report_differences(config.overwrite, store, differences, len(outdated))
     if n_again := len({damage.plan.index for damage in damages} - finished):
         shards = counted(n_again, "finished shard")
         logger.warning("%s with missing or truncated files; computed again", shards)
@@ -219,7 +219,7 @@ def describe_manifests(
     store: Store,
     indices: Collection[int],
     plans: Sequence[ShardPlan],
-    config: PipelineConfig,
+    formats: Sequence[str],
     accepted: Sequence[Provenance],
 ) -> list[str]:
     """Describe how the jobs that committed these shards differ from this one, with the number of shards."""
@@ -228,12 +228,12 @@ def describe_manifests(
     manifests = map_concurrently(lambda index: (index, read_manifest(store, index)), indices)
     for index, manifest in manifests:
         if manifest is not None:
-            counts.update(describe_manifest(manifest, by_index.get(index), config, accepted))
+            counts.update(describe_manifest(manifest, by_index.get(index), formats, accepted))
     return [f"{text} ({counted(n, 'shard')})" for text, n in counts.most_common()]
 
 
 def describe_manifest(
-    manifest: Manifest, plan: ShardPlan | None, config: PipelineConfig, accepted: Sequence[Provenance]
+    manifest: Manifest, plan: ShardPlan | None, formats: Sequence[str], accepted: Sequence[Provenance]
 ) -> list[str]:
     """Describe how the job that wrote a manifest differs from this one."""
     old, new = manifest["provenance"], accepted[0]
@@ -244,7 +244,7 @@ def describe_manifest(
         found.append("input: fewer shards than in the output")
     elif manifest["plan"] != plan_json(plan):
         found.append("input: other rows, or another size of a file")
-    if lacking := sorted(set(config.write.formats) - set(manifest["formats"])):
+    if lacking := sorted(set(formats) - set(manifest["formats"])):
         found.append(f"write.formats: {lacking} are missing")
     return found
 
@@ -258,11 +258,11 @@ def cheaper(store: Store, differences: Sequence[str]) -> str:
     return f"`hypergrit rewrite source={store.url('').rstrip('/')} output=NEW {keys}` makes it without models; "
 
 
-def report_differences(config: PipelineConfig, store: Store, differences: Sequence[str], n_outdated: int) -> None:
+def report_differences(overwrite: bool, store: Store, differences: Sequence[str], n_outdated: int) -> None:
     """Log the differences. Raises UserError if finished shards would be discarded without `overwrite=true`."""
     shards = counted(n_outdated, "finished shard")
     text = f"{shards} {'differs' if n_outdated == 1 else 'differ'} (changed: {shortened(differences, SHOWN)})"
-    if n_outdated and not config.overwrite:
+    if n_outdated and not overwrite:
         them = "it" if n_outdated == 1 else "them"
         raise UserError(
             f"{store.root}: {text}; {cheaper(store, differences)}overwrite=true makes {them} again, or give another output="

@@ -1,27 +1,25 @@
 """Read the shards of a finished output as tables, with their images."""
 
 import tempfile
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.config import RESOLVED_FILE, make_layer, read_layers, saved_layers
 from hypergrit_common.errors import UserError
-from hypergrit_common.remote import map_concurrently
 from hypergrit_common.text import one_line
 from hypergrit_common.yaml_text import parse_yaml
 from pipeline.config import KEYS, PipelineConfig, make_config
 from pipeline.faults import ShardError
 from pipeline.output.contents import file_problem
-from pipeline.output.ledger import check_finished, read_batches, read_images, read_manifests, stamp_of
+from pipeline.output.ledger import check_finished, images_of_grit, read_batches, read_manifests, read_rows
 from pipeline.output.manifest import manifest_hash, read_manifest
 from pipeline.output.record import check_complete
 from pipeline.output.store import Store, temporary_folder_prefix
-from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE, ShardFile
+from schemas.files import FILES, MANIFEST_FILE, ShardFile
 from schemas.manifest import Manifest, SourceShard
 from schemas.rows import SCORED
 from schemas.status import KEPT
@@ -90,7 +88,8 @@ def check_formats(store: Store, manifest: Manifest) -> None:
         raise UserError(
             f"{name}: the shard has no arrow/ file, which holds all rows; run the job with formats=[arrow,grit]"
         )
-    if "grit" not in formats and manifest["counts"]["kept"] and not stores_images(store, manifest):
+    kept = read_rows(store, [manifest], ("status", "image"), pc.field("status") == KEPT)
+    if "grit" not in formats and manifest["counts"]["kept"] and next(kept, {"image": None})["image"] is None:
         raise UserError(
             f"{name}: the shard has no stored images; run the job with formats=[arrow,grit], or write.image_bytes=true"
         )
@@ -109,25 +108,21 @@ def check_hashes(store: Store, manifest: Manifest, kinds: Sequence[ShardFile] = 
                 raise ShardError(f"shard {manifest['shard']} of {store.root} is damaged ({name}: {problem}); {again}")
 
 
-def stores_images(store: Store, manifest: Manifest) -> bool:
-    """Return True if arrow/ of a shard has the image of its first kept row."""
-    for batch in read_batches(store, manifest, ("status", "image")):
-        kept = pc.equal(batch["status"], KEPT)
-        if pc.any(kept).as_py():
-            return bool(batch.filter(kept)["image"][0].is_valid)
-    return False
+def read_tables(store: Store, manifest: Manifest, columns: Sequence[str] = SCORED.names) -> Iterator[pa.Table]:
+    """Yield the rows of a shard as tables with these columns of SCORED. Raises like `read_batches`."""
+    schema = pa.schema([SCORED.field(name) for name in columns])
+    for batch in read_batches(store, manifest, columns):
+        yield conform(pa.Table.from_batches([batch]).select(columns), schema)
 
 
-def read_table(output: str, source: SourceShard) -> pa.Table:
-    """Return the SCORED table of a shard with the images of the kept rows.
+def concat(tables: Iterable[pa.Table]) -> pa.Table:
+    """Join tables; none give an empty SCORED table."""
+    return pa.concat_tables([*tables] or [SCORED.empty_table()])
 
-    Raises UserError if the shard has changed since the command was started, or lacks an image.
-    """
-    store = Store(output)
-    manifest = unchanged_manifest(store, source)
-    batches = list(read_batches(store, manifest, SCORED.names))
-    table = conform(pa.Table.from_batches(batches).select(SCORED.names), SCORED) if batches else SCORED.empty_table()
-    return with_images(table, store, manifest)
+
+def read_table(store: Store, manifest: Manifest) -> pa.Table:
+    """Return the SCORED table of a shard with the images of the kept rows. Raises UserError if it lacks an image."""
+    return with_images(concat(read_tables(store, manifest)), store, manifest)
 
 
 def unchanged_manifest(store: Store, source: SourceShard) -> Manifest:
@@ -143,69 +138,13 @@ def unchanged_manifest(store: Store, source: SourceShard) -> Manifest:
 
 def with_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
     """Return the table with the images of all kept rows, from grit/ where arrow/ has none. Raises UserError."""
-    missing = without_image(table)
-    if len(missing) < WHOLE * manifest["counts"]["kept"]:
-        table = with_indexed_images(table, store, manifest)
-        missing = without_image(table)
+    lacks_image = pc.and_(pc.equal(table["status"], KEPT), pc.is_null(table["image"]))
+    missing = set(table["key"].filter(lacks_image).to_pylist())
     if not missing:
         return table
-    found = read_images(store, manifest, missing)
+    found = images_of_grit(store, manifest, missing)
     if lost := sorted(missing - found.keys()):
         name = store.url(FILES["grit"][0].path(manifest["shard"]))
         raise UserError(f"{name}: the image of row {lost[0]} is missing ({len(lost)} rows); see hypergrit verify")
-    return add_images(table, found)
-
-
-def without_image(table: pa.Table) -> set[str]:
-    """Return the keys of the kept rows whose image is null."""
-    lacks_image = pc.and_(pc.equal(table["status"], KEPT), pc.is_null(table["image"]))
-    return set(table["key"].filter(lacks_image).to_pylist())
-
-
-def add_images(table: pa.Table, found: Mapping[str, bytes]) -> pa.Table:
-    """Return the table with the images in `found`, by key."""
-    images = [
-        found.get(row, image) for row, image in zip(*(table[n].to_pylist() for n in ("key", "image")), strict=True)
-    ]
-    return set_column(table, "image", pa.array(images, pa.binary()))
-
-
-# Read images of some rows by their places in `_index/`, or the whole tar if that is cheaper.
-
-WHOLE: Final = 0.5
-"""Share of the kept rows of a shard from which on its tar is read as a whole."""
-
-
-def with_indexed_images(table: pa.Table, store: Store, manifest: Manifest) -> pa.Table:
-    """Return the table with the images of its kept rows that `_index/` finds in grit/."""
-    places = image_places(store, manifest, without_image(table))
-    tar = FILES["grit"][0].path(manifest["shard"])
-
-    def read(place: tuple[int, int]) -> bytes:
-        return bytes(store.fs.cat_file(store.readable(tar), start=place[0], end=sum(place)))
-
-    with store.convert_errors("read", tar):
-        found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
-    return add_images(table, found)
-
-
-def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None = None) -> dict[str, tuple[int, int]]:
-    """Return offset and size of the images of these rows, or of all, in grit/; {} for a shard without an index."""
-    name, tar = INDEX_FILE.path(manifest["shard"]), FILES["grit"][0].path(manifest["shard"])
-    if (keys is not None and not keys) or not {name, tar} <= manifest["files"].keys():
-        return {}
-    content = store.read_spare(name)
-    if content is None or stamp_of(content) != manifest["files"][name]["sha256"]:
-        return {}
-    try:
-        index = read_arrow_file(content)
-        index = index.filter(pc.equal(index["format"].cast(pa.string()), "grit"))
-        if keys is not None:
-            index = index.filter(pc.is_in(index["key"], pa.array(sorted(keys))))
-        members = zip(index["key"].to_pylist(), index["members"].to_pylist(), strict=True)
-        return {
-            key: (member["offset"], member["size"]) for key, found in members for member in found
-            if member["name"] == GRIT_IMAGE
-        }  # fmt: skip
-    except (pa.ArrowException, KeyError, ValueError):
-        return {}  # a damaged index: the tar is read instead
+    rows = zip(*(table[name].to_pylist() for name in ("key", "image")), strict=True)
+    return set_column(table, "image", pa.array([found.get(key, image) for key, image in rows], pa.binary()))

@@ -17,7 +17,7 @@ from hypergrit_common.remote import one_line as one_remote_line
 from hypergrit_common.remote import store_errors
 from hypergrit_common.tar import TarError, reader_of
 from pipeline.output.commit import read_places
-from pipeline.output.ledger import read_batches, read_manifests, stamp_of
+from pipeline.output.ledger import is_one_of, read_manifests, read_rows, stamp_of
 from pipeline.output.manifest import read_failed, write_failed
 from pipeline.output.store import LOCK_SUFFIX, Store, indices, shard_sizes
 from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList
@@ -120,10 +120,9 @@ def unreadable(store: Store, index: int, error: Exception) -> UserError:
 
 def rows_of_arrow(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in arrow/; the columns of the others than LEDGER are read for the rows that are found only."""
-    batches = read_batches(store, manifest, LEDGER)
-    found = matching(entries, (row for batch in batches for row in batch.to_pylist()))
-    rows = (row for batch in read_batches(store, manifest, FACTS) for row in batch.to_pylist()) if found else ()
-    return {row["key"]: (found[row["key"]][0], row) for row in rows if row["key"] in found}
+    found = matching(entries, read_rows(store, [manifest], LEDGER))
+    rows = read_rows(store, [manifest], FACTS, is_one_of("key", found)) if found else ()
+    return {row["key"]: (found[row["key"]][0], row) for row in rows}
 
 
 def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind, Row]]:

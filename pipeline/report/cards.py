@@ -5,7 +5,7 @@ import hashlib
 import io
 import math
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import repeat
@@ -18,7 +18,7 @@ from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
 from pipeline.config import ReportConfig
 from pipeline.images import encode_jpeg, shrink
-from pipeline.output.ledger import read_batches, read_images
+from pipeline.output.ledger import is_one_of, read_images, read_rows
 from pipeline.output.store import Store
 from pipeline.stages.score.filters import clip_score
 from schemas.files import DROPPED_FILE, THUMBNAIL
@@ -60,25 +60,23 @@ def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportCon
     shards = [with_rows[i * len(with_rows) // n] for i in range(n)]
     ranked: list[tuple[str, str, int]] = []
     for number, manifest in enumerate(shards):
-        for batch in read_batches(store, manifest, ("key", "status")):
-            keys = batch["key"].filter(pc.equal(batch["status"], KEPT)).to_pylist()
-            ranked += [(hashlib.sha256(f"{config.seed}:{key}".encode()).hexdigest(), key, number) for key in keys]
+        rows = read_rows(store, [manifest], ("key", "status"), pc.field("status") == KEPT)
+        keys = (row["key"] for row in rows)
+        ranked += [(hashlib.sha256(f"{config.seed}:{key}".encode()).hexdigest(), key, number) for key in keys]
     chosen = sorted(ranked)[: config.pictures]
     found: dict[str, Picture] = {}
     for number, manifest in enumerate(shards):
         keys = {key for _, key, shard in chosen if shard == number}
         if keys:
             images = read_images(store, manifest, keys)
-            stored = pa.array(sorted(keys & images.keys()), pa.string())
-            for batch in read_batches(store, manifest, PICTURE_COLUMNS):
-                for row in unlisted(store, batch.filter(pc.is_in(batch["key"], stored))):
-                    found[row["key"]] = Picture(row, *thumbnail(images[row["key"]], config.thumbnail_px))
+            for row in unlisted(store, read_rows(store, [manifest], PICTURE_COLUMNS, is_one_of("key", images))):
+                found[row["key"]] = Picture(row, *thumbnail(images[row["key"]], config.thumbnail_px))
     return [found[key] for _, key, _ in chosen if key in found]
 
 
-def unlisted(store: Store, rows: pa.RecordBatch) -> list[Row]:
-    """Return the rows without those that a takedown that did not end has left."""
-    return [row for row in rows.to_pylist() if store.takedowns.match(row["url"], row["sha256"]) is None]
+def unlisted(store: Store, rows: Iterable[Row]) -> Iterator[Row]:
+    """Yield the rows without those that a takedown that did not end has left."""
+    return (row for row in rows if store.takedowns.match(row["url"], row["sha256"]) is None)
 
 
 class Thumbnail(NamedTuple):
@@ -108,11 +106,10 @@ def pick_examples(store: Store, manifests: Sequence[Manifest], n: int) -> dict[t
         in_shard = {(stage, reason) for stage, reasons in dropped for reason in reasons}
         if all(len(examples.get(cause, ())) >= n for cause in in_shard):
             continue
-        for batch in read_batches(store, manifest, EXAMPLE_COLUMNS):
-            for row in unlisted(store, batch.filter(pc.is_valid(batch["reason"]))):
-                rows = examples.setdefault((row["stage"], row["reason"]), [])
-                if len(rows) < n:
-                    rows.append(row)
+        for row in unlisted(store, read_rows(store, [manifest], EXAMPLE_COLUMNS, pc.field("reason").is_valid())):
+            rows = examples.setdefault((row["stage"], row["reason"]), [])
+            if len(rows) < n:
+                rows.append(row)
     return examples
 
 

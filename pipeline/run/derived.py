@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import socket
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -73,10 +72,10 @@ def write_output(
     check_writable(store)
     with open_output(store) as lease:
         store.remove_drafts()
-        inherit_takedowns(store, sources, config)
+        inherit_takedowns(store, sources, config.write.strip_url_queries)
         shards = plan(store, lease)
         finished, others = finished_shards(store, shards)
-        check_overwrite(store, config, len(others))
+        check_overwrite(store, config.overwrite, len(others))
         logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
         planned = {shard.plan.index for shard in shards}
         store.discard(others, planned)
@@ -95,7 +94,7 @@ def write_output(
             run.finish(Recipe.calling(partial(commit, make_table, config, lease.token), "written"), tasks)
         lease.check()
         store.remove_drafts()
-        if inherit_takedowns(store, sources, config):
+        if inherit_takedowns(store, sources, config.write.strip_url_queries):
             raise UserError(
                 "rows were taken down from a source while it was copied; run the same command again with overwrite=true"
             )
@@ -103,17 +102,17 @@ def write_output(
     return JobResult(len(run.failed), stats["rows"]["kept"])
 
 
-def inherit_takedowns(store: Store, sources: Sequence[Store], config: PipelineConfig) -> bool:
+def inherit_takedowns(store: Store, sources: Sequence[Store], strips: bool) -> bool:
     """Record in an output what was taken down from its sources until now; return whether some of it is new."""
     before = store.takedowns
     for entries in (source.read_takedowns() for source in sources):
-        store.record_takedowns(entries.without_queries(config.write.strip_url_queries))
+        store.record_takedowns(entries.without_queries(strips))
     return store.takedowns != before
 
 
-def check_overwrite(store: Store, config: PipelineConfig, n_others: int) -> None:
+def check_overwrite(store: Store, overwrite: bool, n_others: int) -> None:
     """Raise UserError if the output holds finished shards of another command and `overwrite` is not set."""
-    if n_others and not config.overwrite:
+    if n_others and not overwrite:
         raise UserError(
             f"the output {store.root} holds {counted(n_others, 'finished shard')} that this command would discard; "
             "give overwrite=true to replace them, or another output="
@@ -152,4 +151,4 @@ def commit(make_table: MakeTable, config: PipelineConfig, lease: str, shard: New
     table, runtime = make_table(shard), runtime_settings(config)
     plan, provenance = shard.plan, shard.provenance
     manifest = write_shard(table, plan, config.write, config.output, provenance, runtime, shard.origin, lease)
-    return Done(manifest, (), host=socket.gethostname())
+    return Done(manifest, ())

@@ -160,7 +160,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         n_shards = len(work.plans)
         if len(work.unfinished) < n_shards:
             check_recorded(output, entries, config.read.takedown)
-        tell_input(work, config)
+        tell_input(work, config.quiet)
         logger.info("%s", describe_work(work, output))
         lease.check()
         output.remove_drafts()
@@ -198,7 +198,7 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
     return JobResult(n_failed + n_damaged, n_kept)
 
 
-def tell_input(work: Work, config: PipelineConfig) -> None:
+def tell_input(work: Work, quiet: bool) -> None:
     """Print how the input was understood, or log it if the lines of the log are JSON."""
     found = understood_input(work.record)
     lines = (
@@ -206,7 +206,7 @@ def tell_input(work: Work, config: PipelineConfig) -> None:
     )
     if logs_json():
         logger.info("%s", "; ".join(f"{label}: {text}" for label, text in lines))
-    elif not config.quiet:
+    elif not quiet:
         print_text("\n".join(f"{label:10}{text}" for label, text in lines))
 
 

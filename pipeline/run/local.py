@@ -8,11 +8,11 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import pyarrow as pa
 
@@ -33,15 +33,14 @@ from pipeline.faults import (
     find_faulty,
     is_fault,
 )
-from pipeline.output.manifest import failed_shard
 from pipeline.output.store import temporary_folder_prefix
 from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan, Task
-from pipeline.run.breaker import Breaker, PutOffError
+from pipeline.run.attempts import Attempts, Shard
 from pipeline.run.progress import Follower, tell
-from pipeline.run.steps import Done, Notes, Part, Recipe, Steps
+from pipeline.run.steps import Failed, Notes, Part, Recipe, Steps
 from pipeline.stages.order import STEPS, Step
-from schemas.manifest import FailedShard, Manifest, Provenance
+from schemas.manifest import Manifest, Provenance
 from schemas.rows import READ
 from schemas.table import kept_indices
 
@@ -292,109 +291,82 @@ def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Pr
     [{'read': 2, 'kept': 0, 'dropped': {'download': {'invalid_url': 1}, 'read': {'missing_url': 1}}}]
     """
     for result in compute_local(plans, config.ray, Recipe(partial(Steps, config, provenance), config)):
-        if not isinstance(result, Done):
-            raise ShardError(f"shard {result['shard']} failed in step {result['step']!r}: {result['error']}")
+        if isinstance(result, Failed):
+            failed = result.record
+            raise ShardError(f"shard {failed['shard']} failed in step {failed['step']!r}: {failed['error']}")
         yield result.manifest
 
 
 def compute_local(plans: Sequence[ShardPlan | Task], config: RayConfig, recipe: Recipe) -> Iterator[Any]:
-    """Compute shards in child processes, those of a job in one; yield the result of each, or its FailedShard.
+    """Compute shards in child processes, those of a job in one; yield the result of each, or that it has `Failed`.
 
     They are in order of completion, and no shard begins before a result is asked for. Raises UserError for errors that
     the user can fix, and TooManyFaultsError.
     """
     n_children = 1 if recipe.job is not None else min(config.cpu_workers or os.cpu_count() or 1, len(plans))
-    breaker = Breaker(config.retries)
     with ExitStack() as stack:
-        idle = [stack.enter_context(Child(partial(Worker, recipe))) for _ in range(n_children)]
-        pool, running = ThreadPoolExecutor(n_children), dict[Future[Any], tuple[Child, ShardPlan | Task]]()
+        children = [stack.enter_context(Child(partial(Worker, recipe))) for _ in range(n_children)]
+        pool = ThreadPoolExecutor(n_children)
         stack.callback(pool.shutdown, wait=False, cancel_futures=True)
-        left, later = iter(plans), list[tuple[float, ShardPlan | Task]]()
         tell(Follower.loading, recipe.steps)
-        idle[0].start()
+        children[0].start()
         tell(Follower.loading, ())
-        while True:
-            while idle and (plan := take_next(left, later)) is not None:
-                child = idle.pop(0)
-                running[pool.submit(compute_in, child, plan, config, recipe, breaker)] = child, plan
-            if not (running or later):
-                return
-            if not running:
-                time.sleep(max(0.0, min(due for due, _ in later) - time.monotonic()))
-                continue
-            done, _ = wait(running, return_when=FIRST_COMPLETED)
-            for future in done:
-                child, plan = running.pop(future)
-                idle.append(child)
-                try:
-                    result = future.result()
-                except PutOffError as error:
-                    tell(Follower.lost, plan.index)
-                    later.append((time.monotonic() + error.pause_s, plan))
-                else:
-                    yield result
+        yield from compute_in(children, pool, plans, config, recipe)
 
 
-Plan = TypeVar("Plan")
+def compute_in(
+    children: Sequence[Child], pool: Executor, plans: Sequence[ShardPlan | Task], config: RayConfig, recipe: Recipe
+) -> Iterator[Any]:
+    """Compute shards in these children like `compute_local`. `pool` waits for their answers.
 
-
-def take_next(left: Iterator[Plan], later: list[tuple[float, Plan]]) -> Plan | None:
-    """Take a shard that was put off until a time that has come, else the next one; return None if there is none now."""
-    for place, (due, plan) in enumerate(later):
-        if due <= time.monotonic():
-            del later[place]
-            return plan
-    return next(left, None)
-
-
-def compute_in(child: Child, plan: ShardPlan | Task, config: RayConfig, recipe: Recipe, breaker: Breaker) -> Any:
-    """Compute a shard in a child; one of a job, after a crash or a hang, stage by stage, to find the rows at fault.
-
-    Raises PutOffError, and the errors of the job.
+    A child computes the steps of a shard one after the other: what a step leaves never leaves the child.
     """
-    for attempt in range(1, config.retries + 2):
-        step = recipe.steps[0]
-        try:
-            for step in recipe.steps:
-                tell(Follower.begun, plan.index, step, plan.n_rows)
-                result = child.call("run", step, plan, step == recipe.steps[0], timeout_s=config.step_timeout_s)
-                if step == "prepare":
-                    breaker.check(plan, result)
-                tell(Follower.ended, plan.index, step)
-            return result
-        except (ProcessDiedError, StepTimeoutError) as death:
-            if child.is_closed:
-                raise
-            if recipe.job is not None:
-                text = "shard %d: %s in step %r; computed again stage by stage"
-                logger.warning(text, plan.index, describe(death), step)
-                return rescue_shard(plan, recipe.job, recipe.make, breaker)
-            failed = record_of(plan, step, death, attempt)
-        except (ShardError, RemoteError) as error:
-            failed = record_of(plan, step, error, attempt)
-    return failed
+    attempts = Attempts(plans, recipe.steps, config.retries, is_local=True)
+    waiting, idle = attempts.tasks[recipe.steps[0]], list(children)
+    running = dict[Future[Any], tuple[Child, Shard]]()
+
+    def start(child: Child, shard: Shard) -> None:
+        tell(Follower.begun, shard.plan.index, shard.step, shard.plan.n_rows)
+        running[pool.submit(call_step, child, shard, config, recipe)] = child, shard
+
+    while waiting or running or attempts.later:
+        attempts.wake()
+        while idle and waiting:
+            start(idle.pop(0), waiting.popleft())
+        if not running:
+            time.sleep(max(0.0, min(due for due, _ in attempts.later) - time.monotonic()))
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            child, shard = running.pop(future)
+            try:
+                result = future.result()
+            except (ProcessDiedError, StepTimeoutError, ShardError, RemoteError) as error:
+                tell(Follower.lost, shard.plan.index)
+                trace = error.traceback if isinstance(error, RemoteError) else ""
+                is_crash = isinstance(error, ProcessDiedError | StepTimeoutError)
+                attempts.count(shard, describe(error), trace, is_crash)
+            else:
+                if shard.step == recipe.steps[-1]:
+                    tell(Follower.ended, shard.plan.index, shard.step)
+                    idle.append(child)
+                    yield result
+                    continue
+                shard.state = result if shard.is_rescued else ()
+                if attempts.has_passed(shard, result[1] if shard.is_rescued else result):
+                    start(child, shard)
+                    continue
+            idle.append(child)
+            while attempts.failed:
+                yield attempts.failed.popleft()
 
 
-def rescue_shard(
-    plan: Any, config: PipelineConfig, make_steps: Callable[[], Steps], breaker: Breaker
-) -> Done | FailedShard:
-    """Compute a shard whose process has died, in processes of its own. Raises PutOffError."""
-    rescue = Rescue(make_steps, config.ray.step_timeout_s, config.max_internal_errors)
-    step: Step = "prepare"
-    done: Any = ()
-    try:
-        for step in STEPS:
-            done = rescue.run(step, plan, *done)
-            if step == "prepare":
-                breaker.check(plan, done[1])
-        assert isinstance(done, Done)
-        return done
-    except (ProcessDiedError, StepTimeoutError, ShardError, RemoteError) as error:
-        return record_of(plan, step, error, attempts=2)
+def call_step(child: Child, shard: Shard, config: RayConfig, recipe: Recipe) -> Any:
+    """Return the notes on a step of a shard, or its result; if it `is_rescued`, what the step returns in children of its own.
 
-
-def record_of(plan: ShardPlan | Task, step: Step, error: Exception, attempts: int) -> FailedShard:
-    """Return the record of a shard that failed with this error."""
-    text = str(error) if isinstance(error, ShardError | RemoteError) else describe(error)
-    trace = error.traceback if isinstance(error, RemoteError) else ""
-    return failed_shard(plan, step, text, trace, attempts)
+    Raises like `Child.call`.
+    """
+    if shard.is_rescued:
+        assert recipe.job is not None
+        rescue = Rescue(recipe.make, config.step_timeout_s, recipe.job.max_internal_errors)
+        return rescue.run(shard.step, shard.plan, *shard.state)
+    is_first = shard.step == recipe.steps[0]
+    return child.call("run", shard.step, shard.plan, is_first, timeout_s=config.step_timeout_s)

@@ -6,7 +6,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 from hypergrit_common.cli import INCOMPLETE, NOTHING_KEPT
 from hypergrit_common.errors import UserError
@@ -20,7 +20,7 @@ from pipeline.read.types import ShardPlan, Task
 from pipeline.report.stats import Rollups
 from pipeline.run.local import compute_local
 from pipeline.run.progress import progress
-from pipeline.run.steps import Done, Recipe
+from pipeline.run.steps import Done, Failed, Recipe
 from schemas.files import MANIFEST_FILE
 from schemas.manifest import FailedShard, Manifest
 
@@ -28,7 +28,7 @@ logger = logging.getLogger("hypergrit")
 
 Plans = Sequence[ShardPlan | Task]
 Runner = Callable[[Plans, RayConfig, Recipe], Iterator[Any]]
-"""Yields the result of each shard, or its FailedShard, once it is committed or has failed."""
+"""Yields the result of each shard, such as `Done`, or `Failed`."""
 
 
 class Run:
@@ -54,7 +54,7 @@ class Run:
         self.hosts: dict[int, str] = {}  # that wrote the other shards
 
     def results(self, recipe: Recipe, plans: Plans) -> Iterator[Any]:
-        """Compute shards; yield the result of each, or its FailedShard, in order of completion.
+        """Compute shards; yield the result of each, or that it has `Failed`, in order of completion.
 
         Raises UserError if more than `max_failed` shards fail or the lease is lost, and for errors that the user can
         fix, and TooManyFaultsError above `max_internal_errors`.
@@ -67,13 +67,13 @@ class Run:
         with nullcontext() if self.output is None else Rollups(self.output, (plan.index for plan in plans)) as rollups:
             for result in self._shown(results, recipe, plans):
                 if isinstance(result, Done):
-                    self.hosts[result.manifest["shard"]] = result.host
+                    self.hosts[result.index] = result.host
                     self._record_faults(result.faults)
-                elif isinstance(result, dict):
-                    self.fail(cast(FailedShard, result))
+                elif isinstance(result, Failed):
+                    self.fail(result.record)
                 yield result
                 if rollups is not None:
-                    rollups.add(result.manifest["shard"] if isinstance(result, Done) else result["shard"])
+                    rollups.add(result.index)
 
     def finish(self, recipe: Recipe, plans: Plans) -> None:
         """Compute shards whose result is that they are committed. Raises like `results`."""

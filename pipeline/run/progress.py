@@ -19,9 +19,9 @@ from rich.text import Text
 from hypergrit_common.progress import FIRST_S, has_bar, now_and_then
 from hypergrit_common.text import counted, duration_text
 from pipeline.config import PipelineConfig
-from pipeline.run.steps import Done
+from pipeline.run.steps import Done, Result
 from pipeline.stages.order import steps_of
-from schemas.manifest import NO_MODEL, FailedShard
+from schemas.manifest import NO_MODEL
 
 # Events of the steps of shards: runners report them, and whoever shows the progress or exports metrics follows them.
 
@@ -41,8 +41,8 @@ class Follower:
     def lost(self, index: int) -> None:
         """Note that the running step of a shard has failed, or its worker has died."""
 
-    def finished(self, result: Any) -> None:
-        """Note the `Done`, or the record of the failure, of a shard."""
+    def finished(self, result: Result) -> None:
+        """Note the end of a shard."""
 
     def models(self, n: int, n_busy: int) -> None:
         """Note the number of model workers that are ready, and of those that compute; called every few seconds."""
@@ -193,8 +193,6 @@ class TimeLeft:
 
 logger = logging.getLogger("hypergrit")
 
-Result = Done | FailedShard
-
 
 class Progress(Follower):
     """The counts of a job, and the thread that shows them."""
@@ -241,14 +239,14 @@ class Progress(Follower):
         with self._lock:
             if isinstance(result, Done):
                 counts = result.manifest["counts"]
-                index, n = result.manifest["shard"], counts["read"]
+                n = counts["read"]
                 self.kept += counts["kept"]
                 self.dropped += n - counts["kept"]
                 self.drops.update({stage: sum(reasons.values()) for stage, reasons in counts["dropped"].items()})
             else:
-                index, n = result["shard"], result["rows"]
+                n = result.record["rows"]
                 self.unfinished += n
-            self.estimate.finished(index, n)
+            self.estimate.finished(result.index, n)
 
     def values(self) -> dict[str, Any]:
         """Return the present counts, rows a second, the share of the work that is done, and the remaining seconds."""

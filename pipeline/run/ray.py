@@ -21,7 +21,7 @@ from pipeline.models import CACHE, OFFLINE
 from pipeline.read.types import ShardPlan, Task
 from pipeline.run.progress import Follower, followed_by
 from pipeline.run.ray_driver import Driver
-from pipeline.run.steps import Done, Recipe
+from pipeline.run.steps import Failed, Recipe, Result
 from pipeline.stages.download.permits import PermitServer
 
 logger = logging.getLogger("hypergrit")
@@ -61,12 +61,12 @@ class Metrics(Follower):
         self._add(self.prepared, n_rows, step=step)
         self._passed += n_rows if step == "infer" else 0
 
-    def finished(self, result: Any) -> None:
+    def finished(self, result: Result) -> None:
         """Count the rows of a shard."""
-        if not isinstance(result, Done):
+        self._sizes.pop(result.index, None)
+        if isinstance(result, Failed):
             self._add(self.shards, 1, result="failed")
-            self._add(self.rows, result["rows"], result="unfinished")
-            self._sizes.pop(result["shard"], None)
+            self._add(self.rows, result.record["rows"], result="unfinished")
             return
         counts = result.manifest["counts"]
         self._add(self.shards, 1, result="finished")
@@ -75,7 +75,6 @@ class Metrics(Follower):
         for stage, reasons in counts["dropped"].items():
             for reason, n in reasons.items():
                 self._add(self.drops, n, stage=stage, reason=reason)
-        self._sizes.pop(result.manifest["shard"], None)
 
     def models(self, n: int, n_busy: int) -> None:
         """Take a sample of the model workers; set the averages at the end of each window."""
@@ -95,7 +94,7 @@ class Metrics(Follower):
 
 
 def compute_on_ray(plans: Sequence[ShardPlan | Task], config: RayConfig, recipe: Recipe) -> Iterator[Any]:
-    """Compute shards on a cluster; yield the result of each, or its FailedShard, in order of completion.
+    """Compute shards on a cluster; yield the result of each, or that it has `Failed`, in order of completion.
 
     Raises UserError if the cluster does not exist, and like `Driver.run`.
     """

@@ -1,7 +1,7 @@
 """What the driver of a job on Ray works with, and the code that runs in Ray's workers.
 
-Here are, in this order, the nodes of the cluster, the meaning of failed calls, shards on their way, nodes on which steps
-fail, the actor that reads rows ahead, the code of a step, and the pool of model workers.
+Here are, in this order, the nodes of the cluster, the meaning of failed calls, nodes on which steps fail, the actor that
+reads rows ahead, the code of a step, and the pool of model workers.
 """
 
 import faulthandler
@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import cv2
 import ray
@@ -138,8 +138,6 @@ def kind_of(error: BaseException) -> Kind:
 def message_of(error: BaseException) -> str:
     """Return an error in one line, for records and logs."""
     cause = root(error)
-    if isinstance(cause, ShardError | RemoteError):
-        return str(cause)
     if isinstance(cause, RayError):
         lines = str(cause).strip().splitlines()
         return f"{type(cause).__name__}: {lines[0] if lines else ''}".rstrip(": ")
@@ -154,26 +152,6 @@ def traceback_of(error: BaseException) -> str:
     if isinstance(cause, RemoteError):
         return cause.traceback
     return COLOR.sub("", str(error)) if isinstance(error, RayTaskError) else ""
-
-
-# Shards on their way.
-
-
-@dataclass(eq=False)
-class Shard:
-    """A shard on its way: its next step, what the step before has left, and its failures.
-
-    `state` are the table and the notes of the step before. `nodes` are those on which the next step has failed.
-    """
-
-    plan: Any  # ShardPlan, or Task
-    step: Step = "prepare"
-    state: tuple[Any, ...] = ()
-    attempts: int = 0
-    crashes: int = 0
-    losses: int = 0
-    is_rescued: bool = False
-    nodes: set[str] = field(default_factory=set)
 
 
 # Nodes on which steps fail that succeed on others: these failures do not count against the shards.
@@ -317,6 +295,16 @@ def fetch_rows(rows: Sequence[Any]) -> Packed | None:
 
 RESCUE_TIMEOUTS: Final = 20.0
 """Time limit of a search for faulty rows, in time limits of a step."""
+LEAVING: Final = ("prepare", "infer")
+"""Steps that leave a table to the next one."""
+
+
+class Left(NamedTuple):
+    """What a step has left: the notes, the bytes of the table, and in the driver the reference to it."""
+
+    notes: Any  # Notes
+    nbytes: int
+    table: Any = None
 
 
 @contextmanager
@@ -344,34 +332,22 @@ def load_steps(make: bytes) -> Any:
 
 
 def run_step(
-    make: bytes, timeout_s: float, step: Step, plan: Any, *state: Any, rows: Sequence[Any] = ()
+    make: bytes, limit_s: float, step: Step, plan: Any, *state: Any, rows: Sequence[Any] = (), rescue: Any = None
 ) -> Iterator[Any]:
-    """Run a step. Yield the node, the table, then its notes and bytes; after the last the node, None, and the result.
+    """Run a step. Yield the node, the table, then what is `Left`; after the last the node, None, and the result.
 
     `state` is what the step before has left: table and notes. `rows` refers to what `RowReader` has read for `prepare`.
+    `rescue`, the last arguments of `Rescue`, runs it in child processes, to find the rows that end its process.
     """
     yield ray.get_runtime_context().get_node_id()
-    with deadline(timeout_s), provided(plan, fetch_rows(rows)):
-        table, notes = split(getattr(load_steps(make), step)(plan, *state))
-    yield table  # no `yield from`: Ray sends values into the generator
-    yield notes
-
-
-def rescue_step(make: bytes, timeout_s: float, limit: int | None, step: Step, plan: ShardPlan, *state: Any) -> Any:
-    """Run a step in child processes, to find the rows that end its process; yield what `run_step` does."""
-    yield ray.get_runtime_context().get_node_id()
-    with deadline(RESCUE_TIMEOUTS * timeout_s):
-        table, notes = split(Rescue(pickle.loads(make), timeout_s, limit).run(step, plan, *state))
-    yield table  # no `yield from`: Ray sends values into the generator
-    yield notes
-
-
-def split(result: Any) -> tuple[Any, Any]:
-    """Return the table of a step, and what the driver fetches: the notes and the bytes of the table, or the result."""
-    if not isinstance(result, tuple):
-        return None, result
-    table, notes = result
-    return table, (notes, table.nbytes)
+    with deadline(limit_s), provided(plan, fetch_rows(rows)):
+        if rescue is None:
+            result = getattr(load_steps(make), step)(plan, *state)
+        else:
+            result = Rescue(pickle.loads(make), *rescue).run(step, plan, *state)
+    has_table = step in LEAVING
+    yield result[0] if has_table else None  # no `yield from`: Ray sends values into the generator
+    yield Left(result[1], result[0].nbytes) if has_table else result
 
 
 class ModelWorker:

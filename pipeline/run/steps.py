@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig, runtime_settings
-from pipeline.faults import Fault, ShardError, TooManyFaultsError, check_limit, run_isolated
+from pipeline.faults import Fault, TooManyFaultsError, check_limit, run_isolated, shard_errors
 from pipeline.images import UNLIKE_DRAWINGS, StoredImages, are_unlike_drawings, miniature_models
 from pipeline.models import check_model
 from pipeline.output.commit import local_errors
@@ -40,7 +40,7 @@ from pipeline.stages.download.permits import PermitAddress
 from pipeline.stages.order import SCHEMAS, STEPS, Step, steps_of, with_further
 from pipeline.stages.stage import Context, Role, TableFunction
 from schemas.files import ANSWERS_FILE, TIMINGS_FILE
-from schemas.manifest import Manifest, Provenance, StageTiming, Timings
+from schemas.manifest import FailedShard, Manifest, Provenance, StageTiming, Timings
 from schemas.table import kept_indices
 
 COMPARED_IMAGES: Final = 32
@@ -93,19 +93,40 @@ Part = tuple[pa.Table, Notes]
 
 @dataclass(frozen=True)
 class Done:
-    """A committed shard, with the host name of the worker that wrote it."""
+    """A committed shard, with the host name of the worker that wrote it and made this object."""
 
     manifest: Manifest
     faults: tuple[Fault, ...]
-    host: str = field(default="", kw_only=True)
+    host: str = field(default_factory=socket.gethostname, kw_only=True)
+
+    @property
+    def index(self) -> int:
+        """The index of the shard."""
+        return self.manifest["shard"]
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A shard that could not be computed, by its record."""
+
+    record: FailedShard
+
+    @property
+    def index(self) -> int:
+        """The index of the shard."""
+        return self.record["shard"]
+
+
+Result = Done | Failed
+"""The end of a shard."""
 
 
 @dataclass(frozen=True)
 class Recipe:
     """The way a runner computes shards: by the `steps` of the object that the picklable `make` returns in a worker.
 
-    The first step takes the plan, each other one also what the step before it has returned; the last one returns the
-    result, which is neither None nor a tuple. `job` are the settings of a job, whose stages are searched for faulty rows;
+    The first step takes the plan, each other one also the table and the notes that the step before it has returned; the last
+    one returns the result, which is not None. `job` are the settings of a job, whose stages are searched for faulty rows;
     without it, the subjects of tasks are computed, and `text` names what is done with them.
     """
 
@@ -268,7 +289,7 @@ class Steps:
         self.store.write(TIMINGS_FILE.path(plan.index), json.dumps(timings, sort_keys=True))
         if "recaption" in self.stages_of["prepare"]:
             self.store.remove([ANSWERS_FILE.format(f"{plan.first_row:012d}")])
-        return Done(manifest, (*notes.faults, *faults), host=socket.gethostname())
+        return Done(manifest, (*notes.faults, *faults))
 
     def read(self, plan: ShardPlan, rows: pa.Table | None = None) -> Iterator[Part]:
         """Yield the rows of a shard in parts of bounded size; `rows` as in `read_parts`.
@@ -279,12 +300,11 @@ class Steps:
         parts, found = read_parts(plan, config, rows), list[Fault]()
         while True:
             start = time.perf_counter()
-            try:
-                table, faults = next(parts)
-            except StopIteration:
+            with shard_errors():
+                part = next(parts, None)
+            if part is None:
                 return
-            except UserError as error:
-                raise ShardError(str(error)) from error
+            table, faults = part
             found += faults
             check_limit(found, self.config.max_internal_errors)
             timing: StageTiming = {"seconds": time.perf_counter() - start, "rows": float(table.num_rows)}

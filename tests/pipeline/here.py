@@ -5,14 +5,16 @@ runner. A job or command that asks for two workers still has child processes.
 """
 
 import contextlib
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
 
 from pipeline.config import RayConfig
 from pipeline.faults import KNOWN, BrokenProcessError, RemoteError, describe, format_traceback
-from pipeline.run.breaker import Breaker
+from pipeline.run import attempts
 from pipeline.run.local import Worker, compute_in, compute_local
 from pipeline.run.steps import Recipe
 from pipeline.stages.download.stage import Download
@@ -20,8 +22,6 @@ from pipeline.stages.download.stage import Download
 
 class Here:
     """Answers the calls of a runner as `pipeline.faults.Child` does, from this process and without a time limit."""
-
-    is_closed = False
 
     def __init__(self, recipe: Recipe) -> None:
         self.worker = Worker(recipe)
@@ -35,15 +35,28 @@ class Here:
             raise RemoteError(describe(error), format_traceback(error)) from error
 
 
+class AtOnce(Executor):
+    """Calls functions when they are submitted."""
+
+    def submit(self, fn: Callable[..., Any], /, *arguments: Any, **more: Any) -> Future[Any]:
+        future = Future[Any]()
+        try:
+            future.set_result(fn(*arguments, **more))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
 def compute_here(plans: Sequence[Any], config: RayConfig, recipe: Recipe) -> Iterator[Any]:
-    """Compute shards one after the other in this process; yield the result of each, or its FailedShard."""
+    """Compute shards one after the other in this process; none is put off since its rows got no answer."""
     if config.cpu_workers == 2:
         yield from compute_local(plans, config, recipe)
         return
     here: Any = Here(recipe)
     try:
-        for plan in plans:
-            yield compute_in(here, plan, config, recipe, Breaker(retries=0))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(attempts, "LEAST", math.inf)
+            yield from compute_in([here], AtOnce(), plans, config, recipe)
     finally:
         download = getattr(here.worker.steps, "_stages", {}).get("download")
         if isinstance(stage := getattr(download, "__self__", None), Download):

@@ -5,12 +5,9 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-import pyarrow as pa
-import pyarrow.compute as pc
-
 from pipeline.explore.index import open_output
 from pipeline.images import Corners
-from pipeline.output.ledger import read_batches
+from pipeline.output import ledger
 from pipeline.stages.score.filters import clip_score
 
 COLUMNS: Final = ("key", "id", "url", "stage", "caption", "noun_chunks", "boxes", "box_scores")
@@ -53,14 +50,10 @@ def read_rows(output: str, keys: Collection[str] | None = None) -> Iterator[Foun
 
     Raises UserError like `open_output`.
     """
-    store, manifests = open_output(output)
-    wanted = None if keys is None else pa.array(sorted(keys), pa.string())
-    for manifest in manifests:
-        for batch in read_batches(store, manifest, COLUMNS):
-            found = batch if wanted is None else batch.filter(pc.is_in(batch["key"], wanted))
-            for row in found.to_pylist():
-                if row["stage"] in MODEL_STAGES and row["caption"]:
-                    yield found_row(row)
+    where = None if keys is None else ledger.is_one_of("key", keys)
+    for row in ledger.read_rows(*open_output(output), COLUMNS, where):
+        if row["stage"] in MODEL_STAGES and row["caption"]:
+            yield found_row(row)
 
 
 def found_row(row: dict[str, Any]) -> FoundRow:

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 from webdataset.tariterators import group_by_keys, tar_file_expander
 
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
-from pipeline.commands.verify import Checker
+from pipeline.commands.verify import Checker, Sample, read_samples
 from pipeline.output.commit import read_places
-from pipeline.output.ledger import Sample, read_manifests, read_samples
+from pipeline.output.ledger import read_manifests
 from pipeline.output.store import Store, indices
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column
 from pipeline.output.write.samples import GroundedPhrase, check_row, kept_boxes, shortest_float, to_json

@@ -12,8 +12,8 @@ import pytest
 from pipeline.config import PipelineConfig, load_config
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
-from pipeline.run import breaker
-from pipeline.run.breaker import Breaker, PutOffError
+from pipeline.run import attempts
+from pipeline.run.attempts import Breaker
 from pipeline.run.job import Shards, run_job
 from pipeline.run.local import compute_local
 from pipeline.run.progress import Follower, followed_by
@@ -25,11 +25,7 @@ N_SHARDS = 3
 
 
 def is_put_off(judge: Breaker, index: int, n_rows: int, n_unanswered: int) -> bool:
-    try:
-        judge.check(ShardPlan(index, 0, n_rows, ()), Notes({}, asked=n_rows, unanswered=n_unanswered))
-    except PutOffError:
-        return True
-    return False
+    return judge.pause_s(ShardPlan(index, 0, n_rows, ()), Notes({}, asked=n_rows, unanswered=n_unanswered)) > 0
 
 
 def test_a_shard_is_compared_with_those_before_it() -> None:
@@ -57,16 +53,13 @@ def test_worse_rows_after_many_good_ones_put_off_only_the_first_shards() -> None
 
 
 def test_the_pause_doubles() -> None:
-    judge, pauses = Breaker(retries=3), []
-    for _ in range(3):
-        with pytest.raises(PutOffError) as caught:
-            judge.check(ShardPlan(0, 0, 50, ()), Notes({}, asked=50, unanswered=50))
-        pauses.append(caught.value.pause_s / breaker.PAUSE_S)
+    judge, notes = Breaker(retries=3), Notes({}, asked=50, unanswered=50)
+    pauses = [judge.pause_s(ShardPlan(0, 0, 50, ()), notes) / attempts.PAUSE_S for _ in range(3)]
     assert pauses == [1, 2, 4]
 
 
 def test_shards_that_ask_no_host_are_not_judged() -> None:
-    Breaker(retries=1).check(ShardPlan(0, 0, 50, ()), Notes({}, unanswered=0))
+    assert Breaker(retries=1).pause_s(ShardPlan(0, 0, 50, ()), Notes({}, unanswered=0)) == 0
 
 
 class Watch(Follower):
@@ -85,7 +78,7 @@ class Watch(Follower):
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(breaker, "PAUSE_S", 0.01)
+    monkeypatch.setattr(attempts, "PAUSE_S", 0.01)
 
 
 @pytest.fixture

@@ -15,14 +15,14 @@ import pyarrow.ipc
 import pytest
 
 from pipeline.config import PipelineConfig, load_config, runtime_settings
+from pipeline.output.manifest import failed_shard
 from pipeline.output.resume import plan_work
 from pipeline.output.store import Store
 from pipeline.read.listing import list_files
 from pipeline.read.plan import plan_shards
 from pipeline.read.types import ShardPlan
 from pipeline.run.provenance import make_provenance, with_absolute_paths
-from pipeline.run.steps import Steps
-from schemas.manifest import FailedShard
+from pipeline.run.steps import Failed, Steps
 from tests.pipeline.jobs import N_SCENES, WITHOUT_MODELS, hash_output, run_apart, run_job
 
 
@@ -80,12 +80,8 @@ def test_a_job_whose_shards_all_fail_ends_with_code_3_and_a_report_of_its_own(
     output.mkdir()
     (output / "stats.json").write_text('{"rows": "of an earlier run"}')
 
-    def fail(plans: list[ShardPlan], *_: object) -> Iterator[FailedShard]:
-        for plan in plans:
-            error: FailedShard = {
-                "shard": plan.index, "rows": plan.n_rows, "step": "prepare", "error": "x", "traceback": "", "attempts": 1
-            }  # fmt: skip
-            yield error
+    def fail(plans: list[ShardPlan], *_: object) -> Iterator[Failed]:
+        return (Failed(failed_shard(plan, "prepare", "x", "", attempts=1)) for plan in plans)
 
     monkeypatch.setattr("pipeline.run.loop.compute_local", fail)
     assert run_apart(tars, output) == 3

@@ -213,8 +213,8 @@ def test_an_input_that_vanished_costs_its_shard(tmp_path: Path, monkeypatch: pyt
     (folder / "1.jsonl").unlink()
     results = list(compute_local(plans, config.ray, Recipe(light_steps(config), config)))
     assert [isinstance(result, Done) for result in results] == [True, False, True]
-    assert results[1]["traceback"] == ""  # type: ignore[index]
-    assert "1.jsonl" in results[1]["error"]  # type: ignore[index]
+    assert results[1].record["traceback"] == ""
+    assert "1.jsonl" in results[1].record["error"]
 
 
 def test_half_written_files_of_killed_workers_are_gone_at_the_end(

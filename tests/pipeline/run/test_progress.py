@@ -18,8 +18,8 @@ import pytest
 
 from pipeline.config import LogConfig, load_config
 from pipeline.output.manifest import failed_shard
-from pipeline.run.progress import Follower, Result, progress, tell
-from pipeline.run.steps import Done
+from pipeline.run.progress import Follower, progress, tell
+from pipeline.run.steps import Done, Failed, Result
 from tests.patience import wait_until
 from tests.pipeline.output.write.shards import plan
 from tests.pipeline.settings import with_constants
@@ -40,7 +40,7 @@ def results(pause: Callable[[], None] = lambda: None) -> Iterator[Result]:
             tell(Follower.begun, index, step, ROWS)
             pause()
             tell(Follower.ended, index, step)
-        yield failed_shard(plan(index, ROWS), "write", "x", "", 1) if index == 2 else done(index)
+        yield Failed(failed_shard(plan(index, ROWS), "write", "x", "", 1)) if index == 2 else done(index)
 
 
 def lines(

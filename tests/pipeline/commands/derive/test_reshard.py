@@ -9,7 +9,7 @@ import pytest
 
 from pipeline.commands.rewrite import RewriteOptions
 from pipeline.commands.rewrite_order import permutation
-from pipeline.output import source as pick
+from pipeline.output import ledger as pick
 from pipeline.output.source import Source
 from pipeline.run import derived
 from tests.pipeline.commands.derive.outputs import kept, make_output, picture, plan_shards, random_shards
@@ -66,7 +66,8 @@ def test_single_images_are_read_by_their_places(
         return result
 
     monkeypatch.setattr(pick, "image_places", count)
-    monkeypatch.setattr("pipeline.output.source.read_images", lambda *_: pytest.fail("a whole tar was read"))
+    monkeypatch.setattr("pipeline.report.html.pick_pictures", lambda *_: [])  # of all rows
+    monkeypatch.setattr(pick, "tar_images", lambda *_: pytest.fail("a whole tar was read"))
     assert run(tmp_path / "a", tmp_path / "new", "samples_per_shard=2", "formats=[arrow,grit]") == 0
     assert sum(found) == (0 if settings else sum(row["status"] == "kept" for row in rows_of(tmp_path / "new")))
 

@@ -103,7 +103,7 @@ def expected(source: Path, output: Path, entries: list[str], formats: tuple[str,
     found, parsed = Source(str(source)), parse_takedown(entries, "list")
     config = read_config(found.store, [f"formats=[{','.join(formats)}]"])
     for index, manifest in found.manifests.items():
-        table = read_table(str(source), found.shard(index))
+        table = read_table(found.store, found.manifests[index])
         kinds = [parsed.match(row["url"], row["sha256"]) for row in table.to_pylist()]
         plan = plan_from_json(manifest["plan"])
         provenance = manifest["provenance"] | {"config_hash": content_hash(config)}

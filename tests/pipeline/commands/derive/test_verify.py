@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pipeline.commands import rewrite
-from pipeline.output.ledger import CHUNK, AllKeys, ShardKeys
+from pipeline.output.contents import CHUNK, AllKeys, ShardKeys
 from tests.pipeline.commands.derive.outputs import LOCAL, make_output, random_shards
 from tests.pipeline.commands.verify.damage import flip
 from tests.pipeline.commands.verify.test_command import Printed, verify

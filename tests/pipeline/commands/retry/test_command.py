@@ -14,10 +14,10 @@ from hypergrit_common.errors import UserError
 from pipeline.commands import takedown
 from pipeline.config import RayConfig
 from pipeline.output import commit
+from pipeline.output.manifest import failed_shard
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
-from pipeline.run.steps import Recipe, Steps
-from schemas.manifest import FailedShard
+from pipeline.run.steps import Failed, Recipe, Steps
 from tests.pipeline.commands.derive.outputs import LOCAL, killed_before_file, run_rewrite
 from tests.pipeline.commands.derive.rows import rows_of, stats_of
 from tests.pipeline.commands.retry.conftest import Finished
@@ -196,11 +196,7 @@ def test_a_failed_shard_stays_and_is_tried_again_by_the_same_command(
         yield from compute_here(plans if recipe.job is None else plans[:1], config, recipe)
         if recipe.job is None:
             return
-        failed: FailedShard = {
-            "shard": plans[1].index, "rows": plans[1].n_rows, "step": "prepare", "error": "no file", "traceback": "",
-            "attempts": 1,
-        }  # fmt: skip
-        yield failed
+        yield Failed(failed_shard(plans[1], "prepare", "no file", "", attempts=1))
 
     before = hash_output(output)
     with monkeypatch.context() as patch:

@@ -14,9 +14,11 @@ from hypergrit_common.images import ImageRejected
 from pipeline.commands import verify as module
 from pipeline.commands.verify import Checker, check_shards, main
 from pipeline.output import contents
+from pipeline.output.manifest import failed_shard
 from pipeline.output.store import Store
 from pipeline.read.types import Task
 from pipeline.run import local
+from pipeline.run.steps import Failed
 from tests.pipeline.commands.verify.damage import flip, write_two
 from tests.pipeline.here import running_here
 
@@ -108,7 +110,7 @@ def test_a_shard_that_was_not_checked_is_named_ends_with_3_and_is_not_requeued(
 def test_a_killed_process_is_a_lack_and_a_crashed_one_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, is_lack: bool
 ) -> None:
-    failed = {"shard": 7, "step": "checked", "attempts": 1, "error": f"ProcessDiedError: killed by {status}"}
+    failed = Failed(failed_shard(Task(7, 0, None), "checked", f"ProcessDiedError: killed by {status}", "", attempts=1))
     monkeypatch.setattr(module.Run, "results", lambda *_: iter([failed]))
     (found,) = check_shards(Store(str(tmp_path)), {7: None}, 1)
     assert (bool(found.lack), bool(found.problems)) == (is_lack, not is_lack)

@@ -12,10 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.commands.verify import manifest_problems
+from pipeline.commands.verify import manifest_problems, read_samples
 from pipeline.config import WriteConfig
 from pipeline.output.commit import read_places
-from pipeline.output.ledger import read_samples
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.output.write.tar import TarWriter

@@ -23,7 +23,7 @@ from pipeline.run.steps import Recipe
 from tests.pipeline.jobs import hash_output
 from tests.pipeline.poison import Poison, light_steps
 
-TITLES = ("ray::run_step", "ray::ModelWorker", "ray::rescue_step")
+TITLES = ("ray::run_step", "ray::ModelWorker")
 
 
 def make_tar(folder: Path, n_rows: int) -> Path:

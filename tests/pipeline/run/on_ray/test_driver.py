@@ -12,12 +12,12 @@ import ray
 
 from hypergrit_common.errors import UserError
 from pipeline.read.plan import plan_shards
-from pipeline.run import breaker, ray_driver
+from pipeline.run import attempts, ray_driver
 from pipeline.run import ray_workers as cluster_module
 from pipeline.run.progress import Follower, followed_by
 from pipeline.run.ray_driver import Driver
 from pipeline.run.ray_workers import Cluster
-from pipeline.run.steps import Done, Recipe
+from pipeline.run.steps import Done, Failed, Recipe
 from tests.pipeline.poison import Poison
 from tests.pipeline.run.downloads import N_ROWS as ROWS_PER_SHARD
 from tests.pipeline.run.downloads import Switch, downloading_steps, make_rows
@@ -36,7 +36,7 @@ def tar(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_driver, "RELEASE_S", 2.0)
-    monkeypatch.setattr(breaker, "PAUSE_S", 0.01)
+    monkeypatch.setattr(attempts, "PAUSE_S", 0.01)
 
 
 class Events(Follower):
@@ -85,7 +85,7 @@ def test_faulty_rows_are_dropped_by_name_and_the_others_are_kept(tar: Path, tmp_
     poisons = list(FAULTS)
     results = list(make_driver(config, *poisons, Poison("write", 41, "disk")).run())
     done = {result.manifest["shard"]: result for result in results if isinstance(result, Done)}
-    (failed,) = [result for result in results if not isinstance(result, Done)]
+    (failed,) = [result.record for result in results if isinstance(result, Failed)]
     assert (failed["shard"], failed["rows"], failed["step"]) == (10, 4, "write")
     assert failed["attempts"] >= 2  # a busy machine may cost more
     assert "Input/output error" in failed["error"]
@@ -138,7 +138,7 @@ def test_a_job_waits_for_the_first_node_says_so_and_uses_nodes_that_join(
 
         def watch() -> Any:
             known = len(nodes)
-            nodes.update(call.node for call in driver.work.running.values() if call.node)
+            nodes.update(call.node for call in driver.calls.running.values() if call.node)
             if not known and nodes:
                 cluster.add_node(num_cpus=2)
             elif len(nodes) == 2:
@@ -215,7 +215,7 @@ def test_shards_without_answers_are_computed_again_until_their_server_is_up(
     wait = Driver._wait
 
     def count_tasks(driver: Driver) -> list[Any]:
-        n_tasks.append(sum(call.model is None for call in driver.work.running.values()))
+        n_tasks.append(sum(call.model is None for call in driver.calls.running.values()))
         return wait(driver)
 
     monkeypatch.setattr(Driver, "_wait", count_tasks)

@@ -7,7 +7,7 @@ import pytest
 from pipeline.output.manifest import failed_shard
 from pipeline.run import ray as module
 from pipeline.run.ray import Metrics
-from pipeline.run.steps import Done
+from pipeline.run.steps import Done, Failed
 from tests.pipeline.output.write.shards import plan
 
 
@@ -53,7 +53,7 @@ def test_rows_drops_rates_and_busy_shares_are_those_of_the_events(found: dict[tu
     assert found["hypergrit_images_per_second",] == pytest.approx(12 / 30)
     manifest: Any = {"shard": 0, "counts": {"read": 4, "kept": 3, "dropped": {"download": {"timeout": 1}}}}
     metrics.finished(Done(manifest, ()))
-    metrics.finished(failed_shard(plan(1, 4), "write", "x", "", 1))
+    metrics.finished(Failed(failed_shard(plan(1, 4), "write", "x", "", 1)))
     now += 30
     metrics.models(0, 0)
     assert found == {
