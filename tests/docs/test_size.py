@@ -31,7 +31,7 @@ LIMITS = {
     "trainer": Size(198, 28_443, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(617, 64_928),
+    "tests": Size(617, 64_919),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -142,7 +142,7 @@ def test_each_filter_selects_the_rows_that_it_names(browser: Any, server: Server
         cosines = [row["clip_similarity"] for row in rows[:60]]
         assert None in cosines
         shown = tab.locator(".card .chips .soft").all_inner_texts()
-        assert shown == [f"cos {cosine:.2f}" for cosine in cosines if cosine is not None]
+        assert shown == [f"CLIPScore {2.5 * max(cosine, 0):.2f}" for cosine in cosines if cosine is not None]
         for fields, is_selected in [*FILTERS, with_label]:
             for name, value in fields.items():
                 field = tab.locator(f"[name={name}]")
