@@ -24,6 +24,6 @@ def draw(target: Path) -> None:
         found.set_xscale("log")
         found.set_xticks([1, 2, 5, 10], ["1", "2", "5", "10"])
         found.minorticks_off()
-        found.set_xlim(1, 18)
+        found.set_xlim(0.8, 18)
         found.set_yticks(range(len(rows)), names, fontsize=9)
         found.set_xlabel("times as fast as the baseline (November 2026, two CPU cores)")
