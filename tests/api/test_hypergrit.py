@@ -87,8 +87,8 @@ def test_help_of_a_key(verb: str, topic: str, start: str, capsys: pytest.Capture
     text = capsys.readouterr().out
     assert text.startswith(start)
     assert "usage" not in text
-    assert main([verb, "--help", "nothing"]) == 2
-    assert "there is no key nothing" in capsys.readouterr().err
+    assert main([verb, "--help", "nowhere_said"]) == 2
+    assert "there is no key nowhere_said" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
