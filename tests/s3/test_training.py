@@ -67,8 +67,8 @@ def test_a_run_preempted_in_s3_resumes_on_another_machine_with_the_same_result(
         started = time.monotonic()
         assert train.main(arguments(tmp_path, "parts")) == 128 + signal.SIGUSR1
         assert time.monotonic() - started < PATIENCE_S
-    assert "stopped at step 8 of 12 after saving a checkpoint" in capsys.readouterr().err
-    assert f"checkpoints/step_00000008/{MARK}" in names(bucket, "parts")
+    assert "stopped at step 7 of 12 after saving a checkpoint" in capsys.readouterr().err
+    assert f"checkpoints/step_00000007/{MARK}" in names(bucket, "parts")
     assert train.main(arguments(tmp_path, "parts")) == 0  # the temporary folder of the first part is gone
     assert load(read(bucket, "parts/model/model.safetensors")).keys()
     for file in ("model/model.safetensors", "checkpoints/step_00000012/state.safetensors"):
