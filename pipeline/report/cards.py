@@ -61,8 +61,8 @@ def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportCon
     ranked: list[tuple[str, str, int]] = []
     for number, manifest in enumerate(shards):
         rows = read_rows(store, [manifest], ("key", "status"), pc.field("status") == KEPT)
-        keys = (row["key"] for row in rows)
-        ranked += [(hashlib.sha256(f"{config.seed}:{key}".encode()).hexdigest(), key, number) for key in keys]
+        for key in [row["key"] for row in rows]:
+            ranked.append((hashlib.sha256(f"{config.seed}:{key}".encode()).hexdigest(), key, number))
     chosen = sorted(ranked)[: config.pictures]
     found: dict[str, Picture] = {}
     for number, manifest in enumerate(shards):

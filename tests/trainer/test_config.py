@@ -173,7 +173,7 @@ def test_help_lists_the_settings_of_a_model_and_an_error_exits_with_2(
 
 def test_only_the_demo_deviates_from_the_authors_rule_for_equal_phrases_and_by_name() -> None:
     for path in (ROOT / "jobs" / "train").glob("*.yaml"):
-        if path.stem == "hyper3":  # its authors clip the gradient
+        if path.stem in ("hyper3", "laptop"):  # whose authors clip the gradient, and which is no paper's
             continue
         assert not {"equal_phrase_weight", "max_gradient_norm"} & set(path.read_text().replace(":", " ").split()), path
     files = [f"{ROOT}/jobs/train_demo/{name}.yaml" for name in ("base", "few_steps", "few_steps_boxes")]
