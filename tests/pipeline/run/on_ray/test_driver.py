@@ -49,7 +49,7 @@ class Events(Follower):
     def begun(self, index: int, step: str, n_rows: int) -> None:
         self.begun_steps[index, step, n_rows] += 1
 
-    def ended(self, index: int, step: str, seconds: float | None) -> None:
+    def ended(self, index: int, step: str, seconds: float | None = None) -> None:
         assert (index, step) not in self.seconds
         self.seconds[index, step] = seconds
 
