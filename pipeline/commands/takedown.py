@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import tempfile
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations
@@ -21,7 +21,7 @@ from hypergrit_common.text import counted
 from pipeline.commands.frame import TakedownOptions, check_keys, derive_command, take_options, take_output, take_path
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
-from pipeline.explore.rows import find_rows as rows_named
+from pipeline.explore.rows import NAMES, named_rows, spellings
 from pipeline.faults import shard_errors
 from pipeline.output.commit import (
     Staging,
@@ -226,8 +226,6 @@ def takedown(arguments: Sequence[str]) -> int:
     options, changes = take_options(rest, TakedownOptions)
     store = Store(output)
     entries = read_entries(store, path)
-    if not len(entries | store.takedowns):
-        raise UserError(f"list={path} has no entries; give one URL, host, SHA-256 or row:KEY a line")
     check_keys(changes, (), "takedown", own=("list", "dry_run"))
     config = dataclasses.replace(read_config(store, changes), output=output)
     work = list_rows if options.dry_run else remove_all
@@ -237,27 +235,32 @@ def takedown(arguments: Sequence[str]) -> int:
 def read_entries(store: Store, path: str) -> TakedownList:
     """Read a list; for row:KEY and row:ID, it has the URLs and the SHA-256 of the rows of the output with this key or id.
 
-    Raises UserError like `read_takedown`, and if there is no such row, or if it has neither.
+    Raises UserError like `read_takedown`, for a list without entries, if there is no such row, and if it has neither.
     """
     lines = read_lines(path)
-    names = {
-        number: line.strip().removeprefix(ROW) for number, line in enumerate(lines) if line.strip().startswith(ROW)
-    }
-    entries = parse_takedown(["" if number in names else line for number, line in enumerate(lines)], path)
-    manifests = [manifest for manifest in read_manifests(store) if "arrow" in manifest["formats"]]
-    for number, name in names.items():
-        rows = [row for _, row in rows_named(store, manifests, name)]
+    names = {i: line.strip().removeprefix(ROW) for i, line in enumerate(lines) if line.strip().startswith(ROW)}
+    entries = parse_takedown(["" if i in names else line for i, line in enumerate(lines)], path)
+    if not names and not len(entries):
+        raise UserError(f"list={path} has no entries; give one URL, host, SHA-256 or row:KEY a line")
+    manifests = [manifest for manifest in read_manifests(store) if "arrow" in manifest["formats"]] if names else []
+    rows = defaultdict[str, list[Mapping[str, Any]]](list)
+    for _, row in named_rows(store, manifests, names.values()):
+        for name in {row[column] for column in NAMES}:
+            rows[name].append(row)
+    for i, name in names.items():
+        named = [row for spelling in spellings(name) for row in rows[spelling]]
         # One that is taken down has neither any more; the output has its entries.
-        found = [
-            {row["sha256"], row["url"] if normal_url(row["url"] or "") else None} - {None}
-            for row in rows
-            if row["reason"] != TAKEN_DOWN
-        ]
-        if not all(found) or not rows:
-            problem = "neither a URL nor a SHA-256" if rows else f"no row in arrow/ of {store.root}"
-            raise UserError(f"{path}, line {number + 1}: {name!r} has {problem}; correct or remove the line")
-        entries |= parse_takedown(sorted(set[str]().union(*found)), path)
+        known = [texts_of(row) for row in named if row["reason"] != TAKEN_DOWN]
+        if not all(known) or not named:
+            problem = "neither a URL nor a SHA-256" if named else f"no row in arrow/ of {store.root}"
+            raise UserError(f"{path}, line {i + 1}: {name!r} has {problem}; correct or remove the line")
+        entries |= parse_takedown(sorted(set[str]().union(*known)), path)
     return entries
+
+
+def texts_of(row: Mapping[str, Any]) -> set[str]:
+    """Return the URL and the SHA-256 of a row, those that it has."""
+    return {row["sha256"], row["url"] if normal_url(row["url"] or "") else None} - {None}
 
 
 def list_rows(store: Store, config: PipelineConfig, entries: TakedownList) -> int:

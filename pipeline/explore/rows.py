@@ -3,7 +3,7 @@
 import bisect
 import itertools
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property, lru_cache, reduce
@@ -43,7 +43,7 @@ def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> l
     """Return the lines of the life of the rows with this key, id or URL, MOST_ROWS at most. Raises UserError without any."""
     record = read_record(store)
     rows = ((manifest, {**row, "source": input_path(record, row["source"])})
-            for manifest, row in find_rows(store, manifests, wanted))  # fmt: skip
+            for manifest, row in named_rows(store, manifests, [wanted]))  # fmt: skip
     found = [describe_row(manifest, row) for manifest, row in rows]
     if not found:
         raise UserError(
@@ -54,13 +54,18 @@ def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> l
     return [line for i, part in enumerate(parts) for line in [*([""] if i else []), *part]]
 
 
-def find_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> Iterator[tuple[Manifest, Row]]:
-    """Yield the rows with this key, id or URL, with their shards. A key may be given without its leading zeros."""
-    names = [wanted, f"{int(wanted):012d}"] if wanted.isascii() and wanted.isdigit() else [wanted]
+def named_rows(store: Store, manifests: Sequence[Manifest], wanted: Iterable[str]) -> Iterator[tuple[Manifest, Row]]:
+    """Yield the rows with one of these keys, ids or URLs, with their shards. A key may be given without its leading zeros."""
+    names = sorted({spelling for name in wanted for spelling in spellings(name)})
     has_name = reduce(or_, (is_one_of(column, names) for column in NAMES))
     for manifest in manifests:
         if any(read_rows(store, [manifest], NAMES, has_name)):
             yield from ((manifest, row) for row in read_rows(store, [manifest], COLUMNS, has_name))
+
+
+def spellings(name: str) -> tuple[str, ...]:
+    """Return a name, and as a key what it may be without its leading zeros."""
+    return (name, f"{int(name):012d}") if name.isascii() and name.isdigit() else (name,)
 
 
 def describe_row(manifest: Manifest, row: Row) -> list[str]:
@@ -165,10 +170,10 @@ class Shard:
                 path = self.store.readable(FILES["grit"][0].path(self.manifest["shard"]))
                 return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
             image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
-            key = self.keys[batch][place]
-            return image or next(
-                (t.jpeg for t in read_dropped(self.store, self.manifest["shard"], {key}).values()), None
-            )
+            if image is None:
+                thumbnails = read_dropped(self.store, self.manifest["shard"], {self.keys[batch][place]})
+                image = next((thumbnail.jpeg for thumbnail in thumbnails.values()), None)
+            return image
 
     def details(self, chunk: int) -> list[Row]:
         """Return the rows of a chunk, CHUNK_ROWS consecutive ones, with DETAILS. Raises UserError like `image`."""

@@ -96,9 +96,8 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
         left -= removed
     thresholds = stats["provenance"].get("thresholds", {})
     if (pairs := stats["histograms"].get("clip_similarity")) and thresholds.get("min_image_similarity") is None:
-        least = (
-            round(50 * UNLIKE * thresholds.get("min_clip_score", 0.0) / CLIP_SCORE_WEIGHT) / 50
-        )  # an edge of the bins
+        cosine = UNLIKE * thresholds.get("min_clip_score", 0.0) / CLIP_SCORE_WEIGHT
+        least = round(50 * cosine) / 50  # an edge of the bins
         ends, counts = pairs["edges"][1:], pairs["counts"]["images"]
         n = sum(count for end, count in zip(ends, counts, strict=True) if end < least + 1e-9)
         if n and n >= MANY_UNLIKE * sum(counts):

@@ -58,9 +58,8 @@ class Shard(NamedTuple):
     """A shard in memory-mapped arrays, by column."""
 
     table: pa.RecordBatch
-    arrays: dict[
-        str, Halves
-    ]  # features [n v f] of images, [n 1 g] of texts, `equal` [n 1 1]; of lists, those of all items
+    # Features [n v f] of images, [n 1 g] of texts, `equal` [n 1 1]; of lists, those of all items.
+    arrays: dict[str, Halves]
     starts: dict[str, NDArray[np.int32]]  # [n+1] first item of each sample, of such lists
 
 

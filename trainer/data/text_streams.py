@@ -34,7 +34,7 @@ class TextRow(NamedTuple):
 
 
 class TextStream(NamedTuple):
-    """How a stream is made of the texts of samples.
+    """Makes a stream of a batch from the texts of its samples.
 
     With "place" among the facts, equal texts are one row. `column` of cached features holds the texts of the rows of a
     sample, and COLUMN_text their features; without one, only data.texts=tokens gives the stream.

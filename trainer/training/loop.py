@@ -232,9 +232,8 @@ def take_steps(session: Session) -> bool:
             with session.meter.waiting():
                 session.copies.start()
         session.meter.samples += run.config.batch_size
-        is_stopping |= (
-            run.process.world_size == 1 and session.request.signal_number is not None
-        )  # no other rank must know
+        # One process stops after this step; several agree at their next report, since all must stop after the same one.
+        is_stopping |= run.process.world_size == 1 and session.request.signal_number is not None
         # The values of a step are read once the next one has been queued, unless they are needed now.
         reads_now = is_due(run) or reads_at_once(run.process, is_requested)
         while len(queue) > (0 if reads_now or is_stopping else 1):

@@ -240,8 +240,12 @@ def test_a_dry_run_lists_the_rows_and_writes_nothing(
 def test_a_row_is_named_by_its_key_or_id_and_other_rows_of_its_picture_go_too(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_takedown(source, write_list(tmp_path, "row:1", "# none"), "dry_run=true") == 0
-    assert "row 000000000001 url: http://cdn.example.net/1.jpg" in capsys.readouterr().out
+    assert run_takedown(source, write_list(tmp_path, "row:1", "# none", "row:000000000002"), "dry_run=true") == 0
+    listed = capsys.readouterr().out
+    assert "row 000000000001 url: http://cdn.example.net/1.jpg" in listed
+    assert "row 000000000002 url: " in listed
+    assert run_takedown(source, write_list(tmp_path, "# none", ""), "dry_run=true") == 2
+    assert "has no entries" in capsys.readouterr().err
     assert run_takedown(source, write_list(tmp_path, "# none", "row:nobody"), "dry_run=true") == 2
     assert "line 2: 'nobody' has no row in arrow/" in capsys.readouterr().err
     with pytest.raises(UserError, match="line 1: 'row:1' is a row of an output; give this list to hypergrit takedown"):
