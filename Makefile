@@ -67,8 +67,8 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Four processes on two cores: tests wait for other processes half of the time. Each needs up to 2.5 GB. Those of
-# test-rest keep both cores busy by themselves.
+# Four processes on two cores: tests wait for other processes half of the time. Each needs up to 2.5 GB, in test-rest up
+# to 4 GB: three there.
 TEST_PROCESSES ?= 4
 PYTEST = -m pytest -n $(TEST_PROCESSES) --dist loadgroup
 
@@ -79,7 +79,7 @@ test: install
 pytest: install
 	$(BIN)/python $(PYTEST) -m "not rest"
 
-test-rest: TEST_PROCESSES = 2
+test-rest: TEST_PROCESSES = 3
 test-rest: install
 	-@$(MAKE) --no-print-directory .venv-site/.installed  # without it, the test of the site is skipped
 	$(BIN)/python $(PYTEST) -m rest
@@ -95,7 +95,7 @@ coverage: install
 	$(MEASURE) erase
 	-$(MEASURE) run $(PYTEST) -m "not rest"
 	@$(TOTALS)
-	-$(MEASURE) run $(subst -n $(TEST_PROCESSES),-n 2,$(PYTEST)) -m rest
+	-$(MEASURE) run $(subst -n $(TEST_PROCESSES),-n 3,$(PYTEST)) -m rest
 	@$(TOTALS)
 
 # Runs the long tests. Tests that have already passed at this commit are skipped, unless ARGS=--fresh. Example:
