@@ -3,7 +3,7 @@
 import dataclasses
 import logging
 import tempfile
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import permutations
@@ -21,7 +21,7 @@ from hypergrit_common.text import counted
 from pipeline.commands.frame import TakedownOptions, check_keys, derive_command, take_options, take_output, take_path
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
-from pipeline.explore.rows import NAMES, named_rows, spellings
+from pipeline.explore.rows import rows_by_name
 from pipeline.faults import shard_errors
 from pipeline.output.commit import (
     Staging,
@@ -238,24 +238,32 @@ def read_entries(store: Store, path: str) -> TakedownList:
     Raises UserError like `read_takedown`, for a list without entries, if there is no such row, and if it has neither.
     """
     lines = read_lines(path)
-    names = {i: line.strip().removeprefix(ROW) for i, line in enumerate(lines) if line.strip().startswith(ROW)}
+    names = {i: name for i, line in enumerate(lines) if (name := name_in(line))}
     entries = parse_takedown(["" if i in names else line for i, line in enumerate(lines)], path)
     if not names and not len(entries):
         raise UserError(f"list={path} has no entries; give one URL, host, SHA-256 or row:KEY a line")
     manifests = [manifest for manifest in read_manifests(store) if "arrow" in manifest["formats"]] if names else []
-    rows = defaultdict[str, list[Mapping[str, Any]]](list)
-    for _, row in named_rows(store, manifests, names.values()):
-        for name in {row[column] for column in NAMES}:
-            rows[name].append(row)
+    found = rows_by_name(store, manifests, names.values())
     for i, name in names.items():
-        named = [row for spelling in spellings(name) for row in rows[spelling]]
+        rows = [row for _, row in found[name]]
         # One that is taken down has neither any more; the output has its entries.
-        known = [texts_of(row) for row in named if row["reason"] != TAKEN_DOWN]
-        if not all(known) or not named:
-            problem = "neither a URL nor a SHA-256" if named else f"no row in arrow/ of {store.root}"
-            raise UserError(f"{path}, line {i + 1}: {name!r} has {problem}; correct or remove the line")
+        known = [texts_of(row) for row in rows if row["reason"] != TAKEN_DOWN]
+        problem = ""
+        if not rows:
+            problem = f"has no row in arrow/ of {store.root}"
+        elif 0 < len(others := [row["key"] for row in rows if name in (row["id"], row["url"])]) < len(rows):
+            problem = f"is the key of one row and the id of {', '.join(others)}; give the URL or the SHA-256 of the one that goes"
+        elif not all(known):
+            problem = "has neither a URL nor a SHA-256"
+        if problem:
+            raise UserError(f"{path}, line {i + 1}: {name!r} {problem}; correct or remove the line")
         entries |= parse_takedown(sorted(set[str]().union(*known)), path)
     return entries
+
+
+def name_in(line: str) -> str | None:
+    """Return the key or id after `row:`, with the blanks around it if only an id with them can be meant; None without."""
+    return line.lstrip().removeprefix(ROW).strip("\r\n") if line.lstrip().startswith(ROW) else None
 
 
 def texts_of(row: Mapping[str, Any]) -> set[str]:
@@ -351,8 +359,8 @@ another command writes their rows to it again, or to outputs made from it.
 
   OUT                  output folder or URL of a job
   list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a
-                       line, or row:KEY or row:ID for the URL and the SHA-256 of a row of OUT, as `explore row=` shows
-                       them; lines that begin with # are left out
+                       line, or row:ID or row:KEY for the URL and the SHA-256 of a row of OUT, as `explore row=` shows
+                       them; a number is a key only if no row has it as its id; lines that begin with # are left out
   ray.*, report.*      as in the job; ray.runner=local: processes of this machine
 
 {EXIT_CODES}

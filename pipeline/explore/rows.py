@@ -3,6 +3,7 @@
 import bisect
 import itertools
 import threading
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -42,9 +43,10 @@ Row = dict[str, Any]
 def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> list[str]:
     """Return the lines of the life of the rows with this key, id or URL, MOST_ROWS at most. Raises UserError without any."""
     record = read_record(store)
-    rows = ((manifest, {**row, "source": input_path(record, row["source"])})
-            for manifest, row in named_rows(store, manifests, [wanted]))  # fmt: skip
-    found = [describe_row(manifest, row) for manifest, row in rows]
+    found = [
+        describe_row(manifest, {**row, "source": input_path(record, row["source"])})
+        for manifest, row in rows_by_name(store, manifests, [wanted])[wanted]
+    ]
     if not found:
         raise UserError(
             f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits"
@@ -54,18 +56,27 @@ def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> l
     return [line for i, part in enumerate(parts) for line in [*([""] if i else []), *part]]
 
 
-def named_rows(store: Store, manifests: Sequence[Manifest], wanted: Iterable[str]) -> Iterator[tuple[Manifest, Row]]:
-    """Yield the rows with one of these keys, ids or URLs, with their shards. A key may be given without its leading zeros."""
-    names = sorted({spelling for name in wanted for spelling in spellings(name)})
-    has_name = reduce(or_, (is_one_of(column, names) for column in NAMES))
+def rows_by_name(
+    store: Store, manifests: Sequence[Manifest], names: Iterable[str]
+) -> dict[str, list[tuple[Manifest, Row]]]:
+    """Return the rows of each name, with their shards: those with it as key, id or URL.
+
+    If there are none, blanks around it do not count, and a number is a key without its leading zeros: ids often count too.
+    """
+    spellings = {name: (name, name.strip(), padded(name.strip())) for name in names}
+    has_name = reduce(or_, (is_one_of(column, {*itertools.chain(*spellings.values())}) for column in NAMES))
+    found = defaultdict[str, list[tuple[Manifest, Row]]](list)
     for manifest in manifests:
         if any(read_rows(store, [manifest], NAMES, has_name)):
-            yield from ((manifest, row) for row in read_rows(store, [manifest], COLUMNS, has_name))
+            for row in read_rows(store, [manifest], COLUMNS, has_name):
+                for text in {row[column] for column in NAMES}:
+                    found[text].append((manifest, row))
+    return {name: next(filter(None, map(found.__getitem__, texts)), []) for name, texts in spellings.items()}
 
 
-def spellings(name: str) -> tuple[str, ...]:
-    """Return a name, and as a key what it may be without its leading zeros."""
-    return (name, f"{int(name):012d}") if name.isascii() and name.isdigit() else (name,)
+def padded(name: str) -> str:
+    """Return the key that a number is without its leading zeros; other names are returned as they are."""
+    return f"{int(name):012d}" if name.isascii() and name.isdigit() else name
 
 
 def describe_row(manifest: Manifest, row: Row) -> list[str]:

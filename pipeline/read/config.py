@@ -46,7 +46,7 @@ class ReadConfig:
     # chat[1].value are fields of columns
     url_column: str | None = None
     # column with the caption; null: caption, text, alt_text, alt or title. Several, such as caption,title: those that are
-    # not empty form a list, used as read.captions says
+    # not empty form a list, used as read.captions says; a comma within a name is \,
     caption_column: str | None = None
     # column with the identifier of a row, by which it is found later; null: id, uid, sample_id, image_id or key
     id_column: str | None = None
@@ -144,7 +144,8 @@ class ReadConfig:
             raise UserError("json_layout is columns, in which all lists are columns; remove json_key")
         if len(self.caption_columns) > 1 and self.captions is None:
             raise UserError(
-                f"caption_column={self.caption_column} needs a rule; set captions to first, longest, join, random or all"
+                f"caption_column={self.caption_column} needs a rule; set captions to first, longest, join, random or all. "
+                "Write a comma that is part of a name as \\,"
             )
         assert self.where is None or self.selection  # checks the expression
         assert self.levels is None or self.level_rule  # checks the text
@@ -157,7 +158,7 @@ class ReadConfig:
     @property
     def caption_columns(self) -> tuple[str, ...]:
         """The names of the columns in `caption_column`."""
-        return tuple((self.caption_column or "").split(","))
+        return tuple(name.replace("\\,", ",") for name in re.split(r"(?<!\\),", self.caption_column or ""))
 
     @cached_property
     def named_columns(self) -> tuple[str, ...]:

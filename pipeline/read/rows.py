@@ -473,9 +473,12 @@ def _without_pictures(value: Any) -> Any:
 
 
 def _id(value: Any) -> str | None:
-    """Return the text of an identifier of any type: hexadecimal digits of bytes that are no text, JSON of nested values."""
-    if isinstance(value, float) and math.isnan(value):
-        return None
+    """Return the text of an identifier of any type: hexadecimal digits of bytes that are no text, JSON of nested values.
+
+    Whole floats are integers: pandas makes floats of integers as soon as one is missing.
+    """
+    if isinstance(value, float):
+        return None if math.isnan(value) else str(int(value) if value.is_integer() and abs(value) < 2**53 else value)
     if isinstance(value, bytes):
         text = value.decode(errors="replace")
         return text if text.isprintable() and "\ufffd" not in text else value.hex()

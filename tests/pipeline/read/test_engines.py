@@ -158,7 +158,8 @@ ID = uuid.UUID(int=2**127 + 255)
         (pa.array([0, 2**50], pa.timestamp("ms")), ["1970-01-01 00:00:00", "<value out of range: 1125899906842624>"]),
         (pa.array([0, 1], pa.date32()), ["1970-01-01", "1970-01-02"]),
         (pa.array([OID, OID]), ['{"$oid": "65a1"}'] * 2),
-        (pa.array([7.0, float("nan")]), ["7.0", None]),
+        (pa.array([7.0, float("nan")]), ["7", None]),
+        (pa.array([-1.5, 2.0**60]), ["-1.5", "1.152921504606847e+18"]),
     ],
 )
 @pytest.mark.parametrize("name", ["IMAGE_ID", "key"])

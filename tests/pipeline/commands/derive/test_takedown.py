@@ -252,6 +252,37 @@ def test_a_row_is_named_by_its_key_or_id_and_other_rows_of_its_picture_go_too(
         read_takedown(str(write_list(tmp_path, "row:1")))
 
 
+IDS = ("3", "1", "000000000001", " A ", "a/b", None)
+"""Ids of the rows 0 to 5: numbers that are keys of other rows, and one with blanks."""
+
+
+@pytest.mark.parametrize(
+    ("entry", "gone"),
+    [
+        ("row:1", [1]),  # an id, and as a key itself
+        ("row:3", [0]),  # the id of row 0 comes before the key of row 3
+        ("row:4", [4]),
+        ("row:000000000005 ", [5]),
+        ("row: A ", [3]),
+        ("row:http://x/2", [2]),
+        ("row:000000000001", "line 1: '000000000001' is the key of one row and the id of 000000000002"),
+        ("row:A", "line 1: 'A' has no row"),
+    ],
+)
+def test_an_id_comes_before_a_key_and_what_names_two_rows_removes_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], entry: str, gone: list[int] | str
+) -> None:
+    rows = [kept(picture(n), url=f"http://x/{n}") | {"id": name} for n, name in enumerate(IDS)]
+    make_output(tmp_path / "out", {0: rows}, "formats=[arrow]")
+    code = run_takedown(tmp_path / "out", write_list(tmp_path, entry), "dry_run=true")
+    out, err = capsys.readouterr()
+    if isinstance(gone, str):
+        assert code == 2
+        assert gone in err
+    else:
+        assert [int(line.split()[3]) for line in out.splitlines()[:-1]] == gone
+
+
 @pytest.mark.parametrize("n", range(6))
 def test_a_kill_between_two_files_loses_nothing(source: Path, output: Path, tmp_path: Path, n: int) -> None:
     path = write_list(tmp_path, *entries_for(source))
