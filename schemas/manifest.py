@@ -4,7 +4,9 @@ The second argument of each `Annotated` is the description of the field in docs/
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal, NotRequired, TypedDict
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, NotRequired, TypedDict
+
+from schemas.scores import THRESHOLDS
 
 NO_MODEL: Final = "none"
 """Name of the grounder, scorer or parser of a job without one."""
@@ -89,19 +91,13 @@ class Models(TypedDict):
     captioner: NotRequired[Annotated[CaptionerIdentity, "model of further captions; absent without one"]]
 
 
-class ThresholdValues(TypedDict):
-    """The thresholds that a box had to reach: configured, or calibrated for the model."""
-
-    min_side_px: Annotated[int, "smallest allowed box, in pixels of the stored image"]
-    size_rule: Annotated[Literal["area", "side", "released"], "measure that min_side_px applies to"]
-    min_score: Annotated[float, "lowest grounding score"]
-    min_clip_score: Annotated[float, "lowest CLIPScore"]
-    min_presence: NotRequired[Annotated[float, "lowest presence of a phrase; absent without one"]]
-    min_image_similarity: NotRequired[Annotated[float, "lowest cosine of image and caption; absent without one"]]
-    min_head_score: NotRequired[Annotated[float, "lowest score of the head; absent without one"]]
-    min_grounded_share: NotRequired[
-        Annotated[float, "smallest share of the phrases of a row that have a kept box; absent without one"]
-    ]
+if TYPE_CHECKING:
+    ThresholdValues = dict[str, Any]
+else:  # by which the manifests of strangers are checked
+    _TYPES = {"min_side_px": int, "size_rule": Literal["area", "side", "released"]}
+    _FIELDS = {name: Annotated[_TYPES.get(name, float), doc] for name, doc in THRESHOLDS.items()}
+    ThresholdValues = TypedDict("ThresholdValues", _FIELDS, total=False)
+    ThresholdValues.__doc__ = "The thresholds that a box had to reach: configured, or calibrated for the model."
 
 
 class Plugin(TypedDict):

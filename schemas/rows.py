@@ -12,6 +12,8 @@ from typing import Final
 
 import pyarrow as pa
 
+from schemas.scores import CROP_SCORES, ROW_COLUMNS
+
 VERSION: Final = "1.4"
 """MAJOR.MINOR: a change that breaks readers increases the major number, a new column the minor one."""
 
@@ -75,12 +77,7 @@ BOX: Final = pa.struct(
 BOX_SCORE: Final = pa.struct(
     [
         field("area_px", pa.float32(), "box area in square pixels of the stored image"),
-        field(
-            "clip_cosine",
-            pa.float32(),
-            "cosine of crop and phrase in [-1, 1]; null if an earlier filter removed the box, unless `score.keep_all`",
-            True,
-        ),
+        *(field(score.column, pa.float32(), score.doc, True) for score in CROP_SCORES),
         field("removed", pa.string(), "reason why the box was removed (BOX_REMOVALS), null if it is kept", True),
     ]
 )
@@ -201,9 +198,7 @@ GROUNDED: Final = extend(
 SCORED: Final = extend(
     GROUNDED,
     field("box_scores", _list(BOX_SCORE), "measurements and filter result of each box, in the order of `boxes`", True),
-    field("clip_similarity", pa.float32(), "cosine of the full image and the full caption in [-1, 1]", True),
-    # Or the distance of the caption to the root of a hyperbolic model. The text below is in all files, whose bytes stay.
-    field("head_score", pa.float32(), "score of the linear head `score.head` on the embedding of the image", True),
+    *(field(name, pa.float32(), score.doc, True) for name, score in ROW_COLUMNS.items()),
 )
 
 HEAVY: Final = ("image",)

@@ -7,6 +7,8 @@ from collections.abc import Collection, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from schemas.scores import BOX_SCORES, SCORES
+
 KEPT: Final = "kept"
 DROPPED: Final = "dropped"
 
@@ -62,12 +64,7 @@ _OWN: Final = {
     },
     "score": {
         "box_too_small": "the last remaining boxes were below the size limit",
-        "low_score": "the last remaining boxes had a grounding score below the threshold",
-        "low_presence": "the last remaining boxes had phrases that are probably not in the image",
-        "low_clip_score": "the last remaining boxes had a CLIP score below the threshold",
-        "low_grounded_share": "the share of the phrases with a kept box is below `score.min_grounded_share`",
-        "low_image_similarity": "the cosine of image and caption is below `score.min_image_similarity`",
-        "low_head_score": "the score of `score.head` is below `score.min_head_score`",
+        **{score.reason: score.dropped for score in SCORES},
     },
     "write": {
         "same_url": "a row that stays has the same URL; `detail` is its key",
@@ -133,9 +130,7 @@ PHRASE_REMOVALS: Final = MappingProxyType(
 BOX_REMOVALS: Final = MappingProxyType(
     {
         "box_too_small": "area or side (score.size_rule) below the limit, in pixels of the stored image",
-        "low_score": "grounding score below the threshold",
-        "low_presence": "presence of the phrase in the image (SAM 3) below the threshold",
-        "low_clip_score": "CLIP score of crop and phrase below the threshold",
+        **{score.reason: score.removed for score in BOX_SCORES},
     }
 )
 """Reasons to remove a box, in the order in which the filters are applied."""

@@ -5,6 +5,7 @@ import hashlib
 import json
 import logging
 import secrets
+import textwrap
 from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -36,9 +37,11 @@ from pipeline.run.provenance import place_of
 from pipeline.stages.score.filters import Thresholds, resolve_thresholds
 from schemas.files import MANIFEST_FILE, MANIFEST_FOLDER
 from schemas.manifest import Manifest, Origin, Provenance
+from schemas.scores import ROW_COLUMNS, SCORES, THRESHOLDS
 
 logger = logging.getLogger("hypergrit")
 
+OPTIONAL: Final = [score for score in SCORES if not score.is_calibrated]
 USAGE: Final = f"""\
 usage: hypergrit rewrite source=A [source=B ...] output=NEW [key=value ...]
 
@@ -58,10 +61,8 @@ the shuffle.
   output               folder or URL for the new shards
   score.min_score, score.min_clip_score, score.min_side_px, score.size_rule, score.keep_all
                        thresholds can be raised; they can be lowered if the job ran with score.keep_all=true
-  score.min_presence   lowest presence of a phrase in the image, of a grounder that predicts it
-  score.min_image_similarity, score.min_head_score, score.min_grounded_share
-                       lowest cosine of image and caption, lowest score of the job's head, smallest share of the phrases
-                       of a row that have a kept box
+  {", ".join(f"score.{score.setting}" for score in OPTIONAL)}
+{textwrap.indent(textwrap.fill("; ".join(score.threshold for score in OPTIONAL), 97), 23 * " ")}
   ground.keep_pairs=false
                        drop the rows without a box, which HyCoCLIP's own loader cannot read
   against              evaluation images to drop: a folder (with its subfolders), or a text file with a URL, a SHA-256
@@ -78,11 +79,10 @@ the shuffle.
 MAX_RADIUS: Final = 8
 MAX_EVALUATION_RADIUS: Final = 16
 """Largest `against_radius`: hashes of unrelated images differ in 32 bits on average, 1 of 4,000 pairs in at most 16."""
-THRESHOLDS: Final = tuple(field.name for field in dataclasses.fields(Thresholds))
 FILTERS: Final = (*(f"score.{name}" for name in THRESHOLDS), "score.keep_all", "ground.keep_pairs")
 """Settings of the filters, which decide anew what is kept."""
-BOX_FILTERS: Final = {f"score.{name}" for name in THRESHOLDS} - {"score.min_image_similarity", "score.min_head_score"}
-"""Thresholds of boxes; the others are of rows."""
+BOX_FILTERS: Final = {f"score.{name}" for name in THRESHOLDS} - {f"score.{s.setting}" for s in ROW_COLUMNS.values()}
+"""Thresholds of boxes, and of the share of phrases that have one; the others are of rows."""
 SETTINGS: Final = (*FILTERS, "write", "overwrite", "trust")
 """Settings of the job that the command takes, besides those of every command."""
 NEEDED: Final = {

@@ -1,6 +1,5 @@
 """The rows of a finished shard as `rewrite` passes them on: thresholds, keys, drops and images, one after the other."""
 
-import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.files import DROPS_FILE
 from schemas.manifest import NO_MODEL, Provenance, SourceShard
 from schemas.rows import GROUNDED, HEAVY, SCORED
+from schemas.scores import ROW_COLUMNS, SCORES, THRESHOLDS, ScoreEntry
 from schemas.status import INTERNAL_ERROR, KEPT, KEY_REASONS
 from schemas.table import Drop, conform, drop_rows, set_column
 
@@ -54,7 +54,7 @@ class SourcePart:
     @property
     def identity(self) -> dict[str, Any]:
         """The settings that its rows depend on, as they are read back from JSON."""
-        thresholds = None if self.thresholds is None else dataclasses.asdict(self.thresholds)
+        thresholds = self.thresholds and {name: getattr(self.thresholds, name) for name in THRESHOLDS}
         kept = {"keep_all": self.keep_all, "keeps_pairs": self.keeps_pairs}
         return {"source": self.source, "offset": self.offset, "thresholds": thresholds, **kept}
 
@@ -240,10 +240,10 @@ def filter_table(table: pa.Table, part: SourcePart) -> pa.Table:
     if not part.keeps_pairs:
         table = drop_pairs(table)
     has_scorer, has_grounder = (part.provenance["models"][m]["name"] != NO_MODEL for m in ("scorer", "grounder"))
-    cosines = StoredCosines(before) if has_scorer else None
+    scores = StoredScores(before, has_scorer)
     assert part.thresholds is not None
     grounded = conform(table.select(GROUNDED.names), GROUNDED)
-    scored = score_table(grounded, part.thresholds, cosines, part.keep_all, part.keeps_pairs, has_grounder)
+    scored = score_table(grounded, part.thresholds, scores, part.keep_all, part.keeps_pairs, has_grounder)
     unseen = pc.and_(pc.equal(pc.fill_null(before["stage"], ""), "score"), pc.equal(scored["status"], KEPT))
     if len(late) > 1 and pc.any(unseen).as_py():
         raise UserError(
@@ -298,36 +298,23 @@ def drop_pairs(table: pa.Table) -> pa.Table:
     return drop_rows(table, "ground", ungrounded)
 
 
-class StoredCosines:
-    """The cosines of a SCORED table."""
+class StoredScores:
+    """The scores of a SCORED table; `has_scorer`: the job compared images with texts."""
 
-    def __init__(self, table: pa.Table) -> None:
-        self._keys, self._scores, self._similarity, self._heads = (
-            table[name].to_pylist() for name in ("key", "box_scores", "clip_similarity", "head_score")
-        )
+    def __init__(self, table: pa.Table, has_scorer: bool) -> None:
+        self._rows = table.select(["key", "box_scores", *ROW_COLUMNS]).to_pylist()
+        self._has_scorer = has_scorer
 
-    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
-        """Return the cosine of crop and phrase for each box. Raises UserError for one that was not computed."""
-        found = [self._scores[i][b]["clip_cosine"] for i, b in places]
-        if None in found:
-            self._fail(places[found.index(None)].row, "a box")
-        return found
-
-    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
-        """Return the cosine of image and caption for each row. Raises UserError for one that was not computed."""
-        found = [self._similarity[i] for i in indices]
-        if None in found:
-            self._fail(indices[found.index(None)], "the caption")
-        return found
-
-    def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        """Return the score of the head for each row; None without a head."""
-        return [self._heads[i] for i in indices]
-
-    def _fail(self, row: int, what: str) -> None:
+    def __call__(self, score: ScoreEntry, rows: Rows, places: Sequence[Place]) -> Sequence[float | None]:
+        """Return the score of each row, or of the crop of each box. Raises UserError for a cosine that was not computed."""
+        stored = self._rows
+        found = [(stored[i] if b is None else stored[i]["box_scores"][b])[score.column] for i, b in places]
+        if score.unit == "number" or not self._has_scorer or None not in found:
+            return found
+        row, box = places[found.index(None)]
         raise UserError(
-            f"row {self._keys[row]}: {what} has no CLIPScore, since a filter of the source removed it; lower thresholds "
-            "need a source job with score.keep_all=true"
+            f"row {stored[row]['key']}: {'the caption' if box is None else 'a box'} has no CLIPScore, since a filter of "
+            "the source removed it; lower thresholds need a source job with score.keep_all=true"
         )
 
 
@@ -336,17 +323,11 @@ def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
     if kept_all:
         return
     # A threshold that is not set any more is the lowest one.
-    least = {"min_image_similarity": -1.0, "min_head_score": -math.inf, "min_presence": 0.0, "min_grounded_share": 0.0}
-    unset: dict[str, Any] = {
-        name: value for name, value in least.items() if getattr(new, name) is None and getattr(old, name) is not None
-    }
-    new = dataclasses.replace(new, **unset)
+    after = {score.setting: score.range[0] if score.range else -math.inf for score in SCORES} | new.recorded
     lowered = [
-        f"score.{field.name} from {getattr(old, field.name)} to {getattr(new, field.name)}"
-        for field in dataclasses.fields(Thresholds)
-        if field.name != "size_rule"
-        and getattr(old, field.name) is not None
-        and getattr(new, field.name) < getattr(old, field.name)
+        f"score.{name} from {value} to {after[name]}"
+        for name, value in old.recorded.items()
+        if name != "size_rule" and after[name] < value
     ]
     # A side of n px means an area of at least n x n; the rule of the release rounds, so it may be looser or stricter.
     if new.size_rule != old.size_rule and (old.size_rule, new.size_rule) != ("area", "side"):

@@ -11,12 +11,13 @@ import pyarrow.compute as pc
 
 from pipeline.summary.totals import asked_phrases, first_items, host_of, labels
 from schemas.manifest import Provenance, ThresholdValues, has_grounder
+from schemas.scores import CROP_SCORES, ROW_COLUMNS
 from schemas.status import BOX_REMOVALS
 
 SOURCE_COLUMNS: Final = (
     *("key", "source", "url", "caption", "caption_original", "status", "stage", "reason"),
     *("width", "height", "original_width", "original_height", "tokens", "noun_chunks"),
-    *("boxes", "box_scores", "clip_similarity", "head_score", "given_chunks"),
+    *("boxes", "box_scores", *ROW_COLUMNS, "given_chunks"),
 )
 """Columns of arrow/ that the index is made of, besides `image`."""
 WORDS: Final = ("reason", "host", "source", "phrase", "label")
@@ -67,8 +68,7 @@ def index_rows(
         "host": words.encode("host", hosts(batch["url"])),
         "source": words.encode("source", batch["source"]),
         **{name: pc.fill_null(batch[name], 0) for name in ("width", "height", "original_width", "original_height")},
-        "similarity": batch["clip_similarity"],
-        "head": batch["head_score"],
+        **{name: batch[name] for name in ROW_COLUMNS},
         "asked": asked_phrases(batch, has_grounder(provenance)).astype(np.int32),
         "has_image": pc.cast(has_image, pa.uint8()),
     }
@@ -114,7 +114,7 @@ def box_columns(
         "chunk": box["phrase"],
         **corners,
         "score": box["score"],
-        "cosine": measured["clip_cosine"],
+        **{score.column: measured[score.column] for score in CROP_SCORES},
         "side": box_sides(edges, width, height, thresholds["size_rule"]),
         "removed": removals(measured["removed"]),
     }

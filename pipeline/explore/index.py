@@ -36,10 +36,11 @@ from pipeline.output.takedowns import check_obeyed
 from pipeline.report.cards import read_dropped
 from pipeline.summary.totals import encode_json
 from schemas.manifest import Manifest, ThresholdValues
+from schemas.scores import SCORES
 from schemas.status import KEPT
 
-VERSION: Final = 5
-"""Increased by every change of the files, so that old indexes are built again."""
+VERSION: Final = " ".join(["6", *(score.column for score in SCORES)])
+"""Changes with the files, so that old indexes are built again: raise the number unless only the scores change."""
 STORED, THUMBNAIL_ONLY = 1, 2
 """Values of the column `has_image`: 0 without a picture."""
 DRAFT: Final = "draft-"
@@ -100,7 +101,7 @@ def cached_index(store: Store, manifests: Sequence[Manifest], cache: str | None)
     uses are removed. Raises UserError if a shard is damaged or the cache cannot be written.
     """
     place = place_of(store, cache)
-    folder = place / digest(str(VERSION), *(manifest_hash(manifest) for manifest in manifests))
+    folder = place / digest(VERSION, *(manifest_hash(manifest) for manifest in manifests))
     try:
         if index := use_index(folder):
             return index

@@ -20,6 +20,7 @@ from pipeline.report.cards import read_dropped
 from schemas.files import FILES
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
+from schemas.scores import ROW_COLUMNS
 from schemas.status import KEPT
 
 COLUMNS: Final = [name for name in SCORED.names if name != "image"]
@@ -29,8 +30,7 @@ MOST_ROWS: Final = 20
 DETAILS: Final = (
     *("key", "id", "url", "source", "source_row", "status", "stage", "reason", "detail"),
     *("caption", "caption_original", "extra", "width", "height", "original_width", "original_height"),
-    *("original_format", "sha256", "tokens", "noun_chunks", "ref_exps", "boxes", "box_scores", "clip_similarity"),
-    "head_score",
+    *("original_format", "sha256", "tokens", "noun_chunks", "ref_exps", "boxes", "box_scores", *ROW_COLUMNS),
 )
 """Columns that the page shows of an opened row."""
 CHUNK_ROWS: Final = 128

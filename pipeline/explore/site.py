@@ -4,7 +4,7 @@ import bisect
 import hashlib
 import heapq
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, Final
@@ -23,6 +23,7 @@ from pipeline.explore.marks import COLUMNS, FORMULA
 from pipeline.explore.rows import CHUNK_ROWS, Shards
 from pipeline.output.store import Store
 from schemas.manifest import Manifest
+from schemas.scores import SCORES
 
 CODE: Final = Path(__file__).resolve().parent / "static"
 DATA: Final = "data"
@@ -80,7 +81,8 @@ def site(
     """
     found = {"name": output.name, "folder": output.folder, "images": images}
     form = {"columns": COLUMNS, "formula": FORMULA}
-    return {"output": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token, "disks": disks}
+    shown = {"disks": disks, "scores": [asdict(score) for score in SCORES if score.label]}
+    return {"output": found, "chunk": CHUNK_ROWS, "marks": marks, "form": form, "token": token, **shown}
 
 
 def write_static(output: Output, options: ExploreOptions) -> None:

@@ -5,6 +5,7 @@ from typing import Final, NamedTuple
 
 from hypergrit_common.text import counted
 from pipeline.stages.score.filters import CLIP_SCORE_WEIGHT
+from schemas.scores import BOX_SCORES, SCORES
 from schemas.stats import Statistics
 from schemas.status import GIVEN_REMOVALS, PASSING, ROW_DROPPED_EARLY
 
@@ -28,11 +29,7 @@ HINTS: Final = {
     "no_phrase": "Head nouns that were wrongly removed belong into parse.keep.",
     "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
     "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
-    "low_score": "Depends on score.min_score. The scores are stored in arrow/, so another threshold needs no GPU.",
-    "low_presence": "Depends on score.min_presence. The presence is stored in arrow/.",
-    "low_clip_score": "Depends on score.min_clip_score. The cosines are stored in arrow/, so another threshold "
-    "needs no GPU.",
-    "low_grounded_share": "Depends on score.min_grounded_share. The boxes are stored in arrow/.",
+    **{score.reason: f"Depends on score.{score.setting}. {score.hint}" for score in SCORES if score.hint},
     "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
 }
 """Drop reason -> what to do about it."""
@@ -40,8 +37,7 @@ HINTS: Final = {
 CHOSEN: Final = frozenset({"not_selected", "taken_down", "in_evaluation_set", "same_url", "same_bytes", "same_picture"})
 """Drop reasons that the user asked for, by a setting or a command."""
 FILTERS: Final = {
-    "box_too_small": "score.min_side_px", "low_score": "score.min_score", "low_presence": "score.min_presence",
-    "low_clip_score": "score.min_clip_score",
+    "box_too_small": "score.min_side_px", **{score.reason: f"score.{score.setting}" for score in BOX_SCORES}
 }  # fmt: skip
 """Reason to remove a box -> the threshold, in the order in which the filters are applied."""
 MIN_ROWS: Final = 20

@@ -7,6 +7,7 @@ from itertools import pairwise
 from typing import Final
 
 from pipeline.stages.score.filters import CLIP_SCORE_WEIGHT
+from schemas.scores import CLIP_AXIS, SCORES
 from schemas.stats import HistogramJson
 
 WIDTH: Final = 360.0
@@ -67,10 +68,13 @@ class Style:
     is_log: bool = False
     is_integer: bool = False  # each bin is one integer
     is_full_range: bool = False  # draw all bins, also empty ones at the ends
-    factor: float = 1.0  # of the values: the page shows CLIPScores, stats.json has cosines
+
+    @property
+    def factor(self) -> float:
+        """Factor of the values: the page shows CLIPScores, stats.json has cosines."""
+        return CLIP_SCORE_WEIGHT if self.axis == CLIP_AXIS else 1.0
 
 
-CLIP_AXIS: Final = "CLIPScore (2.5 × cosine)"
 STYLES: Final = {
     "box_area_ratio": Style(
         "Box area", "box area / image area", "Fraction of the image that each box covers", is_full_range=True
@@ -79,23 +83,7 @@ STYLES: Final = {
         "Boxes per image", "kept boxes", "Number of kept boxes of each kept image", is_integer=True
     ),
     "caption_length": Style("Caption length", "characters", "Length of each cleaned caption"),
-    "grounding_score": Style("Grounding score", "score", "Confidence of the grounder in each box"),
-    "clip_cosine": Style(
-        "CLIPScore of box and phrase",
-        CLIP_AXIS,
-        "Boxes that passed the filters by size and grounding score",
-        factor=CLIP_SCORE_WEIGHT,
-    ),
-    "clip_similarity": Style(
-        "CLIPScore of image and caption",
-        CLIP_AXIS,
-        "Full image and full caption of each kept row",
-        factor=CLIP_SCORE_WEIGHT,
-    ),
-    "head_score": Style("Score of the head", "score", "Head on the image or caption of each compared row"),
-    "grounded_share": Style(
-        "Grounded phrases", "share of the phrases", "Phrases with a kept box, of each row whose boxes were filtered"
-    ),
+    **{score.histogram: Style(score.title or score.label, score.axis, score.note) for score in SCORES},
     "image_side": Style(
         "Image size", "pixels", "Sides of each downloaded image, before resizing", is_stacked=False, is_log=True
     ),

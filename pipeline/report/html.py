@@ -29,6 +29,7 @@ from pipeline.report.charts import histogram_chart, number
 from pipeline.report.stats import bytes_text, describe_run, stats_text, trainable
 from pipeline.stages.score.filters import clip_score
 from schemas.files import REPORT_FILE, STATS_FILE
+from schemas.scores import SCORES
 from schemas.stats import Statistics
 from schemas.status import BOX_REMOVALS, GIVEN_REMOVALS, INTERNAL_ERROR, PHRASE_REMOVALS, all_reasons
 
@@ -164,13 +165,10 @@ def render(
     """
     parsed = [picture.row for picture in pictures if 2 <= len(picture.row["tokens"] or ()) <= MAX_TOKENS]
     thresholds = stats["provenance"].get("thresholds", {})
-    least = thresholds.get("min_image_similarity")
+    least = {score: thresholds.get(score.setting) for score in SCORES}
     marks = {
-        "grounding_score": thresholds.get("min_score"),
-        "clip_cosine": thresholds.get("min_clip_score"),
-        "clip_similarity": None if least is None else clip_score(least),
-        "head_score": thresholds.get("min_head_score"),
-        "grounded_share": thresholds.get("min_grounded_share"),
+        score.histogram: clip_score(value) if score.unit == "cosine" and value is not None else value
+        for score, value in least.items()
     }
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")

@@ -14,6 +14,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
+from schemas.scores import SCORES
 from schemas.stats import HistogramJson
 
 Array = NDArray[Any]
@@ -140,16 +141,13 @@ def middle(index: int) -> float:
 
 def make_histograms() -> dict[str, Histogram]:
     """Return the empty histograms of stats.json by name."""
+    series = {True: ["images"], False: ["kept", "removed"]}
     sides = 2.0 ** np.arange(3, 14.25, 0.25)
     return {
         "box_area_ratio": Histogram(np.linspace(0, 1, 51), "kept", "removed"),
         "boxes_per_image": Histogram(np.arange(1, 33), "images", is_integer=True),
         "caption_length": Histogram(np.arange(0, 1005, 5), "captions", is_integer=True),
-        "grounding_score": Histogram(np.linspace(0, 1, 51), "kept", "removed"),
-        "clip_cosine": Histogram(np.linspace(-1, 1, 101), "kept", "removed"),
-        "clip_similarity": Histogram(np.linspace(-1, 1, 101), "images"),
-        "head_score": Histogram(np.linspace(-20, 20, 801), "images"),
-        "grounded_share": Histogram(np.linspace(0, 1, 51), "images"),
+        **{s.histogram: Histogram(np.linspace(*s.edges), *series[s.of == "row"]) for s in SCORES if s.histogram},
         "image_side": Histogram(sides, "shorter", "longer", is_integer=True),
     }
 

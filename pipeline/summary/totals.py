@@ -19,6 +19,7 @@ from pipeline.stages.parse.labels import label_of
 from pipeline.stages.parse.types import Token
 from pipeline.summary.histogram import Distinct, Frequent, Histogram, make_histograms
 from schemas.manifest import Counts, Manifest
+from schemas.scores import CROP_SCORES, ROW_COLUMNS, SCORES
 from schemas.stats import DuplicateCounts, Places
 from schemas.status import KEPT, ROW_DROPPED, STAGES, lost_boxes
 
@@ -26,11 +27,12 @@ Array = NDArray[Any]
 
 COLUMNS: Final = (
     "url", "status", "stage", "reason", "detail", "original_width", "original_height", "sha256",
-    "caption", "tokens", "noun_chunks", "ref_exps", "boxes", "has_expression", "box_scores", "clip_similarity", "head_score",
+    "caption", "tokens", "noun_chunks", "ref_exps", "boxes", "has_expression", "box_scores", *ROW_COLUMNS,
     "caption_original", "given_noun_chunks", "given_chunks",
 )  # fmt: skip
-HEAD: Final = "head_score"
 SHARE: Final = "grounded_share"
+OPTIONAL: Final = {score.histogram for score in SCORES} - {"grounding_score", "clip_cosine", "clip_similarity"}
+"""Histograms that are left out without values."""
 NO_FAILURES: Final = ("taken_down", "duplicate")
 """Reasons of the download that say nothing about a host."""
 HOST: Final = r"^[a-zA-Z][a-zA-Z0-9+.-]*://(?:[^/?#]*@)?\[?(?P<host>[^/?#:\]]*|[^/?#\]]*)(?:[\]:/?#]|$)"
@@ -72,8 +74,8 @@ class Totals:
         self.null_captions.update(captions.filter(pc.is_in(captions, pa.array(NULL_TEXTS))).to_pylist())
         captions = pc.utf8_length(batch["caption"].filter(pc.is_valid(batch["caption"])))
         self.histograms["caption_length"].add("captions", captions.to_numpy(zero_copy_only=False))
-        self.histograms["clip_similarity"].add("images", floats(batch["clip_similarity"].drop_null()))
-        self.histograms[HEAD].add("images", floats(batch[HEAD].drop_null()))
+        for name, score in ROW_COLUMNS.items():
+            self.histograms[score.histogram].add("images", floats(batch[name].drop_null()))
         self.chunks.update(tally(pc.list_flatten(batch["noun_chunks"]).field("removed")))
         self._count_chunks(batch)
         self._count_given(batch.filter(pc.greater(pc.list_value_length(batch["given_noun_chunks"]), 0)))
@@ -105,11 +107,11 @@ class Totals:
 
     @property
     def used_histograms(self) -> dict[str, Histogram]:
-        """The histograms by name; those of the head and of the share of phrases are left out without values."""
+        """The histograms by name, those of OPTIONAL only with values."""
         return {
             name: histogram
             for name, histogram in self.histograms.items()
-            if name not in (HEAD, SHARE) or histogram.series["images"].n
+            if name not in OPTIONAL or any(series.n for series in histogram.series.values())
         }
 
     def shrink(self) -> None:
@@ -139,7 +141,7 @@ class Totals:
         """Return the totals that `to_json` describes."""
         totals = cls()
         for name, histogram in totals.histograms.items():
-            if name not in (HEAD, SHARE) or name in value["histograms"]:
+            if name not in OPTIONAL or name in value["histograms"]:
                 histogram.load(value["histograms"][name])
         for name in SKETCHES:
             setattr(totals, name, Frequent.from_json(value[name]))
@@ -219,7 +221,7 @@ class Totals:
         for name, values in (
             ("box_area_ratio", (x_max - x_min) * (y_max - y_min)),
             ("grounding_score", floats(boxes.field("score"))),
-            ("clip_cosine", floats(scores.field("clip_cosine"))),
+            *((score.histogram, floats(scores.field(score.column))) for score in CROP_SCORES),
         ):
             self.histograms[name].add("kept", values[is_kept])
             self.histograms[name].add("removed", values[~is_kept])

@@ -26,11 +26,12 @@ __all__ = ["folder"]
 
 def test_every_component_has_a_short_example() -> None:
     titles = re.findall(r"^### (.*)$", PAGE, re.MULTILINE)
-    assert titles[:6] == [
+    assert titles[:7] == [
         "A stage",
         "A drop reason",
         "A grounder",
         "A scorer",
+        "A score",
         "An input format",
         "A model or a loss",
     ]

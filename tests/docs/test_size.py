@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(12, 1_767),
+    "schemas": Size(13, 1_846),
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_174),
-    "pipeline": Size(155, 33_512, 9),
+    "pipeline": Size(155, 33_437, 9),
     "trainer": Size(198, 28_443, 20),
     "demo": Size(33, 4_522),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(617, 64_919),
+    "tests": Size(618, 64_989),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -1,10 +1,10 @@
 """Settings and filters of the score stage, and the drop reason of rows without a kept box."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from hypergrit_common.images import Image
 from pipeline.models import calibrated_threshold, local_model, read_model_config
 from pipeline.stages.ground.load import score_threshold
 from schemas.manifest import NO_MODEL, ThresholdValues
+from schemas.scores import BOX_SCORES, CROP_SCORES, SCORES, THRESHOLDS, ScoreEntry
 from schemas.status import BOX_REMOVALS
 from schemas.table import Drop
 
@@ -103,11 +104,9 @@ class ScoreConfig:
 
     def __post_init__(self) -> None:
         check_range(self, "min_side_px", least=0)
-        check_range(self, "min_score", least=0, most=1)
-        check_range(self, "min_clip_score", least=0, most=CLIP_SCORE_WEIGHT)
-        check_range(self, "min_presence", least=0, most=1)
-        check_range(self, "min_image_similarity", least=-1, most=1)
-        check_range(self, "min_grounded_share", least=0, most=1)
+        for score in SCORES:
+            if score.range:
+                check_range(self, score.setting, least=score.range[0], most=score.range[1])
         if self.scorer == NO_MODEL and self.min_image_similarity is not None:
             raise UserError("min_image_similarity needs a scorer; give one, or leave out the threshold")
         if self.scorer == NO_MODEL and self.head is not None:
@@ -175,33 +174,13 @@ def clip_score_threshold(scorer: str) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Thresholds:
-    """The thresholds of ScoreConfig, with null replaced by the calibrated threshold of the grounder or scorer.
-
-    Attributes:
-        min_side_px: pixels of the stored image.
-        size_rule: what is compared with it.
-        min_score: grounding score, in [0, 1].
-        min_clip_score: CLIPScore of crop and phrase, in [0, 2.5].
-        min_presence: probability of the phrase in the image; None: no filter.
-        min_image_similarity: cosine of image and caption; None: no filter.
-        min_head_score: score of the head; None: no filter.
-        min_grounded_share: share of the phrases of a row that have a kept box; None: no filter.
-    """
-
-    min_side_px: int
-    size_rule: Literal["area", "side", "released"]
-    min_score: float
-    min_clip_score: float
-    min_presence: float | None = None
-    min_image_similarity: float | None = None
-    min_head_score: float | None = None
-    min_grounded_share: float | None = None
+class Thresholds(ScoreConfig):
+    """The fields of ScoreConfig that THRESHOLDS names, with null replaced by the calibrated threshold of a model."""
 
     @property
     def recorded(self) -> ThresholdValues:
         """Those that are set, as manifests record them."""
-        return cast(ThresholdValues, {name: value for name, value in asdict(self).items() if value is not None})
+        return {name: value for name in THRESHOLDS if (value := getattr(self, name)) is not None}
 
 
 def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
@@ -223,17 +202,22 @@ def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
     >>> thresholds.min_score, thresholds.min_side_px
     (0.7, 32)
     """
-    score, clip_score = config.min_score, config.min_clip_score
-    return Thresholds(
-        min_side_px=config.min_side_px,
-        size_rule=config.size_rule,
-        min_score=score_threshold(grounder) if score is None else score,
-        min_clip_score=clip_score_threshold(config.scorer) if clip_score is None else clip_score,
-        min_presence=config.min_presence,
-        min_image_similarity=config.min_image_similarity,
-        min_head_score=config.min_head_score,
-        min_grounded_share=config.min_grounded_share,
-    )
+    found = {name: getattr(config, name) for name in THRESHOLDS}
+    if config.min_score is None:
+        found["min_score"] = score_threshold(grounder)
+    if config.min_clip_score is None:
+        found["min_clip_score"] = clip_score_threshold(config.scorer)
+    return Thresholds(**found)
+
+
+def is_below(score: ScoreEntry, value: float | None, thresholds: Thresholds) -> bool:
+    """Return True for a value, in the unit of its column, below the threshold; False without either."""
+    least = getattr(thresholds, score.setting)
+    if value is None or least is None:
+        return False
+    if score.unit == "CLIPScore":
+        return clip_score(value) < least
+    return bool(np.float32(value) < np.float32(least))  # scores are stored as float32
 
 
 BoxScore = dict[str, Any]
@@ -243,7 +227,7 @@ BoxScore = dict[str, Any]
 def measure_box(
     box: dict[str, Any], width: int, height: int, thresholds: Thresholds, presence: float | None = None
 ) -> BoxScore:
-    """Measure a box, and apply the filters by size, grounding score and presence. `clip_cosine` is computed later.
+    """Measure a box, and apply the filters that need no pixels. The scores of its crop are computed later.
 
     `width` and `height` are those of the image, in pixels; `presence` is that of the phrase, None if it is not known.
     """
@@ -257,14 +241,10 @@ def measure_box(
             is_small = min(box_width, box_height) < side
         case "released":
             is_small = columns * rows <= side**2
-    removed = None
-    if is_small or not has_crop(box, width, height):
-        removed = "box_too_small"
-    elif box["score"] < float(np.float32(thresholds.min_score)):  # scores are stored as float32
-        removed = "low_score"
-    elif None not in (presence, thresholds.min_presence) and np.float32(presence) < np.float32(thresholds.min_presence):
-        removed = "low_presence"
-    return {"area_px": box_width * box_height, "clip_cosine": None, "removed": removed}
+    values = {"presence": presence, **box}
+    low = (score.reason for score in BOX_SCORES if is_below(score, values.get(score.column), thresholds))
+    removed = "box_too_small" if is_small or not has_crop(box, width, height) else next(low, None)
+    return {"area_px": box_width * box_height, **{score.column: None for score in CROP_SCORES}, "removed": removed}
 
 
 def has_crop(box: dict[str, Any], width: int, height: int) -> bool:
@@ -272,24 +252,16 @@ def has_crop(box: dict[str, Any], width: int, height: int) -> bool:
     return all(int(box[f"{axis}_max"] * n) > int(box[f"{axis}_min"] * n) for axis, n in (("x", width), ("y", height)))
 
 
-def add_cosine(score: BoxScore, cosine: float, thresholds: Thresholds) -> BoxScore:
-    """Add the cosine of crop and phrase, and apply the filter by CLIPScore unless an earlier one removed the box."""
-    is_low = clip_score(cosine) < thresholds.min_clip_score
-    return {**score, "clip_cosine": cosine, "removed": score["removed"] or ("low_clip_score" if is_low else None)}
-
-
 def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thresholds: Thresholds) -> Drop:
     """Return the drop reason of a row without a kept box: the last filter that removed a box, and the best value."""
     removed = {score["removed"] for score in scores}
     reason = [name for name in BOX_REMOVALS if name in removed][-1]
-    match reason:
-        case "low_clip_score":
-            best = max(clip_score(score["clip_cosine"]) for score in scores if score["removed"] == reason)
-            return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_clip_score:.2f}")
-        case "low_presence":
-            return Drop(reason, f"threshold {thresholds.min_presence:.2f}")
-        case "low_score":
-            best = max(box["score"] for box, score in zip(boxes, scores, strict=True) if score["removed"] == reason)
-            return Drop(reason, f"best {best:.2f}, threshold {thresholds.min_score:.2f}")
-        case _:
-            return Drop(reason, f"largest {max(score['area_px'] for score in scores):.0f} px")
+    score = next((score for score in BOX_SCORES if score.reason == reason), None)
+    if score is None:
+        return Drop(reason, f"largest {max(found['area_px'] for found in scores):.0f} px")
+    least = f"threshold {getattr(thresholds, score.setting):.2f}"
+    if score.of == "phrase":
+        return Drop(reason, least)
+    pairs = zip(boxes, scores, strict=True)
+    best = max({**box, **found}[score.column] for box, found in pairs if found["removed"] == reason)
+    return Drop(reason, f"best {clip_score(best) if score.unit == 'CLIPScore' else best:.2f}, {least}")

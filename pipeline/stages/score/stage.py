@@ -1,10 +1,9 @@
 """Stage `score`: keep boxes with sufficient size, grounding score and CLIPScore."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby, starmap
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from hypergrit_common.images import Image
@@ -13,8 +12,8 @@ from pipeline.stages.score.filters import (
     BoxScore,
     ScoreConfig,
     Thresholds,
-    add_cosine,
     has_crop,
+    is_below,
     measure_box,
     resolve_thresholds,
     scorer_path,
@@ -23,6 +22,7 @@ from pipeline.stages.score.filters import (
 from pipeline.stages.stage import Context, Stage, TableFunction
 from schemas.manifest import NO_MODEL
 from schemas.rows import HEAVY, SCORED
+from schemas.scores import CROP_SCORES, ROW_COLUMNS, SCORES, ScoreEntry
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
@@ -30,44 +30,31 @@ if TYPE_CHECKING:
     from pipeline.stages.score.scorers import Head, Scorer
 
 COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height", "given_chunks")
+(SHARE,) = (score for score in SCORES if score.of == "row" and not score.column)
 
 Rows = dict[int, dict[str, Any]]
 """Position in the table -> the COLUMNS of a row that is not dropped."""
 
 
 class Place(NamedTuple):
-    """A box of a table."""
+    """A row of a table, or a box in it."""
 
     row: int
-    """Position of its row."""
-    box: int
+    """Its position."""
+    box: int | None = None
     """Index in `boxes` of the row."""
 
 
-class Cosines(Protocol):
-    """The similarities of images and texts: computed by a model, or stored in an output."""
-
-    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
-        """Return the cosine of crop and phrase for each box."""
-        ...
-
-    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
-        """Return the cosine of image and caption for each row."""
-        ...
-
-    def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        """Return the score of the head for each row, after `of_rows` of these rows; None without a head."""
-        ...
+Scores = Callable[[ScoreEntry, Rows, Sequence[Place]], Sequence[float | None]]
+"""Returns a score of each row, or of the crop of each box: computed by models, or stored in an output."""
 
 
 class Score(Stage):
     """Filter boxes by size, grounding score and CLIPScore. Takes a GROUNDED table and returns a SCORED table.
 
-    Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and `clip_similarity`, the cosine of
-    image and caption. A row without a kept box is dropped as `box_too_small`, `low_score`, `low_presence` or
-    `low_clip_score`, after the last filter that removed a box, unless `keeps_pairs`; one of whose phrases too few have
-    a kept box as `low_grounded_share`, one whose image is unlike its caption as `low_image_similarity`, and one with a
-    low score of the head as `low_head_score`. Without a scorer, nothing is compared.
+    Adds `box_scores`, whose field `removed` is the reason if a box is not kept, and the scores of rows. A row without a
+    kept box is dropped for the last filter that removed a box, unless `keeps_pairs`; other rows for their own scores
+    (`schemas/scores.py`). Without a scorer, nothing is compared with texts.
 
     Args:
         config: settings.
@@ -141,23 +128,23 @@ class Score(Stage):
         return cls(config, thresholds, decode=context.images, **pairs, trust=context.trust)
 
     def __call__(self, table: pa.Table) -> pa.Table:
-        cosines = ModelCosines(table["image"], self.scorer, self.decode, self.head) if self.scorer else None
-        return score_table(table, self.thresholds, cosines, self.keep_all, self.keeps_pairs, self.has_grounder)
+        scores = ModelScores(table["image"], self.scorer, self.decode, self.head)
+        return score_table(table, self.thresholds, scores, self.keep_all, self.keeps_pairs, self.has_grounder)
 
 
 def score_table(
-    table: pa.Table, thresholds: Thresholds, cosines: Cosines | None, keep_all: bool, keeps_pairs: bool = False,
+    table: pa.Table, thresholds: Thresholds, source: Scores, keep_all: bool, keeps_pairs: bool = False,
     has_grounder: bool = True,
 ) -> pa.Table:  # fmt: skip
-    """Apply the filters to a GROUNDED table, with cosines of a model or stored ones.
+    """Apply the filters to a GROUNDED table, with scores of models or stored ones.
 
-    Cosines are taken for boxes and rows that pass the other filters; with `keep_all` for all boxes that have a crop and
+    Scores are taken for boxes and rows that pass the other filters; with `keep_all` for all boxes that have a crop and
     for all rows, and dropped rows keep their images.
 
     Args:
         table: a GROUNDED table.
         thresholds: thresholds.
-        cosines: where cosines are taken from; None: filters by cosine and head remove nothing.
+        source: where the scores of crops and rows are taken from.
         keep_all: as `ScoreConfig.keep_all`.
         keeps_pairs: keep rows without a kept box.
         has_grounder: a grounder looked for the phrases of rows without given boxes.
@@ -167,36 +154,34 @@ def score_table(
     """
     kept = kept_indices(table)
     rows: Rows = dict(zip(kept, table.select(COLUMNS).take(pa.array(kept, pa.int64())).to_pylist(), strict=True))
-    scores = score_boxes(rows, thresholds, cosines, keep_all)
+    scores = score_boxes(rows, thresholds, source, keep_all)
     drops = {
         i: why_dropped(row["boxes"], scores[i], thresholds)
         for i, row in rows.items()
         if not keeps_pairs and all(score["removed"] for score in scores[i])
     }
     shares = {i: grounded_share(row, scores[i], has_grounder) for i, row in rows.items()}
-    drops = below("low_grounded_share", shares, thresholds.min_grounded_share) | drops
-    similarity, heads = dict[int, float](), dict[int, float | None]()
-    if cosines is not None:
-        compared = [i for i in rows if keep_all or i not in drops]
-        similarity = dict(zip(compared, cosines.of_rows(rows, compared), strict=True))
-        heads = dict(zip(compared, cosines.of_head(compared), strict=True))
-    drops = below("low_head_score", heads, thresholds.min_head_score) | drops
-    drops = below("low_image_similarity", similarity, thresholds.min_image_similarity) | drops
-    found = {
-        i: {"box_scores": scores[i], "clip_similarity": similarity.get(i), "head_score": heads.get(i)} for i in rows
-    }
-    return drop_rows(add_columns(table, SCORED, found), "score", drops, heavy=() if keep_all else HEAVY)
+    drops = below(SHARE, shares, thresholds) | drops
+    compared = [i for i in rows if keep_all or i not in drops]
+    found: dict[int, dict[str, Any]] = {i: {"box_scores": scores[i], **dict.fromkeys(ROW_COLUMNS)} for i in rows}
+    low = dict[int, Drop]()
+    for name, score in ROW_COLUMNS.items():
+        values = dict(zip(compared, source(score, rows, [*map(Place, compared)]), strict=True))
+        low |= below(score, values, thresholds)
+        for i, value in values.items():
+            found[i][name] = value
+    return drop_rows(add_columns(table, SCORED, found), "score", low | drops, heavy=() if keep_all else HEAVY)
 
 
-def score_boxes(
-    rows: Rows, thresholds: Thresholds, cosines: Cosines | None, keep_all: bool
-) -> dict[int, list[BoxScore]]:
+def score_boxes(rows: Rows, thresholds: Thresholds, source: Scores, keep_all: bool) -> dict[int, list[BoxScore]]:
     """Apply the filters to the boxes of rows."""
     scores = {i: measure_row(row, thresholds) for i, row in rows.items()}
-    if cosines is not None:
-        places = [Place(i, b) for i, row in rows.items() for b in compared_boxes(row, scores[i], keep_all)]
-        for (i, b), cosine in zip(places, cosines.of_boxes(rows, places), strict=True):
-            scores[i][b] = add_cosine(scores[i][b], cosine, thresholds)
+    for score in CROP_SCORES:
+        places = [(i, b) for i, row in rows.items() for b in compared_boxes(row, scores[i], keep_all)]
+        for (i, b), value in zip(places, source(score, rows, [*starmap(Place, places)]), strict=True):
+            scores[i][b][score.column] = value
+            if scores[i][b]["removed"] is None and is_below(score, value, thresholds):
+                scores[i][b]["removed"] = score.reason
     return scores
 
 
@@ -209,12 +194,11 @@ def grounded_share(row: dict[str, Any], scores: Sequence[BoxScore], has_grounder
     return len(kept) / n_phrases
 
 
-def below(reason: str, values: Mapping[int, float | None], least: float | None) -> dict[int, Drop]:
-    """Return the drops of the rows whose value, stored as float32, is below `least`."""
-    if least is None:
-        return {}
-    low = {i: value for i, value in values.items() if value is not None and np.float32(value) < np.float32(least)}
-    return {i: Drop(reason, f"{value:.3f}, threshold {least:g}") for i, value in low.items()}
+def below(score: ScoreEntry, values: Mapping[int, float | None], thresholds: Thresholds) -> dict[int, Drop]:
+    """Return the drops of the rows whose value is below the threshold."""
+    low = {i: value for i, value in values.items() if is_below(score, value, thresholds)}
+    least = getattr(thresholds, score.setting)
+    return {i: Drop(score.reason, f"{value:.3f}, threshold {least:g}") for i, value in low.items()}
 
 
 def measure_row(row: dict[str, Any], thresholds: Thresholds) -> list[BoxScore]:
@@ -230,45 +214,41 @@ def compared_boxes(row: dict[str, Any], scores: Sequence[BoxScore], keep_all: bo
     return [b for b, score in enumerate(scores) if not score["removed"]]
 
 
-class ModelCosines:
-    """Cosines of a CLIP model. `images` are the stored images of the table; equal texts are embedded once."""
+class ModelScores:
+    """Scores of models. `images` are the stored images of the table; equal texts are embedded once."""
 
     def __init__(
-        self, images: pa.ChunkedArray, scorer: "Scorer", decode: StoredImages, head: "Head | None" = None
+        self, images: pa.ChunkedArray, scorer: "Scorer | None", decode: StoredImages, head: "Head | None" = None
     ) -> None:
         self._images, self._scorer, self._decode, self._head = images, scorer, decode, head
 
-    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
-        """Return the cosine of crop and phrase for each box."""
+    def __call__(self, score: ScoreEntry, rows: Rows, places: Sequence[Place]) -> Sequence[float | None]:
+        """Return the score of each row, or of the crop of each box, in the order of SCORES; None without a model."""
+        images = self._pixels(rows, places)
+        match score.column:
+            case "clip_cosine":
+                return self._cosines(images, [phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places])
+            case "clip_similarity":
+                return self._cosines(images, [rows[i]["caption"] for i, _ in places])
+            case "head_score":
+                if self._head is not None and places:
+                    return list(self._head(self._embedded, self._texts).tolist())
+                return [None] * len(places)
+        raise NotImplementedError(score.column)
 
-        def crops() -> Iterator[Image]:
-            for i, group in groupby(places, key=lambda place: place.row):
-                image = self._decoded(i)
-                for _, b in group:
-                    yield crop_box(image, corners(rows[i]["boxes"][b]))
+    def _pixels(self, rows: Rows, places: Sequence[Place]) -> Iterator[Image]:
+        for i, group in groupby(places, key=lambda place: place.row):
+            image = self._decode(self._images[i].as_py())
+            for _, b in group:
+                yield image if b is None else crop_box(image, corners(rows[i]["boxes"][b]))
 
-        return self._cosines(crops(), [phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places])
-
-    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
-        """Return the cosine of image and caption for each row."""
-        return self._cosines(map(self._decoded, indices), [rows[i]["caption"] for i in indices])
-
-    def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        """Return the score of the head for each row, after `of_rows` of these rows; None without a head."""
-        if self._head is None or not indices:
-            return [None] * len(indices)
-        return list(self._head(self._embedded, self._texts).tolist())
-
-    def _decoded(self, i: int) -> Image:
-        return self._decode(self._images[i].as_py())
-
-    def _cosines(self, images: Iterator[Image], texts: Sequence[str]) -> list[float]:
-        if not texts:
-            return []
+    def _cosines(self, images: Iterator[Image], texts: Sequence[str]) -> Sequence[float | None]:
+        if self._scorer is None or not texts:
+            return [None] * len(texts)
         distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
         text_features = self._scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
-        self._embedded, self._texts = self._scorer.embed_images(images), texts  # which `of_head` uses
-        return (self._embedded * text_features).sum(dim=-1).tolist()
+        self._embedded, self._texts = self._scorer.embed_images(images), texts  # which the head uses
+        return list((self._embedded * text_features).sum(dim=-1).tolist())
 
 
 def phrase_text(row: dict[str, Any], box: dict[str, Any]) -> str:

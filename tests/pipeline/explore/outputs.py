@@ -1,6 +1,5 @@
 """Outputs for tests of the explorer: demo scenes with slightly moved true boxes, judged by the filters of the job."""
 
-import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
 from random import Random
@@ -16,8 +15,8 @@ from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
 from pipeline.stages.score.filters import Thresholds
 from pipeline.stages.score.stage import Place, Rows, score_table
-from schemas.manifest import ThresholdValues
 from schemas.rows import CAPTIONED, GROUNDED, SCORED
+from schemas.scores import ScoreEntry
 from schemas.table import Drop, add_columns, drop_rows
 from tests.pipeline.output.resume.jobs import provenance_of
 from tests.pipeline.report.make_output import HOSTILE, make_row, parser, scored_boxes
@@ -26,20 +25,16 @@ Row = dict[str, Any]
 THRESHOLDS = Thresholds(min_side_px=32, size_rule="area", min_score=0.65, min_clip_score=0.65)
 
 
-class RandomCosines:
-    """Cosines around the threshold."""
+class RandomScores:
+    """Scores around the thresholds."""
 
     def __init__(self, seed: int, has_head: bool) -> None:
         self.rng, self.has_head = Random(seed), has_head
 
-    def of_boxes(self, rows: Rows, places: Sequence[Place]) -> list[float]:
-        return [self.rng.gauss(0.31, 0.06) for _ in places]
-
-    def of_rows(self, rows: Rows, indices: Sequence[int]) -> list[float]:
-        return [self.rng.gauss(0.3, 0.04) for _ in indices]
-
-    def of_head(self, indices: Sequence[int]) -> list[float | None]:
-        return [self.rng.gauss(5, 1) if self.has_head else None for _ in indices]
+    def __call__(self, score: ScoreEntry, rows: Rows, places: Sequence[Place]) -> list[float | None]:
+        course = {"clip_cosine": (0.31, 0.06), "clip_similarity": (0.3, 0.04), "head_score": (5, 1)}[score.column]
+        has_value = score.column != "head_score" or self.has_head
+        return [self.rng.gauss(*course) if has_value else None for _ in places]
 
 
 def make_rows(n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False, has_head: bool = False,
@@ -54,9 +49,7 @@ def make_rows(n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = Fals
             found[i] = {"boxes": [box for box, _ in scored_boxes(row, made[i][1], rng)]}
     table = add_columns(table, GROUNDED, found)
     table = drop_rows(table, "ground", {i: Drop("no_box") for i, values in found.items() if not values["boxes"]})
-    return cast(
-        list[Row], score_table(table, thresholds, RandomCosines(n, has_head), keep_all, keeps_pairs).to_pylist()
-    )
+    return cast(list[Row], score_table(table, thresholds, RandomScores(n, has_head), keep_all, keeps_pairs).to_pylist())
 
 
 def hostile(rows: Sequence[Row]) -> list[Row]:
@@ -81,9 +74,7 @@ def write_output(
     names = ("min_score", "min_clip_score", "min_side_px", "size_rule")
     scores = [f"score.{name}={getattr(thresholds, name)}" for name in names]
     config = load_config(["input=/pairs.parquet", f"output={folder}", *scores, *settings])
-    found = dataclasses.asdict(thresholds).items()  # a threshold that is not set is not recorded
-    values = cast(ThresholdValues, {name: value for name, value in found if value is not None})
-    provenance = provenance_of(config) | {"thresholds": values}
+    provenance = provenance_of(config) | {"thresholds": thresholds.recorded}
     if config.score.head:
         provenance["models"]["head"] = {"name": config.score.head, "sha256": "c" * 64}
     Store(str(folder)).write("config.yaml", to_yaml(config))

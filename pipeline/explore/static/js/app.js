@@ -9,9 +9,9 @@ import { getJson, loadOutput } from "./load.js";
 import { MARKS, Marks } from "./marks.js";
 import { Panel, TextField, panelOptions } from "./panel.js";
 import { RowView } from "./row.js";
+import { SCORES, setScores } from "./scores.js";
 import { Sliders } from "./slider.js";
-import { NAMES } from "./thresholds.js";
-import { EMPTY, pageOf, parseRow, readState, rowName, shareLink, writeState } from "./state.js";
+import { pageOf, parseRow, readState, rowName, shareLink, writeState } from "./state.js";
 import { nextTheme, setTheme } from "./theme.js";
 
 function Loading() {
@@ -21,8 +21,9 @@ function Loading() {
   useEffect(() => {
     const load = async () => {
       const site = await getJson("data/site.json"),
-        marks = new Marks(site),
-        output = await loadOutput(site.output, site.chunk, setShare);
+        marks = new Marks(site);
+      setScores(site.scores);
+      const output = await loadOutput(site.output, site.chunk, setShare);
       await marks.load();
       document.title = `Explorer: ${output.name}`;
       setData({ site, output, marks });
@@ -39,7 +40,7 @@ function App({ site, output, marks }) {
     [isHelp, showHelp] = useState(false),
     [isDisk, showDisk] = useState(site.disks.length > 0);
   const [theme, chooseTheme] = useState(() => setTheme()),
-    [isPreview, showPreview] = useState(NAMES.some((name) => state[name] !== ""));
+    [isPreview, showPreview] = useState([...SCORES.keys()].some((name) => state[name] !== ""));
   const rowKeys = useRef({});
   const change = (...values) =>
     setState((before) => {
@@ -123,7 +124,7 @@ function App({ site, output, marks }) {
     <div class="layout" inert=${isCovered}>
       <details class="aside" open=${innerWidth > 900}><summary>Filters</summary>
         <${Panel} options=${options} state=${state} onChange=${change}
-          onReset=${() => change(...FIELDS.flatMap((name) => [name, EMPTY[name]]))} /></details>
+          onReset=${() => change(...FIELDS.flatMap((name) => [name, ""]))} /></details>
       <main>
         <details class="thresholds" open=${isPreview} onToggle=${(event) => showPreview(event.target.open)}>
           <summary>Other thresholds</summary>
@@ -160,7 +161,7 @@ function App({ site, output, marks }) {
     ${
       isOpen &&
       html`<${RowView} output=${output} row=${opened} marks=${marks}
-      link=${shareLink(site, { ...EMPTY, row: state.row })} place=${state.row}
+      link=${shareLink(site, { row: state.row })} place=${state.row}
       keys=${rowKeys} onClose=${close} onStep=${move} />`
     }
     ${isHelp && html`<${Help} onClose=${() => showHelp(false)} />`}`;

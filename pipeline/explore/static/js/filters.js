@@ -67,7 +67,7 @@ export function boxTest(output, f) {
     if (f.box && (f.box === "removed" ? !boxes.removed[box] : boxes.removed[box] !== removed)) return false;
     if (boxes.score[box] < minScore || boxes.score[box] > maxScore) return false;
     if (boxes.side[box] < minSide || boxes.side[box] > maxSide) return false;
-    const clip = clipScore(boxes.cosine[box]);
+    const clip = clipScore(boxes.clip_cosine[box]);
     return !needsClip || (clip >= minClip && clip <= maxClip);
   };
 }

@@ -20,7 +20,7 @@ export function Grid({ output, found, page, cursor, filters, onOpen }) {
     shown = [...found.subarray(page * PAGE, (page + 1) * PAGE)];
   return html`<div class="grid">${shown.map((row, place) => {
     const at = page * PAGE + place,
-      similarity = output.rows.similarity[row]; // none for a row that was dropped before the scorer
+      similarity = output.rows.clip_similarity[row]; // none for a row that was dropped before the scorer
     return html`<article key=${row} class=${at === cursor ? "card current" : "card"} data-at=${at}
       onClick=${() => onOpen(at)}>
       <div><${Picture} output=${output} row=${row} isClear=${(box) => !test || test(box)}

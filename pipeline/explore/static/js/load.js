@@ -1,6 +1,7 @@
 // Read an output: its index as typed arrays, and details of single rows.
 
 import { clipScore } from "./html.js";
+import { columns } from "./scores.js";
 
 const { tableFromIPC } = globalThis.Arrow;
 const CONCURRENCY = 4;
@@ -14,8 +15,6 @@ const ROW_COLUMNS = {
   height: Int32Array,
   original_width: Int32Array,
   original_height: Int32Array,
-  similarity: Float32Array,
-  head: Float32Array,
   asked: Int32Array,
   has_image: Uint8Array,
 };
@@ -28,11 +27,10 @@ const BOX_COLUMNS = {
   y_min: Float32Array,
   x_max: Float32Array,
   y_max: Float32Array,
-  score: Float32Array,
-  cosine: Float32Array,
   side: Int32Array,
   removed: Uint8Array,
 };
+const scoresOf = (ofRows) => Object.fromEntries(columns(ofRows).map(([column]) => [column, Float32Array]));
 const pad = (number, digits) => String(number).padStart(digits, "0");
 
 async function get(path) {
@@ -76,8 +74,8 @@ function lineStarts(text, n) {
 export class Output {
   constructor(entry, meta, words, chunk) {
     Object.assign(this, { name: entry.name, folder: entry.folder, meta, words, chunk, n: meta.rows });
-    this.rows = allocate(ROW_COLUMNS, meta.rows);
-    this.boxes = allocate(BOX_COLUMNS, meta.boxes);
+    this.rows = allocate({ ...scoresOf(true), ...ROW_COLUMNS }, meta.rows);
+    this.boxes = allocate({ ...scoresOf(false), ...BOX_COLUMNS }, meta.boxes);
     this.firstBox = new Int32Array(meta.rows + 1);
     this.parts = [];
     this.details = new Map();
@@ -127,7 +125,7 @@ export class Output {
     return this.words.label[this.boxes.label[box]] ?? "";
   }
   clipScore(box) {
-    return clipScore(this.boxes.cosine[box]);
+    return clipScore(this.boxes.clip_cosine[box]);
   }
   removal(box) {
     return this.meta.removals[this.boxes.removed[box]];

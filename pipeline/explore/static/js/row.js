@@ -55,7 +55,7 @@ export function boxOrder(output, row) {
 
 /** The measurements of a box as text. */
 const measured = ({ boxes }, box) =>
-  `score ${decimals(boxes.score[box])} · CLIPScore ${decimals(clipScore(boxes.cosine[box]))} · ` +
+  `score ${decimals(boxes.score[box])} · CLIPScore ${decimals(clipScore(boxes.clip_cosine[box]))} · ` +
   `side ${Math.max(boxes.side[box], 0)} px`;
 
 function Boxes({ output, row, details, box, onBox, marks, onMark, areRemovedShown, onRemoved }) {

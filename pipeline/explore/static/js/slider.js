@@ -2,16 +2,8 @@
 
 import { count, html, plural, useMemo, useState } from "./html.js";
 import { Picture } from "./picture.js";
-import { NAMES, accepted, command, examples, isMixed, keptBoxes, namesOf, own, range, sum } from "./thresholds.js";
-
-const LABELS = {
-  min_score: "Grounding score",
-  min_clip_score: "CLIPScore",
-  min_side_px: "Side in px",
-  min_image_similarity: "Cosine of image and caption (CLIPScore / 2.5)",
-  min_head_score: "Score of the head",
-  min_grounded_share: "Share of grounded phrases",
-};
+import { SCORES } from "./scores.js";
+import { accepted, command, examples, isMixed, keptBoxes, namesOf, own, range, sum } from "./thresholds.js";
 
 function Example({ output, name, item, onOpen }) {
   const value = name === "min_side_px" ? item.value : item.value.toFixed(3);
@@ -65,17 +57,17 @@ export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
   return html`<section class="panel sliders" aria-label="Thresholds">
     <h2>Other thresholds</h2>
     <div class="controls">${names.map(
-      (name) => html`<label key=${name} class="slider"><span>${LABELS[name]}</span>
+      (name) => html`<label key=${name} class="slider"><span>${SCORES.get(name).label}</span>
       <input type="range" name=${name} min=${canLower ? ranges[name][0] : base[name]}
         max=${Math.max(ranges[name][1], base[name])} step=${ranges[name][2]}
         value=${state[name] === "" ? base[name] : state[name]} onInput=${set(name)} />
       <input type="number" name="${name}_value" min=${canLower ? ranges[name][0] : base[name]} max=${ranges[name][1]}
         step=${name === "min_side_px" ? "1" : "any"}
-        aria-label="${LABELS[name]}: value"
+        aria-label="${SCORES.get(name).label}: value"
         value=${state[name] === "" ? base[name] : state[name]} onChange=${set(name)} /></label>`,
     )}
       <button type="button" name="thresholds"
-        onClick=${() => onChange(...NAMES.flatMap((name) => [name, ""]))}>Reset</button></div>
+        onClick=${() => onChange(...[...SCORES.keys()].flatMap((name) => [name, ""]))}>Reset</button></div>
     ${
       !isTooLow &&
       html`<p id="kept" data-rows=${after.rows} data-boxes=${after.boxes}>Keeps <b>${plural(after.rows, "row")}
@@ -89,7 +81,7 @@ export function Sliders({ output, state, mask, isFiltered, onChange, onOpen }) {
       preview of lower ones.</p>`}
     ${isMixed(output) && html`<p class="soft">The shards have several thresholds; unchanged ones stay.</p>`}
     ${Object.keys(changed).length > 0 && !isTooLow && html`<pre id="command">${command(output, changed)}</pre>`}
-    <div class="border">${strip(border.below, `${LABELS[last]} below ${threshold}`)}
+    <div class="border">${strip(border.below, `${SCORES.get(last).label} below ${threshold}`)}
       ${strip(border.above, `From ${threshold}`)}</div>
   </section>`;
 }

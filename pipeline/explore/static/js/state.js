@@ -1,16 +1,16 @@
 // The state of the page, which the fragment of the address holds, so that it can be shared.
 
 import { FIELDS } from "./filters.js";
-import { NAMES, accepted } from "./thresholds.js";
+import { SCORES } from "./scores.js";
+import { accepted } from "./thresholds.js";
 
-const KEYS = [...FIELDS, ...NAMES, "page", "row"];
-export const EMPTY = Object.fromEntries(KEYS.map((name) => [name, ""]));
+const keys = () => [...FIELDS, ...SCORES.keys(), "page", "row"];
 
 /** The state in the address. */
 export function readState() {
   const given = new URLSearchParams(location.hash.slice(1));
-  const state = Object.fromEntries(KEYS.map((name) => [name, given.get(name) ?? ""]));
-  for (const name of NAMES) state[name] = accepted(name, state[name]);
+  const state = Object.fromEntries(keys().map((name) => [name, given.get(name) ?? ""]));
+  for (const name of SCORES.keys()) state[name] = accepted(name, state[name]);
   return state;
 }
 
@@ -19,7 +19,7 @@ export const pageOf = (text, last) => Math.min(Math.max(Math.trunc(Number(text))
 
 /** The fragment for a state. */
 export function fragment(state) {
-  const given = new URLSearchParams(KEYS.filter((name) => state[name] !== "").map((name) => [name, state[name]]));
+  const given = new URLSearchParams(keys().filter((name) => state[name]).map((name) => [name, state[name]]));
   return `#${given.toString().replaceAll("%2F", "/")}`;
 }
 

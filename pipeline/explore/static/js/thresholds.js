@@ -1,52 +1,41 @@
 // Thresholds: the rows and boxes that other settings would keep, by the rules of the score stage.
 
-import { clipScore } from "./html.js";
 import { STORED } from "./load.js";
+import { SCORES, columns, inUnit, isOfRows, limit } from "./scores.js";
 
-const BOXES = ["min_score", "min_clip_score", "min_side_px"];
-/** Thresholds of whole rows, with their columns; absent from an output without values. */
-const ROWS = { min_image_similarity: "similarity", min_head_score: "head" };
 const SHARE = "min_grounded_share";
-export const NAMES = [...BOXES, ...Object.keys(ROWS), SHARE];
-/** Lowest and highest value, and step. */
-const RANGES = {
-  min_score: [0, 1, 0.01],
-  min_clip_score: [0, 2.5, 0.01],
-  min_side_px: [0, Number.MAX_SAFE_INTEGER, 1],
-  min_image_similarity: [-1, 1, 0.01],
-  min_head_score: [-Infinity, Infinity, 0.01],
-  min_grounded_share: [0, 1, 0.01],
-};
 const EXAMPLES = 6;
 
 /** The text of a threshold as the job accepts it: within its range, whole pixels; "" for a text that is no number. */
 export function accepted(name, text) {
   const value = text.trim() === "" ? NaN : Number(text);
   if (Number.isNaN(value)) return "";
-  const [least, most] = RANGES[name],
-    whole = name === "min_side_px" ? Math.round(value) : value;
-  return String(Math.min(Math.max(whole, least), most));
+  const { range, unit } = SCORES.get(name);
+  if (unit === "px") return String(Math.min(Math.max(Math.round(value), 0), Number.MAX_SAFE_INTEGER));
+  const [least, most] = range ?? [-Infinity, Infinity];
+  return String(Math.min(Math.max(value, least), most));
 }
 
-/** The thresholds that an output has values for. */
+/** The thresholds that an output has values for; those of boxes it always has. */
 export const namesOf = (output) =>
-  NAMES.filter((name) =>
-    name === SHARE
-      ? output.rows.asked.some((n) => n > 0)
-      : !(name in ROWS) || output.rows[ROWS[name]].some((value) => !Number.isNaN(value)),
-  );
+  [...SCORES.values()]
+    .filter((item) =>
+      item.column === ""
+        ? output.rows.asked.some((n) => n > 0)
+        : !isOfRows(item) || output.rows[item.column].some((value) => !Number.isNaN(value)),
+    )
+    .map((item) => item.setting);
 
 /** The ends of a slider and its step; a threshold that is not set is at the lower end. */
 export function range(output, name) {
-  const [least, most, step] = RANGES[name];
-  if (name === "min_side_px") return [least, 256, step];
-  if (name !== "min_head_score") return [least, most, step];
+  const item = SCORES.get(name);
+  if (item.range) return [...item.range, item.unit === "px" ? 1 : 0.01];
   let [low, high] = [Infinity, -Infinity];
-  for (const value of output.rows.head) {
+  for (const value of (isOfRows(item) ? output.rows : output.boxes)[item.column]) {
     if (value < low) low = value;
     if (value > high) high = value;
   }
-  return [Math.floor(low * 100) / 100, Math.ceil(high * 100) / 100, step];
+  return [Math.floor(low * 100) / 100, Math.ceil(high * 100) / 100, 0.01];
 }
 
 const ofShards = (output, name) => {
@@ -76,33 +65,34 @@ const judged = (output) =>
           : 0,
   );
 
-/** A function that tells if a row reaches the thresholds of rows, except `name`; a missing value does. */
-function filterOf(rows, t, name) {
-  const limits = Object.entries(ROWS)
-    .filter(([other]) => other !== name && t[other] !== undefined)
-    .map(([other, column]) => [rows[column], Math.fround(t[other])]);
-  return (row) => limits.every(([values, least]) => !(values[row] < least));
+/** A function that tells if a row or box reaches the thresholds of stored scores, except `name`. A missing value of a
+ *  row does; that of a box, which an earlier filter removed, does not. */
+function filterOf(output, ofRows, t, name) {
+  const stored = ofRows ? output.rows : output.boxes;
+  const limits = columns(ofRows)
+    .filter(([, { setting }]) => setting !== name && t[setting] !== undefined)
+    .map(([column, item]) => ({ item, values: stored[column], least: limit(item, t[item.setting]) }));
+  return (at) => {
+    for (const { item, values, least } of limits) {
+      const value = inUnit(item, values[at]);
+      if (!(value >= least) && !(ofRows && Number.isNaN(value))) return false;
+    }
+    return true;
+  };
 }
 
 /** A function that gives the kept boxes of a row, and the share of its phrases that have one (NaN: none were asked). */
-function judge({ boxes, rows, firstBox }, t) {
-  const minScore = Math.fround(t.min_score),
-    minClip = t.min_clip_score,
-    minSide = t.min_side_px,
+function judge(output, t) {
+  const { boxes, rows, firstBox } = output,
+    passes = filterOf(output, false, t),
     seen = [];
   return (row) => {
     let [kept, grounded] = [0, 0];
     for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
-      // A missing CLIPScore is NaN, which is not at least any threshold.
-      if (
-        boxes.side[box] >= minSide &&
-        boxes.score[box] >= minScore &&
-        clipScore(boxes.cosine[box]) >= minClip
-      ) {
-        kept += 1;
-        if (seen[boxes.chunk[box]] !== row) grounded += 1;
-        seen[boxes.chunk[box]] = row;
-      }
+      if (!passes(box)) continue;
+      kept += 1;
+      if (seen[boxes.chunk[box]] !== row) grounded += 1;
+      seen[boxes.chunk[box]] = row;
     }
     return { kept, share: Math.fround(rows.asked[row] > 0 ? grounded / rows.asked[row] : NaN) };
   };
@@ -118,7 +108,7 @@ export function keptBoxes(output, changed) {
     const t = { ...shard.thresholds, ...changed },
       end = output.shardEnd(at),
       least = Math.fround(t[SHARE] ?? 0),
-      passes = filterOf(rows, t),
+      passes = filterOf(output, true, t),
       of = judge(output, t);
     for (let row = shard.first; row < end; row += 1) {
       if (kinds[rows.reason[row]] !== 1 || !passes(row)) continue;
@@ -162,40 +152,35 @@ class Nearest {
  *  threshold of rows these are rows, without a box. */
 export function examples(output, changed, name, mask) {
   const { boxes, rows, firstBox, meta } = output,
+    item = SCORES.get(name),
     kinds = judged(output),
     above = new Nearest(),
     below = new Nearest();
   meta.shards.forEach((shard, at) => {
     const t = { ...shard.thresholds, ...changed },
-      end = output.shardEnd(at);
-    t.min_score = Math.fround(t.min_score);
-    const [minScore, minClip, minSide] = BOXES.map((other) => (other === name ? -Infinity : t[other])),
-      border = t[name] ?? -Infinity;
-    const passes = filterOf(rows, t, name),
+      end = output.shardEnd(at),
+      border = limit(item, t[name] ?? -Infinity),
+      passes = filterOf(output, true, t, name),
+      boxPasses = filterOf(output, false, t, name),
       of = judge(output, t),
       least = Math.fround(t[SHARE] ?? 0);
     const add = (row, box, value) => {
+      if (Number.isNaN(value)) return;
       const distance = value - border;
       if (distance >= 0) {
         if (distance < above.limit) above.add({ row, box, value }, distance);
       } else if (-distance < below.limit) below.add({ row, box, value }, -distance);
     };
     for (let row = shard.first; row < end; row += 1) {
-      if (!mask[row] || rows.has_image[row] !== STORED || kinds[rows.reason[row]] !== 1) continue;
-      if (!passes(row) || (name in ROWS && of(row).share < least)) continue;
-      if (name in ROWS || name === SHARE) {
-        const value = name === SHARE ? of(row).share : rows[ROWS[name]][row];
-        if (!Number.isNaN(value)) add(row, -1, value);
+      if (!mask[row] || rows.has_image[row] !== STORED || kinds[rows.reason[row]] !== 1 || !passes(row)) continue;
+      if (isOfRows(item)) {
+        const { share } = of(row);
+        if (name === SHARE) add(row, -1, share);
+        else if (!(share < least)) add(row, -1, inUnit(item, rows[item.column][row]));
         continue;
       }
-      for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1) {
-        const score = boxes.score[box],
-          side = boxes.side[box],
-          clip = clipScore(boxes.cosine[box]);
-        // A missing CLIPScore is NaN, which is not at least any threshold.
-        if (score < minScore || side < minSide || !(clip >= minClip)) continue;
-        add(row, box, name === "min_score" ? score : name === "min_side_px" ? side : clip);
-      }
+      for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1)
+        if (boxPasses(box)) add(row, box, inUnit(item, boxes[item.column][box]));
     }
   });
   return { above: above.items, below: below.items };
@@ -205,7 +190,7 @@ const quoted = (text) => (/^[\w./:@%+-]+$/.test(text) ? text : `'${text.replaceA
 
 /** The command that applies changed thresholds. */
 export function command(output, changed) {
-  const settings = NAMES.filter((name) => name in changed).map((name) => `score.${name}=${changed[name]}`);
+  const settings = [...SCORES.keys()].filter((name) => name in changed).map((name) => `score.${name}=${changed[name]}`);
   const source = output.name.replace(/\/+$/, "");
   return [
     "hypergrit rewrite",
