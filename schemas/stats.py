@@ -115,7 +115,10 @@ class RowStatistics(TypedDict):
     failures: Annotated[list[HostFailures], "hosts with failed downloads, most rows first"]
     http_statuses: NotRequired[Annotated[dict[str, int], "HTTP status of rows dropped as http_error -> rows"]]
     null_captions: NotRequired[
-        Annotated[dict[str, int], "captions of the input that are the text of a missing value, such as `nan` -> rows"]
+        Annotated[
+            dict[str, int],
+            "captions of the input that are the text of a missing value, such as `nan`, or of a list -> rows",
+        ]
     ]
     histograms: Annotated[dict[str, HistogramJson], "name -> histogram"]
 

@@ -50,7 +50,7 @@ duplicates, without evaluation images, in shards of another size. No model runs;
 options combine, in this order: thresholds, duplicates (dedupe), evaluation images (against), shards of another size and
 the shuffle.
 
-  hypergrit rewrite source=out/demo output=out/strict score.min_score=0.8 score.min_side_px=48
+  hypergrit rewrite source=out/demo output=out/strict score.min_score=0.6 score.min_side_px=40
   hypergrit rewrite source=out/coyo source=out/laion output=out/both
   hypergrit rewrite source=out/both output=out/unique dedupe=[url,bytes,picture] dedupe_radius=4
   hypergrit rewrite source=out/demo output=out/clean against=data/coco/val2017 against=urls.txt

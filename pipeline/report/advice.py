@@ -80,8 +80,9 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
         yield Advice("one_reason", f"{stage} dropped {n / n_rows:.0%} of all rows as {reason}", action, "rows")
     if nulls := stats.get("null_captions"):
         texts = ", ".join(f"{text} ({n:,})" for text, n in nulls.items())
-        text = f"{sum(nulls.values()):,} of the captions of the input mean a missing value: {texts}"
-        yield Advice("null_captions", text, "write them as empty fields, or leave them out: read.where", "rows")
+        text = f"{sum(nulls.values()):,} of the captions of the input mean a missing value, or a list: {texts}"
+        action = "write them as empty fields, or as lists of JSON Lines or parquet, or leave them out: read.where"
+        yield Advice("null_captions", text, action, "rows")
     lost = {name: n for name, n in boxes["removed"].items() if name in GIVEN_REMOVALS}
     left = boxes["found"] - sum(lost.values())
     for name, threshold in FILTERS.items():

@@ -41,6 +41,8 @@ HTTP_STATUS: Final = re.compile(r"\d{3}")
 COUNTERS: Final = ("drops", "http_statuses", "chunks", "boxes", "given", "null_captions")
 NULL_TEXTS: Final = ("nan", "NaN", "NULL", "null", "None", "\\N", "<NA>", "N/A")
 """Texts that programs write for a missing value; a caption that is one of them describes no picture."""
+LIST_TEXT: Final = r"""^\s*[\[{]\s*(["']).*["']\s*[\]}]\s*$"""
+"""What CSVs of pandas have in place of a list of captions, or of an object."""
 SKETCHES: Final = ("phrases", "heads", "kept_heads", "hosts", "host_rows")
 
 
@@ -72,6 +74,8 @@ class Totals:
         self._count_images(batch)
         captions = batch["caption_original"]
         self.null_captions.update(captions.filter(pc.is_in(captions, pa.array(NULL_TEXTS))).to_pylist())
+        if n_lists := pc.sum(pc.match_substring_regex(captions, LIST_TEXT)).as_py():
+            self.null_captions["['...']"] += n_lists
         captions = pc.utf8_length(batch["caption"].filter(pc.is_valid(batch["caption"])))
         self.histograms["caption_length"].add("captions", captions.to_numpy(zero_copy_only=False))
         for name, score in ROW_COLUMNS.items():

@@ -4,12 +4,14 @@ import json
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
 from pipeline.faults import Fault
 from pipeline.read import plan
 from pipeline.report.advice import find_advice
 from pipeline.stages.download.stage import Download
+from pipeline.summary.totals import LIST_TEXT
 from tests.pipeline.jobs import WITHOUT_MODELS, run_job
 from tests.pipeline.report.test_html import page
 
@@ -52,7 +54,7 @@ def test_the_input_is_told_before_the_first_request_and_after_a_restart(
     assert stats["input"]["readings"][0]["first_row"]["url"] == "http://x.invalid/0"
     assert stats["null_captions"] == {"nan": 2, "NULL": 1, r"\N": 1}
     (advice,) = (text for key, text, *_ in find_advice(stats) if key == "null_captions")
-    assert advice == r"4 of the captions of the input mean a missing value: nan (2), NULL (1), \N (1)"
+    assert advice == r"4 of the captions of the input mean a missing value, or a list: nan (2), NULL (1), \N (1)"
     html = page(tmp_path / "out")
     assert "<script>alert(1)" not in html
     assert html.index("How the input was understood") < html.index("Rows kept")
@@ -82,3 +84,18 @@ def test_an_appended_file_and_another_reading_are_told(rows: Path, tmp_path: Pat
     rows.unlink()
     run(rows.parent, tmp_path / "out", "read.caption_column=title", "overwrite=true")
     assert told() == [("csv", 1, 1, ["title"])]
+
+
+@pytest.mark.parametrize(
+    ("caption", "is_list"),
+    [
+        ("['a red kite', \"two kites\"]", True),
+        (' ["ein Drachen"] ', True),
+        ("{'en': 'a kite', 'de': 'ein Drachen'}", True),
+        ("[a kite]", False),
+        ("'a kite' [stock photo]", False),
+        ("a sign that says ['open']", False),
+    ],
+)
+def test_a_caption_that_is_the_text_of_a_list_is_known(caption: str, is_list: bool) -> None:
+    assert pc.match_substring_regex(pa.array([caption]), LIST_TEXT).to_pylist() == [is_list]
