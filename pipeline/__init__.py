@@ -15,6 +15,7 @@ from hypergrit_common.lazy import lazy_exports
 
 if TYPE_CHECKING:
     from pipeline.config import PipelineConfig, ReportConfig, WriteConfig, load_config
+    from pipeline.output.shard_stream import open_shards
     from pipeline.output.write.stage import write_shard
     from pipeline.read.config import ReadConfig
     from pipeline.read.plan import plan_shards
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from pipeline.report.stats import build_stats
     from pipeline.run.local import run_local
     from pipeline.run.provenance import make_provenance
-    from pipeline.shard_stream import open_shards
     from pipeline.stages.captions import CaptionsConfig, clean_captions
     from pipeline.stages.download.config import DownloadConfig
     from pipeline.stages.download.stage import Download
@@ -57,7 +57,7 @@ EXPORTS: Final = {
     "clean_captions": "pipeline.stages.captions",
     "load_config": "pipeline.config",
     "make_provenance": "pipeline.run.provenance",
-    "open_shards": "pipeline.shard_stream",
+    "open_shards": "pipeline.output.shard_stream",
     "plan_shards": "pipeline.read.plan",
     "read_shard": "pipeline.read.source",
     "resolve_thresholds": "pipeline.stages.score.filters",

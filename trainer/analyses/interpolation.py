@@ -11,9 +11,9 @@ from typing import Final, get_args
 import torch
 from torch import Tensor
 
-from trainer.analyses.paths import PathRule, distinct, path_between
 from trainer.analyses.pools import read_pools
 from trainer.analyses.traversal import Walk, all_skipped, read_starts, start_walk
+from trainer.evaluation.metrics.paths import PathRule, distinct, path_between
 from trainer.evaluation.plots import draw_paths
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, MissingFilesError, TaskOptions, TaskResult

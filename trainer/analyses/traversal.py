@@ -16,10 +16,10 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from trainer.analyses.paths import distinct, nearest, path_to_root
 from trainer.analyses.pools import Pool, read_pools
 from trainer.analyses.shard_points import embed_shards
 from trainer.evaluation.embed import device_of
+from trainer.evaluation.metrics.paths import distinct, nearest, path_to_root
 from trainer.evaluation.metrics.ranking import score_of_any
 from trainer.evaluation.metrics.spaces import Space, WithCones, center_of, root_rule, space_of
 from trainer.evaluation.plots import draw_paths
