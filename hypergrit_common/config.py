@@ -287,13 +287,13 @@ def merge_some(cls: type, layers: Sequence[Layer]) -> Any:
     return merge(cls, [({name: layer[name] for name in names & layer.keys()}, source) for layer, source in layers])
 
 
-def from_plain(cls: type, values: Mapping[str, Any], source: str) -> Any:
-    """Build a `cls` from the plain values of a file, such as a JSON object.
+def from_plain(cls: type, values: Mapping[str, Any], source: str, kinds: Mapping[str, type] | None = None) -> Any:
+    """Build a `cls` from the plain values of a file, such as a JSON object; `kinds` as in `merge`.
 
     Raises UserError, beginning with `source`, for an unknown key or a value of the wrong type.
     """
     with prefixed(f"{source}: "):
-        return _build(cls, _converted(cls, values, {}), {})
+        return _build(cls, _converted(cls, values, kinds or {}), kinds or {})
 
 
 def nested(key: str, value: Any) -> Any:
