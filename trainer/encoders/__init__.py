@@ -2,6 +2,6 @@
 
 `build` creates the tower that a configuration names. `image` and `text` hold the towers of the papers, and
 `open_clip_towers` those of open_clip. `transformers_text` holds the text towers of transformers, whose networks are built
-by `transformers_network`. `config` holds the settings, and `sizes` those that follow from a tower. The projections that
+by `transformers_text`. `config` holds the settings, and `sizes` those that follow from a tower. The projections that
 follow the towers belong to the models (`trainer.models`).
 """
