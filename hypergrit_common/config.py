@@ -258,6 +258,15 @@ def without_removed(
     return found
 
 
+def without_keys(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return nested values without the keys `names`, at any depth."""
+    return {
+        key: without_keys(value, names) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if key not in names
+    }
+
+
 def command_line(command: str, arguments: Sequence[str], keys: Keys) -> str:
     """Return a command as a line for a shell, without the values of secret keys and the queries of URLs.
 

@@ -17,6 +17,7 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
 from transformers.utils import logging
 
+from hypergrit_common.config import without_keys
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
 from hypergrit_common.weights import bounded_by_folder
@@ -180,21 +181,12 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
         )
-    values = without_forbidden(read_object(folder / CONFIG_FILE))
+    values = without_keys(read_object(folder / CONFIG_FILE), FORBIDDEN)
     config = parse_settings(values)
     if config.model_type == values["model_type"]:
         return values
     # A model of images and texts, such as CLIP, holds the configuration of its text encoder.
     return {**(values.get("text_config") or {}), "model_type": config.model_type}
-
-
-def without_forbidden(values: Mapping[str, Any]) -> dict[str, Any]:
-    """A configuration without the forbidden keys, at any depth."""
-    return {
-        key: without_forbidden(value) if isinstance(value, dict) else value
-        for key, value in values.items()
-        if key not in FORBIDDEN
-    }
 
 
 def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
@@ -204,7 +196,7 @@ def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
     """
     others = dict(values)
     kind = others.pop("model_type", None)
-    if without_forbidden(values) != values:
+    if without_keys(values, FORBIDDEN) != values:
         raise ValueError(f"a configuration with one of the keys {', '.join(FORBIDDEN)} is not allowed; remove them")
     try:
         config: Any = AutoConfig.for_model(kind, **others)

@@ -25,11 +25,8 @@ class Task:
     size: str
     source: str
     license: str
-    location: str = ""
-    """MODULE:FUNCTION that evaluates a model; by default, `evaluate` of trainer.evaluation.tasks.NAME."""
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "location", self.location or f"trainer.evaluation.tasks.{self.name}:evaluate")
+    location: str
+    """MODULE:FUNCTION that evaluates a model."""
 
     def evaluate(self, embedder: "Embedder", root: Path, options: "TaskOptions") -> "TaskResult":
         """Evaluate a model on the data folder.

@@ -2,12 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, Literal, cast
 
-from hypergrit_common.config import from_plain
+from hypergrit_common.config import flatten, from_plain, without_keys
 from hypergrit_common.errors import UserError
 
 TRAINING_KEYS = ("loss", "drop_block", "drop_path", "dropout", "fuse_dropout")
@@ -159,28 +158,17 @@ class GlipConfig:
     detect: DetectConfig = field(default_factory=DetectConfig)
 
     def __post_init__(self) -> None:
-        for key, value in _numbers(dataclasses.asdict(self)):
-            least = 0 if key.endswith("unused_classes") or isinstance(value, float) else 1
-            if not (math.isfinite(value) and (value >= least or key.endswith("log_scale"))):
-                raise UserError(f"{key} is {value}; give {least} or more")
+        for key, value in flatten(dataclasses.asdict(self)).items():
+            for number in value if isinstance(value, list) else [value]:
+                least = 0 if key.endswith("unused_classes") or isinstance(number, float) else 1
+                is_number = isinstance(number, int | float) and not isinstance(number, bool)
+                if is_number and not (math.isfinite(number) and (number >= least or key.endswith("log_scale"))):
+                    raise UserError(f"{key} is {number}; give {least} or more")
         if len(self.anchors.strides) != 5:
             raise UserError(f"anchors.strides must hold five strides (P3 to P7), got {self.anchors.strides}")
         blocks = self.backbone.depths if isinstance(self.backbone, SwinConfig) else self.backbone.layers
         if max(sum(blocks), self.text.layers, self.head.rounds) > MAX_DEPTH:
             raise UserError(f"backbone, text tower and head must not be deeper than {MAX_DEPTH} blocks")
-
-
-def _numbers(values: Any, key: str = "") -> Iterator[tuple[str, int | float]]:
-    """Yield each number of nested values with its key."""
-    match values:
-        case dict():
-            for name, value in values.items():
-                yield from _numbers(value, f"{key}.{name}".lstrip("."))
-        case list() | tuple():
-            for value in values:
-                yield from _numbers(value, key)
-        case int() | float() if not isinstance(values, bool):
-            yield key, values
 
 
 _SWIN_L = SwinConfig(embed_dim=192, depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), window=12)
@@ -216,11 +204,6 @@ def from_dict(values: dict[str, Any]) -> GlipConfig:
     """
     backbone = values.get("backbone")
     kind = ConvConfig if isinstance(backbone, dict) and "widths" in backbone else SwinConfig
-    return cast(GlipConfig, from_plain(GlipConfig, _without_training(values), "GLIP config", {"backbone": kind}))
-
-
-def _without_training(values: Any) -> Any:
-    """Nested values without the keys of the training."""
-    if not isinstance(values, dict):
-        return values
-    return {key: _without_training(value) for key, value in values.items() if key not in TRAINING_KEYS}
+    return cast(
+        GlipConfig, from_plain(GlipConfig, without_keys(values, TRAINING_KEYS), "GLIP config", {"backbone": kind})
+    )
