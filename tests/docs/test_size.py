@@ -26,10 +26,10 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_767),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_174),
-    "pipeline": Size(155, 33_512, 9),
-    "trainer": Size(198, 28_443, 20),
-    "demo": Size(33, 4_522),
+    "hypergrit_common": Size(41, 6_183),
+    "pipeline": Size(152, 33_381, 9),
+    "trainer": Size(190, 28_044, 12),
+    "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
     "tests": Size(617, 64_919),
 }
