@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from pipeline.config import PipelineConfig, load_config
 from pipeline.output.commit import open_output
-from pipeline.output.counts import summarize
+from pipeline.output.ledger import summarize
 from pipeline.output.manifest import plan_json
 from pipeline.output.resume import plan_work
 from pipeline.output.store import Store

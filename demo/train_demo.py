@@ -19,7 +19,7 @@ from hypergrit_common.cli import BUG, EXIT_CODES, command
 from hypergrit_common.config_help import print_text
 from hypergrit_common.text import message_lines
 from hypergrit_common.version import hypergrit_version
-from trainer.metrics import RELATION_NAMES as RELATIONS
+from trainer.evaluation.metrics import RELATION_NAMES as RELATIONS
 from trainer.metrics.curves import write_curves
 from trainer.models.config import Hyper3Config, TaxonomyConfig
 from trainer.models.registry import DEFAULT, MODELS

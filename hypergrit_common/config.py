@@ -258,6 +258,15 @@ def without_removed(
     return found
 
 
+def without_keys(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
+    """Return nested values without the keys `names`, at any depth."""
+    return {
+        key: without_keys(value, names) if isinstance(value, dict) else value
+        for key, value in values.items()
+        if key not in names
+    }
+
+
 def command_line(command: str, arguments: Sequence[str], keys: Keys) -> str:
     """Return a command as a line for a shell, without the values of secret keys and the queries of URLs.
 
@@ -287,13 +296,13 @@ def merge_some(cls: type, layers: Sequence[Layer]) -> Any:
     return merge(cls, [({name: layer[name] for name in names & layer.keys()}, source) for layer, source in layers])
 
 
-def from_plain(cls: type, values: Mapping[str, Any], source: str) -> Any:
-    """Build a `cls` from the plain values of a file, such as a JSON object.
+def from_plain(cls: type, values: Mapping[str, Any], source: str, kinds: Mapping[str, type] | None = None) -> Any:
+    """Build a `cls` from the plain values of a file, such as a JSON object; `kinds` as in `merge`.
 
     Raises UserError, beginning with `source`, for an unknown key or a value of the wrong type.
     """
     with prefixed(f"{source}: "):
-        return _build(cls, _converted(cls, values, {}), {})
+        return _build(cls, _converted(cls, values, kinds or {}), kinds or {})
 
 
 def nested(key: str, value: Any) -> Any:

@@ -41,7 +41,6 @@ from trainer.distributed.config import ParallelConfig
 from trainer.encoders.config import CACHED
 from trainer.encoders.sizes import tower_sizes
 from trainer.evaluation.held_out.config import EvaluationConfig
-from trainer.metrics.config import LogConfig
 from trainer.models.config import ModelConfig
 from trainer.models.registry import DEFAULT, MODELS, use_model
 from trainer.models.schedules import check_schedules
@@ -51,6 +50,25 @@ KEYS: Final = Keys(
     short={"shards": "data.shards", "steps": "optim.steps", "lr": "optim.lr"},
     removed=REMOVED_FROM_TRAIN,
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LogConfig:
+    """Metrics written while training."""
+
+    # steps between two rows of OUTPUT/metrics.jsonl
+    every: int = 10
+    # also write event files to OUTPUT/tensorboard; needs the package tensorboard
+    tensorboard: bool = True
+    # Weights & Biases project that receives the metrics; needs the package wandb; null: none
+    wandb_project: str | None = None
+    # steps to measure after the first three, and as many to trace, with the results in OUTPUT/profile: speed, MFU, peak
+    # memory, share of padding, trace and memory snapshot; 0: none
+    profile: int = 0
+
+    def __post_init__(self) -> None:
+        check_range(self, "every", least=1)
+        check_range(self, "profile", least=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +95,7 @@ class SaveConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RayConfig:
-    """Processes started by Ray Train on a cluster (trainer/on_ray.py)."""
+    """Processes started by Ray Train on a cluster (trainer/training/on_ray.py)."""
 
     # number of training processes that Ray starts; 0: train without Ray, in this process or in those of torchrun
     workers: int = 0

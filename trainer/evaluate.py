@@ -17,8 +17,8 @@ from hypergrit_common.errors import NotFiniteError, UserError
 from hypergrit_common.json_file import write_object
 from trainer.evaluation.catalog import describe_tasks
 from trainer.evaluation.held_out.config import HeldOutConfig
+from trainer.evaluation.metrics import in_words
 from trainer.evaluation.run.config import BenchmarkConfig
-from trainer.metrics import in_words
 
 USAGE = """\
 usage: hypergrit evaluate model=[MODEL,...] data=FOLDER output=FOLDER [tasks=[TASK,...]] [key=value ...]

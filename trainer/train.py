@@ -53,7 +53,7 @@ def run(arguments: Sequence[str]) -> int:
     """
     config = load_config(arguments)
     if config.ray.workers:
-        from trainer.on_ray import train_on_ray, with_absolute_output
+        from trainer.training.on_ray import train_on_ray, with_absolute_output
 
         train_on_ray(with_absolute_output(config))
         return 0

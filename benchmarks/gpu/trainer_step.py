@@ -40,10 +40,10 @@ from trainer.batch import Batch, Losses
 from trainer.config import TrainConfig, load_config
 from trainer.data.loader import Loader
 from trainer.distributed.process import Process
-from trainer.metrics.writers import Meter
 from trainer.training.accumulate import tower_blocks
 from trainer.training.build import Training, build, build_tokenizer
 from trainer.training.step import BatchCopies, PendingStep, autocast, start_step, update
+from trainer.training.writers import Meter
 
 Speed = Callable[[float, Timing], dict[str, Any]]
 """The figures of a step, from its FLOPs and its time."""

@@ -89,9 +89,6 @@ COLOURS: dict[str, tuple[int, int, int]] = {
     "gray": (140, 142, 146),
 }
 
-ANIMALS = ("mammal", "bird", "reptile", "sea animal", "insect")
-EDIBLE = ("fruit", "vegetable", "food")
-
 
 @dataclass(frozen=True, kw_only=True)
 class CategoryNoun:
@@ -106,54 +103,20 @@ class CategoryNoun:
     excluded_by: tuple[str, ...]
 
 
-# "Object" and "food" are missing because they apply to too many concepts.
-CATEGORY_NOUNS = (
-    CategoryNoun(noun="animal", applies_to=("mammal", "reptile", "bird"), excluded_by=ANIMALS),
-    CategoryNoun(noun="bird", applies_to=("bird",), excluded_by=("bird", "bat")),
-    CategoryNoun(noun="reptile", applies_to=("reptile",), excluded_by=("reptile",)),
-    CategoryNoun(noun="sea creature", applies_to=("sea animal",), excluded_by=("sea animal", "turtle", "penguin")),
-    CategoryNoun(noun="bug", applies_to=("butterfly", "bee", "ladybug", "spider"), excluded_by=("insect",)),
-    CategoryNoun(noun="plant", applies_to=("sunflower", "cactus", "palm tree"), excluded_by=("plant", *EDIBLE)),
-    CategoryNoun(
-        noun="fruit",
-        applies_to=("apple", "banana", "lemon", "orange", "watermelon", "pineapple", "pear", "strawberry"),
-        excluded_by=("fruit", "vegetable"),
-    ),
-    CategoryNoun(
-        noun="vegetable", applies_to=("carrot", "eggplant", "pepper"), excluded_by=("fruit", "vegetable", "mushroom")
-    ),
-    CategoryNoun(
-        noun="snack",
-        applies_to=("hamburger", "pizza", "hotdog", "taco", "pretzel", "doughnut", "cupcake"),
-        excluded_by=EDIBLE,
-    ),
-    CategoryNoun(noun="vehicle", applies_to=("vehicle",), excluded_by=("vehicle",)),
-    CategoryNoun(
-        noun="building", applies_to=("house", "castle", "church", "factory", "mosque"), excluded_by=("building",)
-    ),
-    CategoryNoun(
-        noun="household item",
-        applies_to=("furniture",),
-        excluded_by=("furniture", "device", "container", "tool", "candle", "umbrella"),
-    ),
-    CategoryNoun(
-        noun="tool",
-        applies_to=("hammer", "axe", "wrench", "screwdriver"),
-        excluded_by=("tool", "device", "sword", "pencil", "ladder"),
-    ),
-    CategoryNoun(noun="musical instrument", applies_to=("instrument",), excluded_by=("instrument", "bell")),
-    CategoryNoun(noun="garment", applies_to=("dress", "shirt", "scarf"), excluded_by=("clothing",)),
-    CategoryNoun(
-        noun="gadget", applies_to=("camera", "laptop", "telephone", "television"), excluded_by=("device", "tool")
-    ),
-    CategoryNoun(noun="toy", applies_to=("kite", "balloon"), excluded_by=("toy", "snowman", "rocket")),
-    CategoryNoun(noun="ball", applies_to=("basketball", "football"), excluded_by=("basketball", "football")),
-    CategoryNoun(
-        noun="container",
-        applies_to=("bottle", "teapot", "mug", "basket"),
-        excluded_by=("container", "bucket", "handbag", "backpack"),
-    ),
-)
+def read_category_nouns(path: Path) -> tuple[CategoryNoun, ...]:
+    """Read the category nouns of a CSV. "Object" and "food" are missing because they apply to too many concepts."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return tuple(
+            CategoryNoun(
+                noun=row["noun"],
+                applies_to=tuple(row["applies_to"].split(";")),
+                excluded_by=tuple(row["excluded_by"].split(";")),
+            )
+            for row in csv.DictReader(file)
+        )
+
+
+CATEGORY_NOUNS = read_category_nouns(Path(__file__).with_name("category_nouns.csv"))
 
 
 def category_nouns(concept: Concept, others: list[Concept]) -> list[str]:

@@ -21,6 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Arc, Circle, FancyArrowPatch, FancyBboxPatch, Rectangle
 
+from demo.train_demo_data import add_member
 from demo.world.scenes import make_scene
 from pipeline import load_config, plan_shards, run_local
 from pipeline.run.provenance import make_provenance
@@ -39,10 +40,8 @@ def grounded_sample(folder: Path) -> dict[str, Any]:
     with tarfile.open(folder / "input.tar", "w") as tar:
         encoded = io.BytesIO()
         PIL.Image.fromarray(scene.image).save(encoded, "PNG")
-        for name, content in (("0.png", encoded.getvalue()), ("0.txt", CAPTION.encode())):
-            member = tarfile.TarInfo(name)
-            member.size = len(content)
-            tar.addfile(member, io.BytesIO(content))
+        add_member(tar, "0.png", encoded.getvalue())
+        add_member(tar, "0.txt", CAPTION.encode())
     config = load_config([f"input={folder / 'input.tar'}", f"output={folder / 'out'}", "download.resize.mode=none"])
     plans = plan_shards(config.input, config.rows_per_shard, config.limit, config.read)
     list(run_local(plans, config, make_provenance(config)))

@@ -22,9 +22,8 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import without_user
 from pipeline.explore.config import ExploreOptions
-from pipeline.explore.disk import read_disk
 from pipeline.explore.marks import MarkFile
-from pipeline.explore.site import SITE_FILE, Output, code_files, index_files, site
+from pipeline.explore.site import SITE_FILE, Output, code_files, index_files, read_disk, site
 from pipeline.summary.totals import encode_json
 
 # Access to the server: a token, names of this machine only, and headers that forbid the page everything else.

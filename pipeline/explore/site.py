@@ -3,6 +3,7 @@
 import bisect
 import hashlib
 import heapq
+import math
 import shutil
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
@@ -14,14 +15,15 @@ from tqdm import tqdm
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import new_folder
+from hypergrit_common.json_file import read_object
 from hypergrit_common.paths import absolute, public_name
 from hypergrit_common.text import one_line
 from pipeline.explore.config import ExploreOptions
-from pipeline.explore.disk import read_disk
 from pipeline.explore.index import STORED, cached_index, open_output, read_meta, read_parts, write_json
 from pipeline.explore.marks import COLUMNS, FORMULA
 from pipeline.explore.rows import CHUNK_ROWS, Shards
 from pipeline.output.store import Store
+from schemas.disk import KINDS
 from schemas.manifest import Manifest
 from schemas.scores import SCORES
 
@@ -143,3 +145,24 @@ def with_folder(path: Path) -> Path:
     """Make the folder of a file and return the path."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
+
+
+# Files of points in the Poincaré disk, which a trained model made (`schemas/disk.py`).
+
+
+def read_disk(path: str) -> dict[str, Any]:
+    """The fields of a file that the page shows. Raises UserError for one that is missing or malformed."""
+    try:
+        found = read_object(Path(path))
+        names = {name: str(found[name]) for name in ("model", "projection")}
+        return names | {"points": [check_point(*point) for point in found["points"]]}
+    except (OSError, ValueError, TypeError, LookupError) as error:
+        command = "python -m trainer.analyses.disk MODEL shards=OUT/train output=FILE.json"
+        raise UserError(f"disk: {path} has no points of a disk: {error}; write it with {command}") from error
+
+
+def check_point(key: str, kind: str, text: str, x: float, y: float) -> list[Any]:
+    """The point. Raises ValueError or TypeError for one outside the disk, or of another kind."""
+    if kind not in KINDS or not math.hypot(x, y) <= 1:
+        raise ValueError(f"the {str(kind)[:20]} of row {str(key)[:20]} at ({x}, {y})")
+    return [str(key), kind, str(text), x, y]

@@ -14,12 +14,13 @@ from hypergrit_common.arrow_sizes import count_buffers, open_arrow_file, read_ar
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently, one_line, store_errors
 from hypergrit_common.tar import TarError, iter_members, reader_of
-from pipeline.output.counts import summarize
-from pipeline.output.manifest import manifest_hash, parse_manifest
+from pipeline.output.manifest import CountsError, checked_counts, manifest_hash, parse_manifest
 from pipeline.output.store import Store, indices
-from pipeline.summary.totals import COLUMNS, Summary, SummaryFile
+from pipeline.output.write.arrow import BATCH_ROWS
+from pipeline.output.write.samples import Row
+from pipeline.summary.totals import COLUMNS, Chosen, RowCounts, Summary, SummaryFile
 from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE, SUMMARY_FILE
-from schemas.manifest import Manifest, Models
+from schemas.manifest import Manifest, Models, has_grounder
 from schemas.rows import SCORED, VERSION
 
 logger = logging.getLogger("hypergrit")
@@ -242,3 +243,45 @@ def write_summary(store: Store, manifest: Manifest) -> Summary:
 def stamp_of(content: bytes) -> str:
     """Return the hash of the file of a manifest by which its summary knows it."""
     return hashlib.sha256(content).hexdigest()
+
+
+def summarize(manifest: Manifest, batches: Iterable[pa.RecordBatch]) -> Summary:
+    """Return the summary of a shard with these rows.
+
+    A shard without arrow/ has no batches, and contributes only the counts of its manifest. Raises ValueError if the
+    rows and the manifest disagree.
+    """
+    summary = Summary(rows=RowCounts([checked_counts(manifest)]), chosen=choose(manifest))
+    for name, facts in manifest["files"].items():
+        if (kind := name.partition("/")[0]) in FILES:
+            summary.n_bytes[kind] += facts["bytes"]
+    if "arrow" not in manifest["formats"]:
+        summary.without_rows = 1
+        summary.totals.add_manifest(manifest)
+        return summary
+    totals, has_rows = summary.totals, False
+    for batch in batches:
+        totals.add(batch, has_grounder(manifest["provenance"]))
+        has_rows = True
+    found, recorded = (totals.kept, dict(totals.drops)), (summary.rows.sums["kept"], +summary.rows.dropped)
+    if has_rows and found != recorded:
+        raise CountsError(manifest, f"the counts of its rows and of its manifest disagree: {found}, {recorded}")
+    return summary
+
+
+def choose(manifest: Manifest) -> Chosen:
+    """Return a shard as a place for pictures and examples."""
+    chosen = Chosen()
+    chosen.add_kept([manifest["shard"]] if manifest["counts"]["kept"] else [])
+    for stage, reasons in manifest["counts"]["dropped"].items():
+        for reason, n in reasons.items():
+            if n:
+                chosen.add_dropped((stage, reason), [manifest["shard"]])
+    return chosen
+
+
+def batches_of(rows: Sequence[Row]) -> Iterable[pa.RecordBatch]:
+    """Yield rows of a SCORED table as batches with the columns that are counted."""
+    schema = pa.schema([SCORED.field(name) for name in COLUMNS])
+    for first in range(0, len(rows), BATCH_ROWS):
+        yield pa.RecordBatch.from_pylist(list(rows[first : first + BATCH_ROWS]), schema=schema)

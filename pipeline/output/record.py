@@ -164,21 +164,11 @@ def read_command(store: Store) -> CommandRecord | None:
     if content is None:
         return None
     try:
-        value = json.loads(content)
-        record: CommandRecord = {
-            "schema": str(value["schema"]),
-            "command": str(value["command"]),
-            "shards": [int(index) for index in value["shards"]],
-        }
-        if "left_out" in value:
-            record["left_out"] = [
-                {
-                    "output": str(left["output"]),
-                    "shards": [int(index) for index in left["shards"]],
-                    "rows": None if left["rows"] is None else int(left["rows"]),
-                }
-                for left in value["left_out"]
-            ]
+        record = cast(CommandRecord, json.loads(content))
+        if not fits(record, CommandRecord):
+            raise TypeError("a field has another type")
+        _ = record["schema"], record["command"], record["shards"]
+        _ = [(left["output"], left["shards"], left["rows"]) for left in record.get("left_out", [])]
     except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise UserError(
             f"{store.url(COMMAND_FILE)} is damaged ({one_line(error)}); run the command that made the output again, with "

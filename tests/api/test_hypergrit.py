@@ -29,7 +29,7 @@ shown = {{}}
 for verb in {list(VERBS)!r}:
     shown[verb] = ["hypergrit", verb, "--help"]
 shown["model"] = ["trainer.train", "--help", "model_name=phyclip"]
-shown["evaluate alone"], shown["export alone"] = ["trainer.evaluate", "--help"], ["trainer.export", "--help"]
+shown["evaluate alone"], shown["export alone"] = ["trainer.evaluate", "--help"], ["trainer.inference.export", "--help"]
 shown["paper"] = ["demo.paper", "--help"]
 for name, sys.argv in shown.items():
     with contextlib.redirect_stdout(io.StringIO()) as text, contextlib.suppress(SystemExit):

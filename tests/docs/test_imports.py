@@ -29,7 +29,7 @@ RAY_MODULES = {
     "pipeline.run.ray",
     "pipeline.run.ray_driver",
     "pipeline.run.ray_workers",
-    "trainer.on_ray",
+    "trainer.training.on_ray",
 }
 
 FLOORS: dict[str, list[set[str]]] = {
@@ -37,15 +37,14 @@ FLOORS: dict[str, list[set[str]]] = {
         {"geometry", "text"},
         {"batch", "encoders"},
         {"distributed"},
-        {"data", "losses", "metrics"},
+        {"data", "losses"},
         {"models"},
         {"optim"},
         {"checkpoints"},
         {"evaluation"},
-        {"analyses", "config", "evaluate", "features"},
+        {"analyses", "config", "evaluate", "features", "metrics"},
         {"inference"},
-        {"export", "training", "__init__"},
-        {"on_ray"},
+        {"training", "__init__"},
         {"train", "torchrun"},
     ],
     "pipeline": [
@@ -55,7 +54,7 @@ FLOORS: dict[str, list[set[str]]] = {
         {"output"},
         {"report"},
         {"run"},
-        {"explore", "shard_stream"},
+        {"explore"},
         {"commands", "__init__"},
         {"grit"},
     ],

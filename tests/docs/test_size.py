@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_846),
+    "schemas": Size(13, 1_849),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_174),
-    "pipeline": Size(155, 33_437, 9),
-    "trainer": Size(198, 28_443, 20),
-    "demo": Size(33, 4_522),
+    "hypergrit_common": Size(41, 6_183),
+    "pipeline": Size(153, 33_340, 9),
+    "trainer": Size(190, 28_042, 12),
+    "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(618, 64_989),
+    "tests": Size(618, 65_038),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

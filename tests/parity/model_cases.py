@@ -15,7 +15,7 @@ from torch import Tensor
 from tests.parity import recipe
 from tests.trainer.released_files import to_released
 from trainer.batch import Batch, named_streams
-from trainer.checkpoints.released import FACTOR_SCALARS, from_released
+from trainer.checkpoints.model import FACTOR_SCALARS, from_released
 from trainer.encoders.config import ImageConfig, TextConfig
 from trainer.models.config import (
     IMAGENET_STD,

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.parity.report import Report
 from tests.trainer.released_files import to_released
 from trainer.batch import Losses
-from trainer.checkpoints.released import FACTOR_SCALARS
+from trainer.checkpoints.model import FACTOR_SCALARS
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.phyclip import PHyCLIP
 

@@ -8,7 +8,7 @@ import torch
 from tests.parity.model_cases import SIZES, batch_of, build, fill
 from tests.parity.model_terms import compare_terms, used_scalars
 from tests.parity.report import Report
-from trainer.checkpoints.released import FACTOR_SCALARS
+from trainer.checkpoints.model import FACTOR_SCALARS
 from trainer.optim.config import OptimConfig
 from trainer.optim.optimizer import build_optimizer, learning_rate
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.parity.report import read
-from trainer.analyses.paths import cone_margins, nearest, path_between, path_to_root
+from trainer.evaluation.metrics.paths import cone_margins, nearest, path_between, path_to_root
 from trainer.evaluation.metrics.spaces import Lorentz, Sphere
 from trainer.geometry import lorentz
 

@@ -28,7 +28,7 @@ from tests.parity.uncha_cases import (
 )
 from tests.parity.uncha_ranks import compare_two_ranks
 from tests.trainer.released_files import to_released
-from trainer.checkpoints.released import UNUSED, from_released
+from trainer.checkpoints.model import UNUSED, from_released
 from trainer.losses.uncertainty import calibration, leaky_cone, spread, uncertainty
 from trainer.models.dual_encoder import DualEncoder
 

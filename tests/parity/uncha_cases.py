@@ -12,7 +12,7 @@ from tests.parity.model_cases import head_inputs as one_box_inputs
 from tests.parity.model_terms import relative_error
 from tests.parity.report import Report
 from trainer.batch import Batch, Losses, named_streams
-from trainer.checkpoints.released import UNUSED
+from trainer.checkpoints.model import UNUSED
 from trainer.losses.uncertainty import spread, uncertainty
 
 SIZES = {size: {**settings, "embed_dim": 512} for size, settings in SMALL_SIZES.items()}

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trainer.checkpoints.released import FACTOR_SCALARS, MASK, UNUSED
+from trainer.checkpoints.model import FACTOR_SCALARS, MASK, UNUSED
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.phyclip import PHyCLIP
 from trainer.models.uncha import UNCHA

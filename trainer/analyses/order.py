@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.analyses.shard_points import HELD_OUT, ShardPoints, embed_shards
+from trainer.evaluation.metrics import RELATION_NAMES
 from trainer.evaluation.metrics.chains import entailment_probability
 from trainer.evaluation.metrics.entailment import (
     CHANCE,
@@ -32,7 +33,6 @@ from trainer.evaluation.metrics.spaces import root_rule, space_of_points
 from trainer.evaluation.plots import draw_histograms, draw_roc
 from trainer.evaluation.sets.annotations import checksums
 from trainer.evaluation.task import Embedder, Figure, TaskOptions, TaskResult
-from trainer.metrics import RELATION_NAMES
 from trainer.models.cones import Cones
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.poinclip import PoinCLIP

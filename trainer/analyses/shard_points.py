@@ -21,11 +21,8 @@ from numpy.typing import NDArray
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageRejected
 from hypergrit_common.samples import BadSample, Sample, Word
-from schemas.training import Layout
-from trainer.data.index import SampleIndex
-from trainer.data.shards import ByteRangeReader
 from trainer.evaluation.embed import PairFeatures
-from trainer.evaluation.held_out.shards import HeldOutShards, read_available, render
+from trainer.evaluation.held_out.shards import HeldOutShards, render
 from trainer.evaluation.task import Embedder, ImageSource, MissingFilesError
 
 HELD_OUT: Final = "held_out"
@@ -68,10 +65,10 @@ class ShardImages:
     Raises OSError for an image that cannot be decoded, as for a file that cannot be read.
     """
 
-    def __init__(self, index: SampleIndex, layout: Layout, size_px: int) -> None:
-        self.index, self.layout, self.size_px = index, layout, size_px
+    def __init__(self, shards: HeldOutShards, size_px: int) -> None:
+        self.size_px = size_px
         self.places: list[tuple[int, int | None]] = []  # number of the sample and of the box; None: the whole image
-        self.sample = lru_cache(CACHED_SAMPLES)(self._read)
+        self.sample = lru_cache(CACHED_SAMPLES)(shards.read_sample)
 
     def add(self, number: int, box: int | None) -> int:
         """Return the number of an image: that of a sample, or of one of its boxes."""
@@ -86,13 +83,6 @@ class ShardImages:
         except (BadSample, ImageRejected) as error:
             raise OSError(str(error)) from error
         return pixels.permute(1, 2, 0).contiguous().numpy()
-
-    def _read(self, number: int) -> Sample:
-        reader = ByteRangeReader()
-        try:
-            return read_available(reader.read([self.index.byte_range(number)])[0], self.layout)
-        finally:
-            reader.close()
 
 
 def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) -> ShardContent:
@@ -109,7 +99,7 @@ def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) 
         raise MissingFilesError(
             f"held-out shards: expected {folder}/00000.tar in a layout of training shards: {error}"
         ) from error
-    images, content = ShardImages(shards.index, shards.layout, size_px), ShardContent([], Counter())
+    images, content = ShardImages(shards, size_px), ShardContent([], Counter())
     if damaged := shards.index.damaged:
         if len(damaged) > max(1, MAX_DAMAGED * len(shards.index.urls)):
             raise UserError(
@@ -117,7 +107,7 @@ def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) 
                 f"{damaged[0].problem}; create or download them again"
             )
         content.skipped["damaged shard"] = len(damaged)
-    for number, sample in samples(images, content.skipped):
+    for number, sample in samples(images, shards.index.n_samples, content.skipped):
         if limit and len(content.rows) >= limit:
             break
         places = (*range(len(sample.boxes)), None)
@@ -128,9 +118,9 @@ def read_shards(root: Path, size_px: int, limit: int = 0, name: str = HELD_OUT) 
     return content
 
 
-def samples(images: ShardImages, skipped: Counter[str]) -> Iterator[tuple[int, Sample]]:
-    """Yield the readable samples with their numbers; count the others in `skipped`, by reason."""
-    for number in range(images.index.n_samples):
+def samples(images: ShardImages, n: int, skipped: Counter[str]) -> Iterator[tuple[int, Sample]]:
+    """Yield the readable ones of n samples with their numbers; count the others in `skipped`, by reason."""
+    for number in range(n):
         sample = None
         try:
             with suppress(ImageRejected):

@@ -11,15 +11,15 @@ Shapes: n images, s steps of a path, m entries of a pool, d width of the feature
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor
 
-from trainer.analyses.paths import distinct, nearest, path_to_root
 from trainer.analyses.pools import Pool, read_pools
 from trainer.analyses.shard_points import embed_shards
 from trainer.evaluation.embed import device_of
+from trainer.evaluation.metrics.paths import PathRule, distinct, nearest, path_between, path_to_root
 from trainer.evaluation.metrics.ranking import score_of_any
 from trainer.evaluation.metrics.spaces import Space, WithCones, center_of, root_rule, space_of
 from trainer.evaluation.plots import draw_paths
@@ -152,13 +152,12 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
             figures.append(Figure(f"{name}_{variant}", title, draw_paths, drawn, label))
         details[name] = entries
     return TaskResult(
+        n_used=len(starts.titles),
         metrics=metrics,
         rules=rules,
-        n_used=len(starts.titles),
-        skipped=all_skipped(starts, pools),
-        checksums=checksums(root, *(path for pool in pools.values() for path in pool.files)),
         details=details,
         figures=figures,
+        **sources(root, starts, pools),
     )
 
 
@@ -170,7 +169,66 @@ def summarize(found: list[list[int]], root: int) -> dict[str, float]:
     }
 
 
-def all_skipped(starts: Starts, pools: dict[str, Pool]) -> dict[str, int]:
-    """The numbers of images and entries that were not used, by reason."""
+def sources(root: Path, starts: Starts, pools: dict[str, Pool]) -> dict[str, Any]:
+    """The numbers of images and entries that were not used, by reason, and the checksums of the pools' files."""
     of_pools = {f"{name}: {why}": n for name, pool in pools.items() for why, n in pool.skipped.items()}
-    return starts.skipped | of_pools
+    files = [path for pool in pools.values() for path in pool.files]
+    return {"skipped": starts.skipped | of_pools, "checksums": checksums(root, *files)}
+
+
+# Interpolation between two images: the entries of a pool nearest to the points of a path (HyCoCLIP, appendix G).
+#
+# Three paths are compared: `paper` is straight in the tangent space at the root (eq. 15 and 16), `released` is that of
+# the released code of HyCoCLIP and PHyCLIP, which takes the target itself for its tangent vector and ends beyond it, and
+# `geodesic` is the shortest path. Images are paired in their order: 1 and 2, 3 and 4.
+
+INTERPOLATION_STEPS: Final = 100
+"""Steps of a path, as in HyCoCLIP."""
+RULES: Final[tuple[PathRule, ...]] = get_args(PathRule)
+
+
+def evaluate_interpolation(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult:
+    """Retrieve the entries on the paths between pairs of images, by each rule, from each pool that is found.
+
+    Raises MissingFilesError without pools or with fewer than two images, and UserError if all pools that are found are
+    malformed.
+    """
+    starts = read_starts(embedder, root, 2 * options.max_examples)
+    n_pairs = len(starts.titles) // 2
+    if not n_pairs:
+        raise MissingFilesError(f"images: {root / 'traversal'} and the held-out shards have one image; give two")
+    pools, problems = read_pools(embedder, root, options.max_examples)
+    metrics: dict[str, float] = {}
+    rules = {"score": options.ranking, "steps": str(INTERPOLATION_STEPS), "paths": ", ".join(RULES)}
+    details: dict[str, object] = problems.details()
+    figures = []
+    for name, pool in pools.items():
+        walk = start_walk(embedder, starts, pool, options.root)
+        rules[f"{name}/root"] = walk.root_rule
+        entries = [starts.describe(2 * pair) | {"target": starts.titles[2 * pair + 1]} for pair in range(n_pairs)]
+        drawn = {}
+        for rule in RULES:
+            numbers, gaps = [], []
+            for pair, entry in enumerate(entries):
+                start, end = (walk.starts[..., 2 * pair + i : 2 * pair + i + 1, :] for i in range(2))
+                path = path_between(walk.space, start, end, INTERPOLATION_STEPS, rule)
+                found = walk.nearest(path, options)
+                entry[rule] = walk.texts(distinct(found))
+                numbers.append(len(set(found)))
+                gaps.append(distance(walk, path[..., -1:, :], end))
+                if pair == 0:
+                    drawn[f"{rule}: {starts.titles[0]} to {starts.titles[1]}"] = walk.texts(found)
+            metrics[f"{name}/{rule}/mean_count_of_entries"] = sum(numbers) / n_pairs
+            metrics[f"{name}/{rule}/mean_distance_of_end_from_target"] = sum(gaps) / n_pairs
+        details[name] = entries
+        label = f"step, from the first to the second image (entries of {name})"
+        figures.append(Figure(name, f"Nearest entries of {name} between two images", draw_paths, drawn, label))
+    return TaskResult(
+        n_used=n_pairs, metrics=metrics, rules=rules, details=details, figures=figures, **sources(root, starts, pools)
+    )
+
+
+@torch.no_grad()
+def distance(walk: Walk, first: Tensor, second: Tensor) -> float:
+    """Distance of two points [*k 1 d] in the metric of the model; for CLIP, 1 - cosine."""
+    return walk.model.distance(first.to(second), second).item()

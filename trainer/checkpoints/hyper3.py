@@ -103,7 +103,7 @@ def read_hyper3(path: Path, config: Mapping[str, Any]) -> FolderParts:
         raise ValueError(
             f"{path}: a Hyper3-CLIP with hidden projections, unit features, factors or another MLP is not supported"
         )
-    from trainer.encoders.transformers_network import settings_of  # takes seconds
+    from trainer.encoders.transformers_text import settings_of  # takes seconds
 
     length, size_px = int(config.get("max_text_length", 77)), int(config.get("image_size", 224))
     text_name = config.get("text_model_name", next(iter(TEXT_TOWERS)))

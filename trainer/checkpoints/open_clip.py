@@ -66,7 +66,7 @@ def load_timm(tower: nn.Module, config: ImageConfig) -> None:
 
 def load_transformers(tower: nn.Module, config: TextConfig) -> None:
     """Load the folder of an encoder of transformers. Raises UserError if it cannot be read or does not fit."""
-    from trainer.encoders.transformers_network import pretrained_state
+    from trainer.encoders.transformers_text import pretrained_state
 
     try:
         copy_state(

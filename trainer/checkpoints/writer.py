@@ -86,7 +86,9 @@ class CheckpointWriter:
         self.wait()
         self.step = step
         tensors = tensors_of(training)
-        own = tensors if self.group is None else {name: local_part(value) for name, value in tensors.items()}
+        own = tensors
+        if self.group is not None:  # of a sharded tensor, the part that this rank holds
+            own = {name: value.to_local() if isinstance(value, DTensor) else value for name, value in tensors.items()}
         is_writing = self.process.is_main or self.group is not None
         if is_writing and len(self.buffer) < (size := sum(map(aligned, own.values()))):
             self.buffer = torch.empty(size, dtype=torch.uint8, pin_memory=self.process.device.type == "cuda")
@@ -169,11 +171,6 @@ def tensors_of(training: TrainingState) -> dict[str, Tensor]:
         # Numbers that are no tensors are counters.
         tensors |= {f"optimizer/{key}/{name}": torch.as_tensor(value) for key, value in state.items()}
     return tensors
-
-
-def local_part(value: Tensor) -> Tensor:
-    """The shard of a tensor that this rank holds; all of a tensor that is not sharded."""
-    return value.to_local() if isinstance(value, DTensor) else value
 
 
 def aligned(value: Tensor) -> int:

@@ -116,17 +116,6 @@ def report_lost_processes(process: Process, last_checkpoint: str) -> Iterator[No
         ) from error
 
 
-def wrap(
-    model: nn.Module,
-    blocks: Iterable[nn.Module],
-    config: ParallelConfig,
-    process: Process,
-    dtype: torch.dtype = torch.float32,
-) -> nn.Module:
-    """Return the module that the training loop calls: as of `distribute`; in a single process, `model` itself."""
-    return model if process.world_size == 1 else distribute(model, blocks, config, process, dtype)
-
-
 def distribute(
     model: nn.Module,
     blocks: Iterable[nn.Module],
@@ -147,7 +136,7 @@ def distribute(
         torch._dynamo.config.optimize_ddp = False
         # Buffers are equal on all ranks, except the running statistics of batch norms, where those of rank 0 count.
         name = next(key for key in SYNC_BUFFERS if key in signature(DistributedDataParallel).parameters)
-        sync: dict[str, Any] = {name: any(map(is_batch_norm, model.modules()))}
+        sync: dict[str, Any] = {name: any(isinstance(module, _BatchNorm) for module in model.modules())}
         return DistributedDataParallel(model, gradient_as_bucket_view=True, **sync)
     mesh = device_mesh(config, process)
     for block in blocks:
@@ -181,11 +170,6 @@ def block_policy(dtype: torch.dtype, device: torch.device) -> MixedPrecisionPoli
     """
     param_dtype = dtype if device.type == "cuda" else torch.float32
     return MixedPrecisionPolicy(param_dtype=param_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False)
-
-
-def is_batch_norm(module: nn.Module) -> bool:
-    """True for a batch norm, whose running statistics are buffers that change."""
-    return isinstance(module, _BatchNorm)
 
 
 def unsharded_parameters(model: nn.Module) -> list[nn.Parameter]:

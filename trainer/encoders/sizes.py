@@ -51,7 +51,7 @@ def transformers_settings(layers: Sequence[Layer]) -> dict[str, Any]:
 
     Raises UserError if the layers name no folder, and ValueError or OSError for one that cannot be used.
     """
-    from trainer.encoders.transformers_network import context_limit, read_settings, settings_of  # takes seconds
+    from trainer.encoders.transformers_text import context_limit, read_settings, settings_of  # takes seconds
     from trainer.text.fast_tokenizer import read_fast_tokenizer
 
     weights, tokenizer = chosen(layers, "model.text.weights"), chosen(layers, "tokenizer")

@@ -1,25 +1,28 @@
 """Text towers that are encoders of the library transformers, such as BERT, RoBERTa, T5's encoder or CLIPTextModel.
 
 Shapes: b texts, l tokens, w width. Parameter names are those of transformers, below `encoder`. A tower is built from its
-configuration alone (`transformers_network`); its weights come from a local folder (`transformers_weights`).
+configuration alone; its weights come from a local folder (`pretrained_state`).
 """
 
-from typing import Final
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
 
 import torch
 import torch.nn.functional as F
+import transformers
 from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING
+from transformers.utils import logging
 
+from hypergrit_common.config import without_keys
+from hypergrit_common.files import check_folder_files
+from hypergrit_common.json_file import read_object
+from hypergrit_common.weights import bounded_by_folder
 from trainer.encoders.config import TRANSFORMERS, TextConfig
 from trainer.encoders.text import StateSource, TextTower, TokenStates
-from trainer.encoders.transformers_network import (
-    build_network,
-    first_line,
-    parse_settings,
-    position_limit,
-    settings_of,
-    text_part,
-)
 
 MAX_CHANGE: Final = 1e-4
 """Largest change of a feature by padding beside its text, relative to the feature, that is rounding."""
@@ -150,3 +153,229 @@ class TransformersText(TextTower):
             return final[torch.arange(final.shape[0], device=final.device), (mask * positions).argmax(dim=1)]
         weights = mask.to(final.dtype)[..., None]
         return (final * weights).sum(1) / weights.sum(1)
+
+
+# Networks of the library transformers that encode texts, from their configuration alone.
+#
+# Nothing is downloaded, and no code of a folder runs. Importing transformers takes seconds, so this module is imported only
+# if a configuration selects such a tower.
+
+CONFIG_FILE: Final = "config.json"
+SIZES: Final = {
+    "vocab_size": "vocab_size",
+    "width": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+}
+"""Settings of a text tower and the names of transformers, which hold for all its configurations."""
+FORBIDDEN: Final = ("auto_map", "quantization_config", "attn_implementation", "_attn_implementation", "_name_or_path")
+"""Keys of a configuration that select code or other files. They are left out of files and refused elsewhere."""
+
+
+def read_settings(folder: Path) -> dict[str, Any]:
+    """Return the configuration of the text encoder in a folder that transformers has saved.
+
+    Raises FileNotFoundError if there is no such folder, and ValueError if it has no configuration.
+    """
+    if not folder.is_dir():
+        raise FileNotFoundError(
+            f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
+        )
+    values = without_keys(read_object(folder / CONFIG_FILE), FORBIDDEN)
+    config = parse_settings(values)
+    if config.model_type == values["model_type"]:
+        return values
+    # A model of images and texts, such as CLIP, holds the configuration of its text encoder.
+    return {**(values.get("text_config") or {}), "model_type": config.model_type}
+
+
+def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
+    """Return the configuration of a text encoder, or that of the texts in a model of images and texts.
+
+    Raises ValueError if transformers has no such network, or if a key is forbidden.
+    """
+    others = dict(values)
+    kind = others.pop("model_type", None)
+    if without_keys(values, FORBIDDEN) != values:
+        raise ValueError(f"a configuration with one of the keys {', '.join(FORBIDDEN)} is not allowed; remove them")
+    try:
+        config: Any = AutoConfig.for_model(kind, **others)
+    except Exception as error:  # transformers raises many types for values that do not fit
+        raise ValueError(
+            f"transformers has no configuration of model_type {kind!r} with these values: {first_line(error)}"
+        ) from error
+    config = config.get_text_config() if hasattr(config, "text_config") else config
+    config.use_cache = False  # of decoders: keys and values of earlier tokens
+    return config
+
+
+def network_class(config: PreTrainedConfig) -> type[PreTrainedModel]:
+    """The class of a text encoder. Raises ValueError for networks that do not read token ids."""
+    for mapping in (MODEL_FOR_TEXT_ENCODING_MAPPING, MODEL_MAPPING):
+        if type(config) in mapping:
+            found: Any = mapping[type(config)]
+            kind: type[PreTrainedModel] = found[0] if isinstance(found, tuple) else found
+            if kind.main_input_name == "input_ids":
+                return kind
+    name = type(config).__name__.removesuffix("Config") + "Model"  # such as SiglipTextModel, which has no entry above
+    alone = getattr(transformers, name, None)
+    if isinstance(alone, type) and issubclass(alone, PreTrainedModel) and alone.main_input_name == "input_ids":
+        return alone
+    raise ValueError(f"transformers has no text encoder of model_type {config.model_type!r}; give one, such as bert")
+
+
+def text_part(network: PreTrainedModel, pooling: str) -> nn.Module:
+    """The part of a network that computes the features: no decoder, and no pooler unless it is used.
+
+    Parameters without effect would have no gradient, which DDP does not accept.
+    """
+    part: Any = network
+    if hasattr(network, "encoder") and (hasattr(network, "shared") or hasattr(network, "decoder")):  # as in T5
+        part = network.encoder
+    if pooling != "pooler" and isinstance(getattr(part, "pooler", None), nn.Module):
+        part.pooler = None
+    assert isinstance(part, nn.Module)
+    return part
+
+
+def settings_of(values: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of an encoder as settings of a text tower.
+
+    Args:
+        values: as in `parse_settings`.
+
+    Returns:
+        `vocab_size`, `width`, `layers` and `heads`, as far as its configuration has them.
+
+    Raises:
+        ValueError: as in `parse_settings`.
+    """
+    config = parse_settings(values)
+    sizes = {name: getattr(config, theirs, None) for name, theirs in SIZES.items()}
+    return {name: size for name, size in sizes.items() if isinstance(size, int)}
+
+
+def position_limit(network: nn.Module) -> int | None:
+    """The number of positions that have an embedding, without those before the first token; None without a table."""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Embedding) and name.rpartition(".")[2].startswith("position_embedding"):
+            return module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+    return None
+
+
+def context_limit(values: Mapping[str, Any]) -> int | None:
+    """The largest context for which an encoder was built; None if nothing limits it. Allocates no weights."""
+    config = parse_settings(values)
+    with torch.device("meta"):
+        limit = position_limit(build_network(config))
+    limit = getattr(config, "max_position_embeddings", None) if limit is None else limit
+    return limit if isinstance(limit, int) and limit > 0 else None
+
+
+def build_network(config: PreTrainedConfig) -> PreTrainedModel:
+    """Build a network with random weights in float32. Raises ValueError for settings with which it cannot be built."""
+    try:
+        return network_class(config)._from_config(config, dtype=torch.float32)
+    except ValueError:
+        raise
+    except Exception as error:  # its type depends on the setting, such as KeyError for an unknown activation
+        raise ValueError(
+            f"transformers cannot build {config.model_type!r} with these values ({type(error).__name__}: "
+            f"{first_line(error)}); correct model.text.kwargs or {CONFIG_FILE}"
+        ) from error
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of a message of transformers, which may have many lines."""
+    return str(error).partition("\n")[0][:200]
+
+
+# Weights of text encoders in folders that transformers has saved. Only safetensors files are read.
+
+WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+
+
+def pretrained_state(config: TextConfig) -> dict[str, Tensor]:
+    """Return the weights in the folder `config.weights` as the state of `TransformersText.encoder`, in float32.
+
+    Only safetensors files of the folder are read; nothing is downloaded, and no code of the folder runs.
+
+    Args:
+        config: a tower with `name` "transformers", `kwargs` and `weights`.
+
+    Returns:
+        State dict; weights that the tower does not use, such as those of a decoder, are left out.
+
+    Raises:
+        FileNotFoundError: the folder or its weights do not exist.
+        ValueError: weights of the tower are missing, or the folder has them as a pickle alone. Errors of transformers
+            pass through for weights of other shapes.
+    """
+    folder = Path(config.weights or "")
+    check_weight_files(folder)
+    settings = parse_settings(config.kwargs)
+    kind: Any = network_class(settings)
+    with quiet(), bounded_by_folder(folder):
+        network, report = kind.from_pretrained(
+            str(folder),
+            config=settings,
+            local_files_only=True,
+            use_safetensors=True,
+            trust_remote_code=False,
+            dtype=torch.float32,
+            output_loading_info=True,
+        )
+    names = list(network.named_parameters(remove_duplicate=False))
+    part = text_part(network, config.pooling)
+    used = set(map(id, part.parameters()))
+    missing = sorted({name for name, parameter in names if id(parameter) in used} & set(report["missing_keys"]))
+    if missing:  # transformers gives them random values
+        raise ValueError(
+            f"{folder}: {len(missing)} weights are missing, such as {missing[0]}; save the model again, or change "
+            "model.text.kwargs or model.text.pooling"
+        )
+    return part.state_dict()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Let transformers log only errors and show no progress: weights that a tower does not use are no problem."""
+    verbosity, shows_progress = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if shows_progress:
+            logging.enable_progress_bar()
+
+
+def check_weight_files(folder: Path) -> None:
+    """Raise an error unless the folder has weights as safetensors: FileNotFoundError, or ValueError for a pickle."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder; give one with {CONFIG_FILE} and {WEIGHT_FILES[0]}")
+    check_folder_files(folder)
+    single, index = (folder / name for name in WEIGHT_FILES)
+    if single.is_file():
+        return
+    if index.is_file():
+        check_index(index)
+        return
+    if pickles := sorted(path.name for path in folder.glob("*.bin")):
+        raise ValueError(
+            f"{folder} has its weights only as {pickles[0]}, a pickle, which could run code; convert it where you "
+            f"trust it: transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
+        )
+    raise FileNotFoundError(f"{folder} has no {WEIGHT_FILES[0]}; save the model there with save_pretrained")
+
+
+def check_index(path: Path) -> None:
+    """Raise ValueError unless an index of weights names safetensors files of its folder alone."""
+    weight_map = read_object(path).get("weight_map")
+    names = set(weight_map.values()) if isinstance(weight_map, dict) else {None}
+    for name in names:
+        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
+            raise ValueError(
+                f"{path} names the file {name!r}; weights are read from safetensors files of the same folder only"
+            )

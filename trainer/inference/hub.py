@@ -9,9 +9,9 @@ import yaml
 
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
+from hypergrit_common.html import render_page
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.lazy import is_plugin
-from hypergrit_common.text import without_controls
 from hypergrit_common.urls import clean
 from trainer.checkpoints.towers import COPY
 from trainer.evaluation.report.tables import row
@@ -63,68 +63,38 @@ def model_card(config: Mapping[str, Any], license: str = UNKNOWN_LICENSE) -> str
     record = clean(dict(config.get("record") or {}), strip_query=True, strip_folders=True)
     name = str(config["model"])
     title = name.rpartition(":")[2] if is_plugin(name) else MODELS[name].title if name in MODELS else name
-    trust = f', trust=["{name}"]' if is_plugin(name) else ""
-    more = [] if name == "clip" else [title if trust else name]
-    training = record.get("training")
-    front = {
-        "license": license,
-        "library_name": LIBRARY,
-        "pipeline_tag": TASK,
-        "tags": ["image-text", "clip" if name == "clip" else "hyperbolic", *more],
-    }
-    code = [f"Its class is `{name}`: the package with it has to be installed."] if trust else []
-    parts = [
-        f"---\n{yaml.safe_dump(front, sort_keys=False)}---",
-        f"# {title}",
-        f"A {title} model with an embedding width of {int(config['config']['embed_dim'])}, trained with HyperGRIT.",
-        *code,
-        fenced("python", f'from trainer import Model\n\nmodel = Model.from_pretrained("FOLDER or OWNER/NAME"{trust})'),
-        *data_section(record, training),
-        *training_section(record, training),
-        "## Settings of the model",
-        fenced("yaml", as_yaml(config["config"])),
-        *figures_section(record.get("evaluation")),
-    ]
-    return without_controls("\n\n".join(parts)) + "\n"
+    kind = ["clip"] if name == "clip" else ["hyperbolic", title if is_plugin(name) else name]
+    training, results = mapping_of(record.get("training")), mapping_of(record.get("evaluation"))
+    shards = {"shards": training["data"].get("shards")} if mapping_of(training.get("data")) else {}
+    return render_page(
+        Path(__file__).parent,
+        "card.md",
+        {},
+        fenced=fenced,
+        table=table,
+        as_yaml=as_yaml,
+        front={"license": license, "library_name": LIBRARY, "pipeline_tag": TASK, "tags": ["image-text", *kind]},
+        name=name,
+        title=title,
+        trust=f', trust=["{name}"]' if is_plugin(name) else "",
+        width=int(config["config"]["embed_dim"]),
+        data=shards | mapping_of(record.get("data")),
+        facts={key: record[key] for key in ("version", "steps", "samples", "pairs", "seed") if key in record},
+        command=str(record.get("command") or ""),
+        training=training,
+        settings=config["config"],
+        results={key: f"{value:.4f}" if isinstance(value, float) else value for key, value in results.items()},
+    )
 
 
-def data_section(record: Mapping[str, Any], training: Any) -> list[str]:
-    """The shards of the training and their hash."""
-    rows = {}
-    if isinstance(training, Mapping) and isinstance(training.get("data"), Mapping):
-        rows["shards"] = training["data"].get("shards")
-    if isinstance(record.get("data"), Mapping):
-        rows |= record["data"]
-    return ["## Data", table(("fact", "value"), rows)] if rows else []
+def mapping_of(value: Any) -> dict[str, Any]:
+    """An object of the record; empty for another value."""
+    return dict(value) if isinstance(value, Mapping) else {}
 
 
-def training_section(record: Mapping[str, Any], training: Any) -> list[str]:
-    """The command of the training with its configuration, and the numbers of steps and samples."""
-    facts = {key: record[key] for key in ("version", "steps", "samples", "pairs", "seed") if key in record}
-    parts = [table(("fact", "value"), facts)] if facts else []
-    if record.get("command"):
-        parts.append(fenced("sh", str(record["command"])))
-    if isinstance(training, Mapping):
-        parts += [
-            *(["which runs"] if record.get("command") else []),
-            fenced("sh", "hypergrit train train.yaml"),
-            "with `train.yaml`:",
-            fenced("yaml", as_yaml(training)),
-        ]
-    return ["## Training", *parts] if parts else []
-
-
-def figures_section(results: Any) -> list[str]:
-    """The results of the last evaluation, from 0 to 1, in the order in which they were computed."""
-    if not isinstance(results, Mapping) or not results:
-        return []
-    values = {name: f"{value:.4f}" if isinstance(value, float) else value for name, value in results.items()}
-    return ["## Evaluation", table(("result", "value"), values)]
-
-
-def table(heads: tuple[str, str], rows: Mapping[str, Any]) -> str:
+def table(head: str, rows: Mapping[str, Any]) -> str:
     """A table of two columns in Markdown."""
-    return "\n".join([row(*heads), "|---|---|", *(row(str(key), str(value)) for key, value in rows.items())])
+    return "\n".join([row(head, "value"), "|---|---|", *(row(str(key), str(value)) for key, value in rows.items())])
 
 
 def fenced(language: str, text: str) -> str:

@@ -19,12 +19,12 @@ from torch import Tensor
 from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.images import ImageRejected, decode, to_pixels
-from trainer.analyses.paths import nearest, path_to_root
 from trainer.batch import Side, check_finite
 from trainer.checkpoints.model import LoadedModel, load_frozen, save_model
 from trainer.checkpoints.model import load_model as load_parts
 from trainer.data.preprocess import fit
 from trainer.encoders.cached import CachedImage
+from trainer.evaluation.metrics.paths import nearest, path_to_root
 from trainer.evaluation.metrics.spaces import space_of
 from trainer.inference.hub import UNKNOWN_LICENSE, check_license, fetch_model, push_folder, write_card
 from trainer.inference.search import Neighbours, PointIndex, entailment_margins, inner_rows, search

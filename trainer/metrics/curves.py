@@ -17,7 +17,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 from hypergrit_common.json_file import parse_object
 from hypergrit_common.plots import COLORS, axes
-from trainer.metrics import in_words
+from trainer.evaluation.metrics import in_words
 
 PANELS: Final = {
     "Loss": r"loss/(total|contrastive)",

@@ -233,7 +233,7 @@ class DualEncoder(nn.Module, ABC):
     def terms(self) -> Sequence[Term]:
         """The terms of the loss.
 
-        Terms whose names end in one of `trainer.metrics.writers.GEOMETRY`, such as "curvature", are logged under
+        Terms whose names end in one of `trainer.training.writers.GEOMETRY`, such as "curvature", are logged under
         "geometry/", all others under "loss/".
 
         Returns:

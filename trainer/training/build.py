@@ -32,7 +32,7 @@ from trainer.config import TrainConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.loader import Loader
 from trainer.data.stream import StreamLoader
-from trainer.distributed.process import Process, full_tensor, wrap
+from trainer.distributed.process import Process, distribute, full_tensor
 from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED, TRANSFORMERS
 from trainer.encoders.text import StateSource
@@ -124,7 +124,9 @@ def build(config: TrainConfig, process: Process) -> Training:
         compile_parts(model, config)
     if config.checkpoint_activations:
         checkpoint_blocks(model)
-    wrapped = wrap(model, tower_blocks(model), config.parallel, process, dtype)
+    wrapped: nn.Module = model
+    if process.world_size > 1:
+        wrapped = distribute(model, tower_blocks(model), config.parallel, process, dtype)
     seed_generators(config.seed + 1 + process.rank)  # random numbers drawn while training differ between ranks
     return Training(
         config=config,

@@ -26,7 +26,6 @@ from trainer.data.synthetic import write_synthetic_shard
 from trainer.distributed.gather import all_ranks, on_rank_0
 from trainer.distributed.process import Process, StopRequest, process_group, report_lost_processes, stop_signals
 from trainer.inference.hub import write_card
-from trainer.metrics.writers import Meter, Metrics, Progress
 from trainer.training.build import Training, build
 from trainer.training.health import Health
 from trainer.training.memory import SMALL_MACHINE
@@ -39,6 +38,7 @@ from trainer.training.results import (
     write_errors_explained,
 )
 from trainer.training.step import BatchCopies, PendingStep, is_logged, start_step
+from trainer.training.writers import Meter, Metrics, Progress
 
 logger = logging.getLogger(__name__)
 

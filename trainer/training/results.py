@@ -17,12 +17,12 @@ from trainer.config import as_dict
 from trainer.data.preprocess import PreprocessConfig
 from trainer.distributed.process import StopRequest
 from trainer.evaluation.held_out.share import InterruptedEvaluationError
+from trainer.evaluation.metrics import in_words
 from trainer.inference.hub import write_card
-from trainer.metrics import in_words
-from trainer.metrics.writers import Metrics
 from trainer.models.dual_encoder import DualEncoder
 from trainer.training.build import Training, full_model
 from trainer.training.step import autocast
+from trainer.training.writers import Metrics
 
 logger = logging.getLogger(__name__)
 

@@ -23,11 +23,11 @@ from trainer.config import TrainConfig
 from trainer.data.loader import Loader
 from trainer.distributed.gather import all_ranks, counts_of_ranks, rank, world_size
 from trainer.distributed.process import average, average_unsharded_gradients, clip_gradients, gradient_norm, mark_queued
-from trainer.metrics.writers import named_values
 from trainer.models.dual_encoder import DualEncoder
 from trainer.optim.config import ADAMW
 from trainer.optim.optimizer import learning_rate
 from trainer.training.build import Training, bf16_weights
+from trainer.training.writers import named_values
 
 # Copies of batches to the device, on a CUDA stream of their own.
 

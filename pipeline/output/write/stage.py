@@ -8,7 +8,7 @@ import pyarrow as pa
 
 from pipeline.config import WriteConfig
 from pipeline.output.commit import Staging, check_committed, exclusive, is_intact, publish, replace
-from pipeline.output.counts import batches_of, summarize
+from pipeline.output.ledger import batches_of, summarize
 from pipeline.output.lock import check_lease
 from pipeline.output.manifest import is_same, manifest_hash, parse_manifest, plan_json
 from pipeline.output.store import Store

@@ -93,61 +93,31 @@ class GroundConfig:
 
 
 def make_grounder(config: GroundConfig) -> Grounder:
-    """Load the grounder of a configuration: a model, or a class of the user.
+    """Load the grounder of a configuration: a model, in evaluation mode on the device, or a class of the user.
 
     Args:
-        config: settings; `grounder` is not "none".
+        config: settings; `grounder` is not "none". The number format "auto" is fp32 for Grounding DINO and its relatives.
 
     Returns:
         The grounder, ready for batches.
 
     Raises:
-        UserError: as `load_grounder`, or the class of the user cannot be imported or is no Grounder.
+        UserError: the model or the device does not exist, the model is damaged or of another kind, or the class of the
+            user cannot be imported or is no Grounder.
     """
     if is_plugin(config.grounder):
         return cast(Grounder, load_plugin(config.grounder, Grounder, "grounder")(config))
-    return load_grounder(
-        config.grounder,
-        config.device,
-        config.floor,
-        vocabulary=config.vocabulary,
-        precision=config.precision,
-    )
-
-
-def load_grounder(
-    name: str,
-    device: str,
-    floor: float,
-    *,
-    vocabulary: str | None = None,
-    precision: Precision = "auto",
-) -> Grounder:
-    """Load the grounder `name`, which is not a class of the user.
-
-    Args:
-        name: `GroundConfig.grounder`.
-        device: "auto", "cpu", "cuda" or "cuda:N"; not used for an endpoint.
-        floor: smallest score of a box, in [0, 1].
-        vocabulary: vocabulary of a GLIP; None: the vocab.txt beside its weights.
-        precision: number format of the network; "auto" is fp32 for Grounding DINO and its relatives.
-
-    Returns:
-        The grounder, in evaluation mode on the device.
-
-    Raises:
-        UserError: the model or the device does not exist, or the model is damaged or of another kind.
-    """
-    if name.startswith(OPENAI):
-        return EndpointGrounder(name, floor)
-    path, torch_device = grounder_path(name), pick_device(device, key="ground.device")
+    if config.grounder.startswith(OPENAI):
+        return EndpointGrounder(config.grounder, config.floor)
+    path, device = grounder_path(config.grounder), pick_device(config.device, key="ground.device")
     if is_transformers(path):
         from pipeline.stages.ground.hf_grounders import load_hf_grounder
 
-        return load_hf_grounder(path, torch_device, floor, precision=precision)
+        return load_hf_grounder(path, device, config.floor, precision=config.precision)
     from pipeline.stages.ground.glip.predict import load_glip_grounder
 
-    return load_glip_grounder(path, torch_device, floor, vocabulary=vocabulary, precision=precision)
+    vocabulary, precision = config.vocabulary, config.precision
+    return load_glip_grounder(path, device, config.floor, vocabulary=vocabulary, precision=precision)
 
 
 def is_transformers(grounder: str) -> bool:

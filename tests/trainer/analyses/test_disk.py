@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hypergrit_common.errors import UserError
-from pipeline.explore.disk import read_disk
+from pipeline.explore.site import read_disk
 from schemas.disk import KINDS
 from tests.trainer.data.samples import TOKENIZER, train_files, write_tar
 from tests.trainer.small import small_model

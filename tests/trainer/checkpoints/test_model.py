@@ -9,8 +9,7 @@ from hypergrit_common.errors import NotFiniteError
 from tests.trainer.released_files import to_released, write_released
 from tests.trainer.small import END, NAMES, most_in_rest, small_batch, small_model
 from trainer.checkpoints import model as model_files
-from trainer.checkpoints.model import load_model, load_state, read_weights, save_model
-from trainer.checkpoints.released import from_released
+from trainer.checkpoints.model import from_released, load_model, load_state, read_weights, save_model
 from trainer.data.preprocess import PreprocessConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import Tokenizer

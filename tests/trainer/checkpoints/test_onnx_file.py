@@ -12,7 +12,7 @@ from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.checkpoints.onnx_file import Rows, write_onnx
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TextConfig
-from trainer.export import main
+from trainer.inference.export import main
 from trainer.text.tokenizer import Tokenizer
 
 HEAD = Path(__file__).parents[3] / "demo" / "weights" / "hycoclip"

@@ -16,7 +16,7 @@ from tests.trainer.tiny_open_clip import ARCHITECTURES, TEXT, VIT, register
 from trainer import Model
 from trainer.checkpoints.model import load_model
 from trainer.data.preprocess import fit
-from trainer.export import convert
+from trainer.inference.export import convert
 
 CAPTIONS = ["a dog", "Two cats &amp; one naïve bird.", "words " * 20, ""]
 PLAIN = {"embed_dim": 8, "vision_cfg": VIT, "text_cfg": TEXT}

@@ -17,7 +17,7 @@ from trainer import Model
 from trainer.checkpoints.model import load_model
 from trainer.evaluate import main as evaluate
 from trainer.evaluation.embedder import CachedEmbedder
-from trainer.export import convert
+from trainer.inference.export import convert
 from trainer.inference.hub import CARD, PARTS
 from trainer.optim.freeze import LowRank
 from trainer.text.fast_tokenizer import FastTokenizer

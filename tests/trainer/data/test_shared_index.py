@@ -13,10 +13,10 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from tests.patience import PATIENCE_S
 from tests.trainer.data.samples import write_shards
-from trainer.data import indexing, shared_index
+from trainer.data import indexing, loader
 from trainer.data.index import ShardIndex, index_shard
 from trainer.data.indexing import build_index
-from trainer.data.shared_index import build_shared_index
+from trainer.data.loader import build_shared_index
 from trainer.distributed import gather as rank_zero
 from trainer.distributed.process import process_group
 
@@ -73,7 +73,7 @@ def one_of_four(rank: int, folder: str, port: int) -> None:
     """Share an index; ranks 1 and 3 are on a second machine."""
     os.environ.update(RANK=str(rank), WORLD_SIZE="4", MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)
-    shared_index.machine, shared_index.CHUNK = (lambda: "ab"[rank % 2]), 4  # type: ignore[assignment, misc]
+    loader.machine, loader.CHUNK = (lambda: "ab"[rank % 2]), 4  # type: ignore[assignment, misc]
     with process_group("cpu", PATIENCE_S):
         index, _ = build_shared_index(folder, "", None)
         found = [index.byte_range(sample) for sample in range(index.n_samples)]

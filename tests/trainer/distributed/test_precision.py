@@ -16,7 +16,7 @@ from tests.trainer.small_run import small_config, write_data
 from trainer.config import TrainConfig
 from trainer.distributed.config import ParallelConfig
 from trainer.distributed.gather import counts_of_ranks
-from trainer.distributed.process import block_policy, process_group, wrap
+from trainer.distributed.process import block_policy, distribute, process_group
 from trainer.training.build import build
 from trainer.training.step import BatchCopies, PendingStep, start_step
 
@@ -113,8 +113,8 @@ def test_fsdp_gathers_weights_in_half_precision_on_a_gpu_and_sums_gradients_in_f
 
 def wrap_networks(rank: int, folder: str) -> None:
     with join_group(rank) as process:
-        plain = wrap(nn.Linear(2, 2), [], ParallelConfig(), process)
-        normed = wrap(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), [], ParallelConfig(), process)
+        plain = distribute(nn.Linear(2, 2), [], ParallelConfig(), process)
+        normed = distribute(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)), [], ParallelConfig(), process)
         counts = counts_of_ranks([rank + 3])[0]
         Path(folder, f"{rank}.json").write_text(json.dumps([plain.broadcast_buffers, normed.broadcast_buffers, counts]))
 

@@ -26,7 +26,6 @@ from trainer.distributed.process import (
     pick_device,
     process_group,
     report_lost_processes,
-    wrap,
 )
 from trainer.training.build import Training, build
 from trainer.training.step import update
@@ -97,7 +96,7 @@ def test_two_processes_have_the_losses_of_one_on_the_full_batch(
 def wrap_convolution(rank: int, folder: str) -> None:
     with join_group(rank) as process:
         network: Any = nn.Conv2d(3, 4, 3)
-        wrap(network, [], ParallelConfig(), process)
+        distribute(network, [], ParallelConfig(), process)
         is_channels_last = network.weight.is_contiguous(memory_format=torch.channels_last)
     Path(folder, f"{rank}.txt").write_text(str(is_channels_last))
 

@@ -7,8 +7,7 @@ import torch
 import transformers
 
 from trainer.encoders.config import TextConfig
-from trainer.encoders.transformers_network import context_limit, settings_of
-from trainer.encoders.transformers_text import TransformersText
+from trainer.encoders.transformers_text import TransformersText, context_limit, settings_of
 
 SIZES = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 48}
 NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}

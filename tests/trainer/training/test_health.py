@@ -9,10 +9,10 @@ import torch
 
 from tests.trainer.small import small_batch, small_model
 from tests.trainer.small_run import run, small_config, small_run
-from trainer.metrics.writers import named_values
 from trainer.models.registry import MODELS
 from trainer.training.health import Health, collapse, dead_terms
 from trainer.training.step import update
+from trainer.training.writers import named_values
 
 
 def messages_of_a_run(tmp_path: Path, *others: str) -> list[str]:

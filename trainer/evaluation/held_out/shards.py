@@ -90,6 +90,14 @@ class HeldOutShards:
             check_damaged_shards(self.index, max_bad_share, key)
             self.layout = probe(self.index, "auto", NO_NEEDS)
 
+    def read_sample(self, number: int) -> Sample:
+        """Read a sample by itself. Raises BadSample if it is damaged, and UserError for a lost shard."""
+        reader = ByteRangeReader()
+        try:
+            return read_available(reader.read([self.index.byte_range(number)])[0], self.layout)
+        finally:
+            reader.close()
+
     def read_part(self, numbers: Sequence[int], size_px: int, views: Views = ONE_VIEW) -> HeldOut:
         """Read and render the usable samples among `numbers`, each with all its boxes. The others are listed in `bad`.
 

@@ -5,10 +5,10 @@ import io
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import PIL.Image
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.html import render_page
@@ -112,58 +112,9 @@ class Details:
 
     def draw(self, value: Any) -> Markup:
         """A JSON value as HTML, escaped."""
-        if isinstance(value, Mapping):
-            return self.draw_mapping(value)
-        if isinstance(value, list):
-            return self.draw_list(value)
-        return escape(brief(value))
-
-    def draw_mapping(self, values: Mapping[str, Any]) -> Markup:
-        """A picture with its caption, or scalars as a table and other values as sections that open."""
-        if has_image(values):
-            return self.draw_picture(values)
-        plain = {key: value for key, value in values.items() if not isinstance(value, Mapping | list)}
-        parts = [Markup("")]
-        if plain:
-            parts.append(table(("", ""), [(named(key), value) for key, value in plain.items()]))
-        for key, value in values.items():
-            if key not in plain and value:
-                inner = self.draw(value)
-                parts.append(Markup("<details><summary>{}</summary>{}</details>").format(named(key), inner))
-        return Markup("").join(parts)
-
-    def draw_list(self, values: list[Any]) -> Markup:
-        """Pictures in a grid, objects as a table, and other values separated by semicolons, since captions have commas."""
-        if values and all(map(has_image, values)):
-            cards = Markup("").join(self.draw_picture(value) for value in values[:MAX_ROWS])
-            return Markup('<div class="cards">{}</div>').format(cards)
-        if values and all(isinstance(value, Mapping) for value in values):
-            names = tuple(dict.fromkeys(key for value in values for key in value))
-            return table(names, [[self.draw(value.get(name, "")) for name in names] for value in values])
-        if any(isinstance(value, Mapping | list) for value in values):
-            items = Markup("").join(Markup("<li>{}</li>").format(self.draw(value)) for value in values[:MAX_ROWS])
-            return Markup("<ol>{}</ol>").format(items)
-        return escape("; ".join(brief(value) for value in values[:MAX_ROWS]))
-
-    def draw_picture(self, values: Mapping[str, Any]) -> Markup:
-        """A picture, with the other entries below it: lists as steps from top to bottom."""
-        source = self.thumbnail(str(values["image"]), values.get("box"))
-        picture = (
-            Markup('<img src="{}" alt="">').format(source)
-            if source
-            else Markup('<p class="soft">{}</p>').format(Path(str(values["image"])).name)
-        )
-        lines = []
-        for key, value in values.items():
-            if key in ("image", "box"):
-                continue
-            if isinstance(value, list) and not any(isinstance(item, Mapping | list) for item in value):
-                steps = Markup("").join(Markup("<li>{}</li>").format(brief(item)) for item in value[:MAX_ROWS])
-                lines.append(Markup('<span class="soft">{}</span><ol class="steps">{}</ol>').format(named(key), steps))
-            else:
-                lines.append(Markup('<p><span class="soft">{}</span> {}</p>').format(named(key), self.draw(value)))
-        caption = Markup("").join(lines)
-        return Markup("<figure class=card>{}<figcaption>{}</figcaption></figure>").format(picture, caption)
+        filters = {"brief": brief, "named": named, "file_name": lambda path: Path(path).name}
+        values = {"value": value, "kind_of": kind_of, "thumbnail": self.thumbnail, "max_rows": MAX_ROWS}
+        return Markup(render_page(FOLDER, "details.html", filters, **values).strip())
 
     def thumbnail(self, name: str, box: Any = None) -> str:
         """A small JPEG of an image below the data folder as a data URL; empty if it cannot be shown."""
@@ -193,9 +144,18 @@ def thumbnail(path: Path, box: tuple[float, ...] | None) -> str:
     return f"data:image/jpeg;base64,{base64.b64encode(file.getvalue()).decode()}"
 
 
-def has_image(value: Any) -> bool:
-    """True for an object with the file of an image."""
-    return isinstance(value, Mapping) and isinstance(value.get("image"), str)
+def kind_of(value: Any) -> Literal["text", "texts", "list", "picture", "pictures", "object", "objects"]:
+    """The form in which the details show a JSON value."""
+    if isinstance(value, Mapping):
+        return "picture" if isinstance(value.get("image"), str) else "object"
+    if not isinstance(value, list):
+        return "text"
+    kinds = {kind_of(item) for item in value}
+    if kinds <= {"text"}:
+        return "texts"
+    if kinds <= {"picture", "object"}:
+        return "objects" if "object" in kinds else "pictures"
+    return "list"
 
 
 def named(key: str) -> str:
@@ -209,22 +169,3 @@ def brief(value: Any) -> str:
         return f"{value:.4g}"
     text = "–" if value is None else str(value)
     return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-
-
-def table(names: Sequence[str], rows: Sequence[Sequence[Any]]) -> Markup:
-    """A table as HTML, escaped. Rows beyond `MAX_ROWS` are counted."""
-    head = Markup("").join(Markup("<th>{}</th>").format(named(name)) for name in names)
-    head = Markup("<thead><tr>{}</tr></thead>").format(head) if any(names) else Markup("")
-    body = Markup("").join(
-        Markup("<tr>{}</tr>").format(
-            Markup("").join(
-                Markup("<td{}>{}</td>").format(Markup(" class=long") if len(text) > 60 else "", text)
-                for text in (item if isinstance(item, Markup) else brief(item) for item in line)
-            )
-        )
-        for line in rows[:MAX_ROWS]
-    )
-    more = f"{len(rows) - MAX_ROWS} more rows are in the JSON file" if len(rows) > MAX_ROWS else ""
-    return Markup(
-        '<div class="scroll"><table class="plain">{}<tbody>{}</tbody></table></div><p class="soft">{}</p>'
-    ).format(head, body, more)

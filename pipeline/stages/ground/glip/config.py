@@ -2,10 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, get_args, get_type_hints
+from typing import Any, Literal, cast
+
+from hypergrit_common.config import flatten, from_plain, without_keys
+from hypergrit_common.errors import UserError
 
 TRAINING_KEYS = ("loss", "drop_block", "drop_path", "dropout", "fuse_dropout")
 """Keys of a config.json that only the training read. Commit 5af35950 is the last that has it."""
@@ -156,28 +158,17 @@ class GlipConfig:
     detect: DetectConfig = field(default_factory=DetectConfig)
 
     def __post_init__(self) -> None:
-        for key, value in _numbers(dataclasses.asdict(self)):
-            least = 0 if key.endswith("unused_classes") or isinstance(value, float) else 1
-            if not (math.isfinite(value) and (value >= least or key.endswith("log_scale"))):
-                raise ValueError(f"GLIP config: {key} is {value}; give {least} or more")
+        for key, value in flatten(dataclasses.asdict(self)).items():
+            for number in value if isinstance(value, list) else [value]:
+                least = 0 if key.endswith("unused_classes") or isinstance(number, float) else 1
+                is_number = isinstance(number, int | float) and not isinstance(number, bool)
+                if is_number and not (math.isfinite(number) and (number >= least or key.endswith("log_scale"))):
+                    raise UserError(f"{key} is {number}; give {least} or more")
         if len(self.anchors.strides) != 5:
-            raise ValueError(f"anchors.strides must hold five strides (P3 to P7), got {self.anchors.strides}")
+            raise UserError(f"anchors.strides must hold five strides (P3 to P7), got {self.anchors.strides}")
         blocks = self.backbone.depths if isinstance(self.backbone, SwinConfig) else self.backbone.layers
         if max(sum(blocks), self.text.layers, self.head.rounds) > MAX_DEPTH:
-            raise ValueError(f"backbone, text tower and head must not be deeper than {MAX_DEPTH} blocks")
-
-
-def _numbers(values: Any, key: str = "") -> Iterator[tuple[str, int | float]]:
-    """Yield each number of nested values with its key."""
-    match values:
-        case dict():
-            for name, value in values.items():
-                yield from _numbers(value, f"{key}.{name}".lstrip("."))
-        case list() | tuple():
-            for value in values:
-                yield from _numbers(value, key)
-        case int() | float() if not isinstance(values, bool):
-            yield key, values
+            raise UserError(f"backbone, text tower and head must not be deeper than {MAX_DEPTH} blocks")
 
 
 _SWIN_L = SwinConfig(embed_dim=192, depths=(2, 2, 18, 2), heads=(6, 12, 24, 48), window=12)
@@ -209,44 +200,10 @@ CONFIGS = MappingProxyType(
 def from_dict(values: dict[str, Any]) -> GlipConfig:
     """Build a configuration from the values of `dataclasses.asdict`. Keys of the training are ignored.
 
-    Raises ValueError naming the first key that is unknown or has a value of the wrong type.
+    Raises UserError naming the first key that is unknown or has a value of the wrong type.
     """
-    backbone = values.get("backbone", {}) if isinstance(values, dict) else {}
+    backbone = values.get("backbone")
     kind = ConvConfig if isinstance(backbone, dict) and "widths" in backbone else SwinConfig
-    return _build(GlipConfig, values, {"backbone": kind}, "")
-
-
-def _build(cls: Any, values: Any, kinds: dict[str, Any], path: str) -> Any:
-    """Build `cls` from a mapping. `kinds` maps fields to the type to build; `path` prefixes keys in errors."""
-    if not isinstance(values, dict):
-        raise ValueError(
-            f"GLIP config: `{path.rstrip('.') or 'config'}` must be a mapping, got {type(values).__name__}"
-        )
-    values = {key: value for key, value in values.items() if key not in TRAINING_KEYS}
-    hints = get_type_hints(cls)
-    unknown = sorted(set(values) - set(hints))
-    if unknown:
-        raise ValueError(f"GLIP config: unknown key {path}{unknown[0]}; known: {', '.join(sorted(hints))}")
-    return cls(
-        **{key: _build_value(kinds.get(key, hints[key]), value, f"{path}{key}") for key, value in values.items()}
+    return cast(
+        GlipConfig, from_plain(GlipConfig, without_keys(values, TRAINING_KEYS), "GLIP config", {"backbone": kind})
     )
-
-
-def _build_value(hint: Any, value: Any, path: str) -> Any:
-    """Convert a plain value to the type `hint`."""
-    if dataclasses.is_dataclass(hint):
-        return _build(hint, value, {}, f"{path}.")
-    choices = get_args(hint)
-    if choices[1:] == (...,):
-        if not isinstance(value, list | tuple):
-            raise ValueError(f"GLIP config: {path} must be a list, got {value!r}")
-        return tuple(_build_value(choices[0], item, f"{path}[{index}]") for index, item in enumerate(value))
-    if choices and all(isinstance(choice, str) for choice in choices):
-        if value not in choices:
-            raise ValueError(f"GLIP config: {path} is {value!r}; choose one of {', '.join(choices)}")
-        return value
-    if hint is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(hint, type) and (not isinstance(value, hint) or (isinstance(value, bool) and hint is not bool)):
-        raise ValueError(f"GLIP config: {path} must be {hint.__name__}, got {value!r}")
-    return value

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.disk import atomic_write
-from hypergrit_common.errors import UserError
+from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.text import shortened
 from hypergrit_common.weights import bounded, read_tensors, save_tensors
@@ -109,10 +109,8 @@ def read_glip_config(path: Path) -> GlipConfig:
     except ValueError as error:
         raise UserError(str(error)) from error
     values.pop("thresholds", None)  # calibrated thresholds of the pipeline; not a part of the network
-    try:
+    with prefixed(f"{path}: "):
         return from_dict(values)
-    except ValueError as error:
-        raise UserError(f"{path}: {error}") from error
 
 
 def guess_config(state: Mapping[str, Tensor], path: Path) -> GlipConfig:

@@ -32,11 +32,15 @@ from hypergrit_common.devices import Precision
 from hypergrit_common.errors import UserError
 from pipeline.stages.ground.grounder import Detection, Grounder
 from pipeline.stages.ground.hf_grounders import GroundingDino
-from pipeline.stages.ground.load import load_grounder
+from pipeline.stages.ground.load import GroundConfig, make_grounder
 from tests.pipeline.clip_tokenizer import small_clip_tokenizer
 
 CAPTION = "A red dog and the blue house"
 SPANS = [(0, 9), (14, 28)]
+
+
+def load_grounder(name: str, floor: float = 0.0, **settings: Any) -> Grounder:
+    return make_grounder(GroundConfig(grounder=name, device="cpu", floor=floor, **settings))
 
 
 def tiny_grounding_dino(folder: Path) -> None:
@@ -133,7 +137,7 @@ def loaded(saved: Callable[[Save], Path]) -> Callable[..., Any]:
 
     @cache
     def load(save: Save, precision: Precision = "auto") -> Grounder:
-        return load_grounder(str(saved(save)), "cpu", 0.0, precision=precision)
+        return load_grounder(str(saved(save)), precision=precision)
 
     return load
 
@@ -224,7 +228,7 @@ def test_tokens_of_the_tokenizer_within_a_phrase_do_not_end_it(save: Save, loade
 def test_length_of_a_phrase_is_the_smaller_of_tokenizer_and_configuration(
     folder: Path, of_tokenizer: int, of_config: int
 ) -> None:
-    grounder: Any = load_grounder(str(folder), "cpu", 0.0)
+    grounder: Any = load_grounder(str(folder))
     grounder.processor.tokenizer.model_max_length = of_tokenizer
     grounder.model.config.text_config.max_position_embeddings = of_config
     least = min(of_tokenizer, of_config)
@@ -242,7 +246,7 @@ def test_length_of_a_phrase_is_the_smaller_of_tokenizer_and_configuration(
 def test_boxes_below_the_floor_are_not_returned(folder: Path, grounder: Any) -> None:
     (every,) = detect(grounder, [image()], [CAPTION], [SPANS])
     floor = sorted(d.score for d in every)[len(every) // 2]
-    (some,) = detect(load_grounder(str(folder), "cpu", floor), [image()], [CAPTION], [SPANS])
+    (some,) = detect(load_grounder(str(folder), floor), [image()], [CAPTION], [SPANS])
     assert some == [d for d in every if d.score >= floor]
 
 
@@ -261,7 +265,7 @@ def test_phrases_that_exceed_the_prompt_of_grounding_dino_are_split_into_several
 def test_error_for_another_kind_of_model_names_it(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(UserError, match="'bert' model"):
-        load_grounder(str(tmp_path), "cpu", 0.1)
+        load_grounder(str(tmp_path), 0.1)
 
 
 @pytest.mark.parametrize("size", [(1, 200), (200, 1), (1, 2)])
@@ -281,7 +285,7 @@ def test_weights_stored_in_half_precision_are_read(folder: Path, tmp_path: Path)
     change_weights(copy, lambda state: {k: v.half() if v.is_floating_point() else v for k, v in state.items()})
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
-    (found,) = detect(load_grounder(str(copy), "cpu", 0.0), [image()], [CAPTION], [SPANS])
+    (found,) = detect(load_grounder(str(copy)), [image()], [CAPTION], [SPANS])
     assert {d.phrase for d in found} == {0, 1}
 
 
@@ -303,7 +307,7 @@ def test_weights_that_do_not_fit_are_refused(
     copy = Path(shutil.copytree(folder, tmp_path / "wrong"))
     change_weights(copy, change)
     with pytest.raises(UserError, match=message):
-        load_grounder(str(copy), "cpu", 0.0)
+        load_grounder(str(copy))
 
 
 def test_damaged_model_folder_is_refused(folder: Path, tmp_path: Path) -> None:
@@ -311,10 +315,10 @@ def test_damaged_model_folder_is_refused(folder: Path, tmp_path: Path) -> None:
     weights = (copy / "model.safetensors").read_bytes()
     (copy / "model.safetensors").write_bytes(weights[: len(weights) // 2])
     with pytest.raises(UserError, match="SafetensorError"):
-        load_grounder(str(copy), "cpu", 0.0)
+        load_grounder(str(copy))
     (copy / "config.json").write_text('{"model_type": "owlv2", "vision_config": 3}')
     with pytest.raises(UserError, match="vision_config"):
-        load_grounder(str(copy), "cpu", 0.0)
+        load_grounder(str(copy))
 
 
 def test_phrase_that_cannot_be_grounded_is_dropped_with_the_reason(grounder: Any) -> None:
@@ -427,7 +431,7 @@ NAMES = ("pred_boxes", "pred_logits", "presence_logits")
 def test_sam3_computes_an_image_and_a_phrase_once(
     saved: Callable[[Save], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    grounder: Any = load_grounder(str(saved(tiny_sam3)), "cpu", 0.0)
+    grounder: Any = load_grounder(str(saved(tiny_sam3)))
     seen: list[Any] = []
     for name in ("get_vision_features", "get_text_features"):
         method = getattr(grounder.model, name)
@@ -453,5 +457,5 @@ def test_files_of_sam3_with_its_tracker_are_read(
         copy,
         lambda state: {f"detector_model.{k}": v for k, v in state.items()} | {"tracker_model.a": torch.ones(1)},
     )
-    (found,) = detect(load_grounder(str(copy), "cpu", 0.0), [image()], [CAPTION], [SPANS])
+    (found,) = detect(load_grounder(str(copy)), [image()], [CAPTION], [SPANS])
     assert found == expected

@@ -14,9 +14,9 @@ from pipeline.models import HubName, blob_hash, fetch, parse_hub_name
 from pipeline.stages.ground.glip.load import load_glip, save_glip
 from pipeline.stages.ground.glip.predict import GlipGrounder
 from pipeline.stages.ground.hf_grounders import Owlv2
-from pipeline.stages.ground.load import load_grounder, score_threshold
+from pipeline.stages.ground.load import score_threshold
 from tests.pipeline.stages.ground.glip.tiny import TINY, tiny_model, write_vocab
-from tests.pipeline.stages.ground.test_hf import tiny_owlv2
+from tests.pipeline.stages.ground.test_hf import load_grounder, tiny_owlv2
 
 COMMIT = "0123456789abcdef" * 2 + "01234567"
 NAME = f"someone/model@{COMMIT}"
@@ -43,7 +43,7 @@ def count_boxes(grounder: object) -> int:
 def test_glip_folder_on_the_hub_is_loaded_with_its_own_threshold(snapshot: Path, tmp_path: Path) -> None:
     config = replace(TINY, detect=replace(TINY.detect, score_threshold=0.41))
     save_glip(snapshot, tiny_model(config).state_dict(), config, write_vocab(tmp_path))
-    assert count_boxes(load_grounder(NAME, "cpu", 0.0))
+    assert count_boxes(load_grounder(NAME))
     assert score_threshold(NAME) == 0.41
 
 
@@ -64,9 +64,9 @@ def test_one_of_several_weight_files_is_named_after_the_commit(snapshot: Path) -
     (snapshot / "b.pth").write_bytes(b"another")
     assert load_glip(f"{NAME}/tiny/a.pth", TINY).config == TINY
     with pytest.raises(UserError, match=rf"2 weight files; choose one: {NAME}/b\.pth, {NAME}/tiny/a\.pth"):
-        load_grounder(NAME, "cpu", 0.0)
+        load_grounder(NAME)
     with pytest.raises(UserError, match=r"holds no c\.pth"):
-        load_grounder(f"{NAME}/c.pth", "cpu", 0.0)
+        load_grounder(f"{NAME}/c.pth")
 
 
 def test_damaged_weight_file_of_the_cache_is_refused(snapshot: Path) -> None:
@@ -87,30 +87,30 @@ def test_vocabulary_can_be_in_another_repository(snapshot: Path, tmp_path: Path)
     save_glip(snapshot, tiny_model().state_dict(), TINY, write_vocab(tmp_path))
     (snapshot / "vocab.txt").unlink()
     with pytest.raises(UserError, match=r"vocab\.txt does not exist"):
-        load_grounder(NAME, "cpu", 0.0)
+        load_grounder(NAME)
     bert = snapshot.parents[2] / "models--someone--bert" / "snapshots" / COMMIT
     bert.mkdir(parents=True)
     write_vocab(bert)
-    assert count_boxes(load_grounder(NAME, "cpu", 0.0, vocabulary=f"someone/bert@{COMMIT}"))
+    assert count_boxes(load_grounder(NAME, vocabulary=f"someone/bert@{COMMIT}"))
 
 
 def test_repository_of_transformers_is_recognized_by_its_config(snapshot: Path) -> None:
     tiny_owlv2(snapshot)
-    assert isinstance(load_grounder(NAME, "cpu", 0.0), Owlv2)
+    assert isinstance(load_grounder(NAME), Owlv2)
 
 
 def test_error_without_a_network_names_the_repository_that_is_not_cached(snapshot: Path) -> None:
     with pytest.raises(UserError, match=r"someone/else@.* hub does not answer"):
-        load_grounder(f"someone/else@{COMMIT}", "cpu", 0.0)
+        load_grounder(f"someone/else@{COMMIT}")
     with pytest.raises(UserError, match="contains no weight file"):
-        load_grounder(NAME, "cpu", 0.0)
+        load_grounder(NAME)
 
 
 def test_branch_or_path_outside_the_repository_is_refused(snapshot: Path) -> None:
     with pytest.raises(UserError, match="<40 hex digits>"):
         load_glip("someone/model")
     with pytest.raises(UserError, match="<40 hex digits>"):
-        load_grounder("someone/model@main", "cpu", 0.0)
+        load_grounder("someone/model@main")
     with pytest.raises(UserError, match="inside the repository"):
         parse_hub_name(f"{NAME}/../../other.pth")
 

@@ -5,6 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
+from hypergrit_common.errors import UserError
 from pipeline.stages.ground.glip.config import CONFIGS, from_dict
 
 
@@ -16,11 +17,11 @@ def test_a_configuration_is_unchanged_after_writing_and_reading_json(name: str) 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"head": {"round": 3}}, r"unknown key head\.round"),
-        ({"head": {"rounds": "3"}}, r"head\.rounds must be int"),
-        ({"head": {"deformable": 1}}, r"head\.deformable must be bool"),
-        ({"head": {"coarse_offsets": "guess"}}, "flat_memory, resize"),
-        ({"text": 5}, "`text` must be a mapping"),
+        ({"head": {"round": 3}}, r"no key head\.round\. Did you mean: 'head\.rounds'"),
+        ({"head": {"rounds": "3"}}, r"head\.rounds is 3; give a whole number"),
+        ({"head": {"deformable": 1}}, r"head\.deformable is 1; give true or false"),
+        ({"head": {"coarse_offsets": "guess"}}, "flat_memory or resize"),
+        ({"text": 5}, "text is a group of keys"),
         ({"anchors": {"strides": [8, 16]}}, "five strides"),
         ({"anchors": {"strides": 8}}, r"anchors\.strides must be a list"),
         ({"text": {"vocab_size": 0}}, r"text\.vocab_size is 0; give"),
@@ -30,7 +31,7 @@ def test_a_configuration_is_unchanged_after_writing_and_reading_json(name: str) 
     ],
 )
 def test_a_wrong_configuration_is_an_error_that_names_the_key(values: dict[str, object], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         from_dict(values)
 
 

@@ -126,7 +126,7 @@ def test_a_wrong_configuration_is_refused(tmp_path: Path, content: str) -> None:
 def test_a_configuration_of_excessive_depth_is_refused_before_a_network_is_built() -> None:
     values = asdict(TINY)
     values["head"]["rounds"] = 10**9
-    with pytest.raises(ValueError, match="deeper than"):
+    with pytest.raises(UserError, match="deeper than"):
         from_dict(values)
 
 

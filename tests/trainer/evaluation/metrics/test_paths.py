@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from tests.trainer.small import NAMES, small_model
-from trainer.analyses.paths import distinct, entails_steps, nearest, path_between, path_to_root
+from trainer.evaluation.metrics.paths import distinct, entails_steps, nearest, path_between, path_to_root
 from trainer.evaluation.metrics.spaces import (
     Ball,
     Flat,
@@ -167,7 +167,7 @@ def test_blocks_of_candidates_give_the_same_neighbours(name: str, monkeypatch: p
     path = path_to_root(space, model.lift_image(2 * normal(1, 16, seed=3).float()), 12)
     entail = torch.arange(80) % 3 > 0
     whole = [nearest(score_of(model), space, path, pool, mask) for mask in (None, entail)]
-    monkeypatch.setattr("trainer.analyses.paths.BLOCK", 12 * 7)
+    monkeypatch.setattr("trainer.evaluation.metrics.paths.BLOCK", 12 * 7)
     parts = [nearest(score_of(model), space, path, pool, mask) for mask in (None, entail)]
     assert [found.tolist() for found in parts] == [found.tolist() for found in whole]
     assert set(whole[0].tolist()) <= {*range(40), 80}

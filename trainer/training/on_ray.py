@@ -100,7 +100,7 @@ def connect(config: TrainConfig) -> None:
 
     Raises UserError if the cluster cannot be joined.
     """
-    root = str(Path(__file__).resolve().parent.parent)
+    root = str(Path(__file__).resolve().parents[2])
     variables = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     variables["PYTHONPATH"] = python_path(root)
     init_ray(config.ray.address, runtime_env={"env_vars": variables}, logging_level=logging.WARNING)

@@ -14,7 +14,7 @@ from tests.trainer.tiny_open_clip import register
 from trainer.checkpoints.model import load_model, save_model
 from trainer.config import load_config
 from trainer.data.preprocess import PreprocessConfig
-from trainer.export import convert, main
+from trainer.inference.export import convert, main
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.tokenizer import Tokenizer, openai_tokenizer
 from trainer.training.build import new_model

@@ -13,8 +13,8 @@ import torch
 
 from hypergrit_common.errors import UserError
 from trainer.batch import Losses
-from trainer.metrics.config import LogConfig
-from trainer.metrics.writers import Meter, Metrics, Progress, named_values, truncate
+from trainer.config import LogConfig
+from trainer.training.writers import Meter, Metrics, Progress, named_values, truncate
 
 STEPS = 12
 
@@ -119,7 +119,7 @@ def test_wandb_gets_the_configuration_and_the_same_numbers(tmp_path: Path, monke
 
 def test_paused_time_is_excluded_from_the_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr("trainer.metrics.writers.time.perf_counter", lambda: now)
+    monkeypatch.setattr("trainer.training.writers.time.perf_counter", lambda: now)
     meter = Meter()
     with meter.waiting():
         now += 4.0

@@ -16,11 +16,10 @@ from hypergrit_common.errors import UserError
 from tests.patience import PATIENCE_S, wait_until
 from tests.trainer.data.samples import train_files, write_tar
 from tests.trainer.small_run import overrides, small_config
-from trainer import on_ray
-from trainer.on_ray import scaling_config, train_worker, with_absolute_output
-from trainer.training import loop
+from trainer.training import loop, on_ray
+from trainer.training.on_ray import scaling_config, train_worker, with_absolute_output
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_a_request_that_the_cluster_cannot_satisfy_is_an_error(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import duration_text
 from trainer.batch import Losses
-from trainer.metrics.config import LogConfig
+from trainer.config import LogConfig
 
 # Destinations of metrics beside metrics.jsonl: TensorBoard and Weights & Biases.
 
