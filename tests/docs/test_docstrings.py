@@ -40,7 +40,7 @@ API = {
     "trainer.losses.functional.contrastive",
     "trainer.losses.sigmoid.sigmoid_contrastive",
     "trainer.models.config.ConesConfig",
-    "trainer.models.taxonomy.level_contrast",
+    "trainer.models.levels.level_contrast",
     *(entry.location.replace(":", ".") for entry in MODELS.values()),
     *(f"{entry.config.__module__}.{entry.config.__name__}" for entry in MODELS.values()),
 }

@@ -28,10 +28,10 @@ LIMITS = {
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_183),
     "pipeline": Size(153, 33_340, 9),
-    "trainer": Size(190, 28_042, 12),
+    "trainer": Size(193, 28_072, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(618, 65_038),
+    "tests": Size(618, 65_040),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -11,7 +11,8 @@ from tests.trainer.small import in_double, overfit, small_batch, small_model, wi
 from trainer.batch import Batch, Stream
 from trainer.encoders.build import keep_patches, patches_of
 from trainer.encoders.config import ImageConfig
-from trainer.models.hyper3 import Hyper3CLIP, QueryPooling
+from trainer.models.hyper3 import Hyper3CLIP
+from trainer.models.queries import QueryPooling
 
 OWNER, PARENT, WEIGHT = [0, 0, 0, 2, 3, 3], [-1, 0, -1, -1, -1, 4], [1.0, 0.5, 0.75, 1.0, 1.0, 0.5]
 

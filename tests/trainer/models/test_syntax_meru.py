@@ -13,9 +13,10 @@ from hypergrit_common.errors import UserError
 from tests.trainer.released_files import to_released
 from tests.trainer.small import in_double, overfit, rows, small_batch, small_model, with_boxes, with_stream
 from trainer.batch import Batch
-from trainer.checkpoints.model import from_released
+from trainer.checkpoints.released import from_released
 from trainer.encoders.text import StateSource
-from trainer.models.syntax_meru import SyntaxMERU, parse_of
+from trainer.models.syntax_meru import SyntaxMERU
+from trainer.models.words import parse_of
 from trainer.text.syntax import NONE, RELATIONS, Syntax, word_vectors, word_weights
 
 Vector = NDArray[np.float64]
