@@ -13,7 +13,7 @@ from hypergrit_common.errors import UserError
 from tests.trainer.released_files import to_released
 from tests.trainer.small import in_double, overfit, rows, small_batch, small_model, with_boxes, with_stream
 from trainer.batch import Batch
-from trainer.checkpoints.released import from_released
+from trainer.checkpoints.model import from_released
 from trainer.encoders.text import StateSource
 from trainer.models.syntax_meru import SyntaxMERU
 from trainer.models.words import parse_of
