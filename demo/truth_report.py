@@ -104,7 +104,7 @@ def format_table(truth: dict[str, Any]) -> str:
     for group, title in (("trained", "training styles"), ("held_out", "held-out style")):
         lines.append(f"{title}:")
         found = {level: groups[group] for level, groups in truth["after"].items() if group in groups}
-        lines += [line("  " + names[level], value) for level, value in found.items()]
+        lines += [line("  " + names.get(level, f"  after {level}"), value) for level, value in found.items()]
     lines.append(line("all kept boxes", truth))
     return "\n".join(lines)
 

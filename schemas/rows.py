@@ -15,7 +15,7 @@ import pyarrow as pa
 from schemas.scores import CROP_SCORES, ROW_COLUMNS
 
 VERSION: Final = "1.4"
-"""MAJOR.MINOR: a change that breaks readers increases the major number, a new column the minor one."""
+"""MAJOR.MINOR: a new column increases the minor number. Verbs refuse outputs of another version."""
 
 
 def field(name: str, type_: pa.DataType, doc: str, nullable: bool = False) -> pa.Field:

@@ -16,7 +16,9 @@ class ScoreEntry:
 
     setting: str  # name of the threshold: `score.NAME`
     of: Literal["box", "phrase", "crop", "row"]  # box, phrase: found by the stage `ground`; crop: the pixels of a box
-    column: str = ""  # in arrow/: field of `boxes`, list by phrase, field of `box_scores`, or column; "": not stored
+    column: str = (
+        ""  # in arrow/: field of `boxes`, list by phrase, field of `box_scores`, or column; "": the grounded share
+    )
     doc: str = ""  # description of the column, of crops and rows
     # Unit of the threshold. A column has cosines in place of CLIPScores, and a chart CLIPScores in place of cosines.
     unit: Literal["number", "cosine", "CLIPScore"] = "number"

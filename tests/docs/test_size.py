@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_849),
+    "schemas": Size(13, 1_851),
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_183),
-    "pipeline": Size(153, 33_340, 9),
+    "pipeline": Size(153, 33_341, 9),
     "trainer": Size(193, 28_072, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(618, 65_040),
+    "tests": Size(618, 65_042),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

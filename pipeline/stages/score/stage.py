@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from pipeline.stages.score.scorers import Head, Scorer
 
 COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height", "given_chunks")
-(SHARE,) = (score for score in SCORES if score.of == "row" and not score.column)
+SHARE: Final = next(score for score in SCORES if score.setting == "min_grounded_share")
+"""The only score that depends on the kept boxes, so that it is computed after their filters and not stored."""
 
 Rows = dict[int, dict[str, Any]]
 """Position in the table -> the COLUMNS of a row that is not dropped."""

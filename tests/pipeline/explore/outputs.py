@@ -32,7 +32,7 @@ class RandomScores:
         self.rng, self.has_head = Random(seed), has_head
 
     def __call__(self, score: ScoreEntry, rows: Rows, places: Sequence[Place]) -> list[float | None]:
-        course = {"clip_cosine": (0.31, 0.06), "clip_similarity": (0.3, 0.04), "head_score": (5, 1)}[score.column]
+        course = {"clip_cosine": (0.31, 0.06), "head_score": (5, 1)}.get(score.column, (0.3, 0.04))
         has_value = score.column != "head_score" or self.has_head
         return [self.rng.gauss(*course) if has_value else None for _ in places]
 
