@@ -50,7 +50,7 @@ def test_every_score_has_a_setting_that_is_null_and_all_but_those_of_phrases_a_h
 
 
 def test_an_entry_a_setting_and_a_case_make_a_score(tars: Path, tmp_path: Path) -> None:
-    assert SECTION.count("\n") <= 25
+    assert SECTION.count("\n") <= 30
     patched = {}
     for path, addition in re.findall(r"^# (\S+\.py), .*\n((?: .*\n)+)", SECTION, re.MULTILINE):
         place, code = PLACES[path], (ROOT / path).read_text(encoding="utf-8")
