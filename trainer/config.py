@@ -302,8 +302,7 @@ def check_model_keys(kind: type[ModelConfig], layers: Sequence[Layer]) -> None:
         if names and key not in kind.__dataclass_fields__:
             name = last_value(layers, "model_name") or TrainConfig.model_name
             raise UserError(
-                f"{where}: model_name={name} has no key model.{key}, which {', '.join(names)} have; leave it out, or select "
-                "one of these"
+                f"{where}: model_name={name} has no key model.{key}, which {', '.join(names)} have; leave it out"
             )
 
 

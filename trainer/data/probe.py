@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from contextlib import suppress
 from itertools import groupby, pairwise
-from typing import Final, Literal, NamedTuple, get_args
+from typing import Final, Literal, get_args
 
 import numpy as np
 
@@ -54,18 +54,6 @@ def check_adjacent(url: str) -> None:
         )
 
 
-class Probed(NamedTuple):
-    """What the samples of a folder that were checked tell. `url` and `layout` are those of the last one."""
-
-    url: str
-    layout: Layout | None
-    is_usable: bool
-    problems: list[tuple[str, BadSample]]
-
-    def __str__(self) -> str:
-        return f"{self.url.rpartition('/')[0]} has {f'the layout {self.layout}' if self.layout else 'no known layout'}"
-
-
 def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozenset[str]) -> None:
     """Check that each folder with shards has samples of the layout `expected` with all fields in `needs`.
 
@@ -75,43 +63,31 @@ def probe(index: SampleIndex, expected: Layout | Literal["auto"], needs: frozens
     reader, folders = ByteRangeReader(), [url.rpartition("/")[0] for url in index.urls]
     last = [n for n in range(len(folders)) if folders[n : n + 1] != folders[n + 1 : n + 2]]
     spans = [(start, end) for start, end in pairwise([0, *index.ends[last].tolist()]) if start < end]
-    found = [probe_part(index, reader, *span, expected, needs) for span in spans[:: -(-len(spans) // MAX_PROBES)]]
+    layouts, bad = dict[str, str](), list[tuple[str, BadSample]]()
+    for start, end in spans[:: -(-len(spans) // MAX_PROBES)]:
+        problems: list[tuple[str, BadSample]] = []
+        for sample in np.unique(np.linspace(start, end - 1, MAX_PROBES).astype(np.int64)):
+            data, url = reader.read([index.byte_range(int(sample))])[0], index.url(int(sample))
+            try:
+                layout = find_layout(SampleFiles(data)) if expected == "auto" else expected
+                layouts[url.rpartition("/")[0]] = layout
+                read_sample(data, layout, needs - {"pairs"})  # some samples have boxes
+                whole = reader.read([index.whole_range(int(sample))])[0]
+                logger.info("%s: the first usable sample %s", url, training_line(fields_of(whole, layout) | needs))
+                break
+            except BadSample as problem:
+                problems.append((f"{url}: {sample_key(data)}", problem))
+        else:
+            bad = bad or problems
     reader.close()
-    bad = next((part for part in found if not part.is_usable), None)
-    if bad is None:
+    if not bad:
         return
-    check_adjacent(bad.url)
-    (name, first), *others = bad.problems
-    count = f"none of the {len(bad.problems)} samples checked is usable"
+    check_adjacent(index.urls[0])
+    (name, first), *others = bad
+    count = f"none of the {len(bad)} samples checked is usable"
     if others and all(problem.reason == first.reason for _, problem in others):
         count += ", all for this reason"
-    if other := next((part for part in found if part.is_usable), None):
-        count += f"; {bad}, and {other}"
+    if len(set(layouts.values())) > 1:
+        count += f"; {', and '.join(f'{folder} has the layout {layout}' for folder, layout in layouts.items())}"
     other_fix = OTHER_FIX if expected == "auto" else f"data.layout is {expected}; set data.layout=auto to detect it"
     raise UserError(f"{name}: {first} ({count}); {FIXES.get(first.reason, other_fix)}")
-
-
-def probe_part(
-    index: SampleIndex,
-    reader: ByteRangeReader,
-    start: int,
-    end: int,
-    expected: Layout | Literal["auto"],
-    needs: frozenset[str],
-) -> Probed:
-    """Check some of the samples from `start` to `end`, until one is usable."""
-    problems: list[tuple[str, BadSample]] = []
-    url, layout = "", None
-    for sample in np.unique(np.linspace(start, end - 1, MAX_PROBES).astype(np.int64)):
-        data = reader.read([index.byte_range(int(sample))])[0]
-        url = index.url(int(sample))
-        try:
-            layout = find_layout(SampleFiles(data))
-            read_sample(data, expected, needs - {"pairs"})  # some samples have boxes
-            whole = reader.read([index.whole_range(int(sample))])[0]
-            able = training_line(fields_of(whole, layout if expected == "auto" else expected) | needs)
-            logger.info("%s: the first usable sample %s", url, able)
-            return Probed(url, layout, True, problems)
-        except BadSample as bad:
-            problems.append((f"{url}: {sample_key(data)}", bad))
-    return Probed(url, layout, False, problems)

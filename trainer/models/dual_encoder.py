@@ -35,8 +35,8 @@ from trainer.text.syntax import Syntax
 PAIRS = Contrast(sides=(("image", "text"), ("text", "image")))
 """The symmetric contrastive loss of images and captions (MERU, section 3.1)."""
 
-BOX_STREAMS = ("box_image", "box_text")
-"""Streams that the need "boxes" gives."""
+BOX_NEEDS = {"box_image": "boxes", "box_text": "boxes"}
+"""What a model needs for a stream; any other stream has the name of the need."""
 
 
 class DualEncoder(nn.Module, ABC):
@@ -362,8 +362,7 @@ class DualEncoder(nn.Module, ABC):
         By default, the boxes and the streams of `trainer.data.text_streams.STREAMS` that the terms name; a model adds to
         them what its functions use. With "pairs", samples without boxes are used too.
         """
-        named = {name for term in self.terms() for name in streams_of(term)}
-        found = {need_of(name) for name in named} & {"boxes", *STREAMS}
+        found = {BOX_NEEDS.get(name, name) for name in streams_of(self.terms())} & {"boxes", *STREAMS}
         return frozenset(found | {"boxes", "pairs"} if self.config.boxes_as_pairs else found)
 
     @property
@@ -553,11 +552,6 @@ class DualEncoder(nn.Module, ABC):
         """Clamp the learned scalars to their ranges. The training loop calls it after each optimizer step."""
         for name in self.temperatures:
             self.get_parameter(name).clamp_(max=math.log(self.config.max_logit_scale))
-
-
-def need_of(stream: str) -> str:
-    """The need that gives a stream of `STREAMS` or of boxes."""
-    return "boxes" if stream in BOX_STREAMS else stream
 
 
 def boxes_as_pairs(batch: Batch) -> Batch:

@@ -10,6 +10,7 @@ Shapes: m rows of a stream on this rank, k factors; [*k m] is [m], or [k m] in a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from typing import ClassVar, Protocol
 
 import torch
@@ -146,16 +147,17 @@ def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: M
     )
 
 
-def streams_of(term: Term) -> tuple[str, ...]:
+def _named_by(term: Term) -> tuple[str, ...]:
     """The streams that a term names. A function may use others of this rank."""
-    match term.value:
-        case Contrast(sides=sides):
-            names = tuple(name for side in sides for name in side)
-        case Entails(general=general, specific=specific):
-            names = (general, specific)
-        case _:
-            names = ()
-    return names + term.gathers
+    value, found = term.value, term.gathers
+    if isinstance(value, Entails):
+        return (value.general, value.specific, *found)
+    return (*chain(*value.sides), *found) if isinstance(value, Contrast) else found
+
+
+def streams_of(terms: Sequence[Term]) -> dict[str, str]:
+    """The streams that terms name, each with the last of these terms."""
+    return {name: term.name for term in terms for name in _named_by(term)}
 
 
 def gathered_streams(terms: Sequence[Term], is_symmetric: bool) -> tuple[list[str], list[tuple[str, str]]]:

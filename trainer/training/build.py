@@ -40,7 +40,7 @@ from trainer.encoders.config import CACHED, TRANSFORMERS
 from trainer.encoders.text import StateSource
 from trainer.evaluation.held_out.evaluate import Evaluation
 from trainer.models.config import SyntaxMERUConfig
-from trainer.models.dual_encoder import BOX_STREAMS, DualEncoder, need_of
+from trainer.models.dual_encoder import BOX_NEEDS, DualEncoder
 from trainer.models.registry import build_model
 from trainer.models.terms import streams_of
 from trainer.optim.freeze import Freezing, add_lora, check_patterns, freeze_for_good
@@ -336,11 +336,10 @@ def check_streams(config: TrainConfig, model: DualEncoder) -> None:
 
     A model with `features` or `text_streams` of its own may make streams there.
     """
-    kind, given = type(model), sorted({"image", "text", *BOX_STREAMS, *STREAMS})
+    kind, given = type(model), sorted({"image", "text", *BOX_NEEDS, *STREAMS})
     if kind.features is not DualEncoder.features or kind.text_streams is not DualEncoder.text_streams:
         return
-    named = {name: term.name for term in model.terms() for name in streams_of(term)}
-    for name, term in named.items():
+    for name, term in streams_of(model.terms()).items():
         where = f"model_name={config.model_name}: the term {term} names the stream {name!r}"
         if name not in given:
             close = "".join(f" (similar: {found})" for found in get_close_matches(name, given, n=1))
@@ -348,8 +347,8 @@ def check_streams(config: TrainConfig, model: DualEncoder) -> None:
                 f"{where}, which does not exist{close}; give one of {', '.join(given)}, or register it in "
                 "trainer.data.text_streams.STREAMS, in the module of the model"
             )
-        if need_of(name) not in {"image", "text", *model.needs}:
-            raise UserError(f"{where}; let `needs` of the class return super().needs | {{{need_of(name)!r}, ...}}")
+        if (need := BOX_NEEDS.get(name, name)) not in {"image", "text", *model.needs}:
+            raise UserError(f"{where}; let `needs` of the class return super().needs | {{{need!r}, ...}}")
 
 
 def check_packing(config: TrainConfig, model: DualEncoder, device: torch.device, precision: str) -> None:

@@ -7,7 +7,7 @@ entailment/NAME/order, auc, ap, chance                         models with entai
 """
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Final
@@ -120,30 +120,23 @@ def zero_shot_results(
 
     parts, lists = zip(*map_shared(len(folder.paths), read, classify, sharing), strict=True)
     problems = [problem for part in lists for problem in part]
-    unreadable = check_readable(folder, problems)
+    read_targets = [n for n, problem in zip(folder.targets, problems, strict=True) if not problem]
+    if lost := sorted({*folder.targets} - {*read_targets}):
+        raise UserError(
+            f"image_folders: no file of the class {folder.classes[lost[0]]} of {folder.name} can be read as an image, such "
+            f"as {problems[folder.targets.index(lost[0])]}; replace or remove them"
+        )
+    results, bad = dict[str, float](), [*filter(None, problems)]
+    if bad:
+        logger.warning("%s: %s left out, such as %s", folder.name, counted(len(bad), "unreadable image"), bad[0])
+        results[f"zero_shot/{folder.name}/unreadable"] = len(bad) / len(problems)
+    target = torch.tensor(read_targets)
     predicted = check_finite(torch.cat(parts)[:, None], f"images of {folder.name}")[:, 0].long()
-    target = torch.tensor([n for n, problem in zip(folder.targets, problems, strict=True) if not problem])
-    return {
+    return results | {
         f"zero_shot/{folder.name}/accuracy": macro_accuracy(predicted, target, len(folder.classes)),
         f"zero_shot/{folder.name}/accuracy_micro": (predicted == target).float().mean().item(),
         f"zero_shot/{folder.name}/chance": 1 / len(folder.classes),
-        **({f"zero_shot/{folder.name}/unreadable": unreadable} if unreadable else {}),
     }
-
-
-def check_readable(folder: ImageFolder, problems: Sequence[str]) -> float:
-    """Share of the files that are no usable images, by the problem of each; logged. Raises UserError for a class of them."""
-    bad = [problem for problem in problems if problem]
-    left = {n for n, problem in zip(folder.targets, problems, strict=True) if not problem}
-    for n, problem in zip(folder.targets, problems, strict=True):
-        if n not in left:
-            raise UserError(
-                f"image_folders: no file of the class {folder.classes[n]} of {folder.name} can be read as an image, such "
-                f"as {problem}; replace or remove them"
-            )
-    if bad:
-        logger.warning("%s: %s left out, such as %s", folder.name, counted(len(bad), "unreadable image"), bad[0])
-    return len(bad) / len(problems)
 
 
 def pair_results(
