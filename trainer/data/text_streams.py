@@ -1,6 +1,6 @@
 """Streams of further texts of a batch: the labels of a taxonomy, and the queries of an image.
 
-A model names the streams of its terms, and others that it `needs`; `STREAMS` says how the texts of a sample become their rows.
+A model names the streams in its terms or `needs`; `STREAMS` says how the texts of a sample become their rows.
 """
 
 import hashlib

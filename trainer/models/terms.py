@@ -156,7 +156,14 @@ def _named_by(term: Term) -> tuple[str, ...]:
 
 
 def streams_of(terms: Sequence[Term]) -> dict[str, str]:
-    """The streams that terms name, each with the last of these terms."""
+    """The streams that terms name.
+
+    Args:
+        terms: those of a model.
+
+    Returns:
+        Name of a stream -> that of the last term which names it.
+    """
     return {name: term.name for term in terms for name in _named_by(term)}
 
 
@@ -225,7 +232,9 @@ def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
     for side, query, candidate, weight in zip(term.sides, rows, everything, weights, strict=True):
         if weight:
             # Sides of the same owners have one share and the same targets and copies, which are found once.
-            like = next(other for other in term.sides if all(map(points.are_paired, other, side)))
+            like = next(
+                (q, c) for q, c in term.sides if points.are_paired(q, side[0]) and points.are_paired(c, side[1])
+            )
             copies = points.copies(*like) if term.copies else None
             scales = scale if term.factors is None else scale * term.factors(query)
             directed = contrastive_loss(Directed(model, points.stream(side[0]).side), model)
