@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(12, 1_767),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_183),
+    "hypergrit_common": Size(41, 6_186),
     "pipeline": Size(153, 33_387, 9),
-    "trainer": Size(190, 28_044, 12),
+    "trainer": Size(190, 28_162, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(617, 64_919),
+    "tests": Size(617, 65_132),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -155,7 +155,7 @@ def test_sets_of_different_layouts_train_a_model_that_needs_pairs_alone(tmp_path
     source = small_loader(sets, batch=8, needs=frozenset(), max_bad_share=0.0)
     assert sorted(keys(take(source, 2))) == sorted(2 * [f"00000.tar/{n:04d}" for n in range(8)])
     assert source.n_bad == 0
-    message = r"no_boxes: .*/pairs has the layout pairs, and .*/boxes has the layout train\); .*`hypergrit run`"
+    message = r"no_boxes: .*/boxes has the layout train, and .*/pairs has the layout pairs\); .*`hypergrit run`"
     with pytest.raises(UserError, match=message):
         small_loader(sets, batch=8)
 
