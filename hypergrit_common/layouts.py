@@ -10,7 +10,7 @@ pairs      jpg, and a txt or a JSON with `caption` and optionally `subreddit` (R
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from hypergrit_common.samples import (
     BadSample,
@@ -44,9 +44,8 @@ MAX_SUBREDDIT: Final = 64  # characters; Reddit's names have at most 21
 MIN_BOX_AREA_PX: Final = 32 * 32  # HyCoCLIP's conversion of GRIT keeps only boxes larger than this
 
 
-def find_layout(data: Content) -> Layout:
+def find_layout(files: SampleFiles) -> Layout:
     """Return the layout that the files of a sample match. Raises BadSample if they match none."""
-    files = SampleFiles(data)
     if TRAIN_IMAGE in files:
         return "train" if TRAIN_ANNOTATIONS in files else "hycoclip"
     read_image_file(files)  # raises BadSample if there is no image
@@ -60,22 +59,26 @@ def find_layout(data: Content) -> Layout:
     )
 
 
-def read_sample(data: Content, layout: Layout, needs: frozenset[str], wanted: frozenset[str] = frozenset()) -> Sample:
-    """Read a sample from its bytes; `needs` may contain "boxes", "parse" and "captions", and so may what is only `wanted`.
+def read_sample(
+    data: Content, layout: Layout | Literal["auto"], needs: frozenset[str], wanted: frozenset[str] = frozenset()
+) -> Sample:
+    """Read a sample from its bytes, in the layout "auto" that its files match.
 
-    With "pairs" among the needs, it may lack boxes.
+    `needs` may contain "boxes", "parse" and "captions", and so may what is only `wanted`. With "pairs" among the needs,
+    the sample may lack boxes.
 
     Raises BadSample if the sample is damaged or lacks something needed.
     """
     read: Callable[[SampleFiles, frozenset[str]], Sample]
-    match layout:
+    files = SampleFiles(data)
+    match find_layout(files) if layout == "auto" else layout:
         case "train" | "hycoclip":
             read = read_train
         case "grit":
             read = read_grit
         case "pairs":
             read = read_pair
-    sample = read(SampleFiles(data), needs | wanted)
+    sample = read(files, needs | wanted)
     if "boxes" in needs and "pairs" not in needs and not sample.boxes:
         raise BadSample("no_boxes", "the sample has no boxes")
     if "parse" in needs and sample.words is None:

@@ -60,8 +60,9 @@ class Batch:
     def __getitem__(self, name: str) -> Stream:
         """Return a stream. Raises ValueError if the batch lacks it."""
         if name not in self.streams:
-            fix = "train on shards with boxes, or set use_boxes=false" if name.startswith("box_") else "check the data"
-            raise ValueError(f"the loss needs the stream {name}, but the batch has none; {fix}")
+            is_box, found = name.startswith("box_"), ", ".join(self.streams)
+            fix = "train on shards with boxes, or set use_boxes=false" if is_box else "name it in a term or in `needs`"
+            raise ValueError(f"the loss needs the stream {name}, but the batch has only {found}; {fix}")
         return self.streams[name]
 
     @property

@@ -223,7 +223,9 @@ def load_config(arguments: Sequence[str]) -> TrainConfig:
     saved, given = saved_layers(layers, arguments)
     layers = with_heads([*content_layers(TrainConfig, saved, given), *given])
     log_left_out(TrainConfig, saved, given)
-    config = merge(TrainConfig, [*tower_sizes(layers), *layers], {"model": model_config_class(layers)})
+    kind = model_config_class(layers)
+    check_model_keys(kind, layers)
+    config = merge(TrainConfig, [*tower_sizes(layers), *layers], {"model": kind})
     assert isinstance(config, TrainConfig)
     return config
 
@@ -291,6 +293,17 @@ def model_config_class(layers: Sequence[Layer]) -> type[ModelConfig]:
     if name not in MODELS:
         raise UserError(f"{source}: unknown model_name {name!r}; choose one of {', '.join(MODELS)}")
     return MODELS[name].config
+
+
+def check_model_keys(kind: type[ModelConfig], layers: Sequence[Layer]) -> None:
+    """Raise UserError for a setting that the selected model lacks and others have."""
+    for key, where in [(key, where) for layer, where in layers for key in layer.get("model", {})]:
+        names = [name for name, entry in MODELS.items() if key in entry.config.__dataclass_fields__]
+        if names and key not in kind.__dataclass_fields__:
+            name = last_value(layers, "model_name") or TrainConfig.model_name
+            raise UserError(
+                f"{where}: model_name={name} has no key model.{key}, which {', '.join(names)} have; leave it out"
+            )
 
 
 MAIN: Final = (

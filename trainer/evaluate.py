@@ -63,6 +63,7 @@ results of the second form; output=FILE.json also writes them to a file, as numb
                                     (0 for a class without images that is predicted)
   zero_shot/FOLDER/accuracy_micro   share of all images that are classified correctly
   zero_shot/FOLDER/chance           expected accuracy of random guesses
+  zero_shot/FOLDER/unreadable       share of the files that are no usable images and left out, if there are some
   retrieval/text_to_image/recall@K  share of captions whose image is among the K best ranked ones; K is 1, 5 and 10
   retrieval/image_to_text/recall@K  share of images whose caption is among the K best ranked ones
   retrieval/.../chance@K            expected recall of a random ranking

@@ -48,10 +48,6 @@ class OrderEmbeddings(DualEncoder):
         """Energies [b] |max(0, general - specific)|^2      eq. 2, whose y is the general point"""
         return (general - specific).clamp(min=0).square().sum(-1)
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"boxes"})
-
     def terms(self) -> list[Term]:
         boxes = Contrast(sides=(("box_image", "text"), ("box_text", "image")))
         return [

@@ -10,11 +10,11 @@ from torch import Tensor
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import ImageRejected
-from hypergrit_common.layouts import find_layout, read_sample
+from hypergrit_common.layouts import read_sample
 from hypergrit_common.locations import Locations
 from hypergrit_common.sample_stream import SampleStream, shard_name
 from hypergrit_common.samples import BadSample, Box, EncodedImage, Region, Word, is_logged, open_image, too_many_bad
-from schemas.training import Layout, Need
+from schemas.training import Need
 
 logger = logging.getLogger(__name__)
 
@@ -64,11 +64,10 @@ def open_shards(
 
 
 class Decode:
-    """Decodes samples, in the layout of the first one that has one. Bad ones are left out, logged and counted."""
+    """Decodes samples, each in its layout. Bad ones are left out, logged and counted."""
 
     def __init__(self, needs: frozenset[str], max_bad_share: float) -> None:
         self.needs, self.max_bad_share = needs, max_bad_share
-        self.layout: Layout | None = None
         self.counts: Counter[str] = Counter()
 
     def __call__(self, samples: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -90,8 +89,7 @@ class Decode:
 
     def decode(self, files: Mapping[str, Any]) -> dict[str, Any]:
         """Return a sample as tensors. Raises BadSample."""
-        self.layout = self.layout or find_layout(files)
-        sample = read_sample(files, self.layout, self.needs, OPTIONAL)
+        sample = read_sample(files, "auto", self.needs, OPTIONAL)
         try:
             return {
                 "key": sample.key,

@@ -12,6 +12,7 @@ import pytest
 
 from pipeline.config import config_class
 from pipeline.read import listing
+from trainer.data.text_streams import STREAMS
 from trainer.models import registry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,11 +30,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         path.write_text(code, encoding="utf-8")
     monkeypatch.syspath_prepend(str(tmp_path / "code"))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path / "code"))
-    formats, models = dict(listing.FORMATS), dict(registry.ENTRIES)
+    before = [(registered, dict(registered)) for registered in (listing.FORMATS, registry.ENTRIES, STREAMS)]
     yield tmp_path / "code"
-    for registered, before in ((listing.FORMATS, formats), (registry.ENTRIES, models)):
+    for registered, entries in before:
         registered.clear()  # type: ignore[attr-defined]
-        registered.update(before)  # type: ignore[attr-defined]
+        registered.update(entries)  # type: ignore[attr-defined]
     config_class.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_package"]:
         del sys.modules[name]

@@ -35,7 +35,7 @@ def test_every_component_has_a_short_example() -> None:
         "An input format",
         "A model or a loss",
     ]
-    assert len(EXAMPLES) == 7
+    assert len(EXAMPLES) == 8
     assert {name: n for name, code in EXAMPLES.items() if (n := code.count("\n") + 1) > MOST_LINES.get(name, 30)} == {}
 
 

@@ -77,6 +77,14 @@ def test_a_triplet_loss_with_a_curvature_schedule_is_the_same_on_two_ranks(tmp_p
         assert [row[name] for row in two] == pytest.approx([row[name] for row in one], rel=1e-3), name
 
 
+def test_a_stream_of_texts_is_trained_because_terms_name_it(tmp_path: Path) -> None:
+    (*_, name) = command("train", "PieceMERU")
+    assert name == "model_name=my_package.pieces:PieceMERU"
+    assert small_run.run(tmp_path / "run", name, "steps=3") == 0
+    row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])
+    assert {"loss/pieces/contrast", "loss/pieces/entailment"} <= row.keys()
+
+
 def test_an_output_never_names_the_code_that_runs(tars: Path, tmp_path: Path) -> None:
     output = tmp_path / "out"
     assert run_job(tars, output, FEW, "few_colours.min=2") == 0

@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_851),
     "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_183),
-    "pipeline": Size(153, 33_341, 9),
-    "trainer": Size(193, 28_072, 12),
+    "hypergrit_common": Size(41, 6_186),
+    "pipeline": Size(153, 33_339, 9),
+    "trainer": Size(193, 28_201, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(618, 65_042),
+    "tests": Size(618, 65_252),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

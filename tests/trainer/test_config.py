@@ -180,3 +180,11 @@ def test_only_the_demo_deviates_from_the_authors_rule_for_equal_phrases_and_by_n
     plain, smooth = (load_config([*found, "model_name=hycoclip"]) for found in (files[:1], files))
     assert (plain.model.equal_phrase_weight, plain.optim.max_gradient_norm) == (1.0, None)
     assert (smooth.model.equal_phrase_weight, smooth.optim.max_gradient_norm) == (0.0, 1.0)
+
+
+def test_a_setting_that_only_other_models_have_names_them() -> None:
+    arguments = ("model_name=meru", "model.box_candidates=paper", "shards=in", "output=out")
+    with pytest.raises(UserError, match=r"model_name=meru has no key model\.box_candidates, which hycoclip.* have"):
+        load_config(arguments)
+    with pytest.raises(UserError, match=r"there is no key model\.garden"):
+        load_config((*arguments[:1], "model.garden=1", *arguments[2:]))

@@ -17,13 +17,14 @@ from hypergrit_common.errors import UserError
 from pipeline.stages.score.scorers import load_head, load_scorer
 from tests.trainer.small import small_model
 from tests.trainer.small_run import overrides, run, run_command, small_config
-from trainer import Model, evaluate, export, load_model
+from trainer import Model, evaluate, load_model
 from trainer.analyses import disk
 from trainer.checkpoints.model import load_frozen, read_weights, save_model
 from trainer.config import as_dict, load_config
 from trainer.data.preprocess import PreprocessConfig
 from trainer.encoders.config import TextConfig
 from trainer.features import command as features
+from trainer.inference import export
 from trainer.models import registry
 from trainer.text.tokenizer import openai_tokenizer
 

@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.images import Image, ImageRejected
-from hypergrit_common.layouts import find_layout, read_sample
+from hypergrit_common.layouts import read_sample
 from hypergrit_common.samples import MAX_SAMPLE_BYTES, BadSample, Box, Content, Sample, open_image, sample_key
-from schemas.training import Layout
 from trainer.batch import Batch, Stream
 from trainer.data.config import AugmentConfig, DataConfig
 from trainer.data.crops import augment, draw_crop, write_crops
@@ -76,7 +75,6 @@ class RowBuilder:
     """Builds batches of samples, wherever their files come from."""
 
     config: DataConfig
-    layout: Layout | None  # None: that of the first sample that has one
     tokenizer: TextTokenizer
     size_px: int
     needs: frozenset[str]
@@ -101,8 +99,7 @@ class RowBuilder:
                 try:
                     if isinstance(data, BadSample):
                         raise data
-                    self.layout = self.layout or find_layout(data)
-                    self.add_sample(rows, row, read_sample(data, self.layout, self.needs), shard, generator)
+                    self.add_sample(rows, row, read_sample(data, self.config.layout, self.needs), shard, generator)
                     break
                 except BadSample as bad:
                     report.counts[f"bad/{bad.reason}"] += 1

@@ -58,7 +58,7 @@ class DataConfig:
     # as [3, 1] for three quarters from the first; []: every sample is drawn as often as any other
     weights: tuple[float, ...] = ()
     # layout of the tars. train: samples of this pipeline; hycoclip: the same without JSON; grit: raw GRIT; pairs: a
-    # jpg with a txt, or with a JSON that holds a caption; auto: detected from the first usable sample
+    # jpg with a txt, or with a JSON that holds a caption; auto: detected in each sample
     layout: Literal["auto", "train", "hycoclip", "grit", "pairs"] = "auto"
     # boxes per sample for models that use boxes. random: one, drawn again in each epoch; all: every box
     boxes: Boxes = "random"

@@ -103,9 +103,9 @@ class Loader:
             self.builder = FeatureBuilder(config=config, index=store, order=order, tokenizer=tokenizer, needs=needs)
         else:
             index, n_shards = self._index_shards(needs)
+            probe(index, config.layout, needs)
             self.builder = BatchBuilder(
                 config=config,
-                layout=probe(index, config.layout, needs),
                 index=index,
                 order=order_of(index, n_shards, config, width),
                 tokenizer=tokenizer,
@@ -218,8 +218,8 @@ class Loader:
         limit = f"data.max_bad_share={self.config.max_bad_share}"
         problem, reason = too_many_bad(self.counts, self.counts["samples"] + self.n_bad, limit)
         if problem:
-            fix = FIXES.get(reason, "fix or remove the shards that the log names")
-            raise UserError(f"{self.key}: {problem}; {fix}, or raise data.max_bad_share")
+            fix = FIXES.get(reason, "fix or remove the shards that the log names, or raise data.max_bad_share")
+            raise UserError(f"{self.key}: {problem}; {fix}")
 
     @property
     def n_bad(self) -> int:

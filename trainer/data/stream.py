@@ -62,7 +62,6 @@ class StreamLoader(Loader):
         """List the shards, without reading them. Raises UserError."""
         self.rows = RowBuilder(
             config=self.config,
-            layout=None if self.config.layout == "auto" else self.config.layout,
             tokenizer=tokenizer,
             size_px=size_px,
             needs=needs,

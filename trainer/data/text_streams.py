@@ -1,17 +1,19 @@
 """Streams of further texts of a batch: the labels of a taxonomy, and the queries of an image.
 
-A model names the streams that it `needs`; `STREAMS` says how the texts of a sample become their rows.
+A model names the streams in its terms or `needs`; `STREAMS` says how the texts of a sample become their rows.
 """
 
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from functools import partial
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from hypergrit_common.errors import UserError
 from trainer.batch import Stream
 from trainer.data.config import DataConfig
 
@@ -40,7 +42,7 @@ class TextStream(NamedTuple):
     sample, and COLUMN_text their features; without one, only data.texts=tokens gives the stream.
     """
 
-    rows: Callable[[Texts], Sequence[TextRow]]
+    rows: Callable[[Texts], Sequence[Any]]  # each a TextRow, or a text alone
     facts: tuple[str, ...] = ()  # fields of `Stream`: any of weight, parent, depth, label and place
     column: str = ""
 
@@ -161,4 +163,23 @@ STREAMS: dict[str, TextStream] = {
 
 def needed_streams(needs: frozenset[str]) -> dict[str, TextStream]:
     """The streams of texts that a model needs, by name."""
-    return {name: kind for name, kind in STREAMS.items() if name in needs}
+    found = {name: kind for name, kind in STREAMS.items() if name in needs}
+    return {name: kind._replace(rows=partial(checked_rows, name, kind.rows)) for name, kind in found.items()}
+
+
+def checked_rows(name: str, rows: Callable[[Texts], Sequence[Any]], texts: Texts) -> list[TextRow]:
+    """The rows that the function of a stream gives; a text is a row. Raises UserError for rows of another type.
+
+    An error that the function raises is a bug of its author, who learns the name of the stream with it.
+    """
+    try:
+        given = rows(texts)
+        found = [TextRow(row) if isinstance(row, str) else row for row in given]
+    except Exception as error:
+        error.add_note(f"The function of the stream {name} raised this, or gave no list, for {texts}")
+        raise
+    if isinstance(given, str) or not all(isinstance(row, TextRow) for row in found):
+        raise UserError(
+            f"the function of the stream {name} gave {given!r:.80}; let it give a list of TextRow or of texts"
+        )
+    return found

@@ -2,12 +2,13 @@
 
 import multiprocessing
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import cv2
 import torch
@@ -19,13 +20,17 @@ from hypergrit_common.text import one_line
 
 T = TypeVar("T")
 
+RAISED: Final = re.compile(r"Caught \w+ in DataLoader worker")
+"""Beginning of the error of a DataLoader whose worker lives: its code raised."""
+
 
 def next_result(results: Iterator[T]) -> T:
     """Return the next item of a DataLoader. Raises UserError if one of its processes was killed."""
     try:
         return next(results)
     except (RuntimeError, OSError, EOFError) as error:  # the last two: it died while it sent a batch
-        if not has_dead_process(results) and "DataLoader worker" not in str(error):
+        message = str(error)
+        if RAISED.match(message) or not (has_dead_process(results) or "DataLoader worker" in message):
             raise
         raise UserError(
             f"a loader process was killed ({one_line(error)}), probably because memory or /dev/shm ran out; lower "

@@ -116,6 +116,17 @@ def report_lost_processes(process: Process, last_checkpoint: str) -> Iterator[No
         ) from error
 
 
+def wrap(
+    model: nn.Module,
+    blocks: Iterable[nn.Module],
+    config: ParallelConfig,
+    process: Process,
+    dtype: torch.dtype = torch.float32,
+) -> nn.Module:
+    """Return the module that the training loop calls: as of `distribute`; in a single process, `model` itself."""
+    return model if process.world_size == 1 else distribute(model, blocks, config, process, dtype)
+
+
 def distribute(
     model: nn.Module,
     blocks: Iterable[nn.Module],

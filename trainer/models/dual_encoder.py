@@ -22,17 +22,21 @@ from torch import Tensor, nn
 from hypergrit_common.devices import tf32
 from trainer.batch import Batch, Losses, Side, Stream
 from trainer.data.preprocess import to_pixels
+from trainer.data.text_streams import STREAMS
 from trainer.distributed.gather import counts_of_ranks
 from trainer.encoders.build import build_image_encoder, build_text_encoder
 from trainer.losses.similarity import LazySimilarity
 from trainer.models.config import ModelConfig, Ranking
 from trainer.models.points import Points
 from trainer.models.schedules import courses_of, values_at, watched, with_values
-from trainer.models.terms import Contrast, Entails, Term, gathered_streams, sum_terms
+from trainer.models.terms import Contrast, Entails, Term, gathered_streams, streams_of, sum_terms
 from trainer.text.syntax import Syntax
 
 PAIRS = Contrast(sides=(("image", "text"), ("text", "image")))
 """The symmetric contrastive loss of images and captions (MERU, section 3.1)."""
+
+BOX_NEEDS = {"box_image": "boxes", "box_text": "boxes"}
+"""What a model needs for a stream; any other stream has the name of the need."""
 
 
 class DualEncoder(nn.Module, ABC):
@@ -353,11 +357,13 @@ class DualEncoder(nn.Module, ABC):
 
     @property
     def needs(self) -> frozenset[str]:
-        """What the losses use besides images and captions: any of "boxes", "parse", "levels" and "queries".
+        """What the losses use besides images and captions: "boxes", "parse", and names of streams of texts.
 
-        With "pairs", samples without boxes are used too.
+        By default, the boxes and the streams of `trainer.data.text_streams.STREAMS` that the terms name; a model adds to
+        them what its functions use. With "pairs", samples without boxes are used too.
         """
-        return frozenset({"boxes", "pairs"}) if self.config.boxes_as_pairs else frozenset()
+        found = {BOX_NEEDS.get(name, name) for name in streams_of(self.terms())} & {"boxes", *STREAMS}
+        return frozenset(found | {"boxes", "pairs"} if self.config.boxes_as_pairs else found)
 
     @property
     def has_per_rank_means(self) -> bool:

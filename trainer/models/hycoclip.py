@@ -18,10 +18,6 @@ class HyCoCLIP(MERU):
 
     config: HyCoCLIPConfig
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"boxes"}) if self.config.use_boxes else super().needs
-
     def terms(self) -> list[Term]:
         """The contrastive terms of eq. 6 and the entailment terms of eq. 11; eq. 12 adds them up.
 

@@ -24,10 +24,6 @@ class Taxonomy(MERU):
 
     config: TaxonomyConfig
 
-    @property
-    def needs(self) -> frozenset[str]:
-        return super().needs | {LEVELS}
-
     def terms(self) -> list[Term]:
         """Contrast within levels + entail_weight * (neighbours in the chain + transitive_weight * all other pairs)."""
         return [

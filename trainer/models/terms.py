@@ -10,6 +10,7 @@ Shapes: m rows of a stream on this rank, k factors; [*k m] is [m], or [k m] in a
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from itertools import chain
 from typing import ClassVar, Protocol
 
 import torch
@@ -28,18 +29,20 @@ class Contrast:
     """Mean over `sides` of the contrastive loss of queries of this rank against candidates of all ranks.
 
     A query matches the candidate in the same row, or the candidate that owns it. The logits are similarities times the
-    exponential of the parameter `temperature`.
+    exponential of the parameter `temperature`. A side is a mean over its own queries, and 0 in a batch that has none:
+    the weights of the others stay the same.
 
     Attributes:
-        sides: names of the streams of queries and of candidates, for each direction.
-        weights: those of the sides; a side of weight 0 is not computed. The sum is divided by the number of sides.
+        sides: names of the streams of queries and of candidates, one pair or more.
+        weights: those of the sides; a side of weight 0 is not computed. Without weights, each is 1. The sum is divided
+            by the number of sides.
         temperature: name of the parameter, a key of `DualEncoder.temperatures`.
         factors: maps lifted queries [*k m d] to factors [m] on their logits; None: 1.
         copies: each candidate counts once for every query of the batch that it matches, and its copies are negatives.
     """
 
     sides: tuple[tuple[str, str], ...]
-    weights: tuple[float, ...] = (1.0, 1.0)
+    weights: tuple[float, ...] = ()
     temperature: str = "logit_scale"
     factors: Callable[[Tensor], Tensor] | None = None
     copies: bool = False
@@ -144,6 +147,26 @@ def sum_terms(model: HasTerms, points: Points, terms: Sequence[Term], weights: M
     )
 
 
+def _named_by(term: Term) -> tuple[str, ...]:
+    """The streams that a term names. A function may use others of this rank."""
+    value, found = term.value, term.gathers
+    if isinstance(value, Entails):
+        return (value.general, value.specific, *found)
+    return (*chain(*value.sides), *found) if isinstance(value, Contrast) else found
+
+
+def streams_of(terms: Sequence[Term]) -> dict[str, str]:
+    """The streams that terms name.
+
+    Args:
+        terms: those of a model.
+
+    Returns:
+        Name of a stream -> that of the last term which names it.
+    """
+    return {name: term.name for term in terms for name in _named_by(term)}
+
+
 def gathered_streams(terms: Sequence[Term], is_symmetric: bool) -> tuple[list[str], list[tuple[str, str]]]:
     """The streams whose rows of all ranks the terms need, and the pairs of streams whose copies they need."""
     contrasts = [term.value for term in terms if isinstance(term.value, Contrast)]
@@ -158,9 +181,10 @@ def gathered_streams(terms: Sequence[Term], is_symmetric: bool) -> tuple[list[st
 
 
 def is_reversible(term: Contrast, is_symmetric: bool) -> bool:
-    """True if both directions share one matrix of similarities."""
+    """True if there are two sides, which share one matrix of similarities."""
     queries, candidates = zip(*term.sides, strict=True)
-    return queries == candidates[::-1] and is_symmetric and term.factors is None and not term.copies
+    is_reverse = len(queries) == 2 and queries == candidates[::-1]
+    return is_reverse and is_symmetric and term.factors is None and not term.copies
 
 
 def value_of(model: HasTerms, points: Points, value: Value) -> Tensor:
@@ -191,27 +215,33 @@ def energies(model: HasTerms, points: Points, entails: Entails) -> Tensor:
 def contrast(model: HasTerms, points: Points, term: Contrast) -> Tensor:
     """Value [] of a contrastive term. Collective."""
     queries, candidates = zip(*term.sides, strict=True)
-    is_shared = is_reversible(term, model.is_symmetric)
+    weights = term.weights or (1.0,) * len(queries)
+    is_shared = is_reversible(term, model.is_symmetric) and points.are_paired(*queries)
     if is_shared:
         everything, rows = [points.all(name) for name in queries], [points.of(name) for name in queries]
     else:
         rows, everything = [points.of(name) for name in queries], [points.all(name) for name in candidates]
-    share, targets = points.share(queries[0]), points.targets(queries[0], candidates[0])
     scale = model.scale(term.temperature)
     if is_shared:
-        weights = (term.weights[0], term.weights[1])
+        share, targets = points.share(queries[0]), points.targets(queries[0], candidates[0])
         loss = contrastive_loss(model, model).symmetric(
-            rows[0], rows[1], everything[0], everything[1], scale, weights, targets
+            rows[0], rows[1], everything[0], everything[1], scale, (weights[0], weights[1]), targets
         )
         return share * loss
-    copies = points.copies(queries[0], candidates[0]) if term.copies else None
-    losses = []
-    for name, query, candidate, weight in zip(queries, rows, everything, term.weights, strict=True):
+    parts: dict[tuple[str, str], list[Tensor]] = {}
+    for side, query, candidate, weight in zip(term.sides, rows, everything, weights, strict=True):
         if weight:
+            # Sides of the same owners have one share and the same targets and copies, which are found once.
+            like = next(
+                (q, c) for q, c in term.sides if points.are_paired(q, side[0]) and points.are_paired(c, side[1])
+            )
+            copies = points.copies(*like) if term.copies else None
             scales = scale if term.factors is None else scale * term.factors(query)
-            directed = contrastive_loss(Directed(model, points.stream(name).side), model)
-            losses.append(weight * directed.one_way(query, candidate, scales, targets, copies))
-    return share * (torch.stack(losses).sum() / len(term.weights) if losses else 0 * scale)
+            directed = contrastive_loss(Directed(model, points.stream(side[0]).side), model)
+            loss = weight * directed.one_way(query, candidate, scales, points.targets(*like), copies)
+            parts.setdefault(like, []).append(loss)
+    sums = [points.share(names[0]) * (torch.stack(found).sum() / len(weights)) for names, found in parts.items()]
+    return reduce(torch.add, sums) if sums else 0 * scale
 
 
 def contrastive_loss(similarity: HasSimilarity, model: HasTerms) -> ContrastiveLoss:

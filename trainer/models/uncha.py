@@ -39,10 +39,6 @@ class UNCHA(MERU):
             self.get_parameter(name).requires_grad_(config.use_boxes)
 
     @property
-    def needs(self) -> frozenset[str]:
-        return frozenset({"boxes"}) if self.config.use_boxes else super().needs
-
-    @property
     def has_per_rank_means(self) -> bool:
         return self.config.box_means == "rank"
 

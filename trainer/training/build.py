@@ -9,6 +9,7 @@ import sysconfig
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,14 +33,16 @@ from trainer.config import TrainConfig
 from trainer.data.features import FeatureBuilder, FeatureStore
 from trainer.data.loader import Loader
 from trainer.data.stream import StreamLoader
-from trainer.distributed.process import Process, distribute, full_tensor
+from trainer.data.text_streams import STREAMS
+from trainer.distributed.process import Process, full_tensor, wrap
 from trainer.encoders.cached import CachedImage, CachedText
 from trainer.encoders.config import CACHED, TRANSFORMERS
 from trainer.encoders.text import StateSource
 from trainer.evaluation.held_out.evaluate import Evaluation
 from trainer.models.config import SyntaxMERUConfig
-from trainer.models.dual_encoder import DualEncoder
+from trainer.models.dual_encoder import BOX_NEEDS, DualEncoder
 from trainer.models.registry import build_model
+from trainer.models.terms import streams_of
 from trainer.optim.freeze import Freezing, add_lora, check_patterns, freeze_for_good
 from trainer.optim.optimizer import Average, build_optimizer
 from trainer.text.base import TextTokenizer
@@ -94,6 +97,7 @@ def build(config: TrainConfig, process: Process) -> Training:
     add_lora(model, config.lora)
     check_patterns(model, config.optim)
     freeze_for_good(model, config.optim)
+    check_streams(config, model)
     check_packing(config, model, process.device, precision)
     dtype = torch_dtype(precision)
     if config.bf16_parameters:
@@ -124,9 +128,7 @@ def build(config: TrainConfig, process: Process) -> Training:
         compile_parts(model, config)
     if config.checkpoint_activations:
         checkpoint_blocks(model)
-    wrapped: nn.Module = model
-    if process.world_size > 1:
-        wrapped = distribute(model, tower_blocks(model), config.parallel, process, dtype)
+    wrapped = wrap(model, tower_blocks(model), config.parallel, process, dtype)
     seed_generators(config.seed + 1 + process.rank)  # random numbers drawn while training differ between ranks
     return Training(
         config=config,
@@ -325,6 +327,26 @@ def check_batch_norms(config: TrainConfig, model: DualEncoder) -> None:
             f"{config.model.image.name} has batch norms, which must process each full batch exactly once; remove this "
             "setting, or set model.image.kwargs={norm_groups: 8} or model.image.frozen=true"
         )
+
+
+def check_streams(config: TrainConfig, model: DualEncoder) -> None:
+    """Raise UserError for a term that names a stream which no batch will have.
+
+    A model with `features` or `text_streams` of its own may make streams there.
+    """
+    kind, given = type(model), sorted({"image", "text", *BOX_NEEDS, *STREAMS})
+    if kind.features is not DualEncoder.features or kind.text_streams is not DualEncoder.text_streams:
+        return
+    for name, term in streams_of(model.terms()).items():
+        where = f"model_name={config.model_name}: the term {term} names the stream {name!r}"
+        if name not in given:
+            close = "".join(f" (similar: {found})" for found in get_close_matches(name, given, n=1))
+            raise UserError(
+                f"{where}, which does not exist{close}; give one of {', '.join(given)}, or register it in "
+                "trainer.data.text_streams.STREAMS, in the module of the model"
+            )
+        if (need := BOX_NEEDS.get(name, name)) not in {"image", "text", *model.needs}:
+            raise UserError(f"{where}; let `needs` of the class return super().needs | {{{need!r}, ...}}")
 
 
 def check_packing(config: TrainConfig, model: DualEncoder, device: torch.device, precision: str) -> None:

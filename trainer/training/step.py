@@ -115,14 +115,19 @@ def describe_nonfinite(
     if parameters and not is_loss:
         sentences.append(f"Parameters whose gradients are not finite: {shortened(parameters, MAX_NAMES, ', ')}")
     keys = nonfinite_keys(model, batch)
-    if keys:
+    are_weights = 2 * len(keys) > len(batch.keys)
+    if are_weights:
+        sentences.append(
+            f"The features of {len(keys)} of {len(batch.keys)} samples are not finite: the weights diverged"
+        )
+    elif keys:
         sentences.append(f"Samples whose features are not finite: {shortened(keys, MAX_NAMES, ', ')}")
     elif batch.keys:
         sentences.append(f"All features are finite; samples of the batch: {shortened(batch.keys, MAX_NAMES, ', ')}")
     saved = f"checkpoint {checkpoint} is complete" if checkpoint else "no checkpoint exists yet"
     sentences.append(
-        f"The step was discarded; {saved}. Check these samples. A lower optim.lr, more optim.warmup_steps or "
-        "precision=fp32 may help; resume with resume=anyway after changing them"
+        f"The step was discarded; {saved}. {'' if are_weights else 'Check these samples. '}A lower optim.lr, more "
+        "optim.warmup_steps or precision=fp32 may help; resume with resume=anyway after changing them"
     )
     return ". ".join(sentences)
 

@@ -146,3 +146,22 @@ def test_fewer_samples_than_a_batch_are_logged(tmp_path: Path, caplog: pytest.Lo
     (batch,) = take(small_loader(write_shards(tmp_path, [3]), batch=7), 1)
     assert len(batch.keys) == 7
     assert "3 samples, fewer than a batch of 7" in caplog.text
+
+
+def test_sets_of_different_layouts_train_a_model_that_needs_pairs_alone(tmp_path: Path) -> None:
+    write_shards(tmp_path / "pairs", [8], pair_files)
+    write_shards(tmp_path / "boxes", [8], train_files)
+    sets = f"{tmp_path}/pairs,{tmp_path}/boxes"
+    source = small_loader(sets, batch=8, needs=frozenset(), max_bad_share=0.0)
+    assert sorted(keys(take(source, 2))) == sorted(2 * [f"00000.tar/{n:04d}" for n in range(8)])
+    assert source.n_bad == 0
+    message = r"no_boxes: .*/boxes has the layout train, and .*/pairs has the layout pairs\); .*`hypergrit run`"
+    with pytest.raises(UserError, match=message):
+        small_loader(sets, batch=8)
+
+
+def test_a_set_that_lacks_what_the_model_needs_is_no_matter_of_bad_samples(tmp_path: Path) -> None:
+    write_shards(tmp_path, [8, 120], lambda number: train_files(number) if number < 8 else pair_files(number))
+    with pytest.raises(UserError, match="no_boxes") as error:
+        take(small_loader(tmp_path, batch=8, needs=frozenset({"boxes"})), 40)
+    assert "or raise" not in str(error.value)

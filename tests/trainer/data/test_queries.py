@@ -1,10 +1,12 @@
 """The queries of a caption, and their rows in a batch."""
 
+import traceback
 from pathlib import Path
 
 import pytest
 import torch
 
+from hypergrit_common.errors import UserError
 from tests.trainer.data.loading import small_loader, take
 from tests.trainer.data.samples import TOKENIZER, train_files, write_tar
 from trainer.data.config import DataConfig
@@ -17,6 +19,7 @@ from trainer.data.text_streams import (
     TextRow,
     Texts,
     TextStream,
+    checked_rows,
     find_queries,
 )
 
@@ -104,3 +107,28 @@ def test_a_stream_that_a_model_registers_has_its_rows_and_owners(
     assert stream.parent is not None
     assert stream.parent.tolist() == [CAPTION, 0, CAPTION, 2]
     assert stream.weight is None
+
+
+def nothing_right(texts: Texts) -> list[TextRow]:
+    raise RuntimeError(f"no row for {texts.caption[:0]!r}")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_function_of_a_stream_is_shown_with_the_name_of_the_stream(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setitem(STREAMS, "wrong", TextStream(nothing_right))
+    write_tar(tmp_path / "00000.tar", [(f"{i}", train_files(1, 0)) for i in range(2)])
+    with pytest.raises(RuntimeError, match="no row for ''") as error:
+        take(small_loader(tmp_path, batch=2, needs=frozenset({"wrong"}), workers=workers), 1)
+    shown = "".join(traceback.format_exception(error.value))
+    assert "in nothing_right" in shown
+    assert "The function of the stream wrong raised this" in shown
+
+
+def test_a_text_is_a_row_of_a_stream_and_other_values_are_explained() -> None:
+    texts = Texts("ox cat", [], [])
+    assert checked_rows("words", lambda texts: texts.caption.split(), texts) == [TextRow("ox"), TextRow("cat")]
+    for wrong in ("ox cat", [1], [("ox", 1.0)]):
+        with pytest.raises(UserError, match=r"the function of the stream words gave .* a list of TextRow or of texts"):
+            checked_rows("words", lambda _, wrong=wrong: wrong, texts)

@@ -16,9 +16,12 @@ from tests.trainer.small_run import run, small_config, small_run
 from trainer.checkpoints.model import save_model
 from trainer.config import TrainConfig
 from trainer.data.preprocess import PreprocessConfig
+from trainer.data.text_streams import STREAMS, TextStream
 from trainer.encoders.config import ImageConfig
+from trainer.models.clip import CLIP
 from trainer.models.dual_encoder import DualEncoder
-from trainer.training.build import build_tokenizer, check_batch_norms, compiles, new_model, precision_of
+from trainer.models.terms import Entails, Term
+from trainer.training.build import build_tokenizer, check_batch_norms, check_streams, compiles, new_model, precision_of
 from trainer.training.loop import log_summary
 
 TIMM_VIT = ("model.image.name=vit_tiny_patch16_224", "model.image.size_px=64")
@@ -200,3 +203,45 @@ def test_the_segments_of_a_gpu_expand_unless_the_user_says_otherwise(
         monkeypatch.delenv("PYTORCH_ALLOC_CONF")
     assert run(tmp_path / "run", f"evaluation.shards={tmp_path / 'none'}") == 2  # read after the setting
     assert os.environ["PYTORCH_ALLOC_CONF"] == (given or "expandable_segments:True")
+
+
+class Misnamed(CLIP):
+    """Names a stream in a term."""
+
+    stream = "adjectivs"
+
+    def terms(self) -> list[Term]:
+        return [*super().terms(), Term(name="more", value=Entails(name="more", general=self.stream, specific="text"))]
+
+
+class Forgetful(Misnamed):
+    """Names a stream that exists, and leaves it out of its needs."""
+
+    stream = "adjectives"
+
+    @property
+    def needs(self) -> frozenset[str]:
+        return frozenset()
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        (
+            Misnamed,
+            r"the term more names the stream 'adjectivs', which does not exist \(similar: adjectives\).*STREAMS",
+        ),
+        (
+            Forgetful,
+            r"names the stream 'adjectives'; let `needs` .* return super\(\)\.needs \| \{'adjectives', \.\.\.\}",
+        ),
+    ],
+)
+def test_a_stream_that_no_batch_has_is_explained_before_the_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: type[CLIP], message: str
+) -> None:
+    monkeypatch.setitem(STREAMS, "adjectives", TextStream(lambda texts: [texts.caption]))
+    config = small_config(tmp_path / "run", "model_name=clip")
+    with pytest.raises(UserError, match=message):
+        check_streams(config, kind(config.model))
+    check_streams(config, CLIP(config.model))

@@ -1,5 +1,7 @@
 """A step is queued without waiting for the device, and its values are read a step later."""
 
+import dataclasses
+import math
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -18,7 +20,7 @@ from trainer.distributed.process import Process
 from trainer.optim.optimizer import build_optimizer
 from trainer.training import loop, step
 from trainer.training.build import Training, build_tokenizer, new_model
-from trainer.training.step import start_step, update
+from trainer.training.step import describe_nonfinite, start_step, update
 
 
 def run_on_meta(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> Training:
@@ -219,3 +221,12 @@ def test_terms_are_computed_in_steps_that_are_logged(tmp_path: Path) -> None:
     first, second = (update(found, next(batches)) for _ in range(2))
     assert "loss/contrastive" in second
     assert first.keys() == {"loss/total", "grad_norm", "stop", "failed", "lr"}
+
+
+def test_features_that_are_all_not_finite_are_a_matter_of_the_learning_rate() -> None:
+    model, batch = small_model("clip"), dataclasses.replace(small_batch(8), keys=tuple("abcdefgh"))
+    model.visual_proj.weight.data.fill_(torch.nan)
+    message = describe_nonfinite(model, batch, {"loss/total": math.nan}, 2, None)
+    assert "The features of 8 of 8 samples are not finite: the weights diverged" in message
+    assert "these samples" not in message
+    assert "A lower optim.lr" in message

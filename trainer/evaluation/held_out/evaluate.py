@@ -1,10 +1,12 @@
 """The evaluation of one model: all results by name, each with its chance level. All are between 0 and 1.
 
 zero_shot/FOLDER/accuracy, accuracy_micro, chance              mean recall of the classes; share of correct images
+zero_shot/FOLDER/unreadable                                    share of the files that are left out; missing without them
 retrieval/image_to_text/recall@5, chance@5, and text_to_image  full images and captions of the held-out shards
 entailment/NAME/order, auc, ap, chance                         models with entailment; see trainer.evaluation.metrics.entailment
 """
 
+import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -13,6 +15,8 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
+from hypergrit_common.errors import UserError
+from hypergrit_common.text import counted
 from trainer.batch import Side, check_finite
 from trainer.evaluation.embed import device_of, embed_images, embed_words
 from trainer.evaluation.held_out.config import HeldOutConfig
@@ -31,6 +35,8 @@ from trainer.evaluation.metrics.spaces import root_distances
 from trainer.evaluation.sets.image_folders import ImageFolder, read_folders, read_images
 from trainer.models.dual_encoder import DualEncoder
 from trainer.text.base import TextTokenizer
+
+logger = logging.getLogger(__name__)
 
 RECALL_AT: Final = (1, 5, 10)
 DIRECTIONS: Final[dict[str, Side]] = {"text_to_image": "text", "image_to_text": "image"}
@@ -95,24 +101,38 @@ def zero_shot_results(
     config: HeldOutConfig,
     sharing: Sharing,
 ) -> dict[str, float]:
-    """Zero-shot classification of one image folder."""
+    """Zero-shot classification of one image folder. Raises UserError for a class whose files are no usable images."""
     with sharing.precision():
         features = class_features(model, tokenizer, folder.classes, config.prompts, config.batch_size)
     check_finite(features.flatten(0, 1), f"prompts of {folder.name}")
     classes = model.lift_prompts(features)
 
-    def read(numbers: range) -> Tensor:
+    def read(numbers: range) -> tuple[Tensor, list[str]]:
         return read_images([folder.paths[number] for number in numbers], model.config.image.size_px)
 
-    def classify(images: Tensor) -> Tensor:
+    def classify(item: tuple[Tensor, list[str]]) -> tuple[Tensor, list[str]]:
+        images, problems = item
+        if not len(images):
+            return torch.zeros(0), problems
         with sharing.precision():
             found = embed_images(model, images, config.batch_size)
-        return predict(model, found, classes, config.ranking).where(found.isfinite().all(-1), torch.nan)
+        return predict(model, found, classes, config.ranking).where(found.isfinite().all(-1), torch.nan), problems
 
-    predicted = torch.cat(list(map_shared(len(folder.paths), read, classify, sharing)))
-    predicted = check_finite(predicted[:, None], f"images of {folder.name}")[:, 0].long()
-    target = torch.tensor(folder.targets)
-    return {
+    parts, lists = zip(*map_shared(len(folder.paths), read, classify, sharing), strict=True)
+    problems = [problem for part in lists for problem in part]
+    read_targets = [n for n, problem in zip(folder.targets, problems, strict=True) if not problem]
+    if lost := sorted({*folder.targets} - {*read_targets}):
+        raise UserError(
+            f"image_folders: no file of the class {folder.classes[lost[0]]} of {folder.name} can be read as an image, such "
+            f"as {problems[folder.targets.index(lost[0])]}; replace or remove them"
+        )
+    results, bad = dict[str, float](), [*filter(None, problems)]
+    if bad:
+        logger.warning("%s: %s left out, such as %s", folder.name, counted(len(bad), "unreadable image"), bad[0])
+        results[f"zero_shot/{folder.name}/unreadable"] = len(bad) / len(problems)
+    target = torch.tensor(read_targets)
+    predicted = check_finite(torch.cat(parts)[:, None], f"images of {folder.name}")[:, 0].long()
+    return results | {
         f"zero_shot/{folder.name}/accuracy": macro_accuracy(predicted, target, len(folder.classes)),
         f"zero_shot/{folder.name}/accuracy_micro": (predicted == target).float().mean().item(),
         f"zero_shot/{folder.name}/chance": 1 / len(folder.classes),

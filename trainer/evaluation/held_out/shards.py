@@ -23,7 +23,6 @@ from hypergrit_common.locations import Locations
 from hypergrit_common.samples import BadSample, Box, Region, Sample, Word, open_image, sample_key
 from hypergrit_common.shards import list_shards
 from hypergrit_common.text import counted
-from schemas.training import Layout
 from trainer.data.config import DataConfig
 from trainer.data.crops import Crop, draw_crop, write_crops
 from trainer.data.indexing import build_index
@@ -88,13 +87,13 @@ class HeldOutShards:
         with prefixed("shards: "):
             self.index = build_index(list_shards(shards))
             check_damaged_shards(self.index, max_bad_share, key)
-            self.layout = probe(self.index, "auto", NO_NEEDS)
+            probe(self.index, "auto", NO_NEEDS)
 
     def read_sample(self, number: int) -> Sample:
         """Read a sample by itself. Raises BadSample if it is damaged, and UserError for a lost shard."""
         reader = ByteRangeReader()
         try:
-            return read_available(reader.read([self.index.byte_range(number)])[0], self.layout)
+            return read_available(reader.read([self.index.byte_range(number)])[0])
         finally:
             reader.close()
 
@@ -112,7 +111,7 @@ class HeldOutShards:
                 data = reader.read([self.index.byte_range(number)])[0]
             shard, crops = self.index.url(number), views.generators(number)
             try:
-                sample = read_available(data, self.layout)
+                sample = read_available(data)
                 whole = [render(sample, None, size_px, view, views.scale) for view in crops]
                 boxes = [render(sample, box, size_px, view, views.scale) for box in sample.boxes for view in crops]
             except (BadSample, ImageRejected) as error:
@@ -148,15 +147,15 @@ def log_bad(bad: Sequence[str], n_usable: int, limit: float) -> None:
         logger.warning("shards: %s skipped", counted(len(bad), "bad sample"))
 
 
-def read_available(data: bytes, layout: Layout) -> Sample:
+def read_available(data: bytes) -> Sample:
     """Read a sample with boxes and parse, or with those of the two that it has. Raises BadSample if it is damaged."""
     for needs in (ALL_NEEDS, frozenset({"boxes"}), frozenset({"parse"})):
         try:
-            return read_sample(data, layout, needs)
+            return read_sample(data, "auto", needs)
         except BadSample as bad:
             if bad.reason not in ("no_boxes", "no_parse", "missing_member"):
                 raise
-    return read_sample(data, layout, NO_NEEDS)
+    return read_sample(data, "auto", NO_NEEDS)
 
 
 def render(

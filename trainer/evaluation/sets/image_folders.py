@@ -74,16 +74,19 @@ def class_names(folder: Path) -> list[str]:
 
 
 def class_images(folder: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
-    """The images below FOLDER/CLASS in the order of their paths, each with the number of its class.
+    """The images below FOLDER/CLASS in the order of their paths, each with the number of its class; hidden files are none.
 
     Logs what a user may have meant otherwise: classes without images, with images in folders of their own, with equal
     texts, and files that are no images.
     """
     files = [
-        (path, n) for n, name in enumerate(classes) for path in sorted((folder / name).rglob("*")) if path.is_file()
+        (path, n)
+        for n, name in enumerate(classes)
+        for path in sorted((folder / name).rglob("*"))
+        if path.is_file() and not any(part.startswith(".") for part in path.relative_to(folder).parts)
     ]
     found = [(path, n) for path, n in files if path.suffix.lower() in SUFFIXES]
-    others = [path for path, _ in files if path.suffix.lower() not in SUFFIXES and not path.name.startswith(".")]
+    others = [path for path, _ in files if path.suffix.lower() not in SUFFIXES]
     empty = [classes[n] for n in sorted(set(range(len(classes))) - {n for _, n in found})]
     deep = [classes[n] for n in sorted({n for path, n in found if path.parent != folder / classes[n]})]
     texts = Counter(map(readable, classes))
@@ -106,19 +109,17 @@ def readable(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", " ", name).replace("_", " ").strip()
 
 
-def read_images(paths: Sequence[Path], size_px: int) -> Tensor:
+def read_images(paths: Sequence[Path], size_px: int) -> tuple[Tensor, list[str]]:
     """Read images as uint8 [n 3 s s]: resize the short side to `size_px`, then crop the centre, as the papers do.
 
-    Raises UserError for a file that is not a usable image.
+    Of files that are no usable images, there is no row. Returns the problem of each file too, empty for an image.
     """
     preprocess = PreprocessConfig(size_px=size_px, mode="crop")
-    images = []
+    images, problems = [torch.zeros(0, 3, size_px, size_px, dtype=torch.uint8)], []
     for path in paths:
         try:
-            pixels = decode(read_limited(path, MAX_SAMPLE_BYTES), LIMITS)
+            images.append(fit(decode(read_limited(path, MAX_SAMPLE_BYTES), LIMITS), preprocess)[None])
+            problems.append("")
         except (OSError, ImageRejected) as error:
-            raise UserError(
-                f"image_folders: {path} cannot be read as an image: {error}; replace or remove it"
-            ) from error
-        images.append(fit(pixels, preprocess))
-    return torch.stack(images)
+            problems.append(f"{path}: {error}")
+    return torch.cat(images), problems

@@ -241,6 +241,26 @@ def test_more_bad_samples_or_damaged_shards_than_the_stated_share_are_an_error(
         Evaluation(EvaluationConfig(shards=shards))
 
 
+def test_files_that_are_no_usable_images_are_left_out_and_counted(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model, tokenizer = model_and_tokenizer("clip")
+    animals = write_folder(tmp_path / "animals")
+    first, *_ = sorted((tmp_path / "animals").iterdir())
+    n = len([*(tmp_path / "animals").rglob("*.png")])
+    expected = Evaluation(EvaluationConfig(image_folders=(animals,)))(model, tokenizer, "cpu")
+    (first / "cut.jpg").write_bytes(picture(9)[:40])
+    (first / "empty.png").touch()
+    results = Evaluation(EvaluationConfig(image_folders=(animals,)))(model, tokenizer, "cpu")
+    assert results.pop("zero_shot/animals/unreadable") == pytest.approx(2 / (n + 2))
+    assert results == expected
+    assert "animals: 2 unreadable images left out, such as " in caplog.text
+    for path in first.glob("*.png"):
+        path.write_bytes(b"")
+    with pytest.raises(UserError, match=f"no file of the class {first.name} of animals can be read as an image"):
+        Evaluation(EvaluationConfig(image_folders=(animals,)))(model, tokenizer, "cpu")
+
+
 def test_folders_and_shards_are_listed_once_for_all_evaluations_of_a_run(tmp_path: Path) -> None:
     model, tokenizer = model_and_tokenizer("clip")
     animals, shards = write_folder(tmp_path / "animals"), write_shard(tmp_path / "shards")
