@@ -174,7 +174,15 @@ class Points:
         return len(self.stream(name).rows) * world_size() / max(sum(counts), 1)
 
     def are_paired(self, first: str, second: str) -> bool:
-        """True if row i of one stream matches row i of the other: both have the same owners."""
+        """Say whether the rows of two streams match one by one.
+
+        Args:
+            first: name of a stream.
+            second: name of a stream.
+
+        Returns:
+            True if row i of one matches row i of the other: both have the same owners.
+        """
         return self.stream(first).owner is self.stream(second).owner
 
     def targets(self, queries: str, candidates: str) -> Tensor:
