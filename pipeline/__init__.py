@@ -14,33 +14,28 @@ from typing import TYPE_CHECKING, Final
 from hypergrit_common.lazy import lazy_exports
 
 if TYPE_CHECKING:
-    from pipeline.config import PipelineConfig as PipelineConfig
-    from pipeline.config import ReportConfig as ReportConfig
-    from pipeline.config import WriteConfig as WriteConfig
-    from pipeline.config import load_config as load_config
-    from pipeline.output.shard_stream import open_shards as open_shards
-    from pipeline.output.write.stage import write_shard as write_shard
-    from pipeline.read.config import ReadConfig as ReadConfig
-    from pipeline.read.plan import plan_shards as plan_shards
-    from pipeline.read.source import read_shard as read_shard
-    from pipeline.read.tables import write_input as write_input
-    from pipeline.read.types import ShardPlan as ShardPlan
-    from pipeline.report.html import write_report as write_report
-    from pipeline.report.stats import build_stats as build_stats
-    from pipeline.run.local import run_local as run_local
-    from pipeline.run.provenance import make_provenance as make_provenance
-    from pipeline.stages.captions import CaptionsConfig as CaptionsConfig
-    from pipeline.stages.captions import clean_captions as clean_captions
-    from pipeline.stages.download.config import DownloadConfig as DownloadConfig
-    from pipeline.stages.download.stage import Download as Download
-    from pipeline.stages.ground.load import GroundConfig as GroundConfig
-    from pipeline.stages.ground.stage import Ground as Ground
-    from pipeline.stages.parse.config import ParseConfig as ParseConfig
-    from pipeline.stages.parse.stage import Parse as Parse
-    from pipeline.stages.score.filters import ScoreConfig as ScoreConfig
-    from pipeline.stages.score.filters import resolve_thresholds as resolve_thresholds
-    from pipeline.stages.score.stage import Score as Score
-    from pipeline.stages.stage import Stage as Stage
+    from pipeline.config import PipelineConfig, ReportConfig, WriteConfig, load_config
+    from pipeline.output.shard_stream import open_shards
+    from pipeline.output.write.stage import write_shard
+    from pipeline.read.config import ReadConfig
+    from pipeline.read.plan import plan_shards
+    from pipeline.read.source import read_shard
+    from pipeline.read.tables import write_input
+    from pipeline.read.types import ShardPlan
+    from pipeline.report.html import write_report
+    from pipeline.report.stats import build_stats
+    from pipeline.run.local import run_local
+    from pipeline.run.provenance import make_provenance
+    from pipeline.stages.captions import CaptionsConfig, clean_captions
+    from pipeline.stages.download.config import DownloadConfig
+    from pipeline.stages.download.stage import Download
+    from pipeline.stages.ground.load import GroundConfig
+    from pipeline.stages.ground.stage import Ground
+    from pipeline.stages.parse.config import ParseConfig
+    from pipeline.stages.parse.stage import Parse
+    from pipeline.stages.score.filters import ScoreConfig, resolve_thresholds
+    from pipeline.stages.score.stage import Score
+    from pipeline.stages.stage import Stage
 
 EXPORTS: Final = {
     "CaptionsConfig": "pipeline.stages.captions",
@@ -72,6 +67,34 @@ EXPORTS: Final = {
     "write_shard": "pipeline.output.write.stage",
 }
 
-__all__ = list(EXPORTS)
+__all__ = [
+    "CaptionsConfig",
+    "Download",
+    "DownloadConfig",
+    "Ground",
+    "GroundConfig",
+    "Parse",
+    "ParseConfig",
+    "PipelineConfig",
+    "ReadConfig",
+    "ReportConfig",
+    "Score",
+    "ScoreConfig",
+    "ShardPlan",
+    "Stage",
+    "WriteConfig",
+    "build_stats",
+    "clean_captions",
+    "load_config",
+    "make_provenance",
+    "open_shards",
+    "plan_shards",
+    "read_shard",
+    "resolve_thresholds",
+    "run_local",
+    "write_input",
+    "write_report",
+    "write_shard",
+]
 
 __getattr__, __dir__ = lazy_exports(__name__, EXPORTS)
