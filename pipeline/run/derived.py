@@ -27,7 +27,7 @@ from pipeline.report.summary import report
 from pipeline.run.loop import JobResult, Run, connected
 from pipeline.run.provenance import check_apart, check_writable
 from pipeline.run.steps import Done, Recipe
-from schemas.files import JOB_FILE, MANIFEST_FILE
+from schemas.files import JOB_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord, LeftOut
 from schemas.manifest import Origin, Provenance
 
@@ -94,11 +94,13 @@ def write_output(
             run.finish(Recipe.calling(partial(commit, make_table, config, lease.token), "written"), tasks)
         lease.check()
         store.remove_drafts()
+        stats = report(config, store, [shard.plan.index for shard in shards])
+        # The last thing of all: a takedown that ends later has not ended during this command.
         if inherit_takedowns(store, sources, config.write.strip_url_queries):
+            store.remove([STATS_FILE, REPORT_FILE])
             raise UserError(
                 "rows were taken down from a source while it was copied; run the same command again with overwrite=true"
             )
-        stats = report(config, store, [shard.plan.index for shard in shards])
     return JobResult(len(run.failed), stats["rows"]["kept"])
 
 

@@ -257,7 +257,7 @@ class World:
         match step.verb:
             case "run" | "retry":
                 model.webs.add("down" if self.base.down.exists() else "up")
-            case "takedown" if "dry_run=true" not in step.options:
+            case "takedown" if "dry_run=true" not in step.options and (self.path(step.output) / "config.yaml").exists():
                 entry, rows = self.entry(step)
                 model.going |= rows
                 model.entries.add(entry)

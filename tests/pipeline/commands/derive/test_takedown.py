@@ -29,6 +29,7 @@ from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.takedown import Digests, TakedownList, parse_takedown, read_takedown, refuse
 from pipeline.report.cards import DroppedPicture, Thumbnail, dropped_file
+from pipeline.run import derived
 from pipeline.run.loop import Run
 from pipeline.run.steps import Steps
 from pipeline.summary.totals import decompressed
@@ -374,18 +375,20 @@ def test_a_takedown_is_permanent(tars: Path, finished: Path, tmp_path: Path) -> 
     assert check(tmp_path / "both") == 0
 
 
+@pytest.mark.parametrize(("owner", "name"), [(Run, "finish"), (derived, "report")])
 def test_a_rewrite_obeys_a_takedown_of_its_source_that_ends_before_it(
-    source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    new, entries = tmp_path / "new", entries_for(source)
+    source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
+    owner: Any, name: str,
+) -> None:  # fmt: skip
+    new, entries, step = tmp_path / "new", entries_for(source), getattr(owner, name)
 
-    def last(run: Run, *arguments: Any) -> None:
-        finish(run, *arguments)
+    def last(*arguments: Any) -> Any:
+        result = step(*arguments)
         assert run_takedown(output, write_list(tmp_path, *entries)) == 0
+        return result
 
-    finish = Run.finish
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "finish", last)
+        patch.setattr(owner, name, last)
         assert run_rewrite(output, new) == 2
     assert "run the same command again with overwrite=true" in capsys.readouterr().err
     assert not (new / "report.html").exists()
