@@ -28,7 +28,7 @@ LIMITS = {
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_186),
     "pipeline": Size(153, 33_364, 9),
-    "trainer": Size(193, 28_209, 12),
+    "trainer": Size(193, 28_213, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
     "tests": Size(618, 65_255),

@@ -27,7 +27,8 @@ PANELS: Final = {
     "Zero-shot accuracy": r"zero_shot/(.*/(?:accuracy|chance))",
     "Retrieval: recall at 1": r"retrieval/(.*/(?:recall|chance)@1)",
     "Order: general point nearer the root": r"entailment/(.*/(?:order|chance))",
-    "Entailment: area under the ROC curve, average precision": r"entailment/(.*/(?:auc|ap|chance))",
+    "Entailment: area under the ROC curve": r"entailment/(.*/(?:auc|chance))",
+    "Entailment: average precision": r"entailment/(.*/(?:ap|chance))",
 }
 """The panels of a run by title: which metrics they have, with the label as a group. Chance levels are dashed."""
 SMOOTH: Final = 20  # a curve is a running mean over a 20th of its points
@@ -86,10 +87,13 @@ def draw(found: Mapping[str, Sequence[Curve]], title: str, path: Path) -> Path:
             for color, line in zip(cycle(COLORS), lines, strict=False):
                 window = max(len(line.values) // SMOOTH, 1)
                 parts = [line.values[max(end - window, 0) : end] for end in range(1, len(line.values) + 1)]
-                style = "--" if "chance" in line.label else "o-" if len(parts) < SMOOTH else "-"
-                ax.plot(
-                    line.steps, [sum(part) / len(part) for part in parts], style, color=color, label=line.label, ms=3
-                )
+                means = [sum(part) / len(part) for part in parts]
+                if "chance" in line.label:  # named once, since most lines of a panel share it
+                    has_name = "chance" in ax.get_legend_handles_labels()[1]
+                    ax.plot(line.steps, means, "--", color="gray", label=None if has_name else "chance")
+                else:
+                    style = "o-" if len(parts) < SMOOTH else "-"
+                    ax.plot(line.steps, means, style, color=color, label=line.label, ms=3)
             ax.grid(alpha=0.25)
             ax.legend(frameon=False, fontsize=7.5)
     return path
