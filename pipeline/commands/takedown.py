@@ -21,7 +21,7 @@ from hypergrit_common.text import counted
 from pipeline.commands.frame import TakedownOptions, check_keys, derive_command, take_options, take_output, take_path
 from pipeline.config import PipelineConfig
 from pipeline.explore.index import remove_cached
-from pipeline.explore.rows import rows_by_name
+from pipeline.explore.rows import rows_by_name, spellings
 from pipeline.faults import shard_errors
 from pipeline.output.commit import (
     Staging,
@@ -251,7 +251,9 @@ def read_entries(store: Store, path: str) -> TakedownList:
         problem = ""
         if not rows:
             problem = f"has no row in arrow/ of {store.root}"
-        elif 0 < len(others := [row["key"] for row in rows if name in (row["id"], row["url"])]) < len(rows):
+        elif (
+            0 < len(others := [row["key"] for row in rows if {row["id"], row["url"]} & {*spellings(name)}]) < len(rows)
+        ):
             problem = f"is the key of one row and the id of {', '.join(others)}; give the URL or the SHA-256 of the one that goes"
         elif not all(known):
             problem = "has neither a URL nor a SHA-256"
@@ -262,8 +264,9 @@ def read_entries(store: Store, path: str) -> TakedownList:
 
 
 def name_in(line: str) -> str | None:
-    """Return the key or id after `row:`, with the blanks around it if only an id with them can be meant; None without."""
-    return line.lstrip().removeprefix(ROW).strip("\r\n") if line.lstrip().startswith(ROW) else None
+    """Return the key or id after `row:`, with the blanks around it, which may belong to an id; None for another line."""
+    text = line.lstrip()
+    return text.removeprefix(ROW) if text.startswith(ROW) else None
 
 
 def texts_of(row: Mapping[str, Any]) -> set[str]:

@@ -63,20 +63,21 @@ def rows_by_name(
 
     If there are none, blanks around it do not count, and a number is a key without its leading zeros: ids often count too.
     """
-    spellings = {name: (name, name.strip(), padded(name.strip())) for name in names}
-    has_name = reduce(or_, (is_one_of(column, {*itertools.chain(*spellings.values())}) for column in NAMES))
+    texts = {name: spellings(name) for name in names}
+    has_name = reduce(or_, (is_one_of(column, {*itertools.chain(*texts.values())}) for column in NAMES))
     found = defaultdict[str, list[tuple[Manifest, Row]]](list)
     for manifest in manifests:
         if any(read_rows(store, [manifest], NAMES, has_name)):
             for row in read_rows(store, [manifest], COLUMNS, has_name):
                 for text in {row[column] for column in NAMES}:
                     found[text].append((manifest, row))
-    return {name: next(filter(None, map(found.__getitem__, texts)), []) for name, texts in spellings.items()}
+    return {name: next(filter(None, map(found.__getitem__, texts[name])), []) for name in texts}
 
 
-def padded(name: str) -> str:
-    """Return the key that a number is without its leading zeros; other names are returned as they are."""
-    return f"{int(name):012d}" if name.isascii() and name.isdigit() else name
+def spellings(name: str) -> tuple[str, ...]:
+    """Return what a name may stand for, the likeliest first: itself, itself without blanks around it, the key of a number."""
+    bare = name.strip()
+    return (name, bare, f"{int(bare):012d}") if bare.isascii() and bare.isdigit() else (name, bare)
 
 
 def describe_row(manifest: Manifest, row: Row) -> list[str]:

@@ -83,7 +83,7 @@ STYLES: Final = {
         "Boxes per image", "kept boxes", "Number of kept boxes of each kept image", is_integer=True
     ),
     "caption_length": Style("Caption length", "characters", "Length of each cleaned caption"),
-    **{score.histogram: Style(score.title or score.label, score.axis, score.note) for score in SCORES},
+    **{s.histogram: Style(s.title or s.label, s.axis, s.note) for s in SCORES if s.histogram},
     "image_side": Style(
         "Image size", "pixels", "Sides of each downloaded image, before resizing", is_stacked=False, is_log=True
     ),

@@ -165,10 +165,10 @@ def render(
     """
     parsed = [picture.row for picture in pictures if 2 <= len(picture.row["tokens"] or ()) <= MAX_TOKENS]
     thresholds = stats["provenance"].get("thresholds", {})
-    least = {score: thresholds.get(score.setting) for score in SCORES}
     marks = {
-        score.histogram: clip_score(value) if score.unit == "cosine" and value is not None else value
-        for score, value in least.items()
+        score.histogram: clip_score(least) if score.unit == "cosine" else least
+        for score in SCORES
+        if (least := thresholds.get(score.setting)) is not None
     }
     charts = (histogram_chart(name, data, marks.get(name)) for name, data in stats["histograms"].items())
     script = (TEMPLATES / "report.js").read_text("utf-8")

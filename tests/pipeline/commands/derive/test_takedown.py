@@ -267,6 +267,7 @@ IDS = ("3", "1", "000000000001", " A ", "a/b", None)
         ("row: A ", [3]),
         ("row:http://x/2", [2]),
         ("row:000000000001", "line 1: '000000000001' is the key of one row and the id of 000000000002"),
+        (" row:000000000001\t", "is the key of one row and the id of 000000000002"),
         ("row:A", "line 1: 'A' has no row"),
     ],
 )
