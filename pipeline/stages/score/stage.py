@@ -27,6 +27,8 @@ from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pipeline.stages.score.scorers import Head, Scorer
 
 COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height", "given_chunks")
@@ -222,19 +224,20 @@ class ModelScores:
         self, images: pa.ChunkedArray, scorer: "Scorer | None", decode: StoredImages, head: "Head | None" = None
     ) -> None:
         self._images, self._scorer, self._decode, self._head = images, scorer, decode, head
+        self._places: Sequence[Place] = ()
+        self._embedded: Tensor | None = None  # the images of these places, which several scores share
 
     def __call__(self, score: ScoreEntry, rows: Rows, places: Sequence[Place]) -> Sequence[float | None]:
-        """Return the score of each row, or of the crop of each box, in the order of SCORES; None without a model."""
+        """Return the score of each row, or of the crop of each box; None without a model."""
         images = self._pixels(rows, places)
+        texts = [rows[i]["caption"] if b is None else phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places]
         match score.column:
-            case "clip_cosine":
-                return self._cosines(images, [phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places])
-            case "clip_similarity":
-                return self._cosines(images, [rows[i]["caption"] for i, _ in places])
+            case "clip_cosine" | "clip_similarity":
+                return self._cosines(places, images, texts)
             case "head_score":
-                if self._head is not None and places:
-                    return list(self._head(self._embedded, self._texts).tolist())
-                return [None] * len(places)
+                if self._head is None or not texts:
+                    return [None] * len(texts)
+                return list(self._head(self._features(places, images), texts).tolist())
         raise NotImplementedError(score.column)
 
     def _pixels(self, rows: Rows, places: Sequence[Place]) -> Iterator[Image]:
@@ -243,13 +246,18 @@ class ModelScores:
             for _, b in group:
                 yield image if b is None else crop_box(image, corners(rows[i]["boxes"][b]))
 
-    def _cosines(self, images: Iterator[Image], texts: Sequence[str]) -> Sequence[float | None]:
+    def _features(self, places: Sequence[Place], images: Iterator[Image]) -> "Tensor":
+        assert self._scorer is not None
+        if self._embedded is None or self._places != places:
+            self._places, self._embedded = places, self._scorer.embed_images(images)
+        return self._embedded
+
+    def _cosines(self, places: Sequence[Place], images: Iterator[Image], texts: Sequence[str]) -> list[float | None]:
         if self._scorer is None or not texts:
             return [None] * len(texts)
         distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
         text_features = self._scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
-        self._embedded, self._texts = self._scorer.embed_images(images), texts  # which the head uses
-        return list((self._embedded * text_features).sum(dim=-1).tolist())
+        return list((self._features(places, images) * text_features).sum(dim=-1).tolist())
 
 
 def phrase_text(row: dict[str, Any], box: dict[str, Any]) -> str:

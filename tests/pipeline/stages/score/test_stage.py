@@ -4,12 +4,13 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
-from pipeline.images import encode_jpeg
+from pipeline.images import StoredImages, encode_jpeg
 from pipeline.stages.ground.load import score_threshold
 from pipeline.stages.score.filters import (
     ScoreConfig,
@@ -19,8 +20,9 @@ from pipeline.stages.score.filters import (
     measure_box,
     resolve_thresholds,
 )
-from pipeline.stages.score.scorers import Scorer
-from pipeline.stages.score.stage import Score
+from pipeline.stages.score.scorers import LinearHead, Scorer
+from pipeline.stages.score.stage import ModelScores, Place, Score
+from schemas.scores import SCORES
 from tests.pipeline.rows import table_after
 
 CAPTION = "red and blue"
@@ -168,6 +170,20 @@ def test_each_phrase_is_embedded_once() -> None:
     rows = [row((0, 0.0, 0.4, 0.9), (0, 0.1, 0.4, 0.9)), row((0, 0.0, 0.4, 0.9), (1, 0.6, 1.0, 0.9))]
     score_stage(colour_scorer(seen, batch_size=1))(table_after("ground", rows))
     assert sorted(seen) == ["blue", "red", CAPTION]
+
+
+def test_the_head_scores_the_same_embeddings_whichever_score_is_asked_first() -> None:
+    rows = {i: row((0, 0.0, 0.4, 0.9)) | {"image": None} for i in range(2)}
+    images = pa.chunked_array([[row()["image"]] * 2])
+    found = []
+    for order in (("clip_cosine", "clip_similarity", "head_score"), ("head_score", "clip_cosine", "clip_similarity")):
+        head = LinearHead("head", torch.tensor([1.0, 2.0, 4.0]), torch.tensor(0.5))
+        scores = ModelScores(images, colour_scorer(), StoredImages(max_bytes=0), head)
+        places = {score.column: [Place(i, 0 if score.of == "crop" else None) for i in rows] for score in SCORES}
+        entries = {score.column: score for score in SCORES}
+        found.append({name: scores(entries[name], rows, places[name]) for name in order})
+    assert found[0] == found[1]
+    assert None not in found[0]["head_score"]
 
 
 def test_with_keep_all_every_box_has_a_cosine_and_dropped_rows_keep_their_image() -> None:
