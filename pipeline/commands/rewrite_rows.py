@@ -17,7 +17,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.stages.ground.grounder import PhraseDrop
 from pipeline.stages.ground.stage import why_dropped
 from pipeline.stages.parse.stage import lacking_phrase
-from pipeline.stages.score.filters import Thresholds
+from pipeline.stages.score.filters import ScoreConfig, recorded_thresholds
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.files import DROPS_FILE
 from schemas.manifest import NO_MODEL, Provenance, SourceShard
@@ -46,7 +46,7 @@ class SourcePart:
     n_kept: int
     offset: int | None = None
     order: int = 0
-    thresholds: Thresholds | None = None
+    thresholds: ScoreConfig | None = None
     keep_all: bool = False
     keeps_pairs: bool = False
     takes_out_pairs: bool = False
@@ -318,15 +318,15 @@ class StoredScores:
         )
 
 
-def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
+def check_thresholds(old: ScoreConfig, new: ScoreConfig, kept_all: bool) -> None:
     """Raise UserError if a threshold is lowered whose removed boxes have no scores in the source."""
     if kept_all:
         return
     # A threshold that is not set any more is the lowest one.
-    after = {score.setting: score.range[0] if score.range else -math.inf for score in SCORES} | new.recorded
+    after = {score.setting: score.range[0] if score.range else -math.inf for score in SCORES} | recorded_thresholds(new)
     lowered = [
         f"score.{name} from {value} to {after[name]}"
-        for name, value in old.recorded.items()
+        for name, value in recorded_thresholds(old).items()
         if name != "size_rule" and after[name] < value
     ]
     # A side of n px means an area of at least n x n; the rule of the release rounds, so it may be looser or stricter.

@@ -11,7 +11,6 @@ from pipeline.images import StoredImages, corners, crop_box
 from pipeline.stages.score.filters import (
     BoxScore,
     ScoreConfig,
-    Thresholds,
     has_crop,
     is_below,
     measure_box,
@@ -61,7 +60,7 @@ class Score(Stage):
 
     Args:
         config: settings.
-        thresholds: thresholds, usually those of `resolve_thresholds(config, grounder)`.
+        thresholds: settings with the thresholds, usually those of `resolve_thresholds(config, grounder)`.
         scorer: a loaded scorer; None: that of `config`, which is loaded.
         decode: decoder with a cache, such as one that `Ground` shares; None: without a cache.
         keeps_pairs: keep rows without a kept box as pairs of image and caption.
@@ -93,7 +92,7 @@ class Score(Stage):
     def __init__(
         self,
         config: ScoreConfig,
-        thresholds: Thresholds,
+        thresholds: ScoreConfig,
         scorer: "Scorer | None" = None,
         decode: StoredImages | None = None,
         keeps_pairs: bool = False,
@@ -136,7 +135,7 @@ class Score(Stage):
 
 
 def score_table(
-    table: pa.Table, thresholds: Thresholds, source: Scores, keep_all: bool, keeps_pairs: bool = False,
+    table: pa.Table, thresholds: ScoreConfig, source: Scores, keep_all: bool, keeps_pairs: bool = False,
     has_grounder: bool = True,
 ) -> pa.Table:  # fmt: skip
     """Apply the filters to a GROUNDED table, with scores of models or stored ones.
@@ -146,7 +145,7 @@ def score_table(
 
     Args:
         table: a GROUNDED table.
-        thresholds: thresholds.
+        thresholds: settings with the thresholds.
         source: where the scores of crops and rows are taken from.
         keep_all: as `ScoreConfig.keep_all`.
         keeps_pairs: keep rows without a kept box.
@@ -176,7 +175,7 @@ def score_table(
     return drop_rows(add_columns(table, SCORED, found), "score", low | drops, heavy=() if keep_all else HEAVY)
 
 
-def score_boxes(rows: Rows, thresholds: Thresholds, source: Scores, keep_all: bool) -> dict[int, list[BoxScore]]:
+def score_boxes(rows: Rows, thresholds: ScoreConfig, source: Scores, keep_all: bool) -> dict[int, list[BoxScore]]:
     """Apply the filters to the boxes of rows."""
     scores = {i: measure_row(row, thresholds) for i, row in rows.items()}
     for score in CROP_SCORES:
@@ -197,14 +196,14 @@ def grounded_share(row: dict[str, Any], scores: Sequence[BoxScore], has_grounder
     return len(kept) / n_phrases
 
 
-def below(score: ScoreEntry, values: Mapping[int, float | None], thresholds: Thresholds) -> dict[int, Drop]:
+def below(score: ScoreEntry, values: Mapping[int, float | None], thresholds: ScoreConfig) -> dict[int, Drop]:
     """Return the drops of the rows whose value is below the threshold."""
     low = {i: value for i, value in values.items() if is_below(score, value, thresholds)}
     least = getattr(thresholds, score.setting)
     return {i: Drop(score.reason, f"{value:.3f}, threshold {least:g}") for i, value in low.items()}
 
 
-def measure_row(row: dict[str, Any], thresholds: Thresholds) -> list[BoxScore]:
+def measure_row(row: dict[str, Any], thresholds: ScoreConfig) -> list[BoxScore]:
     """Measure the boxes of a row, and apply the filters that need no model."""
     presence = row["presence"] or [None] * len(row["noun_chunks"] or ())
     return [measure_box(box, row["width"], row["height"], thresholds, presence[box["phrase"]]) for box in row["boxes"]]

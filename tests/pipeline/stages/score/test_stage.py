@@ -14,7 +14,6 @@ from pipeline.images import StoredImages, encode_jpeg
 from pipeline.stages.ground.load import score_threshold
 from pipeline.stages.score.filters import (
     ScoreConfig,
-    Thresholds,
     clip_score,
     clip_score_threshold,
     measure_box,
@@ -94,7 +93,7 @@ def test_side_rule_compares_width_and_height() -> None:
 def test_released_rule_requires_more_than_the_area_in_whole_pixels(x_max: float, expected: str | None) -> None:
     """HyCoCLIP's conversion of GRIT: 32 x 32 px are too small, and a fraction of a pixel does not count."""
     box = {"x_min": 0.0, "y_min": 0.0, "x_max": x_max, "y_max": 0.329, "score": 0.9}
-    thresholds = Thresholds(min_side_px=32, size_rule="released", min_score=0, min_clip_score=0)
+    thresholds = ScoreConfig(min_side_px=32, size_rule="released", min_score=0, min_clip_score=0)
     assert measure_box(box, 100, 100, thresholds)["removed"] == expected
 
 
@@ -222,12 +221,12 @@ def test_thresholds_that_are_not_set_are_those_of_the_models(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"thresholds": thresholds}))
     grounder, scorer = str(tmp_path / "grounder"), str(tmp_path / "scorer")
-    assert resolve_thresholds(ScoreConfig(scorer=scorer), grounder) == Thresholds(
-        min_side_px=32, size_rule="area", min_score=0.42, min_clip_score=0.8
+    assert resolve_thresholds(ScoreConfig(scorer=scorer), grounder) == ScoreConfig(
+        scorer=scorer, min_side_px=32, size_rule="area", min_score=0.42, min_clip_score=0.8
     )
     set_here = ScoreConfig(scorer=scorer, min_score=0.1, min_clip_score=0.2, min_side_px=8, size_rule="side")
-    assert resolve_thresholds(set_here, grounder) == Thresholds(
-        min_side_px=8, size_rule="side", min_score=0.1, min_clip_score=0.2
+    assert resolve_thresholds(set_here, grounder) == ScoreConfig(
+        scorer=scorer, min_side_px=8, size_rule="side", min_score=0.1, min_clip_score=0.2
     )
 
 
@@ -247,7 +246,7 @@ def test_a_threshold_of_a_model_is_a_number_in_range_or_the_default(
 
 
 def test_stage_applies_the_thresholds_it_is_given_instead_of_those_of_its_config() -> None:
-    thresholds = Thresholds(min_side_px=32, size_rule="area", min_score=0.95, min_clip_score=0.65)
+    thresholds = ScoreConfig(min_side_px=32, size_rule="area", min_score=0.95, min_clip_score=0.65)
     stage = Score(ScoreConfig(min_score=0.1), thresholds, scorer=colour_scorer())
     table = stage(table_after("ground", [row((0, 0.0, 0.4, 0.9))]))
     assert table.select(["reason", "detail"]).to_pylist() == [
