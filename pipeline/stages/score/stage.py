@@ -21,7 +21,7 @@ from pipeline.stages.score.filters import (
 from pipeline.stages.stage import Context, Stage, TableFunction
 from schemas.manifest import NO_MODEL
 from schemas.rows import HEAVY, SCORED
-from schemas.scores import CROP_SCORES, ROW_COLUMNS, SCORES, ScoreEntry
+from schemas.scores import CROP_SCORES, ROW_COLUMNS, SHARE, ScoreEntry
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
@@ -31,8 +31,6 @@ if TYPE_CHECKING:
     from pipeline.stages.score.scorers import Head, Scorer
 
 COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height", "given_chunks")
-SHARE: Final = next(score for score in SCORES if score.setting == "min_grounded_share")
-"""The only score that depends on the kept boxes, so that it is computed after their filters and not stored."""
 
 Rows = dict[int, dict[str, Any]]
 """Position in the table -> the COLUMNS of a row that is not dropped."""
