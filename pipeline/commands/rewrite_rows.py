@@ -24,7 +24,7 @@ from schemas.manifest import NO_MODEL, Provenance, SourceShard
 from schemas.rows import GROUNDED, HEAVY, SCORED
 from schemas.scores import ROW_COLUMNS, SCORES, THRESHOLDS, ScoreEntry
 from schemas.status import INTERNAL_ERROR, KEPT, KEY_REASONS
-from schemas.table import Drop, conform, drop_rows, set_column
+from schemas.table import Drop, conform, drop_rows, keep_rows, set_column
 
 # The rows of a shard of a source, with all that the command does to them.
 
@@ -234,9 +234,7 @@ def filter_table(table: pa.Table, part: SourcePart) -> pa.Table:
             pc.not_equal(pc.fill_null(table["reason"], ""), INTERNAL_ERROR),
         ),
     )
-    before = table
-    for name, value in (("status", KEPT), ("stage", None), ("reason", None), ("detail", None)):
-        table = set_column(table, name, pc.if_else(was_scored, pa.scalar(value, pa.string()), table[name]))
+    before, table = table, keep_rows(table, was_scored)
     if not part.keeps_pairs:
         table = drop_pairs(table)
     has_scorer, has_grounder = (part.provenance["models"][m]["name"] != NO_MODEL for m in ("scorer", "grounder"))
