@@ -12,13 +12,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
 from pipeline.images import StoredImages, encode_jpeg
 from pipeline.stages.ground.load import score_threshold
-from pipeline.stages.score.filters import (
-    ScoreConfig,
-    clip_score,
-    clip_score_threshold,
-    measure_box,
-    resolve_thresholds,
-)
+from pipeline.stages.score.filters import ScoreConfig, clip_score, clip_score_threshold, measure_box, resolve_thresholds
 from pipeline.stages.score.scorers import LinearHead, Scorer
 from pipeline.stages.score.stage import ModelScores, Place, Score
 from schemas.scores import SCORES
@@ -172,15 +166,12 @@ def test_each_phrase_is_embedded_once() -> None:
 
 
 def test_the_head_scores_the_same_embeddings_whichever_score_is_asked_first() -> None:
-    rows = {i: row((0, 0.0, 0.4, 0.9)) | {"image": None} for i in range(2)}
-    images = pa.chunked_array([[row()["image"]] * 2])
-    found = []
-    for order in (("clip_cosine", "clip_similarity", "head_score"), ("head_score", "clip_cosine", "clip_similarity")):
+    rows, images, found = {0: row((0, 0.0, 0.4, 0.9))}, pa.chunked_array([[row()["image"]]]), []
+    entries = [score for score in SCORES if score.column in ("clip_cosine", "clip_similarity", "head_score")]
+    for order in (entries, entries[::-1]):
         head = LinearHead("head", torch.tensor([1.0, 2.0, 4.0]), torch.tensor(0.5))
         scores = ModelScores(images, colour_scorer(), StoredImages(max_bytes=0), head)
-        places = {score.column: [Place(i, 0 if score.of == "crop" else None) for i in rows] for score in SCORES}
-        entries = {score.column: score for score in SCORES}
-        found.append({name: scores(entries[name], rows, places[name]) for name in order})
+        found.append({s.column: scores(s, rows, [Place(0, 0 if s.of == "crop" else None)]) for s in order})
     assert found[0] == found[1]
     assert None not in found[0]["head_score"]
 
