@@ -51,16 +51,9 @@ def webdataset_writer(samples: list[Sample], path: Path) -> None:
             tar.write(sample)
 
 
-def ours(samples: list[Sample], path: Path) -> None:
-    """Write with our writer."""
-    with path.open("wb", buffering=0) as file, TarWriter(file) as tar:
-        for sample in samples:
-            tar.add_sample(sample["__key__"], (("jpg", sample["jpg"]), ("json", sample["json"])))
-
-
-def ours_hashed(samples: list[Sample], path: Path) -> None:
-    """Write with our writer and compute the SHA-256 of the file."""
-    with path.open("wb", buffering=0) as file, TarWriter(HashedFile(file)) as tar:
+def ours(samples: list[Sample], path: Path, *, hashed: bool = False) -> None:
+    """Write with our writer; `hashed`: compute the SHA-256 of the file too."""
+    with path.open("wb", buffering=0) as file, TarWriter(HashedFile(file) if hashed else file) as tar:
         for sample in samples:
             tar.add_sample(sample["__key__"], (("jpg", sample["jpg"]), ("json", sample["json"])))
 
@@ -74,7 +67,7 @@ def main() -> None:
     writers: dict[str, Writer] = {
         "webdataset.TarWriter": webdataset_writer,
         "ours": ours,
-        "ours with sha256": ours_hashed,
+        "ours with sha256": partial(ours, hashed=True),
     }
     with tempfile.TemporaryDirectory() as folder:
         calls = {name: partial(write, samples, Path(folder, "out.tar")) for name, write in writers.items()}

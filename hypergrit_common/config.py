@@ -156,17 +156,14 @@ def _content(
         if key in own or (marks.get("runtime") and not harmless):
             continue
         if harmless:
-            items = [item for item in _items(value) if item not in (None, "", *harmless)]  # as written: `no` is a path
+            items = value if isinstance(value, list) else [value]
+            items = [item for item in items if item not in (None, "", *harmless)]  # as written: `no` is a path
             texts = [text for text in map(as_argument, items) if not {text, absolute(text)} & {*allowed}]
             if texts:
                 refused[f"{key}={as_argument(value)}"] = texts
         is_group = name in groups and isinstance(value, Mapping)
         found[name] = _content(groups[name], value, own, allowed, refused, f"{key}.") if is_group else value
     return found
-
-
-def _items(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
 
 
 def as_argument(value: Any) -> str:

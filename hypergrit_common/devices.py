@@ -84,6 +84,14 @@ def torch_dtype(precision: Literal["fp32", "bf16", "fp16"]) -> "torch.dtype":
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[precision]
 
 
+def autocast(device: "torch.device", dtype: "torch.dtype") -> "torch.autocast":
+    """Return the context in which a network computes in a number format; float32 is that of its weights."""
+    import torch
+
+    is_half = dtype != torch.float32
+    return torch.autocast(device.type, dtype if is_half else None, enabled=is_half)
+
+
 @contextmanager
 def tf32(is_on: bool) -> Iterator[None]:
     """Inside, a GPU rounds the factors of float32 matrix products to TF32, or does not. CPUs ignore it."""

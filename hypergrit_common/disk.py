@@ -6,8 +6,8 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -66,20 +66,26 @@ def sync(path: str | Path) -> None:
 
 
 @contextmanager
-def atomic_write(path: Path) -> Iterator[Path]:
-    """Yield a temporary path to write to, and rename it to `path` at the end: readers see the old or the new file.
+def atomic_write(
+    path: Path, fence: Callable[[], AbstractContextManager[object]] = nullcontext, cleans: bool = True
+) -> Iterator[Path]:
+    """Yield a temporary path to write to, and rename it to `path` at the end, within `fence`.
 
-    After an exception `path` is unchanged and the temporary file is removed; that of a killed process, by a later one.
+    Readers see the old or the new file. After an exception `path` is unchanged and the temporary file is removed; that of
+    a killed process by a later one that `cleans`.
     """
     draft = Path(temporary_name(str(path)))
-    remove_drafts(str(path.parent))
+    if cleans:
+        remove_drafts(str(path.parent))
     draft.touch(exist_ok=False)
     try:
         yield draft
         sync(draft)
-        os.replace(draft, path)
+        with fence():
+            os.replace(draft, path)
     except BaseException:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):
+            os.remove(draft)
         raise
     sync(path.parent)
 

@@ -134,6 +134,11 @@ def one_line(error: BaseException) -> str:
     return (text if text.endswith("..") else text.removesuffix(".")) or type(error).__name__
 
 
+def first_line(error: BaseException, most: int = 300) -> str:
+    """Return the beginning of a message that may have many lines, such as that of a library."""
+    return str(error).partition("\n")[0][:most]
+
+
 def duration_text(seconds: float) -> str:
     """Format a duration with its two largest units.
 

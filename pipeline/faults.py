@@ -168,9 +168,7 @@ def run_isolated(
         try:
             return stage(table), faults
         except BaseException as error:
-            if not is_fault(error):
-                raise
-            check_process(error)
+            check_fault(error)
             found = search(name, probe or stage, table, limit)
             if not found:
                 raise
@@ -188,9 +186,7 @@ def search(name: str, stage: Callable[[pa.Table], object], table: pa.Table, limi
         try:
             stage(table.take(pa.array(rows, pa.int64())))
         except BaseException as error:
-            if not is_fault(error):
-                raise
-            check_process(error)
+            check_fault(error)
             return Fault(keys[rows[0]].as_py(), name, describe(error), format_traceback(error))
         return None
 
@@ -202,8 +198,13 @@ def drop_faulty(table: pa.Table, stage: str, faults: Mapping[int, Fault]) -> pa.
     return drop_rows(table, stage, {i: fault.drop for i, fault in faults.items()}, further={stage: (INTERNAL_ERROR,)})
 
 
-def check_process(error: BaseException) -> None:
-    """Raise BrokenProcessError for an error of a GPU after which every call fails; a lack of memory is not one."""
+def check_fault(error: BaseException) -> None:
+    """Raise an error again of which no row can be the cause, as `is_fault` tells.
+
+    Raises BrokenProcessError for one of a GPU after which every call fails; a lack of memory is not one.
+    """
+    if not is_fault(error):
+        raise error
     torch = sys.modules.get("torch")  # most processes of the download stage never import it
     if torch is not None and isinstance(error, torch.AcceleratorError):
         raise BrokenProcessError(describe(error)) from error

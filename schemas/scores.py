@@ -87,6 +87,8 @@ CROP_SCORES: Final = tuple(score for score in SCORES if score.of == "crop")
 BOX_SCORES: Final = (*(score for score in SCORES if score.of in ("box", "phrase")), *CROP_SCORES)
 """In the order of the filters: those of crops are last, since they need pixels."""
 ROW_COLUMNS: Final = {score.column: score for score in SCORES if score.of == "row" and score.column}
+SHARE: Final = next(score for score in SCORES if not score.column)
+"""The grounded share: the only score that depends on the kept boxes. It is computed after their filters, not stored."""
 THRESHOLDS: Final = {
     "min_side_px": "smallest allowed box, in pixels of the stored image",
     "size_rule": "measure that min_side_px applies to",

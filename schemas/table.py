@@ -59,6 +59,13 @@ def drop_rows(
     return table
 
 
+def keep_rows(table: pa.Table, rows: pa.ChunkedArray) -> pa.Table:
+    """Undo `drop_rows` for the rows of a mask, but for the columns that it emptied."""
+    for name, value in (("status", KEPT), ("stage", None), ("reason", None), ("detail", None)):
+        table = set_column(table, name, pc.if_else(rows, pa.scalar(value, pa.string()), table[name]))
+    return table
+
+
 def add_columns(table: pa.Table, schema: pa.Schema, values: Mapping[int, Mapping[str, Any]]) -> pa.Table:
     """Add the columns of `schema` that `table` lacks.
 

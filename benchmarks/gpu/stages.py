@@ -32,7 +32,7 @@ from pipeline.stages.ground.glip.predict import GlipGrounder, load_glip_grounder
 from pipeline.stages.ground.glip.text import Prompter
 from pipeline.stages.ground.load import GroundConfig
 from pipeline.stages.ground.stage import Ground, kept_rows, spans_of
-from pipeline.stages.score.filters import MINIATURE, ScoreConfig, Thresholds
+from pipeline.stages.score.filters import MINIATURE, ScoreConfig
 from pipeline.stages.score.scorers import load_scorer
 from pipeline.stages.score.stage import Score
 from trainer.checkpoints.model import save_model
@@ -47,7 +47,7 @@ BOXES_PER_IMAGE = 8
 SAMPLE = 8  # images from which the lowest score is chosen
 TRACED = 64  # rows of a trace
 WITH_HOST = ("ground", "score")  # stages that are traced again with the operations of the host
-KEEP_ALL = Thresholds(min_side_px=0, size_rule="area", min_score=0.0, min_clip_score=0.0)
+KEEP_ALL = ScoreConfig(min_side_px=0, size_rule="area", min_score=0.0, min_clip_score=0.0)
 
 
 def main() -> None:

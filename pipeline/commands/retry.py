@@ -52,8 +52,8 @@ from pipeline.stages.download.stage import drop_duplicates
 from schemas.files import JOB_FILE
 from schemas.manifest import Manifest, Provenance
 from schemas.rows import DOWNLOADED, READ
-from schemas.status import KEPT, LASTING, PASSING, REASONS
-from schemas.table import Drop, add_columns, drop_rows, kept_indices, set_column
+from schemas.status import LASTING, PASSING, REASONS
+from schemas.table import Drop, add_columns, drop_rows, keep_rows, kept_indices, set_column
 
 # The options of retry: which rows are tried again.
 
@@ -159,14 +159,7 @@ def decide_duplicates(table: pa.Table, old: OldShard) -> pa.Table:
 
     A duplicate of a row that has gone stays one.
     """
-    columns = {name: table[name].to_pylist() for name in DROP}
-    for i, reason in enumerate(columns["reason"]):
-        if reason == "duplicate":
-            for name in DROP:
-                columns[name][i] = KEPT if name == "status" else None
-    for name, values in columns.items():
-        table = set_column(table, name, pa.array(values, pa.string()))
-    table = drop_duplicates(table)
+    table = drop_duplicates(keep_rows(table, pc.equal(pc.fill_null(table["reason"], ""), "duplicate")))
     before, details = old.table["reason"].to_pylist(), old.table["detail"].to_pylist()
     alone = [i for i in kept_indices(table) if before[i] == "duplicate"]
     return drop_rows(table, "download", {i: Drop("duplicate", details[i]) for i in alone})
@@ -212,7 +205,8 @@ class RetrySteps(Steps):
         tried, notes = super().download(plan, parts)
         old, rows = self.old(plan), planned_rows(plan)
         others = rows.filter(pc.invert(pc.is_in(rows["key"], tried["key"])))
-        found = [(without_images(table), more) for table, more in super().read(plan, others)]
+        read = super().read(plan, others)  # with images of the input, which would take memory
+        found = [(set_column(part, "image", pa.nulls(part.num_rows, pa.binary())), more) for part, more in read]
         table = pa.concat_tables([tried, as_downloaded(pa.concat_tables([part for part, _ in found]), old)])
         table = decide_duplicates(table.take(pc.index_in(rows["key"], table["key"].combine_chunks())), old)
         notes = sum((more for _, more in found), notes)
@@ -254,11 +248,6 @@ class RetrySteps(Steps):
             shown = read_dropped(self.store, plan.index, table["key"].to_pylist())
             notes = dataclasses.replace(notes, dropped=tuple(DroppedPicture(key, "", "", shown[key]) for key in shown))
         return super().write(plan, table, notes)
-
-
-def without_images(table: pa.Table) -> pa.Table:
-    """Return a READ table without the images of the input."""
-    return set_column(table, "image", pa.nulls(table.num_rows, pa.binary()))
 
 
 def without_rows(table: pa.Table, rows: Iterable[int]) -> pa.Table:

@@ -34,7 +34,7 @@ from pipeline.output.store import Store, indices
 from pipeline.run.derived import NewShard, check_overwrite, write_output
 from pipeline.run.loop import connected
 from pipeline.run.provenance import place_of
-from pipeline.stages.score.filters import Thresholds, resolve_thresholds
+from pipeline.stages.score.filters import ScoreConfig, recorded_thresholds, resolve_thresholds
 from schemas.files import MANIFEST_FILE, MANIFEST_FOLDER
 from schemas.manifest import Manifest, Origin, Provenance
 from schemas.scores import ROW_COLUMNS, SCORES, THRESHOLDS
@@ -322,7 +322,7 @@ def plan_parts(
                 appends = tuple(row + offset for row in plan.appends)
                 first = plan.first_row + offset
                 plan = dataclasses.replace(plan, index=len(parts), first_row=first, appends=appends)
-            thresholds = Thresholds(**known[text]["thresholds"]) if given & set(FILTERS) else None
+            thresholds = ScoreConfig(**known[text]["thresholds"]) if given & set(FILTERS) else None
             parts.append(
                 SourcePart(
                     source=source.shard(index),
@@ -409,7 +409,7 @@ def new_provenance(
         content_layers(PipelineConfig, [(models, source.store.url(MANIFEST_FOLDER))], [], trusted=own.trust)
         calibrated = resolve_thresholds(dataclasses.replace(own.score, scorer=scorer), grounder)
         changed = {name: getattr(calibrated, name) for name in names}
-    thresholds = Thresholds(**before["thresholds"])
+    thresholds = ScoreConfig(**before["thresholds"])
     after = dataclasses.replace(thresholds, **changed)
     check_thresholds(thresholds, after, old.score.keep_all)
     if "min_head_score" in names and "head" not in before["models"]:
@@ -424,7 +424,7 @@ def new_provenance(
         raise UserError(
             "ground.keep_pairs=true: the source has no images of rows without a box; run the job with this setting"
         )
-    return {**before, "config_hash": config_hash, "thresholds": after.recorded}
+    return {**before, "config_hash": config_hash, "thresholds": recorded_thresholds(after)}
 
 
 def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts: Sequence[SourcePart]) -> list[str]:

@@ -17,14 +17,14 @@ from pipeline.read.types import ShardPlan
 from pipeline.stages.ground.grounder import PhraseDrop
 from pipeline.stages.ground.stage import why_dropped
 from pipeline.stages.parse.stage import lacking_phrase
-from pipeline.stages.score.filters import Thresholds
+from pipeline.stages.score.filters import ScoreConfig, recorded_thresholds
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.files import DROPS_FILE
 from schemas.manifest import NO_MODEL, Provenance, SourceShard
 from schemas.rows import GROUNDED, HEAVY, SCORED
 from schemas.scores import ROW_COLUMNS, SCORES, THRESHOLDS, ScoreEntry
 from schemas.status import INTERNAL_ERROR, KEPT, KEY_REASONS
-from schemas.table import Drop, conform, drop_rows, set_column
+from schemas.table import Drop, conform, drop_rows, keep_rows, set_column
 
 # The rows of a shard of a source, with all that the command does to them.
 
@@ -46,7 +46,7 @@ class SourcePart:
     n_kept: int
     offset: int | None = None
     order: int = 0
-    thresholds: Thresholds | None = None
+    thresholds: ScoreConfig | None = None
     keep_all: bool = False
     keeps_pairs: bool = False
     takes_out_pairs: bool = False
@@ -234,9 +234,7 @@ def filter_table(table: pa.Table, part: SourcePart) -> pa.Table:
             pc.not_equal(pc.fill_null(table["reason"], ""), INTERNAL_ERROR),
         ),
     )
-    before = table
-    for name, value in (("status", KEPT), ("stage", None), ("reason", None), ("detail", None)):
-        table = set_column(table, name, pc.if_else(was_scored, pa.scalar(value, pa.string()), table[name]))
+    before, table = table, keep_rows(table, was_scored)
     if not part.keeps_pairs:
         table = drop_pairs(table)
     has_scorer, has_grounder = (part.provenance["models"][m]["name"] != NO_MODEL for m in ("scorer", "grounder"))
@@ -318,15 +316,15 @@ class StoredScores:
         )
 
 
-def check_thresholds(old: Thresholds, new: Thresholds, kept_all: bool) -> None:
+def check_thresholds(old: ScoreConfig, new: ScoreConfig, kept_all: bool) -> None:
     """Raise UserError if a threshold is lowered whose removed boxes have no scores in the source."""
     if kept_all:
         return
     # A threshold that is not set any more is the lowest one.
-    after = {score.setting: score.range[0] if score.range else -math.inf for score in SCORES} | new.recorded
+    after = {score.setting: score.range[0] if score.range else -math.inf for score in SCORES} | recorded_thresholds(new)
     lowered = [
         f"score.{name} from {value} to {after[name]}"
-        for name, value in old.recorded.items()
+        for name, value in recorded_thresholds(old).items()
         if name != "size_rule" and after[name] < value
     ]
     # A side of n px means an area of at least n x n; the rule of the release rounds, so it may be looser or stricter.

@@ -7,14 +7,15 @@ import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
-from hypergrit_common.disk import locked
+from hypergrit_common.disk import atomic_write, locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.lease import SETTLE_S, LeaseFile, describe, token_of
 from hypergrit_common.remote import error_code, is_s3
 from pipeline.faults import ShardError
-from pipeline.output.store import Store, check_own_folders, write_atomically
+from pipeline.output.store import Store, check_own_folders
 from schemas.files import LEASE_FILE
 
 # The fence of an output: workers commit only while the lease of their own job or command holds it (hypergrit_common.lease).
@@ -106,7 +107,8 @@ def _swap_local(store: Store, relative: str, old: bytes | None, new: bytes | Non
             if new is None:
                 store.remove([relative])
             else:
-                write_atomically(path, new)
+                with atomic_write(Path(path), cleans=False) as draft:
+                    draft.write_bytes(new)
             return True
 
 

@@ -17,7 +17,7 @@ from typing import IO, Final, cast
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from hypergrit_common.disk import SUFFIX, is_abandoned, sync, temporary_name
+from hypergrit_common.disk import SUFFIX, atomic_write, is_abandoned
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file
 from hypergrit_common.processes import this_process
@@ -68,7 +68,7 @@ def remove_abandoned(folders: Iterable[str]) -> None:
 
 
 def remove_free_lock(path: str) -> None:
-    """Remove a lock file of `swap.locked` that no process holds, such as that of a killed process."""
+    """Remove a lock file of `locked` that no process holds, such as that of a killed process."""
     with suppress(OSError):
         descriptor = os.open(path, os.O_RDWR)
         try:
@@ -255,7 +255,9 @@ class Store:
         with self.convert_errors("write", relative):
             self.make_folder(relative)
             if self.is_local:
-                write_atomically(self.path(relative), data, self.fence)
+                # Drafts of others stay: a journal may name them.
+                with atomic_write(Path(self.path(relative)), self.fence, cleans=False) as draft:
+                    draft.write_bytes(data)
                 return
             with self.fence():
                 self.fs.pipe_file(self.path(relative), data)
@@ -384,23 +386,6 @@ def local_contents(folder: str) -> tuple[dict[str, int], list[str]]:
                 elif entry.is_dir():
                     folders.append(entry.name)
     return sizes, folders
-
-
-def write_atomically(path: str, data: bytes, fence: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-    """Write a local file under a temporary name of its own, and rename it within `fence`. Raises OSError."""
-    draft = temporary_name(path)
-    try:
-        with open(draft, "xb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        with fence():
-            os.replace(draft, path)
-    except BaseException:
-        with suppress(OSError):
-            os.remove(draft)
-        raise
-    sync(os.path.dirname(path))
 
 
 def output_around(path: str) -> Path | None:

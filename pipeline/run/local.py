@@ -26,12 +26,11 @@ from pipeline.faults import (
     RemoteError,
     ShardError,
     StepTimeoutError,
+    check_fault,
     check_limit,
-    check_process,
     describe,
     drop_faulty,
     find_faulty,
-    is_fault,
 )
 from pipeline.output.store import temporary_folder_prefix
 from pipeline.read.source import planned_rows
@@ -105,9 +104,7 @@ class Bench:
                 apply = partial(self.steps.rehearse, plan) if stage == "write" else self.steps.stage(stage)
                 apply(take(load_table(source), rows))
         except BaseException as error:
-            if not is_fault(error):
-                raise
-            check_process(error)
+            check_fault(error)
 
     def probe_parts(self, source: str, rows: Sequence[int]) -> None:
         """Download some rows, part by part: all at once may not fit into memory."""

@@ -19,7 +19,7 @@ from pipeline.stages.parse.labels import label_of
 from pipeline.stages.parse.types import Token
 from pipeline.summary.histogram import Distinct, Frequent, Histogram, make_histograms
 from schemas.manifest import Counts, Manifest
-from schemas.scores import CROP_SCORES, ROW_COLUMNS, SCORES
+from schemas.scores import CROP_SCORES, ROW_COLUMNS, SCORES, SHARE
 from schemas.stats import DuplicateCounts, Places
 from schemas.status import KEPT, ROW_DROPPED, STAGES, lost_boxes
 
@@ -30,7 +30,6 @@ COLUMNS: Final = (
     "caption", "tokens", "noun_chunks", "ref_exps", "boxes", "has_expression", "box_scores", *ROW_COLUMNS,
     "caption_original", "given_noun_chunks", "given_chunks",
 )  # fmt: skip
-SHARE: Final = "grounded_share"
 OPTIONAL: Final = {score.histogram for score in SCORES} - {"grounding_score", "clip_cosine", "clip_similarity"}
 """Histograms that are left out without values."""
 NO_FAILURES: Final = ("taken_down", "duplicate")
@@ -217,7 +216,7 @@ class Totals:
         n_most = phrase.max(initial=0) + 1
         found = np.unique(row.astype(np.int64) * n_most + phrase) // n_most
         n_found, n_asked = np.bincount(found, minlength=len(batch)), asked_phrases(batch, has_grounder)
-        self.histograms[SHARE].add("images", (n_found / np.maximum(n_asked, 1))[n_asked > 0])
+        self.histograms[SHARE.histogram].add("images", (n_found / np.maximum(n_asked, 1))[n_asked > 0])
         removed = pc.if_else(pc.and_(removed.is_null(), in_dropped), ROW_DROPPED, removed)
         self.boxes.update(tally(removed))
         is_kept = removed.is_null().to_numpy(zero_copy_only=False)

@@ -30,13 +30,13 @@ class Capture:
         self._add_hook(swin.layers[0], lambda out, inputs: self._store("swin.out.0", _to_map(out[0], inputs[1])))
         self._add_hook(swin, lambda out, _: [self._store(f"swin.out.{i}", x) for i, x in enumerate(out, start=1)])
         self._add_hook(model.backbone.fpn, lambda out, _: [self._store(f"fpn.{i}", x) for i, x in enumerate(out)])
-        bert = model.language_backbone.body.model
+        bert = model.language_backbone.body["model"]
         self._store_output(bert.embeddings, "bert.embeddings")
         for i, layer in enumerate(bert.encoder.layer):
             self._store_output(layer, f"bert.layer.{i}")
         self._add_hook(model.language_backbone, self._language)
         is_first = True
-        for j, module in enumerate(model.rpn.head.dyhead_tower):
+        for j, module in enumerate(model.rpn["head"].dyhead_tower):
             self._tower(j, module)
             if isinstance(module, DyConv) and is_first:
                 is_first = False
@@ -102,7 +102,7 @@ class Capture:
             self._store_calls(conv, f"{name}.DyConv{i}")
 
     def _head(self) -> None:
-        head = self.model.rpn.head
+        head = self.model.rpn["head"]
         visual: list[Tensor] = []
         for scale in head.scales:
             self._store_calls(scale, "head.bbox_reg")

@@ -171,17 +171,13 @@ class Loader:
     def _batches(self) -> Iterator[Batch]:
         workers = self.config.n_workers
         self.builder.plan_reads(self.batch, self.world_size, workers)
-        results = read_ahead(
-            BatchDataset(self.builder),
-            workers,
-            sampler=IteratorSampler(self.requests(self.position)),
-            prefetch_factor=self.config.prefetch if workers else None,
-            pin_memory=torch.cuda.is_available(),
-        )
-        yield from self._checked(results)
+        sampler = IteratorSampler(self.requests(self.position))
+        yield from self._read(BatchDataset(self.builder), workers, sampler=sampler)
 
-    def _checked(self, results: Iterator[tuple[Batch, BatchReport]]) -> Iterator[Batch]:
-        """Yield the batches, and count what their reports tell. Raises UserError."""
+    def _read(self, dataset: Dataset[tuple[Batch, BatchReport]], workers: int, **options: Any) -> Iterator[Batch]:
+        """Yield the batches, and count what their reports tell; `options` as in `read_ahead`. Raises UserError."""
+        prefetch, is_pinned = self.config.prefetch if workers else None, torch.cuda.is_available()
+        results = read_ahead(dataset, workers, prefetch_factor=prefetch, pin_memory=is_pinned, **options)
         while True:
             batch, report = next_result(results)
             if report.error:

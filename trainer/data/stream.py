@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
 
-import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from hypergrit_common.errors import UserError
@@ -15,7 +14,6 @@ from trainer.batch import Batch
 from trainer.data.batch_builder import BatchReport, Candidate, RowBuilder
 from trainer.data.listing import ShardVersion
 from trainer.data.loader import KEY, Loader
-from trainer.data.workers import read_ahead
 from trainer.text.base import TextTokenizer
 
 if TYPE_CHECKING:  # webdataset, which other runs do not need
@@ -60,12 +58,7 @@ class StreamLoader(Loader):
 
     def _open(self, tokenizer: TextTokenizer, size_px: int, needs: frozenset[str]) -> None:
         """List the shards, without reading them. Raises UserError."""
-        self.rows = RowBuilder(
-            config=self.config,
-            tokenizer=tokenizer,
-            size_px=size_px,
-            needs=needs,
-        )
+        self.rows = RowBuilder(config=self.config, tokenizer=tokenizer, size_px=size_px, needs=needs)
         self._open_stream()
         self.versions = [ShardVersion(name, 0, "", "") for name in self.urls]
         logger.info("data.reader=webdataset: %s, without an index; a run that resumes begins another order", self.size)
@@ -103,13 +96,7 @@ class StreamLoader(Loader):
 
     def _batches(self) -> Iterator[Batch]:
         workers = min(self.config.n_workers, len(self.names) // self.world_size)  # each needs a shard
-        results = read_ahead(
-            StreamDataset(self.stream, self.rows, self.batch, self.position),
-            workers,
-            prefetch_factor=self.config.prefetch if workers else None,
-            pin_memory=torch.cuda.is_available(),
-        )
-        yield from self._checked(results)
+        yield from self._read(StreamDataset(self.stream, self.rows, self.batch, self.position), workers)
 
     def state_dict(self) -> dict[str, Any]:
         facts = {"shards": len(self.names)}

@@ -20,6 +20,7 @@ from transformers.utils import logging
 from hypergrit_common.config import without_keys
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
+from hypergrit_common.text import first_line
 from hypergrit_common.weights import bounded_by_folder
 from trainer.encoders.config import TRANSFORMERS, TextConfig
 from trainer.encoders.text import StateSource, TextTower, TokenStates
@@ -89,7 +90,7 @@ class TransformersText(TextTower):
         except Exception as error:  # its type depends on the network
             raise ValueError(
                 f"text.name {TRANSFORMERS}: {type(self.encoder).__name__} cannot encode a text of {self.context_length} "
-                f"tokens ({type(error).__name__}: {first_line(error)}); give another encoder, or a "
+                f"tokens ({type(error).__name__}: {first_line(error, 200)}); give another encoder, or a "
                 "smaller model.text.context_length"
             ) from error
         finally:
@@ -202,7 +203,7 @@ def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
         config: Any = AutoConfig.for_model(kind, **others)
     except Exception as error:  # transformers raises many types for values that do not fit
         raise ValueError(
-            f"transformers has no configuration of model_type {kind!r} with these values: {first_line(error)}"
+            f"transformers has no configuration of model_type {kind!r} with these values: {first_line(error, 200)}"
         ) from error
     config = config.get_text_config() if hasattr(config, "text_config") else config
     config.use_cache = False  # of decoders: keys and values of earlier tokens
@@ -281,13 +282,8 @@ def build_network(config: PreTrainedConfig) -> PreTrainedModel:
     except Exception as error:  # its type depends on the setting, such as KeyError for an unknown activation
         raise ValueError(
             f"transformers cannot build {config.model_type!r} with these values ({type(error).__name__}: "
-            f"{first_line(error)}); correct model.text.kwargs or {CONFIG_FILE}"
+            f"{first_line(error, 200)}); correct model.text.kwargs or {CONFIG_FILE}"
         ) from error
-
-
-def first_line(error: BaseException) -> str:
-    """The beginning of a message of transformers, which may have many lines."""
-    return str(error).partition("\n")[0][:200]
 
 
 # Weights of text encoders in folders that transformers has saved. Only safetensors files are read.

@@ -12,7 +12,7 @@ from torchvision.ops import box_convert
 from transformers.modeling_outputs import BaseModelOutputWithPooling
 
 from hypergrit_common.central import limit_aspect_ratio
-from hypergrit_common.devices import Precision, resolve_precision, torch_dtype
+from hypergrit_common.devices import Precision, autocast, resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
@@ -126,14 +126,10 @@ class _HfGrounder:
         outputs = []
         for item in prepared.passes:
             images = dict(zip(pixels, take(list(pixels.values()), item.rows), strict=True))
-            with self._autocast():
+            with autocast(self.model.device, self.dtype):
                 output = self.model(**images, **item.text.to(device))
             outputs.append(OnCpu([output.pred_boxes, output.logits]))
         return prepared, outputs
-
-    def _autocast(self) -> torch.autocast:
-        is_half = self.dtype != torch.float32
-        return torch.autocast(self.model.device.type, self.dtype if is_half else None, enabled=is_half)
 
     @torch.inference_mode()
     def collect(self, output: tuple[Prepared, list[OnCpu]]) -> list[Grounded]:
@@ -283,7 +279,7 @@ class Sam3(_HfGrounder):
     def forward(self, prepared: Prepared) -> tuple[Prepared, list[OnCpu]]:
         """Return the input, and boxes, logits and logits of the presence for each pass."""
         outputs = []
-        with self._autocast():
+        with autocast(self.model.device, self.dtype):
             pixels = prepared.pixels["pixel_values"].to(self.model.device, non_blocking=True)
             image: Any = self.model.get_vision_features(pixel_values=pixels) if prepared.passes else {}
             for item in prepared.passes:

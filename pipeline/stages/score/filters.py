@@ -1,7 +1,7 @@
 """Settings and filters of the score stage, and the drop reason of rows without a kept box."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol, runtime_checkable
@@ -173,25 +173,15 @@ def clip_score_threshold(scorer: str) -> float:
 # Thresholds that a box must reach to be kept.
 
 
-@dataclass(frozen=True, kw_only=True)
-class Thresholds(ScoreConfig):
-    """The fields of ScoreConfig that THRESHOLDS names, with null replaced by the calibrated threshold of a model."""
-
-    @property
-    def recorded(self) -> ThresholdValues:
-        """Those that are set, as manifests record them."""
-        return {name: value for name in THRESHOLDS if (value := getattr(self, name)) is not None}
-
-
-def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
-    """Return the thresholds of `config`; null is replaced by the calibrated threshold of the grounder or scorer.
+def resolve_thresholds(config: ScoreConfig, grounder: str) -> ScoreConfig:
+    """Return `config` with the calibrated thresholds of the grounder and the scorer in place of null.
 
     Args:
         config: settings.
         grounder: the setting `ground.grounder`, whose config.json is read if `min_score` is None.
 
     Returns:
-        The thresholds, for `Score` and `rewrite`.
+        The settings, whose thresholds `Score` and `rewrite` apply.
 
     Raises:
         UserError: a calibrated threshold is not a valid number, or the config.json of a model cannot be read or
@@ -202,15 +192,19 @@ def resolve_thresholds(config: ScoreConfig, grounder: str) -> Thresholds:
     >>> thresholds.min_score, thresholds.min_side_px
     (0.7, 32)
     """
-    found = {name: getattr(config, name) for name in THRESHOLDS}
     if config.min_score is None:
-        found["min_score"] = score_threshold(grounder)
+        config = replace(config, min_score=score_threshold(grounder))
     if config.min_clip_score is None:
-        found["min_clip_score"] = clip_score_threshold(config.scorer)
-    return Thresholds(**found)
+        config = replace(config, min_clip_score=clip_score_threshold(config.scorer))
+    return config
 
 
-def is_below(score: ScoreEntry, value: float | None, thresholds: Thresholds) -> bool:
+def recorded_thresholds(config: ScoreConfig) -> ThresholdValues:
+    """Return the thresholds that are set, as manifests record them. `ScoreConfig(**recorded)` has the same ones."""
+    return {name: value for name in THRESHOLDS if (value := getattr(config, name)) is not None}
+
+
+def is_below(score: ScoreEntry, value: float | None, thresholds: ScoreConfig) -> bool:
     """Return True for a value, in the unit of its column, below the threshold; False without either."""
     least = getattr(thresholds, score.setting)
     if value is None or least is None:
@@ -225,7 +219,7 @@ BoxScore = dict[str, Any]
 
 
 def measure_box(
-    box: dict[str, Any], width: int, height: int, thresholds: Thresholds, presence: float | None = None
+    box: dict[str, Any], width: int, height: int, thresholds: ScoreConfig, presence: float | None = None
 ) -> BoxScore:
     """Measure a box, and apply the filters that need no pixels. The scores of its crop are computed later.
 
@@ -252,7 +246,7 @@ def has_crop(box: dict[str, Any], width: int, height: int) -> bool:
     return all(int(box[f"{axis}_max"] * n) > int(box[f"{axis}_min"] * n) for axis, n in (("x", width), ("y", height)))
 
 
-def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thresholds: Thresholds) -> Drop:
+def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thresholds: ScoreConfig) -> Drop:
     """Return the drop reason of a row without a kept box: the last filter that removed a box, and the best value."""
     removed = {score["removed"] for score in scores}
     reason = [name for name in BOX_REMOVALS if name in removed][-1]

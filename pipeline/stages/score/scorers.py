@@ -19,6 +19,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
 from hypergrit_common.lazy import is_plugin, load_plugin
+from hypergrit_common.text import first_line
 from hypergrit_common.weights import bounded_by_folder, read_tensors
 from pipeline.models import read_model_config, token_limit
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, ScoreConfig, scorer_path
@@ -254,7 +255,7 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
     except Exception as error:  # its type depends on the file that is damaged
         raise UserError(
             f"score.scorer={path!r} is neither a folder of a CLIP model nor a hub model that can be fetched: "
-            f"{_first_line(error)}"
+            f"{first_line(error)}"
         ) from error
     if not hasattr(model, "get_image_features"):
         raise UserError(
@@ -356,9 +357,7 @@ def _load_open_clip(name: str, device: torch.device) -> Encoders:
         model, transform = open_clip.create_model_from_pretrained(architecture, weights, device=device)
         tokenizer = open_clip.get_tokenizer(architecture)
     except Exception as error:  # its type depends on the file that is damaged
-        raise UserError(
-            f"score.scorer={OPEN_CLIP}{name} cannot be loaded by open_clip: {_first_line(error)}"
-        ) from error
+        raise UserError(f"score.scorer={OPEN_CLIP}{name} cannot be loaded by open_clip: {first_line(error)}") from error
     model.eval()
     length = min(tokenizer.context_length, getattr(model, "context_length", tokenizer.context_length))
     prepare = open_clip_preparation(transform)
@@ -370,7 +369,3 @@ def _load_open_clip(name: str, device: torch.device) -> Encoders:
         return model.encode_text(tokenizer(list(batch), context_length=length).to(device))
 
     return {"prepare_image": prepare, "encode_images": encode_images, "encode_texts": encode_texts}
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).split("\n", 1)[0][:300]

@@ -11,7 +11,6 @@ from pipeline.images import StoredImages, corners, crop_box
 from pipeline.stages.score.filters import (
     BoxScore,
     ScoreConfig,
-    Thresholds,
     has_crop,
     is_below,
     measure_box,
@@ -22,16 +21,16 @@ from pipeline.stages.score.filters import (
 from pipeline.stages.stage import Context, Stage, TableFunction
 from schemas.manifest import NO_MODEL
 from schemas.rows import HEAVY, SCORED
-from schemas.scores import CROP_SCORES, ROW_COLUMNS, SCORES, ScoreEntry
+from schemas.scores import CROP_SCORES, ROW_COLUMNS, SHARE, ScoreEntry
 from schemas.status import REASONS
 from schemas.table import Drop, add_columns, drop_rows, kept_indices
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from pipeline.stages.score.scorers import Head, Scorer
 
 COLUMNS: Final = ("caption", "noun_chunks", "boxes", "presence", "width", "height", "given_chunks")
-SHARE: Final = next(score for score in SCORES if score.setting == "min_grounded_share")
-"""The only score that depends on the kept boxes, so that it is computed after their filters and not stored."""
 
 Rows = dict[int, dict[str, Any]]
 """Position in the table -> the COLUMNS of a row that is not dropped."""
@@ -59,7 +58,7 @@ class Score(Stage):
 
     Args:
         config: settings.
-        thresholds: thresholds, usually those of `resolve_thresholds(config, grounder)`.
+        thresholds: settings with the thresholds, usually those of `resolve_thresholds(config, grounder)`.
         scorer: a loaded scorer; None: that of `config`, which is loaded.
         decode: decoder with a cache, such as one that `Ground` shares; None: without a cache.
         keeps_pairs: keep rows without a kept box as pairs of image and caption.
@@ -91,7 +90,7 @@ class Score(Stage):
     def __init__(
         self,
         config: ScoreConfig,
-        thresholds: Thresholds,
+        thresholds: ScoreConfig,
         scorer: "Scorer | None" = None,
         decode: StoredImages | None = None,
         keeps_pairs: bool = False,
@@ -134,7 +133,7 @@ class Score(Stage):
 
 
 def score_table(
-    table: pa.Table, thresholds: Thresholds, source: Scores, keep_all: bool, keeps_pairs: bool = False,
+    table: pa.Table, thresholds: ScoreConfig, source: Scores, keep_all: bool, keeps_pairs: bool = False,
     has_grounder: bool = True,
 ) -> pa.Table:  # fmt: skip
     """Apply the filters to a GROUNDED table, with scores of models or stored ones.
@@ -144,7 +143,7 @@ def score_table(
 
     Args:
         table: a GROUNDED table.
-        thresholds: thresholds.
+        thresholds: settings with the thresholds.
         source: where the scores of crops and rows are taken from.
         keep_all: as `ScoreConfig.keep_all`.
         keeps_pairs: keep rows without a kept box.
@@ -174,7 +173,7 @@ def score_table(
     return drop_rows(add_columns(table, SCORED, found), "score", low | drops, heavy=() if keep_all else HEAVY)
 
 
-def score_boxes(rows: Rows, thresholds: Thresholds, source: Scores, keep_all: bool) -> dict[int, list[BoxScore]]:
+def score_boxes(rows: Rows, thresholds: ScoreConfig, source: Scores, keep_all: bool) -> dict[int, list[BoxScore]]:
     """Apply the filters to the boxes of rows."""
     scores = {i: measure_row(row, thresholds) for i, row in rows.items()}
     for score in CROP_SCORES:
@@ -195,14 +194,14 @@ def grounded_share(row: dict[str, Any], scores: Sequence[BoxScore], has_grounder
     return len(kept) / n_phrases
 
 
-def below(score: ScoreEntry, values: Mapping[int, float | None], thresholds: Thresholds) -> dict[int, Drop]:
+def below(score: ScoreEntry, values: Mapping[int, float | None], thresholds: ScoreConfig) -> dict[int, Drop]:
     """Return the drops of the rows whose value is below the threshold."""
     low = {i: value for i, value in values.items() if is_below(score, value, thresholds)}
     least = getattr(thresholds, score.setting)
     return {i: Drop(score.reason, f"{value:.3f}, threshold {least:g}") for i, value in low.items()}
 
 
-def measure_row(row: dict[str, Any], thresholds: Thresholds) -> list[BoxScore]:
+def measure_row(row: dict[str, Any], thresholds: ScoreConfig) -> list[BoxScore]:
     """Measure the boxes of a row, and apply the filters that need no model."""
     presence = row["presence"] or [None] * len(row["noun_chunks"] or ())
     return [measure_box(box, row["width"], row["height"], thresholds, presence[box["phrase"]]) for box in row["boxes"]]
@@ -222,19 +221,20 @@ class ModelScores:
         self, images: pa.ChunkedArray, scorer: "Scorer | None", decode: StoredImages, head: "Head | None" = None
     ) -> None:
         self._images, self._scorer, self._decode, self._head = images, scorer, decode, head
+        self._places: Sequence[Place] = ()
+        self._embedded: Tensor | None = None  # the images of these places, which several scores share
 
     def __call__(self, score: ScoreEntry, rows: Rows, places: Sequence[Place]) -> Sequence[float | None]:
-        """Return the score of each row, or of the crop of each box, in the order of SCORES; None without a model."""
+        """Return the score of each row, or of the crop of each box; None without a model."""
         images = self._pixels(rows, places)
+        texts = [rows[i]["caption"] if b is None else phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places]
         match score.column:
-            case "clip_cosine":
-                return self._cosines(images, [phrase_text(rows[i], rows[i]["boxes"][b]) for i, b in places])
-            case "clip_similarity":
-                return self._cosines(images, [rows[i]["caption"] for i, _ in places])
+            case "clip_cosine" | "clip_similarity":
+                return self._cosines(places, images, texts)
             case "head_score":
-                if self._head is not None and places:
-                    return list(self._head(self._embedded, self._texts).tolist())
-                return [None] * len(places)
+                if self._head is None or not texts:
+                    return [None] * len(texts)
+                return list(self._head(self._features(places, images), texts).tolist())
         raise NotImplementedError(score.column)
 
     def _pixels(self, rows: Rows, places: Sequence[Place]) -> Iterator[Image]:
@@ -243,13 +243,18 @@ class ModelScores:
             for _, b in group:
                 yield image if b is None else crop_box(image, corners(rows[i]["boxes"][b]))
 
-    def _cosines(self, images: Iterator[Image], texts: Sequence[str]) -> Sequence[float | None]:
+    def _features(self, places: Sequence[Place], images: Iterator[Image]) -> "Tensor":
+        assert self._scorer is not None
+        if self._embedded is None or self._places != places:
+            self._places, self._embedded = places, self._scorer.embed_images(images)
+        return self._embedded
+
+    def _cosines(self, places: Sequence[Place], images: Iterator[Image], texts: Sequence[str]) -> list[float | None]:
         if self._scorer is None or not texts:
             return [None] * len(texts)
         distinct = {text: n for n, text in enumerate(dict.fromkeys(texts))}
         text_features = self._scorer.embed_texts(list(distinct))[[distinct[text] for text in texts]]
-        self._embedded, self._texts = self._scorer.embed_images(images), texts  # which the head uses
-        return list((self._embedded * text_features).sum(dim=-1).tolist())
+        return list((self._features(places, images) * text_features).sum(dim=-1).tolist())
 
 
 def phrase_text(row: dict[str, Any], box: dict[str, Any]) -> str:

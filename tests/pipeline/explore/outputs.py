@@ -13,7 +13,7 @@ from pipeline.config import load_config
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
-from pipeline.stages.score.filters import Thresholds
+from pipeline.stages.score.filters import ScoreConfig, recorded_thresholds
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.rows import CAPTIONED, GROUNDED, SCORED
 from schemas.scores import ScoreEntry
@@ -22,7 +22,7 @@ from tests.pipeline.output.resume.jobs import provenance_of
 from tests.pipeline.report.make_output import HOSTILE, make_row, parser, scored_boxes
 
 Row = dict[str, Any]
-THRESHOLDS = Thresholds(min_side_px=32, size_rule="area", min_score=0.65, min_clip_score=0.65)
+THRESHOLDS = ScoreConfig(min_side_px=32, size_rule="area", min_score=0.65, min_clip_score=0.65)
 
 
 class RandomScores:
@@ -37,7 +37,7 @@ class RandomScores:
         return [self.rng.gauss(*course) if has_value else None for _ in places]
 
 
-def make_rows(n: int, thresholds: Thresholds = THRESHOLDS, keep_all: bool = False, has_head: bool = False,
+def make_rows(n: int, thresholds: ScoreConfig = THRESHOLDS, keep_all: bool = False, has_head: bool = False,
               keeps_pairs: bool = False) -> list[Row]:  # fmt: skip
     """Rows of which every fifth was dropped by the download; others are dropped by the filters of `thresholds`."""
     made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(n)]
@@ -68,13 +68,13 @@ def hostile(rows: Sequence[Row]) -> list[Row]:
 
 
 def write_output(
-    folder: Path, shards: Sequence[Sequence[Row]], *settings: str, thresholds: Thresholds = THRESHOLDS
+    folder: Path, shards: Sequence[Sequence[Row]], *settings: str, thresholds: ScoreConfig = THRESHOLDS
 ) -> str:
     """Write the shards of a job with these rows, which get new keys; return the folder."""
     names = ("min_score", "min_clip_score", "min_side_px", "size_rule")
     scores = [f"score.{name}={getattr(thresholds, name)}" for name in names]
     config = load_config(["input=/pairs.parquet", f"output={folder}", *scores, *settings])
-    provenance = provenance_of(config) | {"thresholds": thresholds.recorded}
+    provenance = provenance_of(config) | {"thresholds": recorded_thresholds(thresholds)}
     if config.score.head:
         provenance["models"]["head"] = {"name": config.score.head, "sha256": "c" * 64}
     Store(str(folder)).write("config.yaml", to_yaml(config))

@@ -16,7 +16,7 @@ from pipeline.explore.columns import box_sides, hosts
 from pipeline.explore.index import build_index, cached_index, open_output, read_meta
 from pipeline.explore.rows import Shard
 from pipeline.report.cards import DroppedPicture, Thumbnail, dropped_file
-from pipeline.stages.score.filters import Thresholds, has_crop, measure_box
+from pipeline.stages.score.filters import ScoreConfig, has_crop, measure_box
 from pipeline.summary.totals import host_of
 from schemas.files import DROPPED_FILE
 from schemas.status import BOX_REMOVALS
@@ -81,7 +81,7 @@ def test_side_of_a_box_is_the_largest_threshold_that_it_passes(rule: str) -> Non
         box = {name: float(values[0]) for name, values in corners.items()} | {"score": 1.0}
 
         def passes(limit: int, box: dict[str, float] = box, size: tuple[int, int] = (width, height)) -> bool:
-            thresholds = Thresholds(min_side_px=limit, size_rule=rule, min_score=0, min_clip_score=0)  # type: ignore[arg-type]
+            thresholds = ScoreConfig(min_side_px=limit, size_rule=rule, min_score=0, min_clip_score=0)  # type: ignore[arg-type]
             return measure_box(box, *size, thresholds)["removed"] is None
 
         assert (side >= 0) == (has_crop(box, width, height) and passes(0))

@@ -27,6 +27,7 @@ from trainer.evaluation.metrics.distances import pearson
 from trainer.evaluation.metrics.entailment import average_precision, roc_auc
 from trainer.evaluation.metrics.ranking import score_of_any, split
 from trainer.evaluation.metrics.spaces import center_of
+from trainer.evaluation.task import Embedder, TaskOptions
 from trainer.models.cones import Cones
 from trainer.models.config import Ranking
 from trainer.models.dual_encoder import DualEncoder
@@ -39,33 +40,30 @@ NEGATIVES: Final = 100
 
 
 class ChainResult(NamedTuple):
-    """Metrics of chains with their chance levels, predicted captions [n s] and distances of captions to the root [t]."""
+    """Metrics of chains with chance levels, predicted captions [n s], their distances to the root [t], and scores [n t]."""
 
     metrics: dict[str, float]
     chance: dict[str, float]
     predicted: Tensor
     distances: Tensor
+    scores: Tensor
 
 
 def evaluate_chains(
-    model: DualEncoder,
-    images: Tensor,
-    texts: Tensor,
-    empty: Tensor,
-    chains: Tensor,
-    ranking: Ranking,
-    seed: int | None,
-    root: str = "",
+    embedder: Embedder, images: Tensor, captions: Sequence[str], chains: Tensor, options: TaskOptions
 ) -> ChainResult:
     """Metrics of images with chains of captions [n l], indices from general to specific into t captions.
 
-    Takes features before the lift: of images [n d], captions [t d] and the empty text [d]. radius/... are the metrics of
-    HierarCaps, path/... those of HyCoCLIP; pep/... exist for models with cones, for negatives drawn with `seed`, or the
-    first ones without it. The root is the origin; for CLIP, that of the file `root`, or the mean of the embeddings at hand.
+    Takes features [n d] of images before the lift. radius/... are the metrics of HierarCaps, path/... those of HyCoCLIP;
+    pep/... exist for models with cones, for the first negatives with the rule "released", else for drawn ones. The root
+    is the origin; for CLIP, that of the file `options.root`, or the mean of the embeddings at hand.
     """
+    model, ranking = embedder.model, options.ranking
+    features = embedder.texts([*captions, ""])
+    texts, empty = features[:-1], features[-1]
     scores = caption_scores(model, images, texts, ranking)
     radii = (F.normalize(texts, dim=-1) - F.normalize(empty, dim=-1)).norm(dim=-1)
-    center = center_of(model, [F.normalize(images, dim=-1), F.normalize(texts, dim=-1)], root)
+    center = center_of(model, [F.normalize(images, dim=-1), F.normalize(texts, dim=-1)], options.root)
     origin = torch.zeros(texts.shape[1]) if center is None else center
     distances = distances_to_root(model, texts, origin)
     predicted = captions_on_path(model, texts, scores.argmax(1), origin, ranking)
@@ -73,9 +71,9 @@ def evaluate_chains(
     metrics |= chain_metrics("path", predicted, chains, distances)
     chance = {"radius/tau": 0.0, "path/tau": 0.0}
     if isinstance(model, Cones):
-        found, at_random = pep(model, texts, images, chains, seed)
+        found, at_random = pep(model, texts, images, chains, None if options.rule == "released" else options.seed)
         metrics, chance = metrics | found, chance | at_random
-    return ChainResult(metrics, chance, predicted, distances)
+    return ChainResult(metrics, chance, predicted, distances, scores)
 
 
 @torch.inference_mode()

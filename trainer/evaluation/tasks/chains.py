@@ -15,7 +15,6 @@ import torch
 import torch.nn.functional as F
 
 from trainer.evaluation.metrics.chains import (
-    caption_scores,
     distance_order,
     distances_to_root,
     evaluate_chains,
@@ -75,12 +74,9 @@ def evaluate_file(embedder: Embedder, root: Path, path: Path, options: TaskOptio
     used = images.usable
     texts, index = distinct([text for i in used.tolist() for text in rows[i][0]])
     chains = index.view(len(used), -1)
-    features = embedder.texts([*texts, ""])
-    features, empty = features[:-1], features[-1]
-    pictures, model = images.features[images.rows[used]], embedder.model
-    seed = None if options.rule == "released" else options.seed
-    result = evaluate_chains(model, pictures, features, empty, chains, options.ranking, seed, options.root)
-    scores = caption_scores(model, pictures, features, options.ranking).gather(1, chains)
+    model = embedder.model
+    result = evaluate_chains(embedder, images.features[images.rows[used]], texts, chains, options)
+    scores = result.scores.gather(1, chains)
     growing = {f"himo/{name}": mean_items(values) for name, values in himo(list(scores)).items()}
     distances = result.distances[chains]
     order = {"path/tau": mean_items(kendall_tau(distances))}

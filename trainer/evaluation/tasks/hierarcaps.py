@@ -63,11 +63,8 @@ def evaluate(embedder: Embedder, root: Path, options: TaskOptions) -> TaskResult
     texts, index = distinct([text for row in used for text in row.captions])
     chains = index.view(-1, LEVELS)
     image_features = images.features[images.rows[images.usable]]
-    features = embedder.texts([*texts, ""])
-    features, empty = features[:-1], features[-1]
     model = embedder.model
-    seed = None if options.rule == "released" else options.seed
-    result = evaluate_chains(model, image_features, features, empty, chains, options.ranking, seed, options.root)
+    result = evaluate_chains(embedder, image_features, texts, chains, options)
     metrics, chance, rules = result.metrics, result.chance, chain_rules(model, options)
     skipped, files = images.skipped(), [root / FILE]
     found, unused = dict[str, float](), dict[str, int]()

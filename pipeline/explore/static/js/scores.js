@@ -7,6 +7,7 @@ const SIZE = { setting: "min_side_px", label: "Side in px", column: "side", unit
 /** Name of a threshold -> its score, those of boxes first. `column` is that of the index, "" for a share of phrases. */
 export const SCORES = new Map();
 export const isOfRows = (item) => item.of === "row";
+export const isShare = (item) => item.column === "";
 
 export function setScores(scores) {
   for (const item of [...scores.filter((item) => !isOfRows(item)), SIZE, ...scores.filter(isOfRows)])

@@ -1,9 +1,8 @@
 // Thresholds: the rows and boxes that other settings would keep, by the rules of the score stage.
 
 import { STORED } from "./load.js";
-import { SCORES, columns, inUnit, isOfRows, limit } from "./scores.js";
+import { SCORES, columns, inUnit, isOfRows, isShare, limit } from "./scores.js";
 
-const SHARE = "min_grounded_share";
 const EXAMPLES = 6;
 
 /** The text of a threshold as the job accepts it: within its range, whole pixels; "" for a text that is no number. */
@@ -20,7 +19,7 @@ export function accepted(name, text) {
 export const namesOf = (output) =>
   [...SCORES.values()]
     .filter((item) =>
-      item.column === ""
+      isShare(item)
         ? output.rows.asked.some((n) => n > 0)
         : !isOfRows(item) || output.rows[item.column].some((value) => !Number.isNaN(value)),
     )
@@ -81,10 +80,12 @@ function filterOf(output, ofRows, t, name) {
   };
 }
 
-/** A function that gives the kept boxes of a row, and the share of its phrases that have one (NaN: none were asked). */
+/** A function that gives the kept boxes of a row, the share of its phrases that have one (NaN: none were asked), and
+ *  whether that is too low. */
 function judge(output, t) {
   const { boxes, rows, firstBox } = output,
     passes = filterOf(output, false, t),
+    least = Math.fround(t[[...SCORES.values()].find(isShare).setting] ?? 0),
     seen = [];
   return (row) => {
     let [kept, grounded] = [0, 0];
@@ -94,7 +95,8 @@ function judge(output, t) {
       if (seen[boxes.chunk[box]] !== row) grounded += 1;
       seen[boxes.chunk[box]] = row;
     }
-    return { kept, share: Math.fround(rows.asked[row] > 0 ? grounded / rows.asked[row] : NaN) };
+    const share = Math.fround(rows.asked[row] > 0 ? grounded / rows.asked[row] : NaN);
+    return { kept, share, isLow: share < least };
   };
 }
 
@@ -107,13 +109,12 @@ export function keptBoxes(output, changed) {
   meta.shards.forEach((shard, at) => {
     const t = { ...shard.thresholds, ...changed },
       end = output.shardEnd(at),
-      least = Math.fround(t[SHARE] ?? 0),
       passes = filterOf(output, true, t),
       of = judge(output, t);
     for (let row = shard.first; row < end; row += 1) {
       if (kinds[rows.reason[row]] !== 1 || !passes(row)) continue;
       const found = of(row);
-      if ((found.kept > 0 || meta.keeps_pairs) && !(found.share < least)) kept[row] = found.kept + 1;
+      if ((found.kept > 0 || meta.keeps_pairs) && !found.isLow) kept[row] = found.kept + 1;
     }
   });
   return kept;
@@ -162,8 +163,7 @@ export function examples(output, changed, name, mask) {
       border = limit(item, t[name] ?? -Infinity),
       passes = filterOf(output, true, t, name),
       boxPasses = filterOf(output, false, t, name),
-      of = judge(output, t),
-      least = Math.fround(t[SHARE] ?? 0);
+      of = judge(output, t);
     const add = (row, box, value) => {
       if (Number.isNaN(value)) return;
       const distance = value - border;
@@ -174,9 +174,9 @@ export function examples(output, changed, name, mask) {
     for (let row = shard.first; row < end; row += 1) {
       if (!mask[row] || rows.has_image[row] !== STORED || kinds[rows.reason[row]] !== 1 || !passes(row)) continue;
       if (isOfRows(item)) {
-        const { share } = of(row);
-        if (name === SHARE) add(row, -1, share);
-        else if (!(share < least)) add(row, -1, inUnit(item, rows[item.column][row]));
+        const { share, isLow } = of(row);
+        if (isShare(item)) add(row, -1, share);
+        else if (!isLow) add(row, -1, inUnit(item, rows[item.column][row]));
         continue;
       }
       for (let box = firstBox[row]; box < firstBox[row + 1]; box += 1)

@@ -103,9 +103,6 @@ class NormedConv(nn.Module):
         self.stride = stride
         self.conv = nn.Conv2d(channels, channels, 3, stride=stride, padding=1)
         self.bn = nn.GroupNorm(groups, channels)
-        bound = (9 * channels) ** -0.5
-        nn.init.uniform_(self.conv.weight, -bound, bound)
-        nn.init.zeros_(self.conv.bias)  # type: ignore[arg-type]
 
     def forward(self, x: Tensor, offset: Tensor | None, mask: Tensor | None) -> Tensor:
         if offset is None or mask is None:
@@ -138,15 +135,9 @@ class DyConv(nn.Module):
         self.coarse_offsets: Literal["flat_memory", "resize"] = config.coarse_offsets
         # in the released order: convolution of the coarser level, of the level itself, of the finer level
         self.DyConv = nn.ModuleList(NormedConv(channels, stride, groups) for stride in (1, 1, 2))
-        attention = nn.Conv2d(channels, 1, 1)
-        self.AttnConv = nn.Sequential(nn.AdaptiveAvgPool2d(1), attention, nn.ReLU())
+        self.AttnConv = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Conv2d(channels, 1, 1), nn.ReLU())
         self.relu = DyReLU(channels, config.dyrelu_reduction)
         self.offset = nn.Conv2d(channels, N_OFFSETS + 9, 3, padding=1) if config.deformable else None
-        nn.init.normal_(attention.weight, std=0.01)
-        nn.init.zeros_(attention.bias)  # type: ignore[arg-type]
-        if self.offset is not None:  # with small offsets, a deformable convolution starts as a plain one
-            nn.init.normal_(self.offset.weight, std=0.01)
-            nn.init.zeros_(self.offset.bias)  # type: ignore[arg-type]
 
     def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return the new levels, and `lang` unchanged."""
@@ -223,11 +214,6 @@ class Fpn(nn.Module):
             self.add_module(f"fpn_inner{stage}", nn.Conv2d(width, channels, 1))
             self.add_module(f"fpn_layer{stage}", nn.Conv2d(channels, channels, 3, padding=1))
         self.top_blocks = TopBlocks(channels)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_uniform_(module.weight, a=1)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
 
     def forward(self, features: list[Tensor]) -> list[Tensor]:
         c3, c4, c5 = features
@@ -281,10 +267,6 @@ class BiAttention(nn.Module):
         self.values_l_proj = nn.Linear(lang, width)
         self.out_v_proj = nn.Linear(width, visual)
         self.out_l_proj = nn.Linear(width, lang)
-        for module in self.children():
-            if isinstance(module, nn.Linear):
-                nn.init.xavier_uniform_(module.weight)
-                nn.init.zeros_(module.bias)
 
     def forward(self, v: Tensor, lang: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the updates of `v` [b, n, c] and of `lang` [b, t, d]; `mask` [b, t] is 0 for padding."""
@@ -384,10 +366,6 @@ class TextLayer(nn.Module):
         self.attention = nn.ModuleDict(attention)
         self.intermediate = nn.ModuleDict({"dense": nn.Linear(config.hidden_size, config.intermediate_size)})
         self.output = TextOutput(config.intermediate_size, config, clamps=True)
-        for module in self.modules():
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-                nn.init.zeros_(module.bias)
 
     def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[list[Tensor], Tensor]:
         x = self.attention["output"](self.attention["self"](lang, mask), lang)

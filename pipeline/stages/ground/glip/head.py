@@ -38,9 +38,6 @@ class GlipHead(nn.Module):
         self.log_scale = nn.Parameter(torch.tensor([head.log_scale]))
         self.bias_lang = nn.Parameter(torch.zeros(text.hidden_size))
         self.bias0 = nn.Parameter(torch.tensor([-math.log((1 - head.prior) / head.prior)]))
-        for layer in (self.bbox_pred, self.centerness):
-            nn.init.normal_(layer.weight, std=0.01)
-            nn.init.zeros_(layer.bias)  # type: ignore[arg-type]
 
     def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return token logits [b, cells, t], box deltas [b, cells, 4] and centerness logits [b, cells], in float32."""

@@ -18,39 +18,24 @@ from pipeline.stages.ground.glip.swin import Swin
 # The language tower: BERT of transformers, under the released key names.
 
 
-def bert_config(config: TextConfig) -> BertConfig:
-    """Convert a text configuration to one of transformers."""
-    return BertConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        intermediate_size=config.intermediate_size,
-        max_position_embeddings=config.max_positions,
-    )
-
-
-class BertBody(nn.Module):
-    """BERT without its pooler."""
-
-    def __init__(self, config: TextConfig) -> None:
-        super().__init__()
-        self.model = BertModel(bert_config(config), add_pooling_layer=False)
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        # A 4-D mask: for a 2-D mask, transformers checks on the CPU for zeros, which synchronizes with the GPU.
-        return self.model(input_ids=ids, attention_mask=mask[:, None, None].bool()).last_hidden_state
-
-
 class LanguageBackbone(nn.Module):
     """Hidden states [b, t, d] of word pieces. Padding has hidden states too, but no position attends to it."""
 
     def __init__(self, config: TextConfig) -> None:
         super().__init__()
-        self.body = BertBody(config)
+        bert = BertConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden_size,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            intermediate_size=config.intermediate_size,
+            max_position_embeddings=config.max_positions,
+        )
+        self.body = nn.ModuleDict({"model": BertModel(bert, add_pooling_layer=False)})
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        return self.body(ids, mask)
+        # A 4-D mask: for a 2-D mask, transformers checks on the CPU for zeros, which synchronizes with the GPU.
+        return self.body["model"](input_ids=ids, attention_mask=mask[:, None, None].bool()).last_hidden_state
 
 
 # The image tower: Swin for the released models, a small residual network of timm for the miniature.
@@ -108,17 +93,6 @@ class ImageBackbone(nn.Module):
         return self.fpn(self.body(images))
 
 
-class Rpn(nn.Module):
-    """The head, under its released key name."""
-
-    def __init__(self, config: GlipConfig) -> None:
-        super().__init__()
-        self.head = GlipHead(config)
-
-    def forward(self, visual: list[Tensor], lang: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return self.head(visual, lang, mask)
-
-
 class Glip(nn.Module):
     """The full network (GLIP, Li et al., CVPR 2022).
 
@@ -133,7 +107,7 @@ class Glip(nn.Module):
         self.config = config
         self.backbone = ImageBackbone(config)
         self.language_backbone = LanguageBackbone(config.text)
-        self.rpn = Rpn(config)
+        self.rpn = nn.ModuleDict({"head": GlipHead(config)})
 
     def forward(self, images: Tensor, ids: Tensor, mask: Tensor) -> GlipOutput:
         """Predict token logits and boxes for each anchor.
@@ -160,7 +134,7 @@ class Glip(nn.Module):
             Predictions in float32.
         """
         lang = self.language_backbone(ids, mask)
-        token_logits, deltas, centerness = self.rpn(visual, lang, mask)
+        token_logits, deltas, centerness = self.rpn["head"](visual, lang, mask)
         anchors = pyramid_anchors(level_sizes(visual), self.config.anchors, ids.device)
         return GlipOutput(token_logits=token_logits, deltas=deltas, centerness=centerness, anchors=anchors)
 

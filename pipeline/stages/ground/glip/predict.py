@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hypergrit_common.devices import Precision, resolve_precision, torch_dtype
+from hypergrit_common.devices import Precision, autocast, resolve_precision, torch_dtype
 from hypergrit_common.images import Image
 from pipeline.stages.ground.glip.config import DetectConfig
 from pipeline.stages.ground.glip.head import to_exclusive
@@ -191,7 +191,7 @@ class GlipGrounder:
         passes = []
         for indices, pixels in prepared.groups:
             images = normalise(pixels.to(self.device, non_blocking=True), [prepared.sizes[i] for i in indices])
-            with self._autocast():
+            with autocast(self.device, self.dtype):
                 visual = self.model.backbone(images)
             jobs = [
                 (row, ImagePrompt(i, prompt)) for row, i in enumerate(indices) for prompt in prepared.plans[i].prompts
@@ -206,7 +206,7 @@ class GlipGrounder:
     def _ground(self, visual: list[Tensor], rows: list[int], prompts: Sequence[Prompt]) -> GlipOutput:
         """Run the layers after the image tower on these rows of the feature pyramid, with one prompt per row."""
         ids, mask = (pinned(part, self.device) for part in pad_prompts([prompt.ids for prompt in prompts]))
-        with self._autocast():
+        with autocast(self.device, self.dtype):
             return self.model.ground(
                 take(visual, rows), ids.to(self.device, non_blocking=True), mask.to(self.device, non_blocking=True)
             )
@@ -235,10 +235,6 @@ class GlipGrounder:
         return [
             Grounded(boxes=boxes, dropped=dict(plan.dropped)) for boxes, plan in zip(found, prepared.plans, strict=True)
         ]
-
-    def _autocast(self) -> torch.autocast:
-        enabled = self.dtype != torch.float32
-        return torch.autocast(self.device.type, self.dtype if enabled else None, enabled=enabled)
 
 
 def to_detections(found: Detections, phrases: Sequence[PhraseTokens], height: int, width: int) -> list[Detection]:

@@ -27,8 +27,7 @@ class WindowAttention(nn.Module):
         self.heads = heads
         self.qkv = nn.Linear(dim, 3 * dim)
         self.proj = nn.Linear(dim, dim)
-        self.relative_position_bias_table = nn.Parameter(torch.empty((2 * window - 1) ** 2, heads))
-        nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+        self.relative_position_bias_table = nn.Parameter(torch.zeros((2 * window - 1) ** 2, heads))
         self.register_buffer("relative_position_index", relative_position_index(window), persistent=False)
 
     def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
@@ -147,7 +146,6 @@ class Swin(nn.Module):
         )
         for stage, dim in enumerate(dims[1:], start=1):
             self.add_module(f"norm{stage}", nn.LayerNorm(dim))
-        self.apply(_init_linear)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         x = self.patch_embed(images)
@@ -196,10 +194,3 @@ def from_windows(cells: Tensor, window: int, size: tuple[int, int]) -> Tensor:
     b, _, _, c = cells.shape
     grid = cells.view(b, size[0] // window, size[1] // window, window, window, c)
     return grid.transpose(2, 3).reshape(b, size[0], size[1], c)
-
-
-def _init_linear(module: nn.Module) -> None:
-    if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)

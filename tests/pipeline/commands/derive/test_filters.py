@@ -11,7 +11,7 @@ from pipeline import grit, load_config, make_provenance, plan_shards
 from pipeline.commands.rewrite_rows import SourcePart, filter_table, late_stages
 from pipeline.read.types import ShardPlan
 from pipeline.run.steps import Notes, Steps, run_stages
-from pipeline.stages.score.filters import Thresholds
+from pipeline.stages.score.filters import ScoreConfig
 from schemas.manifest import Provenance
 from schemas.rows import SCORED
 from tests.pipeline.commands.derive.outputs import (
@@ -242,7 +242,7 @@ def filtered(tmp_path: Path, min_score: float, **columns: object) -> pa.Table:
     provenance: Provenance = {
         **provenance_of(configure("/pairs", tmp_path / "out", "score.keep_all=true")), "plugins": [LATE]  # type: ignore[list-item]
     }  # fmt: skip
-    thresholds = Thresholds(**{**provenance["thresholds"], "min_score": min_score})
+    thresholds = ScoreConfig(**{**provenance["thresholds"], "min_score": min_score})
     row = scored(0, 0.6) | {"key": f"{0:012d}", "source": "/pairs/0.parquet", "source_row": 0, **columns}
     part = SourcePart(
         source={"output": "out", "shard": 0, "manifest": ""}, number=0, plan=ShardPlan(0, 0, 1, ()), n_kept=0,

@@ -4,23 +4,18 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
-from pipeline.images import encode_jpeg
+from pipeline.images import StoredImages, encode_jpeg
 from pipeline.stages.ground.load import score_threshold
-from pipeline.stages.score.filters import (
-    ScoreConfig,
-    Thresholds,
-    clip_score,
-    clip_score_threshold,
-    measure_box,
-    resolve_thresholds,
-)
-from pipeline.stages.score.scorers import Scorer
-from pipeline.stages.score.stage import Score
+from pipeline.stages.score.filters import ScoreConfig, clip_score, clip_score_threshold, measure_box, resolve_thresholds
+from pipeline.stages.score.scorers import LinearHead, Scorer
+from pipeline.stages.score.stage import ModelScores, Place, Score
+from schemas.scores import SCORES
 from tests.pipeline.rows import table_after
 
 CAPTION = "red and blue"
@@ -92,7 +87,7 @@ def test_side_rule_compares_width_and_height() -> None:
 def test_released_rule_requires_more_than_the_area_in_whole_pixels(x_max: float, expected: str | None) -> None:
     """HyCoCLIP's conversion of GRIT: 32 x 32 px are too small, and a fraction of a pixel does not count."""
     box = {"x_min": 0.0, "y_min": 0.0, "x_max": x_max, "y_max": 0.329, "score": 0.9}
-    thresholds = Thresholds(min_side_px=32, size_rule="released", min_score=0, min_clip_score=0)
+    thresholds = ScoreConfig(min_side_px=32, size_rule="released", min_score=0, min_clip_score=0)
     assert measure_box(box, 100, 100, thresholds)["removed"] == expected
 
 
@@ -170,6 +165,17 @@ def test_each_phrase_is_embedded_once() -> None:
     assert sorted(seen) == ["blue", "red", CAPTION]
 
 
+def test_the_head_scores_the_same_embeddings_whichever_score_is_asked_first() -> None:
+    rows, images, found = {0: row((0, 0.0, 0.4, 0.9))}, pa.chunked_array([[row()["image"]]]), []
+    entries = [score for score in SCORES if score.column in ("clip_cosine", "clip_similarity", "head_score")]
+    for order in (entries, entries[::-1]):
+        head = LinearHead("head", torch.tensor([1.0, 2.0, 4.0]), torch.tensor(0.5))
+        scores = ModelScores(images, colour_scorer(), StoredImages(max_bytes=0), head)
+        found.append({s.column: scores(s, rows, [Place(0, 0 if s.of == "crop" else None)]) for s in order})
+    assert found[0] == found[1]
+    assert None not in found[0]["head_score"]
+
+
 def test_with_keep_all_every_box_has_a_cosine_and_dropped_rows_keep_their_image() -> None:
     rows = [row((0, 0.0, 0.01, 0.9), (0, 0.0, 0.4, 0.2)), row((0, 0.0, 0.4, 0.9), (0, 0.6, 1.0, 0.9))]
     table = score_stage(keep_all=True)(table_after("ground", rows))
@@ -206,12 +212,12 @@ def test_thresholds_that_are_not_set_are_those_of_the_models(tmp_path: Path) -> 
         (tmp_path / name).mkdir()
         (tmp_path / name / "config.json").write_text(json.dumps({"thresholds": thresholds}))
     grounder, scorer = str(tmp_path / "grounder"), str(tmp_path / "scorer")
-    assert resolve_thresholds(ScoreConfig(scorer=scorer), grounder) == Thresholds(
-        min_side_px=32, size_rule="area", min_score=0.42, min_clip_score=0.8
+    assert resolve_thresholds(ScoreConfig(scorer=scorer), grounder) == ScoreConfig(
+        scorer=scorer, min_side_px=32, size_rule="area", min_score=0.42, min_clip_score=0.8
     )
     set_here = ScoreConfig(scorer=scorer, min_score=0.1, min_clip_score=0.2, min_side_px=8, size_rule="side")
-    assert resolve_thresholds(set_here, grounder) == Thresholds(
-        min_side_px=8, size_rule="side", min_score=0.1, min_clip_score=0.2
+    assert resolve_thresholds(set_here, grounder) == ScoreConfig(
+        scorer=scorer, min_side_px=8, size_rule="side", min_score=0.1, min_clip_score=0.2
     )
 
 
@@ -231,7 +237,7 @@ def test_a_threshold_of_a_model_is_a_number_in_range_or_the_default(
 
 
 def test_stage_applies_the_thresholds_it_is_given_instead_of_those_of_its_config() -> None:
-    thresholds = Thresholds(min_side_px=32, size_rule="area", min_score=0.95, min_clip_score=0.65)
+    thresholds = ScoreConfig(min_side_px=32, size_rule="area", min_score=0.95, min_clip_score=0.65)
     stage = Score(ScoreConfig(min_score=0.1), thresholds, scorer=colour_scorer())
     table = stage(table_after("ground", [row((0, 0.0, 0.4, 0.9))]))
     assert table.select(["reason", "detail"]).to_pylist() == [

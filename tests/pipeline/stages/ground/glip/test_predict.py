@@ -113,7 +113,7 @@ def test_half_precision_finds_nearly_the_same_boxes(grounder: GlipGrounder, prec
     partner = min(in_half, key=lambda d: np.abs(np.subtract(d.box, best.box)).max() + (d.phrase != best.phrase))
     assert partner.box == pytest.approx(best.box, abs=0.03)
     dtypes = []
-    handle = grounder.model.rpn.register_forward_hook(lambda _, __, out: dtypes.extend(x.dtype for x in out))
+    handle = grounder.model.rpn["head"].register_forward_hook(lambda _, __, out: dtypes.extend(x.dtype for x in out))
     predict(half, *batch)
     handle.remove()
     assert set(dtypes) == {torch.float32}  # logits and box deltas
