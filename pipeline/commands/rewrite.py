@@ -34,7 +34,7 @@ from pipeline.output.store import Store, indices
 from pipeline.run.derived import NewShard, check_overwrite, write_output
 from pipeline.run.loop import connected
 from pipeline.run.provenance import place_of
-from pipeline.stages.score.filters import ScoreConfig, recorded_thresholds, resolve_thresholds
+from pipeline.stages.score.filters import ScoreConfig, resolve_thresholds
 from schemas.files import MANIFEST_FILE, MANIFEST_FOLDER
 from schemas.manifest import Manifest, Origin, Provenance
 from schemas.scores import ROW_COLUMNS, SCORES, THRESHOLDS
@@ -424,7 +424,7 @@ def new_provenance(
         raise UserError(
             "ground.keep_pairs=true: the source has no images of rows without a box; run the job with this setting"
         )
-    return {**before, "config_hash": config_hash, "thresholds": recorded_thresholds(after)}
+    return {**before, "config_hash": config_hash, "thresholds": after.recorded}
 
 
 def differences(sources: Sequence[Source], owns: Sequence[PipelineConfig], parts: Sequence[SourcePart]) -> list[str]:

@@ -17,7 +17,7 @@ from pipeline.read.types import ShardPlan
 from pipeline.stages.ground.grounder import PhraseDrop
 from pipeline.stages.ground.stage import why_dropped
 from pipeline.stages.parse.stage import lacking_phrase
-from pipeline.stages.score.filters import ScoreConfig, recorded_thresholds
+from pipeline.stages.score.filters import ScoreConfig
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.files import DROPS_FILE
 from schemas.manifest import NO_MODEL, Provenance, SourceShard
@@ -321,10 +321,10 @@ def check_thresholds(old: ScoreConfig, new: ScoreConfig, kept_all: bool) -> None
     if kept_all:
         return
     # A threshold that is not set any more is the lowest one.
-    after = {score.setting: score.range[0] if score.range else -math.inf for score in SCORES} | recorded_thresholds(new)
+    after = {score.setting: score.range[0] if score.range else -math.inf for score in SCORES} | new.recorded
     lowered = [
         f"score.{name} from {value} to {after[name]}"
-        for name, value in recorded_thresholds(old).items()
+        for name, value in old.recorded.items()
         if name != "size_rule" and after[name] < value
     ]
     # A side of n px means an area of at least n x n; the rule of the release rounds, so it may be looser or stricter.

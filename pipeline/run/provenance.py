@@ -32,7 +32,7 @@ from pipeline.stages.ground.grounder import Grounder
 from pipeline.stages.ground.load import check_glip_files, grounder_path
 from pipeline.stages.order import with_further
 from pipeline.stages.parse.config import check_parser, parser_path, spacy_package
-from pipeline.stages.score.filters import OPEN_CLIP, Encoder, recorded_thresholds, resolve_thresholds, scorer_path
+from pipeline.stages.score.filters import OPEN_CLIP, Encoder, resolve_thresholds, scorer_path
 from schemas.files import FILES
 from schemas.manifest import NO_MODEL, ModelIdentity, Plugin, Provenance
 from schemas.rows import VERSION
@@ -148,7 +148,7 @@ def make_provenance(config: PipelineConfig) -> Provenance:
             "grounder": model_identity(grounder, grounder_path(grounder)),
             "scorer": model_identity(scorer, scorer_path(scorer)),
         },
-        "thresholds": recorded_thresholds(thresholds),
+        "thresholds": thresholds.recorded,
     }
     if config.recaption.captioner is not None:
         provenance["models"]["captioner"] = {"name": config.recaption.captioner, "prompt": config.recaption.prompt}

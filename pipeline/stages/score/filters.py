@@ -113,6 +113,11 @@ class ScoreConfig:
             raise UserError("head needs the embeddings of a scorer; give one, or leave out the head")
         check_device(self)
 
+    @property
+    def recorded(self) -> ThresholdValues:
+        """The thresholds that are set, as manifests record them; `ScoreConfig(**recorded)` has the same ones."""
+        return {name: value for name in THRESHOLDS if (value := getattr(self, name)) is not None}
+
 
 @runtime_checkable
 class Encoder(Protocol):
@@ -197,11 +202,6 @@ def resolve_thresholds(config: ScoreConfig, grounder: str) -> ScoreConfig:
     if config.min_clip_score is None:
         config = replace(config, min_clip_score=clip_score_threshold(config.scorer))
     return config
-
-
-def recorded_thresholds(config: ScoreConfig) -> ThresholdValues:
-    """Return the thresholds that are set, as manifests record them. `ScoreConfig(**recorded)` has the same ones."""
-    return {name: value for name in THRESHOLDS if (value := getattr(config, name)) is not None}
 
 
 def is_below(score: ScoreEntry, value: float | None, thresholds: ScoreConfig) -> bool:

@@ -13,7 +13,7 @@ from pipeline.config import load_config
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from pipeline.read.types import Piece, ShardPlan
-from pipeline.stages.score.filters import ScoreConfig, recorded_thresholds
+from pipeline.stages.score.filters import ScoreConfig
 from pipeline.stages.score.stage import Place, Rows, score_table
 from schemas.rows import CAPTIONED, GROUNDED, SCORED
 from schemas.scores import ScoreEntry
@@ -74,7 +74,7 @@ def write_output(
     names = ("min_score", "min_clip_score", "min_side_px", "size_rule")
     scores = [f"score.{name}={getattr(thresholds, name)}" for name in names]
     config = load_config(["input=/pairs.parquet", f"output={folder}", *scores, *settings])
-    provenance = provenance_of(config) | {"thresholds": recorded_thresholds(thresholds)}
+    provenance = provenance_of(config) | {"thresholds": thresholds.recorded}
     if config.score.head:
         provenance["models"]["head"] = {"name": config.score.head, "sha256": "c" * 64}
     Store(str(folder)).write("config.yaml", to_yaml(config))
