@@ -27,11 +27,11 @@ LIMITS = {
     "schemas": Size(13, 1_851),
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_186),
-    "pipeline": Size(153, 33_386, 9),
+    "pipeline": Size(153, 33_398, 9),
     "trainer": Size(193, 28_213, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(619, 65_469),
+    "tests": Size(619, 65_491),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
