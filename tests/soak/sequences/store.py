@@ -37,18 +37,21 @@ def serving_objects() -> Iterator[Any]:
 
 
 WRITES = 5
-"""One of so many requests changes the store, roughly."""
+"""One of so many requests writes, roughly."""
 
 
 class AtRequests(Disturbance):
-    """Something that happens at a request of this process; but for `stop` and `broken`, at one that changes the store.
+    """Something that happens at a request of this process; but for `broken` and half of `stop`, at one that writes.
 
     From it on, `full`: such requests are refused (503); `broken`: none reaches the store. `half`: the store does what it
     was asked for, but the answer is lost, and the client asks again.
     """
 
     def install(self) -> None:
-        request, is_any = AioBaseClient._make_api_call, self.kind in ("stop", "broken")
+        request, is_any = (
+            AioBaseClient._make_api_call,
+            self.kind == "broken" or (self.kind == "stop" and self.target % 2),
+        )
         self.target //= 1 if is_any else WRITES
 
         async def counted(client: Any, operation: str, options: Any) -> Any:
