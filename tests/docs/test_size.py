@@ -31,7 +31,7 @@ LIMITS = {
     "trainer": Size(193, 28_213, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(619, 65_507),
+    "tests": Size(619, 65_505),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

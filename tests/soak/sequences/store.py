@@ -48,10 +48,8 @@ class AtRequests(Disturbance):
     """
 
     def install(self) -> None:
-        request, is_any = (
-            AioBaseClient._make_api_call,
-            self.kind == "broken" or (self.kind == "stop" and self.target % 2),
-        )
+        request = AioBaseClient._make_api_call
+        is_any = self.kind == "broken" or (self.kind == "stop" and self.target % 2)
         self.target //= 1 if is_any else WRITES
 
         async def counted(client: Any, operation: str, options: Any) -> Any:
