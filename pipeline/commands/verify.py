@@ -127,11 +127,21 @@ def sums_problems(manifest: Manifest, found: Summary) -> Iterator[str]:
 
 
 def summary_problem(store: Store, manifest: Manifest, found: Summary) -> Problem | None:
-    """Return how the summary of a shard differs from its rows; None if it agrees, or the report would not read it."""
+    """Return how the summary of a shard differs from its rows; None if it agrees, or the report would not read it.
+
+    One of an earlier version of the shard, which a late request to a store can bring back, may have rows taken down.
+    """
     index = manifest["shard"]
     name, rollup = SUMMARY_FILE.path(index), ROLLUP_FILE.format(rollup_of(index))
     stamp = stamp_of(store.read(MANIFEST_FILE.path(index)) or b"")
-    summary = parse_summary(store.read(name), {index: stamp})
+    content = store.read(name)
+    summary = parse_summary(content, {index: stamp})
+    if summary is None and len(store.takedowns) and parse_summary(content, None) is not None:
+        return Problem(
+            name,
+            "of an earlier version of the shard, may have rows that were taken down; run "
+            f"`hypergrit explore {store.url('').rstrip('/')} report=true`, which writes it again",
+        )
     if summary is None or (stated := summary.to_json()) == (expected := found.to_json()):
         return None
     differing = ", ".join(key for key, value in expected.items() if stated[key] != value)

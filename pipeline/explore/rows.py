@@ -179,8 +179,7 @@ class Shard:
         with self.unchanged():
             batch, place = self._place(number)
             if at := self.places.get(self.keys[batch][place]):
-                path = self.store.readable(FILES["grit"][0].path(self.manifest["shard"]))
-                return bytes(self.store.fs.cat_file(path, start=at[0], end=sum(at)))
+                return self.store.read_part(FILES["grit"][0].path(self.manifest["shard"]), *at)
             image: bytes | None = read_batch(self.store, self.manifest, ("image",), batch)["image"][place].as_py()
             if image is None:
                 thumbnails = read_dropped(self.store, self.manifest["shard"], {self.keys[batch][place]})

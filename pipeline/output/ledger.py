@@ -175,15 +175,11 @@ def images_of_grit(store: Store, manifest: Manifest, keys: set[str]) -> dict[str
     name, found = FILES["grit"][0].path(manifest["shard"]), dict[str, bytes]()
     if not keys or name not in manifest["files"]:
         return found
-
-    def read(place: tuple[int, int]) -> bytes:
-        return bytes(store.fs.cat_file(store.readable(name), start=place[0], end=sum(place)))
-
     try:
         if len(keys) < WHOLE * manifest["counts"]["kept"]:
             places = image_places(store, manifest, keys)
-            with store.convert_errors("read", name):
-                found = dict(zip(places, map_concurrently(read, places.values()), strict=True))
+            parts = map_concurrently(lambda place: store.read_part(name, *place), places.values())
+            found = dict(zip(places, parts, strict=True))
         if missing := keys - found.keys():
             images = ((key, read_at(*place)) for key, place, read_at in tar_images(store, name) if key in missing)
             found |= islice(images, len(missing))

@@ -10,7 +10,7 @@ import shutil
 import socket
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import IO, Final, cast
 
@@ -207,8 +207,23 @@ class Store:
         return self.path(relative)
 
     def open(self, relative: str) -> IO[bytes]:
-        """Open a file for reading. Raises errors of the store, NotAFileError among them."""
-        return cast(IO[bytes], self.fs.open(self.readable(relative), "rb"))
+        """Open a file for reading. Raises OSError and NotAFileError, and, while it is read too, what `read` raises."""
+        path = self.readable(relative)
+        with self.convert_errors("read", relative):
+            file = self.fs.open(path, "rb")
+        if (cache := getattr(file, "cache", None)) is not None:
+            cache.fetcher = partial(self._fetch, relative, cache.fetcher)
+        return cast(IO[bytes], file)
+
+    def _fetch(self, relative: str, fetch: Callable[[int, int], bytes], start: int, end: int) -> bytes:
+        with self.convert_errors("read", relative):
+            return fetch(start, end)
+
+    def read_part(self, relative: str, start: int, size: int) -> bytes:
+        """Return a part of a file. Raises like `open`."""
+        path = self.readable(relative)
+        with self.convert_errors("read", relative):
+            return bytes(self.fs.cat_file(path, start=start, end=start + size))
 
     def open_arrow(self, relative: str) -> pa.NativeFile:
         """Open a file for Arrow, a local one in memory. Raises like `open`."""
@@ -312,9 +327,10 @@ class Store:
     def walk(self) -> Iterator[str]:
         """Yield the paths of all files below the output, relative to it; folders behind links are visited once."""
         seen, start = set[str](), len(self.path(""))
-        for folder, folders, files in (
-            os.walk(self.root, followlinks=True) if self.is_local else self.fs.walk(self.root)
-        ):
+        with self.convert_errors("read", ""):
+            walk = partial(os.walk, followlinks=True) if self.is_local else partial(self.fs.walk, on_error=unless_gone)
+            found = walk(self.root) if self.is_local else [*walk(self.root)]
+        for folder, folders, files in found:
             if self.is_local:
                 seen.add(os.path.realpath(folder))
                 folders[:] = [name for name in folders if os.path.realpath(f"{folder}/{name}") not in seen]
@@ -369,6 +385,12 @@ class Store:
                 raise
             text = f"cannot {action} {self.url(relative)}: {refusal(error, REMOTE_FIX)}"
             raise UserError(text_without_secrets(text, strip_query=True)) from error
+
+
+def unless_gone(error: OSError) -> None:
+    """Raise an error of listing a folder, but not for one that is gone."""
+    if not isinstance(error, FileNotFoundError):
+        raise error
 
 
 def local_contents(folder: str) -> tuple[dict[str, int], list[str]]:

@@ -476,14 +476,16 @@ class SummaryFile(Generic[Stamp]):
         return compressed(encode_json({**value, "sha256": hashlib.sha256(encode_json(value)).hexdigest()}))
 
 
-def parse_summary(content: bytes | None, manifests: Mapping[int, Stamp]) -> Summary | None:
-    """Return the summary in a file; None if it is missing, damaged, of another version or of other manifests."""
+def parse_summary(content: bytes | None, manifests: Mapping[int, Stamp] | None) -> Summary | None:
+    """Return the summary in a file; None if it is missing, damaged, of another version or of others than `manifests`."""
     if content is None:
         return None
     try:
         value = json.loads(decompressed(content))
         digest = value.pop("sha256")
-        if value["version"] != VERSION or value["manifests"] != {str(i): stamp for i, stamp in manifests.items()}:
+        if value["version"] != VERSION:
+            return None
+        if manifests is not None and value["manifests"] != {str(i): stamp for i, stamp in manifests.items()}:
             return None
         if hashlib.sha256(encode_json(value)).hexdigest() != digest:  # a flipped bit can be JSON still
             return None

@@ -12,6 +12,16 @@ from s3fs import S3FileSystem
 from tests.patience import PATIENCE_S
 from tests.pipeline.here import running_here
 
+VARIABLES = {
+    "AWS_ACCESS_KEY_ID": "someone",
+    "AWS_SECRET_ACCESS_KEY": "secret",
+    "AWS_DEFAULT_REGION": "us-east-1",
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
+"""What clients find in their environment besides the URL of the server."""
+
 
 @pytest.fixture(scope="session")
 def moto() -> Iterator[str]:
@@ -27,17 +37,8 @@ def moto() -> Iterator[str]:
 @pytest.fixture(scope="module")
 def server(moto: str) -> Iterator[str]:
     """The URL of the server, which is empty; clients find it by environment variables, as in production."""
-    variables = {
-        "AWS_ENDPOINT_URL": moto,
-        "AWS_ACCESS_KEY_ID": "someone",
-        "AWS_SECRET_ACCESS_KEY": "secret",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_EC2_METADATA_DISABLED": "true",
-        "AWS_CONFIG_FILE": os.devnull,
-        "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-    }
     with pytest.MonkeyPatch.context() as environment:
-        for name, value in variables.items():
+        for name, value in {**VARIABLES, "AWS_ENDPOINT_URL": moto}.items():
             environment.setenv(name, value)
         S3FileSystem.clear_instance_cache()
         yield moto

@@ -1,7 +1,7 @@
 """User errors with S3: one line, exit code 2."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import fsspec
@@ -9,7 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import requests
-from botocore.exceptions import ClientError
+from aiobotocore.client import AioBaseClient
+from botocore.exceptions import ClientError, EndpointConnectionError
 from fsspec.registry import _registry
 from s3fs import S3FileSystem
 from s3fs.errors import translate_boto_error
@@ -17,8 +18,13 @@ from s3fs.errors import translate_boto_error
 from hypergrit_common.errors import UserError
 from hypergrit_common.shards import list_shards
 from pipeline import grit
+from pipeline.explore.rows import Shard
+from pipeline.output.commit import has_content
+from pipeline.output.ledger import read_manifests, read_rows, tar_images
 from pipeline.output.store import Store
 from tests.patience import PATIENCE_S
+from tests.pipeline.output.write.crashes import commit
+from tests.pipeline.output.write.shards import rows
 from tests.trainer.small_run import overrides
 from trainer import train
 
@@ -87,6 +93,37 @@ def test_a_missing_bucket_is_not_created(bucket: S3FileSystem, tmp_path: Path) -
     assert not bucket.exists("theirs")
     with pytest.raises(UserError, match=r"s3://theirs.* does not exist"):
         list_shards("s3://theirs/*.tar")
+
+
+DENIED = ClientError({"Error": {"Code": "AccessDenied", "Message": "not for you"}}, "GetObject")
+
+
+@pytest.mark.parametrize("error", [DENIED, EndpointConnectionError(endpoint_url="http://127.0.0.1:9")])
+def test_a_store_that_gives_out_while_a_file_is_read_is_named_and_the_file_is_not_called_damaged(
+    error: Exception, bucket: S3FileSystem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commit("s3://mine/out", rows())
+    store, request = Store("s3://mine/out"), AioBaseClient._make_api_call
+    (manifest,) = read_manifests(store)
+    name, shard = "grit/00001.tar", Shard(store, manifest)
+    readers: tuple[Callable[[], object], ...] = (
+        lambda: len([*read_rows(store, [manifest], ["key"])]),
+        lambda: len([*tar_images(store, name)]),
+        lambda: shard.image(0) is not None,
+        lambda: has_content(store, name, manifest["files"][name]),
+        lambda: name in store.walk(),
+    )
+    assert [read() for read in readers] == [4, 3, True, True, True]
+
+    async def given_out(client: object, operation: str, options: dict[str, str]) -> object:
+        if operation != "ListObjectsV2" or options["Prefix"] == "out/":
+            raise error
+        return await request(client, operation, options)
+
+    monkeypatch.setattr(AioBaseClient, "_make_api_call", given_out)
+    for read in readers:
+        with pytest.raises(UserError, match=r"^cannot read s3://mine/out/.*; check the address, the bucket"):
+            read()
 
 
 @pytest.mark.parametrize(

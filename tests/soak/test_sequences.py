@@ -11,6 +11,7 @@ from tests.soak.sequences.steps import CASES, DISTURBED, FORMATS, MOST_CALLS, St
 ROOT = Path(__file__).parents[2]
 N_SEQUENCES, N_PARTS = 300, 15
 N_SHORT, SHORT_PARTS = 10, 2
+N_REMOTE, REMOTE_PARTS = 90, 9
 
 pytestmark = pytest.mark.timeout(7200)
 
@@ -27,6 +28,18 @@ def play(*names: str) -> None:
 def test_random_sequences(part: int, soak_seed: int) -> None:
     first = 1000 + N_SEQUENCES * soak_seed + part * (N_SEQUENCES // N_PARTS)
     play(f"{first}-{first + N_SEQUENCES // N_PARTS - 1}")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("part", range(REMOTE_PARTS))
+def test_random_sequences_in_an_object_store(part: int, soak_seed: int) -> None:
+    first = 1000 + N_REMOTE * soak_seed + part * (N_REMOTE // REMOTE_PARTS)
+    play("--store", f"{first}-{first + N_REMOTE // REMOTE_PARTS - 1}")
+
+
+@pytest.mark.rest
+def test_a_random_sequence_in_an_object_store() -> None:
+    play("--store", "0")
 
 
 @pytest.mark.rest

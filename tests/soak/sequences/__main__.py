@@ -1,5 +1,6 @@
-"""Play sequences: python -m tests.soak.sequences SEED ..., FIRST-LAST, or files of tests/soak/cases/.
+"""Play sequences: python -m tests.soak.sequences [--store] SEED ..., FIRST-LAST, or files of tests/soak/cases/.
 
+With --store, their outputs are in an object store, and disturbances happen at requests.
 Prints a line for each that held, and the steps and the error of each that did not; the exit code is the number of these.
 """
 
@@ -8,14 +9,16 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
-from tests.soak.sequences.steps import Step, from_json, make_steps, to_json
+from tests.soak.sequences.steps import MOST_CALLS, MOST_REQUESTS, Step, from_json, make_steps, to_json
+from tests.soak.sequences.store import serving_objects
 from tests.soak.sequences.world import World, started
 
 
-def chosen(names: Sequence[str]) -> Iterator[tuple[str, list[Step]]]:
+def chosen(names: Sequence[str], calls: Mapping[str, int]) -> Iterator[tuple[str, list[Step]]]:
     """The sequences that arguments name."""
     for name in names:
         if name.endswith(".json"):
@@ -23,19 +26,24 @@ def chosen(names: Sequence[str]) -> Iterator[tuple[str, list[Step]]]:
             continue
         first, _, last = name.partition("-")
         for seed in range(int(first), int(last or first) + 1):
-            yield str(seed), make_steps(seed)
+            yield str(seed), make_steps(seed, calls)
 
 
 def main(names: Sequence[str]) -> int:
     """Play the sequences; return the number of those that did not hold."""
-    n_failed = 0
-    with tempfile.TemporaryDirectory(prefix="sequences-") as folder, started(Path(folder)) as base:
-        for name, steps in chosen(names):
-            began, place = time.monotonic(), Path(folder) / f"sequence-{name.replace('/', '_')}"
+    n_failed, is_remote = 0, "--store" in names
+    names, calls = [name for name in names if name != "--store"], MOST_REQUESTS if is_remote else MOST_CALLS
+    with (
+        tempfile.TemporaryDirectory(prefix="sequences-") as folder,
+        started(Path(folder)) as base,
+        serving_objects() if is_remote else nullcontext() as objects,
+    ):
+        for number, (name, steps) in enumerate(chosen(names, calls)):
+            began, place = time.monotonic(), Path(folder) / f"sequence-{number}"
             world = None
             try:
                 base.down.unlink(missing_ok=True)
-                world = World(base, place)
+                world = World(base, place, objects)
                 world.play(steps)
                 print(
                     f"{name}: {len(steps)} steps, {world.n_logs} commands, {time.monotonic() - began:.1f} s", flush=True

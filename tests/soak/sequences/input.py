@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -96,19 +96,24 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+def serve(folder: Path, writer: int) -> None:
+    """Serve the pictures; write the port to a pipe."""
+    Handler.down = folder / "down"
+    first = ThreadingHTTPServer((HOSTS[0], 0), Handler)
+    second = ThreadingHTTPServer((HOSTS[1], first.server_port), Handler)
+    Thread(target=first.serve_forever, daemon=True).start()
+    os.write(writer, b"%d" % first.server_port)
+    second.serve_forever()
+
+
 @contextmanager
-def serving(folder: Path) -> Iterator[int]:
-    """Serve the pictures from a process of its own, so that this one starts no thread; yield the port."""
+def serving(serve: Callable[[int], None]) -> Iterator[int]:
+    """Let a function serve in a process of its own, so that this one starts no thread; yield the port that it writes."""
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
         try:
-            Handler.down = folder / "down"
-            first = ThreadingHTTPServer((HOSTS[0], 0), Handler)
-            second = ThreadingHTTPServer((HOSTS[1], first.server_port), Handler)
-            Thread(target=first.serve_forever, daemon=True).start()
-            os.write(writer, b"%d" % first.server_port)
-            second.serve_forever()
+            serve(writer)
         finally:
             os._exit(1)
     try:

@@ -12,11 +12,14 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import duckdb  # noqa: F401  # what the steps import is imported before they are forked, since importing takes time
 import pandas  # noqa: F401
+import torchvision  # noqa: F401
+from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
 import hypergrit_common.lease as lease
 import pipeline.commands.dry_run
@@ -28,6 +31,7 @@ import pipeline.commands.takedown
 import pipeline.commands.verify
 import pipeline.explore.rows
 import pipeline.explore.site
+import pipeline.output.lock as lock
 import pipeline.run.job
 import pipeline.run.loop as loop
 import pipeline.stages.download.stage
@@ -37,6 +41,7 @@ from hypergrit.__main__ import main as hypergrit
 from hypergrit_common import processes
 from pipeline.run.steps import Steps
 from pipeline.stages.parse.config import ParseConfig
+from pipeline.stages.parse.lexicon import words
 from pipeline.stages.parse.stage import Parse
 from pipeline.stages.stage import TableFunction
 from tests.pipeline.here import compute_here
@@ -48,9 +53,12 @@ MACHINES = ("aaaaaaaa", "bbbbbbbb")
 
 
 class ParsedOnce:
-    """Steps whose parser was loaded by the process from which theirs is forked."""
+    """Steps whose parser and words were loaded by the process from which theirs is forked."""
 
     def __init__(self) -> None:
+        load = LanguageIdentifier.from_model_file = cache(LanguageIdentifier.from_model_file)
+        load(MODEL_FILE, norm_probs=True)
+        words()
         self.parse, self.make_stage = Parse(ParseConfig()), Steps.make_stage
         ours = self
 
@@ -111,10 +119,15 @@ class Disturbance:
             os._exit(KILLED)
         if is_target and self.kind == "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
-        number = {"full": errno.ENOSPC, "broken": errno.EIO}.get(self.kind)
-        if number is not None and self.n >= self.target and name in ("write", "create"):
-            raise OSError(number, os.strerror(number))
+        if self.n >= self.target:
+            self.fail(name)
         return is_target
+
+    def fail(self, name: str) -> None:
+        """Raise the error of a call at the target or after it, if there is one."""
+        number = {"full": errno.ENOSPC, "broken": errno.EIO}.get(self.kind)
+        if number is not None and name in ("write", "create"):
+            raise OSError(number, os.strerror(number))
 
 
 @dataclass
@@ -157,8 +170,8 @@ class Running:
         return self.code
 
 
-def start(arguments: Sequence[str], folder: Path, log: Path, machine: int, kind: str = "", at: int = 0) -> Running:
-    """Run a verb in a forked process on one of two machines; its disturbance concerns files below `folder`."""
+def start(arguments: Sequence[str], folder: Path, log: Path, machine: int, disturbance: Disturbance | None) -> Running:
+    """Run a verb in a forked process on one of two machines."""
     pid = os.fork()
     if pid:
         return Running(pid, log)
@@ -172,9 +185,10 @@ def start(arguments: Sequence[str], folder: Path, log: Path, machine: int, kind:
         tempfile.tempdir = None
         processes.machine = lambda: MACHINES[machine]  # type: ignore[assignment]
         lease.WATCH_S, lease.EXPIRY_S, lease.POLL_S = 0.05, 0.1, 0.02  # type: ignore[misc]
+        lock.SETTLE_S = 0.02  # type: ignore[misc]
         loop.compute_local = compute_here
-        if kind:
-            Disturbance(kind, at, folder).install()
+        if disturbance is not None:
+            disturbance.install()
         code = hypergrit(arguments)
     except SystemExit as error:
         code = int(error.code or 0)

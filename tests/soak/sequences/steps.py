@@ -1,7 +1,7 @@
 """The steps of a sequence: verbs with their options, disturbances, damages and the web; chosen by a seed, kept as JSON."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
@@ -34,6 +34,16 @@ MOST_CALLS = {
     "export": 250,
 }
 """Number of I/O calls of a verb, roughly."""
+MOST_REQUESTS = {
+    "run": 230,
+    "retry": 260,
+    "rewrite": 270,
+    "takedown": 320,
+    "requeue": 95,
+    "explore": 75,
+    "export": 60,
+}
+"""Number of requests of a verb to a store, roughly."""
 REWRITES: tuple[tuple[str, ...], ...] = (
     ("score.min_score=0.72",),
     ("score.min_score=0.8", "write.formats=[train,arrow]"),
@@ -67,16 +77,16 @@ class Step:
     seed: int = 0  # of choices that depend on the output, such as the place of a damage
 
 
-def make_steps(seed: int) -> list[Step]:
+def make_steps(seed: int, calls: Mapping[str, int] = MOST_CALLS) -> list[Step]:
     """The steps of a random sequence."""
     rng = Random(f"sequence {seed}")
-    steps = [random_step(rng, "run", "a")]
+    steps = [random_step(rng, "run", "a", calls)]
     for verb in rng.choices(list(VERBS), list(VERBS.values()), k=rng.randint(4, 9)):
-        steps.append(random_step(rng, verb, "b" if verb == "rewrite" else rng.choice("aaab")))
+        steps.append(random_step(rng, verb, "b" if verb == "rewrite" else rng.choice("aaab"), calls))
     return steps
 
 
-def random_step(rng: Random, verb: str, output: str) -> Step:
+def random_step(rng: Random, verb: str, output: str, calls: Mapping[str, int]) -> Step:
     """A step of a verb with random options, often disturbed."""
     options: tuple[str, ...] = ()
     match verb:
@@ -98,7 +108,7 @@ def random_step(rng: Random, verb: str, output: str) -> Step:
     kind, at = "", 0
     if verb in DISTURBED and rng.random() < 0.55:
         kind = rng.choice(KINDS)
-        at = rng.randrange(MOST_CALLS[verb])
+        at = rng.randrange(calls[verb])
     return Step(
         verb=verb, output=output, options=options, kind=kind, at=at, machine=rng.randrange(2), seed=rng.randrange(10**6)
     )
