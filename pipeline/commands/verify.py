@@ -33,15 +33,33 @@ from pipeline.output.ledger import count_shard, read_batches, stamp_of
 from pipeline.output.manifest import checked_counts, parse_manifest
 from pipeline.output.record import again, describe_left_out
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
-from pipeline.output.takedowns import find_rows, listed_leftovers, listed_strangers, old_report
+from pipeline.output.takedowns import (
+    find_rows,
+    has_taken_down,
+    listed_leftovers,
+    listed_strangers,
+    old_report,
+    taken_down_keys,
+)
 from pipeline.output.write.tar import Place, SamplePlace
 from pipeline.read.types import Task
+from pipeline.report.cards import read_dropped
 from pipeline.report.stats import bytes_text
 from pipeline.run.local import limited_memory
 from pipeline.run.loop import Run
 from pipeline.run.steps import Failed, Recipe
 from pipeline.summary.totals import Summary, Totals, parse_summary
-from schemas.files import FILES, INDEX, INDEX_FILE, MANIFEST_FILE, ROLLUP_FILE, SUMMARY_FILE, TARS, rollup_of
+from schemas.files import (
+    DROPPED_FILE,
+    FILES,
+    INDEX,
+    INDEX_FILE,
+    MANIFEST_FILE,
+    ROLLUP_FILE,
+    SUMMARY_FILE,
+    TARS,
+    rollup_of,
+)
 from schemas.manifest import Manifest, PlanJson
 from schemas.rows import VERSION
 from schemas.status import GIVEN_REMOVALS, KEPT, ROW_DROPPED, check_reason, further_reasons
@@ -124,6 +142,16 @@ def sums_problems(manifest: Manifest, found: Summary) -> Iterator[str]:
     ):
         if ours != theirs:
             yield f"{name}: {ours} in its rows, but {theirs} in the manifest"
+
+
+def thumbnail_problem(store: Store, rows: Store, manifest: Manifest) -> Problem | None:
+    """Return the first thumbnail of a row that was taken down, which a late request to a store can bring back."""
+    if not (has_taken_down(manifest) and (shown := read_dropped(store, manifest["shard"]))):
+        return None
+    if not (gone := shown.keys() & taken_down_keys(rows, manifest)):
+        return None
+    text = f"row {min(gone)} was taken down, but its thumbnail is here; run hypergrit takedown again"
+    return Problem(DROPPED_FILE.path(manifest["shard"]), text)
 
 
 def summary_problem(store: Store, manifest: Manifest, found: Summary) -> Problem | None:
@@ -263,7 +291,8 @@ class Checker:
             return
         for text in sums_problems(manifest, found):
             finding.add(name, text)
-        if (problem := summary_problem(self.store, manifest, found)) is not None:
+        problems = summary_problem(self.store, manifest, found), thumbnail_problem(self.store, rows, manifest)
+        for problem in filter(None, problems):
             finding.add(*problem)
 
 

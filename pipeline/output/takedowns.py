@@ -133,10 +133,22 @@ def matching(entries: TakedownList, rows: Iterator[Row]) -> dict[str, tuple[Kind
 
 def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dict[str, tuple[Kind, Row]]:
     """Find the rows in the parquet of grit/, which has the kept boxes of kept rows."""
+    return matching(entries, map(row_of_grit, parquet_rows(store, manifest)))
+
+
+def parquet_rows(store: Store, manifest: Manifest) -> list[Row]:
+    """Return the rows of the parquet of grit/, with what `row_of_grit` takes."""
     content = store.read(FILES["grit"][1].path(manifest["shard"])) or b""
     columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks", "ref_exps"]
-    rows = (row_of_grit(row) for row in read_parquet(content, columns).to_pylist())
-    return matching(entries, rows)
+    return read_parquet(content, columns).to_pylist()
+
+
+def taken_down_keys(store: Store, manifest: Manifest) -> set[str]:
+    """Return the keys of the rows of a shard that were taken down; a shard in train/ alone does not have them."""
+    rows: Iterator[Row] = read_rows(store, [manifest], ("key", "reason"))
+    if "arrow" not in manifest["formats"]:
+        rows = map(row_of_grit, parquet_rows(store, manifest) if "grit" in manifest["formats"] else ())
+    return {row["key"] for row in rows if row["reason"] == TAKEN_DOWN}
 
 
 def row_of_grit(row: Row) -> Row:

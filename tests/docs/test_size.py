@@ -27,11 +27,11 @@ LIMITS = {
     "schemas": Size(13, 1_860),
     "hypergrit": Size(3, 78),
     "hypergrit_common": Size(41, 6_202),
-    "pipeline": Size(153, 33_295, 9),
+    "pipeline": Size(153, 33_336, 9),
     "trainer": Size(193, 28_183, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(619, 65_511),
+    "tests": Size(619, 65_525),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

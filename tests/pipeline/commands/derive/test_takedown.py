@@ -472,6 +472,20 @@ def test_thumbnails_of_a_shard_that_was_made_again_and_folders_of_killed_verbs_a
     assert [path.name for path in (output / "_dropped").iterdir()] == ["00000.arrow"]
 
 
+@pytest.mark.parametrize("formats", [("arrow",), ("train", "grit")])
+def test_verify_finds_the_thumbnail_of_a_row_that_was_taken_down(
+    formats: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, path = tmp_path / "out", write_list(tmp_path, f"http://{HOSTS[0]}/6.jpg")
+    write_output(output, formats)
+    assert run_takedown(output, path) == 0
+    pictures = [DroppedPicture(f"{n:012d}", "score", "low_score", Thumbnail(b"jpeg", 1, 1)) for n in (6, 7)]
+    for shown, code in ((pictures[1:], 0), (pictures, 1)):
+        Store(str(output)).write_bytes(DROPPED_FILE.path(1), dropped_file(shown))
+        assert check(output) == code
+    assert "_dropped/00001.arrow: row 000000000006 was taken down" in capsys.readouterr().out
+
+
 def test_an_output_keeps_the_list_of_its_job(tars: Path, finished: Path, tmp_path: Path) -> None:
     output, row = tmp_path / "out", next(row for row in rows_of(finished) if row["status"] == "kept")
     path = write_list(tmp_path, digest := row["sha256"])
