@@ -61,10 +61,7 @@ def output_command(
             return 0 if arguments else 2
         set_up_logging()
         output, rest = take_output(arguments, example)
-        found, others = take_options(rest, options)
-        if others:
-            raise UserError(f"{others[0].partition('=')[0]!r} is not a key of this command; see --help for the keys")
-        return run(output, found)
+        return run(output, take_own_options(rest, options))
 
     return main
 
@@ -163,6 +160,15 @@ def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options,
     options = merge(cls, read_layers(mine, Keys()))
     assert isinstance(options, cls)
     return options, [item for item in arguments if item not in mine]
+
+
+def take_own_options(arguments: Sequence[str], cls: type[Options]) -> Options:
+    """Return the options of a command that takes no other keys. Raises UserError like `take_options`, and for another key."""
+    options, others = take_options(arguments, cls)
+    if others:
+        keys = ", ".join(item.name for item in dataclasses.fields(cls))  # type: ignore[arg-type]
+        raise UserError(f"{others[0].partition('=')[0]!r} is not a key of this command; it takes {keys}")
+    return options
 
 
 def new_config(source: Source, changes: Sequence[str], output: str) -> PipelineConfig:
