@@ -7,7 +7,7 @@ from hypergrit_common.text import counted
 from pipeline.stages.score.filters import CLIP_SCORE_WEIGHT
 from schemas.scores import BOX_SCORES, SCORES
 from schemas.stats import Statistics
-from schemas.status import GIVEN_REMOVALS, PASSING, ROW_DROPPED_EARLY
+from schemas.status import GIVEN_REMOVALS, PASSING, ROW_DROPPED_EARLY, shown_stage
 
 HINTS: Final = {
     "dns_error": "If this is frequent: run a caching DNS resolver on the workers, or lower download.concurrency.",
@@ -73,11 +73,12 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
     n_rows = rows["read"] - rows.get("unfinished", 0)
     drops = [(n, stage, reason) for stage, reasons in rows["dropped"].items() for reason, n in reasons.items()]
     n, stage, reason = max(drops, default=(0, "", ""), key=lambda drop: (drop[2] not in CHOSEN, drop))
+    shown = "the check of images" if shown_stage(stage, reason) == "images" else stage
     action = HINTS.get(reason, "look at the examples of this reason").rstrip(".")
     if drops and not rows["kept"]:
-        yield Advice("nothing_kept", "no row was kept", f"{stage} dropped {n:,} of them as {reason}: {action}", "rows")
+        yield Advice("nothing_kept", "no row was kept", f"{shown} dropped {n:,} of them as {reason}: {action}", "rows")
     elif n >= MIN_ROWS and n > MOST * n_rows and reason not in CHOSEN:
-        yield Advice("one_reason", f"{stage} dropped {n / n_rows:.0%} of all rows as {reason}", action, "rows")
+        yield Advice("one_reason", f"{shown} dropped {n / n_rows:.0%} of all rows as {reason}", action, "rows")
     if nulls := stats.get("null_captions"):
         texts = ", ".join(f"{text} ({n:,})" for text, n in nulls.items())
         text = f"{sum(nulls.values()):,} of the captions of the input mean a missing value, or a list: {texts}"

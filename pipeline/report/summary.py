@@ -9,10 +9,11 @@ from hypergrit_common.text import counted, printable
 from pipeline.config import PipelineConfig
 from pipeline.output.store import Store
 from pipeline.report.html import make_report
-from pipeline.report.stats import build_stats, progress_text, trainable
+from pipeline.report.stats import build_stats, name_of, progress_text, trainable
 from schemas.files import REPORT_FILE
 from schemas.manifest import Counts
 from schemas.stats import StageSpeed, Statistics
+from schemas.status import shown_stage
 
 
 def summary_table(stats: Statistics) -> str:
@@ -41,7 +42,7 @@ def summary_table(stats: Statistics) -> str:
         *count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"]),
         *count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"]),
         *([f"  {'without an expression':32}{boxes['unconfirmed']:>12,}"] if "unconfirmed" in boxes else []),
-        *stage_lines(stats["stages"]),
+        *stage_lines({name_of(stage, stats): speed for stage, speed in stats["stages"].items()}),
         *trainable(stats),
     ]
     if stats["run"].keys() >= {"wall_seconds", "shards"}:
@@ -68,7 +69,7 @@ def row_lines(rows: Counts) -> list[str]:
     lines.append(f"{'rows dropped':34}{dropped:>12,}{share(dropped, read)}")
     for stage, reasons in rows["dropped"].items():
         ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        lines += [f"  {stage + ': ' + reason:32}{n:>12,}" for reason, n in ordered]
+        lines += [f"  {shown_stage(stage, reason) + ': ' + reason:32}{n:>12,}" for reason, n in ordered]
     return lines
 
 

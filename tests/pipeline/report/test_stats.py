@@ -13,11 +13,12 @@ from pipeline.config import WriteConfig
 from pipeline.output.manifest import write_failed
 from pipeline.output.store import Store
 from pipeline.report.html import write_report
-from pipeline.report.stats import build_stats
+from pipeline.report.stats import build_stats, name_of
 from pipeline.report.summary import summary_table
 from pipeline.summary.histogram import Histogram
 from pipeline.summary.totals import host_of
 from schemas.rows import VERSION
+from schemas.status import shown_stage
 from schemas.table import Drop, drop_rows, kept_indices
 from tests.pipeline.report.make_output import write_output
 
@@ -35,6 +36,23 @@ def kept_phrases(tables: list[pa.Table]) -> list[str]:
             chunk = row["noun_chunks"][phrase]
             texts.append(row["caption"][chunk["start"] : chunk["end"]].lower())
     return texts
+
+
+@pytest.mark.parametrize(
+    ("stats", "name"),
+    [
+        ({"input": {"readings": [{"pictures": "in the column 'image'"}]}}, "images"),
+        ({"input": {"readings": [{"pictures": "in the input", "tally": {"pictures": 3, "without": 0}}]}}, "images"),
+        ({"input": {"readings": [{"pictures": "in the input", "tally": {"pictures": 3, "without": 1}}]}}, "download"),
+        ({"input": {"readings": [{"pictures": "to fetch by the URL"}]}}, "download"),
+        ({"rows": {"dropped": {"download": {"undecodable": 1}}}, "failures": []}, "images"),  # of a merge
+        ({"rows": {"dropped": {"download": {"timeout": 1}}}, "failures": [{"host": "a"}]}, "download"),
+        ({"rows": {"dropped": {}}, "failures": []}, "download"),
+    ],
+)
+def test_a_stage_that_fetched_nothing_is_not_called_download(stats: Any, name: str) -> None:
+    assert name_of("download", stats) == name
+    assert name_of("parse", stats) == "parse"
 
 
 def test_rows_read_equal_rows_kept_plus_rows_dropped_by_stage_and_reason(output: Path, tables: list[pa.Table]) -> None:
@@ -176,7 +194,7 @@ def test_summary_lists_every_reason_with_its_count(output: Path) -> None:
     text = summary_table(stats)
     for stage, reasons in stats["rows"]["dropped"].items():
         for reason, n in reasons.items():
-            assert any(line.split() == [f"{stage}:", reason, str(n)] for line in text.splitlines())
+            assert any(line.split() == [f"{shown_stage(stage, reason)}:", reason, str(n)] for line in text.splitlines())
     assert "precision 0.950, recall 0.800" in text
 
 
