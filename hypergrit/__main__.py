@@ -47,9 +47,7 @@ hypergrit VERB --help explains a verb and its keys. docs/quickstart.md leads fro
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb and return its exit code; the script `hypergrit`, without `arguments`, ends its process with it."""
-    if arguments is None:
-        leave(run(sys.argv[1:]))
-    return run(arguments)
+    return leave(run(sys.argv[1:])) if arguments is None else run(arguments)
 
 
 @command()

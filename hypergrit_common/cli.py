@@ -88,9 +88,8 @@ def leave(code: int) -> NoReturn:
     """End this process as `sys.exit` does, but leave its objects to the system: Python needs seconds to free those of PyTorch."""
     threading._shutdown()  # type: ignore[attr-defined]  # as in processes of `multiprocessing`
     atexit._run_exitfuncs()
-    for stream in filter(None, (sys.stdout, sys.stderr)):
-        with suppress(OSError, ValueError):
-            stream.flush()
+    with suppress(OSError, ValueError):
+        print(end="", flush=True)
     os._exit(code)
 
 

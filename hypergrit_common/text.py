@@ -105,11 +105,7 @@ def shortened(items: Sequence[str], most: int, between: str = "; ") -> str:
 
 
 def quoted(names: Iterable[str]) -> str:
-    """Join names, each in quotes, since they may have spaces and commas; "none" if there are none.
-
-    >>> quoted(["url", "url list"])
-    "'url', 'url list'"
-    """
+    """Join names, each in quotes, since they may have spaces and commas; "none" if there are none."""
     return ", ".join(map(repr, names)) or "none"
 
 

@@ -101,11 +101,7 @@ OF_IMAGES: Final = frozenset(
 
 
 def shown_stage(stage: str, reason: str) -> str:
-    """Return what readers are told dropped a row: not `download` for an image that was there.
-
-    >>> shown_stage("download", "undecodable"), shown_stage("download", "timeout"), shown_stage("read", "bad_row")
-    ('images', 'download', 'read')
-    """
+    """Return what readers are told dropped a row: not `download` for an image that was there."""
     return "images" if stage == "download" and reason in OF_IMAGES else stage
 
 

@@ -12,7 +12,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.paths import absolute
 from hypergrit_common.text import one_line
 from hypergrit_common.urls import check_no_user
-from pipeline.commands.frame import is_option, take_own_options
+from pipeline.commands.frame import is_option, take_options
 from pipeline.explore.config import ExploreOptions
 from pipeline.output.lock import fence
 from pipeline.output.manifest import fits
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     set_up_logging()
     names = [item for item in arguments if not is_option(item)]
-    options = take_own_options([item for item in arguments if is_option(item)], ExploreOptions)
+    options, _ = take_options([item for item in arguments if is_option(item)], ExploreOptions, alone=True)
     if len(names) != 1:
         raise UserError(f"{len(names)} outputs are given; give one: hypergrit explore OUT")
     (name,) = names

@@ -116,9 +116,7 @@ class Card:
             counts = manifest["counts"]
             values.update({"rows read": counts["read"], "rows kept": counts["kept"], "boxes": manifest["boxes"]})
             for stage, reasons in counts["dropped"].items():
-                dropped.update(
-                    {f"dropped by {shown_stage(stage, reason)} as {reason}": n for reason, n in reasons.items()}
-                )
+                dropped.update({f"dropped by {shown_stage(stage, name)} as {name}": n for name, n in reasons.items()})
         exported = {f"pictures in {split}": n for split, n in sorted(self.splits.items())}
         return {**values, **dict(dropped.most_common()), **exported}
 

@@ -428,15 +428,13 @@ def verify(output: str, options: VerifyOptions) -> int:
         if lease is not None and broken:
             requeue(store, broken, lease)
     unfinished = f", {contents.n_unfinished} more not finished" if contents.n_unfinished else ""
-    summary = (
+    show = (lambda _: None) if options.quiet else print_text
+    show(
         f"{counted(len(contents.plans), 'finished shard')}{unfinished}: {counted(sums.rows['read'], 'row')} read, "
         f"{sums.rows['kept']:,} kept, {bytes_text(n_bytes)} with the right hashes, {counted(n_images, 'image')} decoded"
     )
-    left_out = [
-        f"left out, since not finished (incomplete=true): {describe_left_out(left)}" for left in contents.left_out
-    ]
-    for line in () if options.quiet else (summary, *left_out):
-        print_text(message(line))
+    for left in contents.left_out:
+        show(message(f"left out, since not finished (incomplete=true): {describe_left_out(left)}"))
     if unchecked:
         shards, numbers = counted(len(unchecked), "shard"), shortened([str(i) for i in sorted(unchecked)], 20, ", ")
         print_text(f"{shards} could not be checked: {numbers}; give processes=1, or more memory")

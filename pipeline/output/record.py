@@ -3,9 +3,8 @@
 import copy
 import json
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache, partial
 from typing import Any, Final, NamedTuple, cast
 
 from hypergrit_common.config import flatten, split_runtime
@@ -112,35 +111,29 @@ def plans_of(batches: Sequence[InputBatch], rows_per_shard: int, folders: Sequen
     return ShardPlans(planned)
 
 
-def input_paths(store: Store) -> Callable[[str], str]:
-    """Return what finds the path of an input file by the name that the rows of an output have.
+def input_path(store: Store, name: str) -> str:
+    """Return the path of an input file that the rows of an output name.
 
-    In an output of a command, it is that in the source: the name there with the source, if that is gone or a URL. Raises
-    UserError if the record of the output is damaged.
+    In the output of a command: that in the source, or its name there if that is gone or a URL. Raises UserError.
     """
     if (record := read_record(store)) is not None:
-        return partial(full_path, folders=record.get("folders", []))
+        return full_path(name, record.get("folders", []))
     sources = made.get("sources", []) if (made := read_command(store)) else []
-
-    def find(name: str) -> str:
-        number, _, rest = ("0", "", name) if len(sources) == 1 else name.partition("/")
-        if "://" in name or not number.isdecimal() or int(number) >= len(sources):
-            return name
-        source, found = sources[int(number)], rest
-        if "://" not in source:
-            with suppress(UserError, RecursionError):
-                found = input_paths(Store(source))(rest)
-        return f"{rest} of {source}" if found == rest else found
-
-    return lru_cache(maxsize=1024)(find)
+    number, _, rest = ("0", "", name) if len(sources) == 1 else name.partition("/")
+    if "://" in name or not number.isdecimal() or int(number) >= len(sources):
+        return name
+    source = sources[int(number)]
+    with suppress(UserError, RecursionError):
+        if "://" not in source and (found := input_path(Store(source), rest)) != rest:
+            return found
+    return f"{rest} of {source}"
 
 
-def located(row: Mapping[str, Any], path_of: Callable[[str], str]) -> str | None:
-    """Return the detail of a row; one that begins with the name of its file, perhaps of before a merge, has the path."""
-    name, detail = row["source"], row["detail"]
-    while name and detail and not detail.startswith(f"{name}, "):
-        name = name.partition("/")[2]
-    return path_of(row["source"]) + detail[len(name) :] if name and detail else detail
+def located(store: Store, row: Mapping[str, Any]) -> str | None:
+    """Return the detail of a row; that of a bad row, which names the file, has its path."""
+    name, sign, rest = (row["detail"] or "").partition(", ")
+    is_named = sign and row["reason"] == "bad_row" and row["source"].endswith(name)
+    return f"{input_path(store, row['source'])}, {rest}" if is_named else row["detail"]
 
 
 ROOTS: Final = "read.image_roots"
@@ -182,9 +175,8 @@ def write_command(
     store: Store, command: str, shards: Sequence[int], sources: Sequence[Store], left_out: Sequence[LeftOut] = ()
 ) -> None:
     """Write the record. Raises UserError if the output cannot be written."""
-    record: CommandRecord = {
-        "schema": VERSION, "command": command, "shards": sorted(shards), "sources": [source.root for source in sources],
-    }  # fmt: skip
+    record: CommandRecord = {"schema": VERSION, "command": command, "shards": sorted(shards)}
+    record["sources"] = [source.root for source in sources]
     if left_out:
         record["left_out"] = list(left_out)
     store.write(COMMAND_FILE, json.dumps(record, sort_keys=True) + "\n")

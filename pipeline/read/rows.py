@@ -69,7 +69,7 @@ def _texts(value: Any) -> list[str]:
         return []
     if not isinstance(value, list | tuple):
         value = [value]
-    texts = [_decoded(item, "the caption") if isinstance(item, bytes) else item for item in value]
+    texts = [_text(item, "the caption", len(item)) if isinstance(item, bytes) else item for item in value]
     if wrong := next((text for text in texts if text is not None and not isinstance(text, str)), None):
         raise BadRowError(f"the caption is a {type(wrong).__name__}, not text")
     return [text for text in texts if isinstance(text, str)]
@@ -496,15 +496,15 @@ def _text(value: Any, what: str, most: int) -> str | None:
     if isinstance(value, bytes | str) and len(value) > most:
         raise BadRowError(f"{what} has {len(value)} characters, more than the limit of {most}")
     if isinstance(value, bytes):
-        return _decoded(value, what)
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            raise BadRowError(f"{what} has bytes that are not UTF-8, at byte {error.start}; write it as text") from None
     if not isinstance(value, str):
         raise BadRowError(f"{what} is a {type(value).__name__}, not text")
-    if lone := LONE.search(value):
+    if lone := re.search(r"[\ud800-\udfff]", value):
         raise LoneSurrogateError(what, lone[0])
     return value
-
-
-LONE: Final = re.compile(r"[\ud800-\udfff]")
 
 
 class LoneSurrogateError(BadRowError):
@@ -515,18 +515,7 @@ class LoneSurrogateError(BadRowError):
         what, half = self.args
         if kind.name in ("csv", "tsv"):  # pipeline.read.text.csv_rows
             return f"{what} has bytes that are not valid {encoding}; see read.encoding"
-        return (
-            f"{what} has {half!a}, half of a pair that stands for one character; write that character, or both halves"
-        )
-
-
-def _decoded(value: bytes, what: str) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError as error:
-        raise BadRowError(
-            f"{what} has bytes that are not UTF-8 ({error.reason} at byte {error.start}); write it as text"
-        ) from None
+        return f"{what} has {half!a}, half of a pair for one character; write that character, or both halves"
 
 
 def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:

@@ -513,14 +513,6 @@ def read_run(store: Store) -> RunTimings:
     )
 
 
-def name_of(stage: str, stats: Statistics) -> str:
-    """Return what readers are told a stage is called: not `download` if it fetched nothing, as far as the statistics tell."""
-    inputs = stats["input"]["readings"] if "input" in stats else []
-    fetches = any("to fetch" in one["pictures"] or one.get("tally", {}).get("without") for one in inputs)
-    is_known = inputs or (stage in stats["rows"]["dropped"] and not stats["failures"])
-    return "images" if stage == "download" and is_known and not fetches else stage
-
-
 def damaged_files(job: Mapping[str, Any]) -> list[DamagedFile]:
     """Return the damaged input files of a job, of which only the rows before the damage are read."""
     files = [file for batch in job.get("batches", ()) for file in batch["files"] if "damage" in file]

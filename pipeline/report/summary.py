@@ -9,7 +9,7 @@ from hypergrit_common.text import counted, printable
 from pipeline.config import PipelineConfig
 from pipeline.output.store import Store
 from pipeline.report.html import make_report
-from pipeline.report.stats import build_stats, name_of, progress_text, trainable
+from pipeline.report.stats import build_stats, progress_text, trainable
 from schemas.files import REPORT_FILE
 from schemas.manifest import Counts
 from schemas.stats import StageSpeed, Statistics
@@ -42,7 +42,7 @@ def summary_table(stats: Statistics) -> str:
         *count_lines("phrases", phrases["found"], phrases["removed"], "grounded", phrases["grounded"]),
         *count_lines("boxes", boxes["found"], boxes["removed"], "kept", boxes["kept"]),
         *([f"  {'without an expression':32}{boxes['unconfirmed']:>12,}"] if "unconfirmed" in boxes else []),
-        *stage_lines({name_of(stage, stats): speed for stage, speed in stats["stages"].items()}),
+        *stage_lines(stats["stages"]),
         *trainable(stats),
     ]
     if stats["run"].keys() >= {"wall_seconds", "shards"}:

@@ -24,18 +24,18 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_851),
-    "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_186),
-    "pipeline": Size(153, 33_368, 9),
+    "schemas": Size(13, 1_864),
+    "hypergrit": Size(3, 83),
+    "hypergrit_common": Size(41, 6_201),
+    "pipeline": Size(153, 33_392, 9),
     "trainer": Size(193, 28_213, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_377),
-    "tests": Size(618, 65_256),
+    "tests": Size(618, 65_332),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 319
+MAX_SETTINGS = 320
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 

@@ -51,7 +51,7 @@ def test_half_of_an_escaped_pair_is_named_with_its_fix(tmp_path: Path, escape: s
     path.write_text(f'{{"url": "http://a", "caption": "a {escape} b"}}\n')
     (row,) = read_all(path)
     assert row["detail"] == (
-        f"0/a.jsonl, line 1: the caption has '{escape}', half of a pair that stands for one character; write that "
+        f"0/a.jsonl, line 1: the caption has '{escape}', half of a pair for one character; write that "
         "character, or both halves"
     )
 
@@ -64,8 +64,7 @@ def test_bytes_in_another_encoding_have_a_fix_that_their_format_has(tmp_path: Pa
     pq.write_table(pa.table({"url": ["http://a"], "caption": [b"caf\xe9"]}), tmp_path / "a.parquet")
     (row,) = read_all(tmp_path / "a.parquet")
     assert row["detail"] == (
-        "0/a.parquet, row 0 (from 0): the caption has bytes that are not UTF-8 (unexpected end of data at byte 3); write it "
-        "as text"
+        "0/a.parquet, row 0 (from 0): the caption has bytes that are not UTF-8, at byte 3; write it as text"
     )
 
 

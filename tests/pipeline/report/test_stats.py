@@ -13,7 +13,7 @@ from pipeline.config import WriteConfig
 from pipeline.output.manifest import write_failed
 from pipeline.output.store import Store
 from pipeline.report.html import write_report
-from pipeline.report.stats import build_stats, name_of
+from pipeline.report.stats import build_stats
 from pipeline.report.summary import summary_table
 from pipeline.summary.histogram import Histogram
 from pipeline.summary.totals import host_of
@@ -36,23 +36,6 @@ def kept_phrases(tables: list[pa.Table]) -> list[str]:
             chunk = row["noun_chunks"][phrase]
             texts.append(row["caption"][chunk["start"] : chunk["end"]].lower())
     return texts
-
-
-@pytest.mark.parametrize(
-    ("stats", "name"),
-    [
-        ({"input": {"readings": [{"pictures": "in the column 'image'"}]}}, "images"),
-        ({"input": {"readings": [{"pictures": "in the input", "tally": {"pictures": 3, "without": 0}}]}}, "images"),
-        ({"input": {"readings": [{"pictures": "in the input", "tally": {"pictures": 3, "without": 1}}]}}, "download"),
-        ({"input": {"readings": [{"pictures": "to fetch by the URL"}]}}, "download"),
-        ({"rows": {"dropped": {"download": {"undecodable": 1}}}, "failures": []}, "images"),  # of a merge
-        ({"rows": {"dropped": {"download": {"timeout": 1}}}, "failures": [{"host": "a"}]}, "download"),
-        ({"rows": {"dropped": {}}, "failures": []}, "download"),
-    ],
-)
-def test_a_stage_that_fetched_nothing_is_not_called_download(stats: Any, name: str) -> None:
-    assert name_of("download", stats) == name
-    assert name_of("parse", stats) == "parse"
 
 
 def test_rows_read_equal_rows_kept_plus_rows_dropped_by_stage_and_reason(output: Path, tables: list[pa.Table]) -> None:
