@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from typing import Final, NamedTuple
 
-from hypergrit_common.cli import EXIT_CODES, command
+from hypergrit_common.cli import EXIT_CODES, command, leave
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 
@@ -45,10 +45,15 @@ hypergrit VERB --help explains a verb and its keys. docs/quickstart.md leads fro
 {EXIT_CODES}"""
 
 
-@command()
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb and return its exit code; the script `hypergrit`, without `arguments`, ends its process with it."""
+    return leave(run(sys.argv[1:])) if arguments is None else run(arguments)
+
+
+@command()
+def run(arguments: Sequence[str]) -> int:
     """Run a verb and return its exit code. Raises UserError for a name that is no verb."""
-    name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or [""]
+    name, *rest = [*arguments] or [""]
     if name in ("-h", "--help", "help") and rest:
         name, rest = rest[0], ["--help", *rest[1:]]
     if name in ("", "-h", "--help", "help"):
@@ -64,4 +69,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(sys.argv[1:]))

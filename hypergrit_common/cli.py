@@ -1,5 +1,6 @@
 """The frame of every command: exit codes, signals, and messages that are safe to print."""
 
+import atexit
 import functools
 import json
 import logging
@@ -10,11 +11,11 @@ import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Final, ParamSpec
+from typing import Any, Final, NoReturn, ParamSpec
 
 from hypergrit_common.errors import NotFiniteError, UserError
 from hypergrit_common.text import message, message_lines
@@ -81,6 +82,15 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
         return run
 
     return decorate
+
+
+def leave(code: int) -> NoReturn:
+    """End this process as `sys.exit` does, but leave its objects to the system: Python needs seconds to free those of PyTorch."""
+    threading._shutdown()  # type: ignore[attr-defined]  # as in processes of `multiprocessing`
+    atexit._run_exitfuncs()
+    with suppress(OSError, ValueError):
+        print(end="", flush=True)
+    os._exit(code)
 
 
 def _fail(text: str, code: int) -> int:

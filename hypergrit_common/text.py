@@ -1,7 +1,7 @@
 """Text from outside, made safe for a terminal, a log or an error message."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 UNPRINTABLE: Final = re.compile(
@@ -102,6 +102,11 @@ def shortened(items: Sequence[str], most: int, between: str = "; ") -> str:
     """
     more = [f"and {len(items) - most:,} more"] if len(items) > most else []
     return between.join([*items[:most], *more])
+
+
+def quoted(names: Iterable[str]) -> str:
+    """Join names, each in quotes, since they may have spaces and commas; "none" if there are none."""
+    return ", ".join(map(repr, names)) or "none"
 
 
 UNSPACED: Final = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Bopomofo}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]"

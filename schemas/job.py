@@ -114,6 +114,7 @@ class CommandRecord(TypedDict):
     schema: Annotated[str, "version of the schemas"]
     command: Annotated[str, "name of the command, such as rewrite"]
     shards: Annotated[list[int], "indices of all its shards, finished or not"]
+    sources: NotRequired[Annotated[list[str], "outputs that it read; a merge puts their indices before names of files"]]
     left_out: NotRequired[
         Annotated[
             list[LeftOut],

@@ -93,6 +93,18 @@ def all_reasons(provenance: Mapping[str, Any], dropped: Iterable[str] = ()) -> d
     return {name: {**REASONS.get(name, {}), **further.get(name, {})} for name in names}
 
 
+OF_IMAGES: Final = frozenset(
+    {"not_an_image", "undecodable", "too_many_pixels", "too_costly", "too_small", "extreme_aspect_ratio", "taken_down"}
+    | {"in_evaluation_set", "duplicate"}
+)
+"""Drop reasons of `download` that are found in the image, wherever it is from: also of images that the input holds."""
+
+
+def shown_stage(stage: str, reason: str) -> str:
+    """Return what readers are told dropped a row: not `download` for an image that was there."""
+    return "images" if stage == "download" and reason in OF_IMAGES else stage
+
+
 KEY_REASONS: Final = frozenset({"duplicate", "same_url", "same_bytes", "same_picture"})
 """Drop reasons whose `detail` is the key of another row."""
 

@@ -40,6 +40,7 @@ from pipeline.stages.order import steps_of
 from schemas.files import LEASE_FILE, MANIFEST_FILE, TIMINGS_FILE
 from schemas.manifest import Manifest, Provenance, Timings
 from schemas.rows import SCORED
+from schemas.status import shown_stage
 
 logger = logging.getLogger("hypergrit")
 
@@ -168,7 +169,7 @@ def prediction_lines(
     yield f"sample: {n:,} of {counted(n_rows, 'row')} in {counted(len(plans), 'shard')}; its values are scaled"
     yield f"{'rows kept':32}{share * n_rows:>14,.0f}  {share:6.1%}"
     for (stage, reason), count in sorted(drops.items(), key=lambda item: (names.index(item[0][0]), -item[1])):
-        yield f"  {stage + ': ' + reason:30}{count / n * n_rows:>14,.0f}  {count / n:6.1%}"
+        yield f"  {shown_stage(stage, reason) + ': ' + reason:30}{count / n * n_rows:>14,.0f}  {count / n:6.1%}"
         if count == n and reason in HINTS:
             yield f"  all rows: {HINTS[reason]}"
     for folder, size in n_bytes.items():

@@ -47,9 +47,7 @@ def main(arguments: Sequence[str]) -> int:
         return 0 if arguments else 2
     set_up_logging()
     names = [item for item in arguments if not is_option(item)]
-    options, others = take_options([item for item in arguments if is_option(item)], ExploreOptions)
-    if others:
-        raise UserError(f"{others[0].partition('=')[0]!r} is not a key of this command; see --help for the keys")
+    options, _ = take_options([item for item in arguments if is_option(item)], ExploreOptions, alone=True)
     if len(names) != 1:
         raise UserError(f"{len(names)} outputs are given; give one: hypergrit explore OUT")
     (name,) = names

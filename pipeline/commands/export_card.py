@@ -19,6 +19,7 @@ from pipeline.commands.export_formats import SCHEMA, Record, pixels
 from pipeline.commands.export_licenses import NONE, Permits
 from pipeline.images import encode_jpeg
 from schemas.manifest import NO_MODEL, Manifest
+from schemas.status import shown_stage
 
 PICTURES_FILE: Final = "pictures.jsonl"
 COLOURS: Final = ((230, 60, 60), (40, 110, 220), (30, 150, 70), (200, 120, 0), (140, 60, 190), (0, 150, 160))
@@ -115,7 +116,7 @@ class Card:
             counts = manifest["counts"]
             values.update({"rows read": counts["read"], "rows kept": counts["kept"], "boxes": manifest["boxes"]})
             for stage, reasons in counts["dropped"].items():
-                dropped.update({f"dropped by {stage} as {reason}": n for reason, n in reasons.items()})
+                dropped.update({f"dropped by {shown_stage(stage, name)} as {name}": n for name, n in reasons.items()})
         exported = {f"pictures in {split}": n for split, n in sorted(self.splits.items())}
         return {**values, **dict(dropped.most_common()), **exported}
 

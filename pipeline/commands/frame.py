@@ -61,10 +61,7 @@ def output_command(
             return 0 if arguments else 2
         set_up_logging()
         output, rest = take_output(arguments, example)
-        found, others = take_options(rest, options)
-        if others:
-            raise UserError(f"{others[0].partition('=')[0]!r} is not a key of this command; see --help for the keys")
-        return run(output, found)
+        return run(output, take_options(rest, options, alone=True)[0])
 
     return main
 
@@ -151,10 +148,10 @@ def take_output(arguments: Sequence[str], usage: str) -> tuple[str, list[str]]:
     return absolute(outputs[0]), [item for item in arguments if is_option(item)]
 
 
-def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options, list[str]]:
+def take_options(arguments: Sequence[str], cls: type[Options], alone: bool = False) -> tuple[Options, list[str]]:
     """Return the options of a command, whose keys are the fields of `cls`, and the other arguments.
 
-    Raises UserError for a value of the wrong type, and for an argument that is no `key=value`.
+    Raises UserError for a value of the wrong type, for an argument that is no `key=value`, and for others if these are `alone`.
     """
     names = {item.name for item in dataclasses.fields(cls)}  # type: ignore[arg-type]
     mine = [item for item in arguments if item.partition("=")[0] in names]
@@ -162,7 +159,11 @@ def take_options(arguments: Sequence[str], cls: type[Options]) -> tuple[Options,
         raise UserError(f"{plain[0]!r} is not key=value; see --help for the keys")
     options = merge(cls, read_layers(mine, Keys()))
     assert isinstance(options, cls)
-    return options, [item for item in arguments if item not in mine]
+    others = [item for item in arguments if item not in mine]
+    if alone and others:
+        keys = ", ".join(item.name for item in dataclasses.fields(cls))  # type: ignore[arg-type]
+        raise UserError(f"{others[0].partition('=')[0]!r} is not a key of this command; it takes {keys}")
+    return options, others
 
 
 def new_config(source: Source, changes: Sequence[str], output: str) -> PipelineConfig:

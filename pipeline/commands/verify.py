@@ -403,7 +403,7 @@ TIMEOUT_S: Final = 3600.0
 SHOWN = 5
 UNCHECKED: Final = "3 shards could not be checked, because memory is short"
 USAGE: Final = f"""\
-usage: hypergrit verify OUT [requeue=true] [processes=N]
+usage: hypergrit verify OUT [requeue=true] [processes=N] [quiet=true]
 
 Checks every finished shard of an output: hashes and sizes of the files, keys, index, every image, rows that were taken
 down, and the sums of the report. Nothing is changed without requeue=true.
@@ -429,6 +429,8 @@ class VerifyOptions:
     # remove the manifests of broken shards, so that the next run of the job computes these shards again; a broken index
     # or summary alone is removed instead, and restored by that run
     requeue: bool = False
+    # print only what is broken: no progress, no summary
+    quiet: bool = False
 
     def __post_init__(self) -> None:
         check_range(self, "processes", least=1)
@@ -444,7 +446,7 @@ def verify(output: str, options: VerifyOptions) -> int:
     list_contents(store)  # raises before the lease creates the folder of a mistyped path
     with open_output(store) if options.requeue else nullcontext() as lease:
         contents = list_contents(store)
-        for finding in check_shards(store, contents.plans, n_processes):
+        for finding in check_shards(store, contents.plans, n_processes, options.quiet):
             sums.add(finding)
             repeats.add(finding)
             n_bytes, n_images = n_bytes + finding.n_bytes, n_images + finding.n_images
@@ -465,27 +467,30 @@ def verify(output: str, options: VerifyOptions) -> int:
         if lease is not None and broken:
             requeue(store, broken, lease)
     unfinished = f", {contents.n_unfinished} more not finished" if contents.n_unfinished else ""
-    print_text(
+    show = (lambda _: None) if options.quiet else print_text
+    show(
         f"{counted(len(contents.plans), 'finished shard')}{unfinished}: {counted(sums.rows['read'], 'row')} read, "
         f"{sums.rows['kept']:,} kept, {bytes_text(n_bytes)} with the right hashes, {counted(n_images, 'image')} decoded"
     )
     for left in contents.left_out:
-        print_text(message(f"left out, since not finished (incomplete=true): {describe_left_out(left)}"))
+        show(message(f"left out, since not finished (incomplete=true): {describe_left_out(left)}"))
     if unchecked:
         shards, numbers = counted(len(unchecked), "shard"), shortened([str(i) for i in sorted(unchecked)], 20, ", ")
         print_text(f"{shards} could not be checked: {numbers}; give processes=1, or more memory")
-    if not unchecked or broken:
+    if broken or not (unchecked or options.quiet):
         print_text(message(verdict(broken, len(others), options.requeue, contents.command)))
     return BROKEN if broken or others else INCOMPLETE if unchecked else 0
 
 
-def check_shards(store: Store, plans: Mapping[int, PlanJson | None], n_processes: int) -> Iterator[Finding]:
+def check_shards(
+    store: Store, plans: Mapping[int, PlanJson | None], n_processes: int, quiet: bool = False
+) -> Iterator[Finding]:
     """Check the shards in `plans`, index -> plan in the record of the job; yield findings in the order of completion.
 
     A file that crashes a reader is a problem of its shard. Raises UserError if the store does not answer.
     """
     ray, output = RayConfig(runner="local", cpu_workers=n_processes, retries=0, step_timeout_s=TIMEOUT_S), store.url("")
-    run = Run(PipelineConfig(input=output, output=output, ray=ray))
+    run = Run(PipelineConfig(input=output, output=output, ray=ray, quiet=quiet))
     tasks = [Task(index, 0, plan) for index, plan in plans.items()]
     for result in run.results(Recipe(partial(Checker, output, n_processes), text="checked"), tasks):
         finding = result

@@ -14,14 +14,14 @@ from typing import Any, Final
 from hypergrit_common.errors import UserError
 from pipeline.output.ledger import image_places, is_one_of, read_batch, read_batches, read_rows, tar_images
 from pipeline.output.manifest import read_manifest
-from pipeline.output.record import input_path, read_record
+from pipeline.output.record import input_path, located
 from pipeline.output.store import Store
 from pipeline.report.cards import read_dropped
 from schemas.files import FILES
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
 from schemas.scores import ROW_COLUMNS
-from schemas.status import KEPT
+from schemas.status import KEPT, shown_stage
 
 COLUMNS: Final = [name for name in SCORED.names if name != "image"]
 NAMES: Final = ("key", "id", "url")
@@ -42,9 +42,8 @@ Row = dict[str, Any]
 
 def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> list[str]:
     """Return the lines of the life of the rows with this key, id or URL, MOST_ROWS at most. Raises UserError without any."""
-    record = read_record(store)
     found = [
-        describe_row(manifest, {**row, "source": input_path(record, row["source"])})
+        describe_row(manifest, {**row, "source": input_path(store, row["source"]), "detail": located(store, row)})
         for manifest, row in rows_by_name(store, manifests, [wanted])[wanted]
     ]
     if not found:
@@ -84,18 +83,18 @@ def describe_row(manifest: Manifest, row: Row) -> list[str]:
     """Return the life of a row, a line for each step of its way."""
     kinds = [name for name in ("train", "grit") if row["status"] == KEPT and name in manifest["formats"]]
     files = [FILES[name][0].path(manifest["shard"]) for name in ("arrow", *kinds)]
-    detail = f" ({row['detail']})" if row["detail"] else ""
+    detail, stage = f" ({row['detail']})" if row["detail"] else "", shown_stage(row["stage"], row["reason"])
     lines = [
         ("row", f"{row['key']}, shard {manifest['shard']}: {', '.join(files)}"),
-        ("read", f"row {row['source_row']} of {row['source']}" + (f", id {row['id']}" if row["id"] else "")),
+        ("read", f"row {row['source_row']} (from 0) of {row['source']}" + (f", id {row['id']}" if row["id"] else "")),
         ("url", row["url"]),
         ("caption as read", row["caption_original"]),
-        ("download", describe_image(row)),
+        ("image", describe_image(row)),
         ("sha256", row["sha256"]),
         ("caption", row["caption"]),
         *describe_phrases(row),
         ("similarity", None if row["clip_similarity"] is None else f"{row['clip_similarity']:.3f} (image and caption)"),
-        ("result", KEPT if row["status"] == KEPT else f"dropped by {row['stage']}: {row['reason']}{detail}"),
+        ("result", KEPT if row["status"] == KEPT else f"dropped by {stage}: {row['reason']}{detail}"),
     ]
     return [f"{name:>16}  {text}" for name, text in lines if text]
 

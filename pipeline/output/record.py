@@ -4,6 +4,7 @@ import copy
 import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Final, NamedTuple, cast
 
 from hypergrit_common.config import flatten, split_runtime
@@ -110,9 +111,29 @@ def plans_of(batches: Sequence[InputBatch], rows_per_shard: int, folders: Sequen
     return ShardPlans(planned)
 
 
-def input_path(record: JobRecord | None, name: str) -> str:
-    """Return the path of an input file that the rows of an output name."""
-    return full_path(name, record.get("folders", []) if record else [])
+def input_path(store: Store, name: str) -> str:
+    """Return the path of an input file that the rows of an output name.
+
+    In the output of a command: that in the source, or its name there if that is gone or a URL. Raises UserError.
+    """
+    if (record := read_record(store)) is not None:
+        return full_path(name, record.get("folders", []))
+    sources = made.get("sources", []) if (made := read_command(store)) else []
+    number, _, rest = ("0", "", name) if len(sources) == 1 else name.partition("/")
+    if "://" in name or not number.isdecimal() or int(number) >= len(sources):
+        return name
+    source = sources[int(number)]
+    with suppress(UserError, RecursionError):
+        if "://" not in source and (found := input_path(Store(source), rest)) != rest:
+            return found
+    return f"{rest} of {source}"
+
+
+def located(store: Store, row: Mapping[str, Any]) -> str | None:
+    """Return the detail of a row; that of a bad row, which names the file, has its path."""
+    name, sign, rest = (row["detail"] or "").partition(", ")
+    is_named = sign and row["reason"] == "bad_row" and row["source"].endswith(name)
+    return f"{input_path(store, row['source'])}, {rest}" if is_named else row["detail"]
 
 
 ROOTS: Final = "read.image_roots"
@@ -150,9 +171,12 @@ def cut_file(file: InputFile) -> CutFile:
 # It tells which shards belong to the output, and not how to make them: neither the job nor another command resumes from it.
 
 
-def write_command(store: Store, command: str, shards: Sequence[int], left_out: Sequence[LeftOut] = ()) -> None:
+def write_command(
+    store: Store, command: str, shards: Sequence[int], sources: Sequence[Store], left_out: Sequence[LeftOut] = ()
+) -> None:
     """Write the record. Raises UserError if the output cannot be written."""
     record: CommandRecord = {"schema": VERSION, "command": command, "shards": sorted(shards)}
+    record["sources"] = [source.root for source in sources]
     if left_out:
         record["left_out"] = list(left_out)
     store.write(COMMAND_FILE, json.dumps(record, sort_keys=True) + "\n")

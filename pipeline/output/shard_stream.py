@@ -22,12 +22,7 @@ OPTIONAL: Final = frozenset({"boxes", "parse", "captions", "hard_negatives"})
 
 
 def open_shards(
-    urls: Locations,
-    *,
-    needs: Collection[Need] = (),
-    shuffle: int = 1000,
-    seed: int = 0,
-    max_bad_share: float = 0.1,
+    urls: Locations, *, needs: Collection[Need] = (), shuffle: int = 1000, seed: int = 0, max_bad_share: float = 0.1
 ) -> SampleStream:
     """Open tars as a webdataset pipeline of decoded samples, divided among ranks and loader processes.
 

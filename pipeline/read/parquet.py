@@ -416,7 +416,7 @@ def _value(name: str, one: Any, is_needed: bool) -> Any:
     try:
         return one[0].as_py()
     except (*VALUE_ERRORS, pa.ArrowException) as error:
-        return BadRecord(f"the {one.type} in column {name} cannot be read: {error}") if is_needed else _as_text(one)
+        return BadRecord(f"the {one.type} in column {name!r} cannot be read: {error}") if is_needed else _as_text(one)
 
 
 def _as_text(one: Any) -> Any:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 import pyarrow as pa
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.text import counted
+from hypergrit_common.text import counted, quoted
 from pipeline.read.config import ReadConfig
 from pipeline.read.nested import (
     END,
@@ -69,7 +69,7 @@ def _texts(value: Any) -> list[str]:
         return []
     if not isinstance(value, list | tuple):
         value = [value]
-    texts = [item.decode(errors="surrogateescape") if isinstance(item, bytes) else item for item in value]
+    texts = [_text(item, "the caption", len(item)) if isinstance(item, bytes) else item for item in value]
     if wrong := next((text for text in texts if text is not None and not isinstance(text, str)), None):
         raise BadRowError(f"the caption is a {type(wrong).__name__}, not text")
     return [text for text in texts if isinstance(text, str)]
@@ -235,7 +235,7 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
         name := find_column(filter(lambda name: picture_rank(names[name]), names), config.image_path_column, PATHS)
     ):
         raise UserError(
-            f"{path} has paths of images in its column {name}, which are read only from folders that "
+            f"{path} has paths of images in its column {name!r}, which are read only from folders that "
             "read.image_roots=[FOLDER, ...] names; or set read.url_column=NAME"
         )
     more = "; or, if the rows are in a list within an object, read.json_key=NAME" if kind.name == "json" else ""
@@ -252,12 +252,12 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
         is_optional = has_image if role != "caption" else config.levels is not None
         if find_column(names, configured, known) is None and (configured is not None or not is_optional):
             raise UserError(
-                f"{path} has no {role} column (looked for {configured or ', '.join(known)}; it has "
-                f"{', '.join(names) or 'none'}); set read.{role}_column=NAME{more}"
+                f"{path} has no {role} column (looked for {quoted([configured] if configured else known)}; it has "
+                f"{quoted(names)}); set read.{role}_column=NAME{more}"
             )
     for name in config.level_rule.columns if config.level_rule else ():
         if name not in names:
-            raise UserError(f"{path} has no column {name}, which read.levels names (it has {', '.join(names)})")
+            raise UserError(f"{path} has no column {name!r}, which read.levels names (it has {quoted(names)})")
     if found.path and not has_files:
         raise UserError("image_path_column is set, but no folder; set read.image_roots=[FOLDER, ...] too")
     if config.selection is not None:
@@ -271,7 +271,7 @@ def check_image_type(path: str, schema: pa.Schema, config: ReadConfig) -> None:
     name = found.image or find_column(columns, config.image_column, known)
     if name is not None and not holds_images(kind := columns[name]):
         raise UserError(
-            f"{path}: the column {name} has the type {kind}, but images are bytes (binary), paths (string), or both "
+            f"{path}: the column {name!r} has the type {kind}, but images are bytes (binary), paths (string), or both "
             "(struct<bytes: binary, path: string>); set read.image_column=NAME or read.url_column=NAME"
         )
 
@@ -488,22 +488,34 @@ def _id(value: Any) -> str | None:
 def _text(value: Any, what: str, most: int) -> str | None:
     """Return text or None unchanged, and UTF-8 bytes as text.
 
-    Raises BadRowError for other types, for more than `most` characters, and for invalid Unicode, lone
-    surrogates included; `what` names the value.
+    Raises BadRowError for other types, for more than `most` characters, for other bytes and for lone surrogates; `what`
+    names the value.
     """
     if value is None:
         return None
     if isinstance(value, bytes | str) and len(value) > most:
         raise BadRowError(f"{what} has {len(value)} characters, more than the limit of {most}")
     if isinstance(value, bytes):
-        value = value.decode(errors="surrogateescape")
+        try:
+            value = value.decode()
+        except UnicodeDecodeError as error:
+            raise BadRowError(f"{what} has bytes that are not UTF-8, at byte {error.start}; write it as text") from None
     if not isinstance(value, str):
         raise BadRowError(f"{what} is a {type(value).__name__}, not text")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise BadRowError(f"{what} is not valid Unicode; see read.encoding") from None
+    if lone := re.search(r"[\ud800-\udfff]", value):
+        raise LoneSurrogateError(what, lone[0])
     return value
+
+
+class LoneSurrogateError(BadRowError):
+    """Text with half of a pair of surrogates: what JSON may escape, and what bytes become that are not in the encoding."""
+
+    def explained(self, kind: Format, encoding: str) -> str:
+        """Return the message for a file of this format and encoding."""
+        what, half = self.args
+        if kind.name in ("csv", "tsv"):  # pipeline.read.text.csv_rows
+            return f"{what} has bytes that are not valid {encoding}; see read.encoding"
+        return f"{what} has {half!a}, half of a pair for one character; write that character, or both halves"
 
 
 def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
@@ -521,7 +533,7 @@ def finehard_boxes(entries: Any, caption: str, most: int) -> list[list[float]]:
         for number, entry in enumerate(entries[: most + 1]):
             box, text = entry["bbox"], entry["short_expr"].strip()
             if len(box) not in (4, 5):
-                raise ValueError(f"the bbox of region {number} is a list of {len(box)} numbers, not 4 or 5")
+                raise ValueError(f"the bbox of region {number} (from 0) is a list of {len(box)} numbers, not 4 or 5")
             place = re.search(rf"(?<!\w){re.escape(text)}(?!\w)", caption, re.IGNORECASE) if text else None
             found.append([*(place.span() if place else UNPLACED), *box, *([1.0] if len(box) == 4 else [])])
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -541,7 +553,7 @@ def _given_boxes(record: Record, column: str, most: int) -> list[dict[str, Any]]
         if len(entries) > most:
             raise BadRowError(f"{column} has {len(entries)} boxes, more than the limit of {most}")
         for number, entry in enumerate(entries):
-            place = f"box {number}: "
+            place = f"box {number} (from 0): "
             boxes.append(_given_box(entry))
     except BadRowError:
         raise

@@ -31,14 +31,7 @@ from pipeline.read.config import ReadConfig
 from pipeline.read.nested import path_columns
 from pipeline.read.roots import Location, RefusedError, Root, file_size, object_version, read_file
 from pipeline.read.rows import find_columns, with_named
-from pipeline.read.streams import (
-    DamagedFileError,
-    LayoutError,
-    compression_of,
-    input_errors,
-    is_stream,
-    open_stream,
-)
+from pipeline.read.streams import DamagedFileError, LayoutError, compression_of, input_errors, is_stream, open_stream
 from pipeline.read.text import decode, parse_json
 from pipeline.read.types import IMAGE, MEMBERS, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
 from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX_FILE, MANIFEST_FILE, ShardPath

@@ -14,7 +14,7 @@ from pipeline.faults import Fault, describe, format_traceback, is_fault
 from pipeline.read.config import ReadConfig
 from pipeline.read.listing import changed, check_unchanged, input_format, use_format
 from pipeline.read.roots import Location, RefusedError, Roots, file_size, is_web, read_file
-from pipeline.read.rows import LOCATION, Context, dropped, pictures_beside, to_row
+from pipeline.read.rows import LOCATION, Context, LoneSurrogateError, dropped, pictures_beside, to_row
 from pipeline.read.streams import input_errors
 from pipeline.read.takedown import entries_of, refuse_urls
 from pipeline.read.types import BadRecord, BadRowError, Load, Piece, ShardPlan
@@ -111,7 +111,7 @@ def _read_rows(
                 if isinstance(found, dict):
                     yield origin | found
                 elif isinstance(found, BadRecord):
-                    location = f"line {line}" if line else f"row {origin['source_row']}"
+                    location = f"line {line}" if line else f"row {origin['source_row']} (from 0)"
                     yield origin | dropped("bad_row", f"{origin['source']}, {location}: {found.message}")
                 elif found is not None:
                     faults.append(Fault(origin["key"], "read", found.detail, found.traceback))
@@ -151,6 +151,8 @@ def convert(load: Load, context: Context) -> Row | BadRecord:
     """Return a row of READ, without its origin, or a BadRecord."""
     try:
         return to_row(load(), context)
+    except LoneSurrogateError as error:
+        return BadRecord(error.explained(context.kind, context.config.encoding))
     except BadRowError as error:
         return BadRecord(str(error))
     except RecursionError:

@@ -102,13 +102,14 @@ class Readings:
         columns |= {"extra": [name for name in {**path_columns(below), **own} if name not in used], "unread": [*unread]}
         if has_picture or isinstance(kind, Tar | Folder):
             pictures = "in the input"
-        elif found.image or found.path:
-            pictures = f"in the column {found.image}" if found.image else f"files that the column {found.path} names"
+        elif name := found.image or found.path:
+            pictures = f"in the column {name!r}" if found.image else f"files that the column {name!r} names"
             pictures += ", and to fetch by the URL where it has none" if found.image and found.url else ""
         else:
             pictures = "to fetch by the URL, or to read from read.image_roots" if self.roots else "to fetch by the URL"
             other = picture_column(named, ABSENT)  # without a value in the first row; each row is judged by itself
-            pictures += f", where the column {other} has none" if other and picture_rank(named[other]) == ABSENT else ""
+            if other and picture_rank(named[other]) == ABSENT:
+                pictures += f", where the column {other!r} has none"
         return {
             "pictures": cut(pictures),
             "columns": {use: [cut(name) for name in some[:MAX_NAMES]] for use, some in columns.items() if some},
@@ -211,7 +212,7 @@ def input_lines(found: UnderstoodInput, n_files: int = 0) -> Iterator[tuple[str,
 def unread_parts(columns: Sequence[str], tally: Mapping[str, int]) -> Iterator[str]:
     """Yield what is not read of the files that are read, with the setting that would read it."""
     if columns:
-        yield f"columns with bytes: {shortened(columns, SHOWN, ', ')}; read.image_column=NAME reads one"
+        yield f"columns with bytes: {shortened([*map(repr, columns)], SHOWN, ', ')}; read.image_column=NAME reads one"
     for name, n in tally.items():
         if name.startswith("."):
             setting = "image_member" if names_picture(name[1:]) else "caption_member" if name.endswith(BESIDE) else ""

@@ -16,6 +16,7 @@ from decimal import Decimal
 from typing import Any, Final
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import quoted
 
 # Refuse conditions that cannot select by a row: they would drop all rows, or none.
 
@@ -127,8 +128,8 @@ class Where:
         for name in self.columns:
             if name not in names:
                 close = difflib.get_close_matches(name, names, 1) or [x for x in names if x.lower() == name.lower()]
-                hint = f"did you mean {close[0]}?" if close else f"it has {', '.join(names) or 'none'}"
-                raise UserError(f"{path} has no column {name}, which read.where={self.text!r} uses; {hint}")
+                hint = f"did you mean {close[0]!r}?" if close else f"it has {quoted(names)}"
+                raise UserError(f"{path} has no column {name!r}, which read.where={self.text!r} uses; {hint}")
 
     def _compile(self, node: ast.expr, depth: int) -> Expression:
         if depth > MAX_DEPTH:

@@ -7,7 +7,7 @@ from hypergrit_common.text import counted
 from pipeline.stages.score.filters import CLIP_SCORE_WEIGHT
 from schemas.scores import BOX_SCORES, SCORES
 from schemas.stats import Statistics
-from schemas.status import GIVEN_REMOVALS, PASSING, ROW_DROPPED_EARLY
+from schemas.status import GIVEN_REMOVALS, PASSING, ROW_DROPPED_EARLY, shown_stage
 
 HINTS: Final = {
     "dns_error": "If this is frequent: run a caching DNS resolver on the workers, or lower download.concurrency.",
@@ -25,6 +25,7 @@ HINTS: Final = {
     "image_not_found": "Look at the paths of the images, and at read.image_roots.",
     "bad_row": "The examples name file, line and cause; most causes have a setting, such as read.encoding or read.escape.",
     "missing_url": "Name the column of the URLs: read.url_column. In tars, the detail names the files of the sample.",
+    "empty_caption": "Name the column of the captions: read.caption_column. Images have theirs in a .txt or .json of the same name.",
     "wrong_language": "Add the language to parse.languages.",
     "no_phrase": "Head nouns that were wrongly removed belong into parse.keep.",
     "no_box": "The model may not know these images or words. Compare the pictures with the captions.",
@@ -71,7 +72,8 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
     """Yield the warnings of a report, the gravest first."""
     rows, boxes = stats["rows"], stats["boxes"]
     n_rows = rows["read"] - rows.get("unfinished", 0)
-    drops = [(n, stage, reason) for stage, reasons in rows["dropped"].items() for reason, n in reasons.items()]
+    dropped = ((stage, reason, n) for stage, reasons in rows["dropped"].items() for reason, n in reasons.items())
+    drops = [(n, shown_stage(stage, reason), reason) for stage, reason, n in dropped]
     n, stage, reason = max(drops, default=(0, "", ""), key=lambda drop: (drop[2] not in CHOSEN, drop))
     action = HINTS.get(reason, "look at the examples of this reason").rstrip(".")
     if drops and not rows["kept"]:

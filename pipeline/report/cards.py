@@ -36,7 +36,7 @@ PICTURE_COLUMNS: Final = (
     *("key", "url", "sha256", "caption", "tokens", "noun_chunks", "ref_exps"),
     *("boxes", "has_expression", "box_scores", "clip_similarity"),
 )
-EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "id", "caption_original", "stage", "reason", "detail")
+EXAMPLE_COLUMNS: Final = (*PICTURE_COLUMNS, "id", "source", "caption_original", "stage", "reason", "detail")
 THUMBNAIL_QUALITY: Final = 82
 
 

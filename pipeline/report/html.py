@@ -20,7 +20,7 @@ from hypergrit_common.yaml_text import dump_yaml
 from pipeline.config import ReportConfig
 from pipeline.output.ledger import read_manifests_of, stamp_of
 from pipeline.output.manifest import fits
-from pipeline.output.record import DAMAGE
+from pipeline.output.record import DAMAGE, located
 from pipeline.output.store import Store
 from pipeline.read.understood import input_lines
 from pipeline.report.advice import HINTS, Advice, find_advice
@@ -31,7 +31,7 @@ from pipeline.stages.score.filters import clip_score
 from schemas.files import REPORT_FILE, STATS_FILE
 from schemas.scores import SCORES
 from schemas.stats import Statistics
-from schemas.status import BOX_REMOVALS, GIVEN_REMOVALS, INTERNAL_ERROR, PHRASE_REMOVALS, all_reasons
+from schemas.status import BOX_REMOVALS, GIVEN_REMOVALS, INTERNAL_ERROR, PHRASE_REMOVALS, all_reasons, shown_stage
 
 # Draw the dependency trees of stored tokens with displaCy.
 
@@ -144,6 +144,8 @@ def make_report(store: Store, stats: Statistics, config: ReportConfig) -> list[A
     shards = {shard for reasons in places["dropped"].values() for found in reasons.values() for shard in found}
     manifests = read_manifests_of(store, [index for index in stats["shards"] if index in shards])
     examples = pick_examples(store, manifests, config.examples)
+    for row in (row for rows in examples.values() for row in rows):
+        row["detail"] = located(store, row)
     dropped = find_dropped(store, manifests, examples)
     advice = list(find_advice(stats))
     store.write(REPORT_FILE, render(stats, store.root, config, pictures, examples, dropped, advice))
@@ -221,7 +223,9 @@ def funnel(
         reasons = sorted(stats["rows"]["dropped"].get(stage, {}).items(), key=lambda item: (-item[1], item[0]))
         entered, left = left, left - sum(n for _, n in reasons)
         found = [describe(stage, reason, n) for reason, n in reasons]
-        yield {"stage": stage, "entered": entered, "left": left, "reasons": found}
+        names = {shown_stage(stage, reason) for reason, _ in reasons}
+        name = names.pop() if len(names) == 1 else stage
+        yield {"stage": stage, "name": name, "entered": entered, "left": left, "reasons": found}
 
 
 def truth_rows(truth: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
@@ -234,8 +238,8 @@ def truth_rows(truth: Mapping[str, Any], path: str) -> Iterator[dict[str, Any]]:
             yield from truth_rows(part, f"{path} · {name}" if path else name)
 
 
-def shortened(text: str | None) -> str:
-    """Truncate a text to MAX_TEXT characters; return a dash for None or an empty text."""
+def shortened(text: str | None, most: int = MAX_TEXT) -> str:
+    """Truncate a text to `most` characters; return a dash for None or an empty text."""
     if not text:
         return "–"
-    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"
+    return text if len(text) <= most else text[: most - 1] + "…"

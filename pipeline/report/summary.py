@@ -13,6 +13,7 @@ from pipeline.report.stats import build_stats, progress_text, trainable
 from schemas.files import REPORT_FILE
 from schemas.manifest import Counts
 from schemas.stats import StageSpeed, Statistics
+from schemas.status import shown_stage
 
 
 def summary_table(stats: Statistics) -> str:
@@ -68,7 +69,7 @@ def row_lines(rows: Counts) -> list[str]:
     lines.append(f"{'rows dropped':34}{dropped:>12,}{share(dropped, read)}")
     for stage, reasons in rows["dropped"].items():
         ordered = sorted(reasons.items(), key=lambda item: (-item[1], item[0]))
-        lines += [f"  {stage + ': ' + reason:32}{n:>12,}" for reason, n in ordered]
+        lines += [f"  {shown_stage(stage, reason) + ': ' + reason:32}{n:>12,}" for reason, n in ordered]
     return lines
 
 

@@ -84,7 +84,7 @@ def write_output(
             write_record(store, record)
         else:
             store.remove([JOB_FILE])  # of another command, whose shards have been discarded
-        write_command(store, shards[0].origin["command"], sorted(planned), left_out)
+        write_command(store, shards[0].origin["command"], sorted(planned), sources, left_out)
         left = [shard for shard in shards if shard.plan.index not in finished]
         with connected(config.ray) if left else nullcontext():
             if left and prepare is not None:

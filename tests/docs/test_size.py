@@ -24,18 +24,18 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_860),
-    "hypergrit": Size(3, 78),
-    "hypergrit_common": Size(41, 6_202),
-    "pipeline": Size(153, 33_336, 9),
+    "schemas": Size(13, 1_873),
+    "hypergrit": Size(3, 83),
+    "hypergrit_common": Size(41, 6_217),
+    "pipeline": Size(153, 33_360, 9),
     "trainer": Size(193, 28_183, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(619, 65_525),
+    "tests": Size(619, 65_612),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
-MAX_SETTINGS = 319
+MAX_SETTINGS = 320
 """Keys of all verbs, as docs/verbs.md lists them: those of `train` for its default model."""
 
 

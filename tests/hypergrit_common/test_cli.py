@@ -231,3 +231,19 @@ def test_a_signal_in_a_callback_whose_exceptions_python_ignores_is_not_lost(
     assert sys.unraisablehook is hook
     signal.signal(signal.SIGTERM, handler)
     signal.signal(signal.SIGINT, before)
+
+
+def test_a_process_leaves_with_its_exit_functions_and_threads_but_frees_no_object() -> None:
+    body = """
+import atexit, sys, threading, time
+from hypergrit_common.cli import leave
+class Slow:
+    def __del__(self):
+        print("freed")
+kept = Slow()
+atexit.register(print, "exit function")
+threading.Thread(target=lambda: (time.sleep(0.2), print("thread"))).start()
+leave(7)
+"""
+    done = subprocess.run([sys.executable, "-c", body], stdout=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stdout) == (7, "thread\nexit function\n")

@@ -162,7 +162,7 @@ def flickr_pool(embedder: Embedder, root: Path, limit: int) -> Pool:
             for number, line in enumerate(file):
                 if limit and n_rows >= limit:
                     break
-                where = f"{path}: row {number}"
+                where = f"{path}: line {number + 1}"
                 row = read_row(line, where)
                 name, caption = value_of(row, "file_name", str, where), value_of(row, "caption", str, where)
                 if name != previous:

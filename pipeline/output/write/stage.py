@@ -14,14 +14,7 @@ from pipeline.output.manifest import is_same, manifest_hash, parse_manifest, pla
 from pipeline.output.store import Store
 from pipeline.output.write.arrow import write_arrow
 from pipeline.output.write.grit import grit_columns, grit_sample, similarity_column, write_grit_parquet
-from pipeline.output.write.samples import (
-    Row,
-    count_kept,
-    count_removed,
-    count_rows,
-    kept_rows,
-    remove_url_secrets,
-)
+from pipeline.output.write.samples import Row, count_kept, count_removed, count_rows, kept_rows, remove_url_secrets
 from pipeline.output.write.tar import SamplePlace, TarWriter, file_metadata, write_index
 from pipeline.output.write.train import read_subreddit, train_sample
 from pipeline.read.takedown import refuse_row

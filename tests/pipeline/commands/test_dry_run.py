@@ -101,7 +101,7 @@ def test_a_sample_of_all_rows_predicts_the_job_and_nothing_is_written(
     for folder in ("train", "grit", "arrow", "_index", "_manifests"):
         size = sum(path.stat().st_size for path in finished.glob(f"{folder}/*"))
         assert values[f"bytes of {folder}/"] == bytes_text(size).split()
-    assert values["download: undecodable"][0] == "1"
+    assert values["images: undecodable"][0] == "1"
     assert values["GPU time"] == ["0.0", "s"]
 
 

@@ -22,7 +22,7 @@ from pipeline.report import stats
     [
         (["port=0"], "0 outputs are given"),
         (["{output}", "{output}"], "2 outputs are given"),
-        (["{output}", "color=red"], "'color' is not a key of this command"),
+        (["{output}", "color=red"], "'color' is not a key of this command; it takes report,"),
         (["{output}", "port=99999"], "port"),
         (["{tmp}/nothing"], "does not exist"),
         (["https://u:p@example.org/x"], "a user name or a password"),

@@ -160,7 +160,7 @@ def test_a_missing_file_is_named(root: Path, value: str) -> None:
 
 
 def test_without_roots_nothing_is_read(root: Path) -> None:
-    with pytest.raises(UserError, match=r"rows\.jsonl has paths of images in its column image_path.*image_roots"):
+    with pytest.raises(UserError, match=r"rows\.jsonl has paths of images in its column 'image_path'.*image_roots"):
         read_all(refer(root, "a.jpg"))
     row = read_all(refer(root, f"file://{root}/a.jpg", column="url"))[0]
     assert (row["image"], row["reason"]) == (None, None)  # the download stage drops it as invalid_url
@@ -373,7 +373,7 @@ def test_captions_of_several_columns(tmp_path: Path) -> None:
     assert json.loads(rows[0]["extra"]) == {"other": "y"}
     with pytest.raises(UserError, match="needs a rule"):
         ReadConfig(caption_column="text,blip")
-    with pytest.raises(UserError, match=r"has no caption column \(looked for blup"):
+    with pytest.raises(UserError, match=r"has no caption column \(looked for 'blup'"):
         read_all(tmp_path, captions="first", caption_column="text,blup")
 
 

@@ -66,7 +66,7 @@ def test_malformed_and_long_values_cost_their_rows_only(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[" + ",\n".join([good, *bad, good]) + "]")
     rows = read_all(tmp_path, 4, max_row_bytes=1000)
     assert [row["reason"] for row in rows] == [None, *["bad_row"] * len(bad), None]
-    assert "row 5: the value has 5011 bytes, more than the limit of 1000" in rows[5]["detail"]
+    assert "row 5 (from 0): the value has 5011 bytes, more than the limit of 1000" in rows[5]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,9 @@ def test_columns_of_different_lengths_are_damage_behind_the_shortest(tmp_path: P
 def test_errors_name_the_key_with_the_rows(tmp_path: Path) -> None:
     path = tmp_path / "a.json"
     path.write_text(json.dumps({"info": {}, "annotations": ROWS}))
-    with pytest.raises(UserError, match=r"a\.json has no url column .*it has info, annotations.*read\.json_key=NAME"):
+    with pytest.raises(
+        UserError, match=r"a\.json has no url column .*it has 'info', 'annotations'.*read\.json_key=NAME"
+    ):
         read_all(path)
     with pytest.raises(UserError, match=r"a\.json: it has no list rows \(its keys are info, annotations\)"):
         read_all(path, json_key="rows")

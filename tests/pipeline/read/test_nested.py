@@ -87,7 +87,7 @@ def test_columns_in_names_of_folders_travel_along_and_can_be_conditions(tmp_path
     write_tar(tmp_path / "t/lang=en/a.tar", {"0.jpg": PICTURE, "0.json": b'{"caption": "x", "meta": {"n": 1}}'})
     tar = read_all(tmp_path / "t/*/a.tar", where="lang == 'en' and column('meta.n') == 1")
     assert [(row["image"], row["reason"]) for row in tar] == [(PICTURE, None)]
-    with pytest.raises(UserError, match=r"has no column land.*did you mean lang"):
+    with pytest.raises(UserError, match=r"has no column 'land'.*did you mean 'lang'"):
         read_all(tmp_path / "t", where="land == 'en'")
 
 
@@ -150,7 +150,7 @@ def test_a_condition_on_a_folder_above_the_input_names_the_columns_there_are(tmp
     write_tar(tmp_path / "lang=en/x/a.tar", {"0.jpg": PICTURE, "0.txt": b"a dog"})
     lines(tmp_path / "lang=en/a.jsonl", [{"url": "http://a", "caption": "a dog"}])
     for name in ("x", "a.jsonl"):
-        with pytest.raises(UserError, match="has no column lang"):
+        with pytest.raises(UserError, match="has no column 'lang'"):
             read_all(tmp_path / "lang=en" / name, where="lang == 'en'")
     assert [row["reason"] for row in read_all(f"{tmp_path}/*/x/a.tar", where="lang == 'en'")] == [None]
 

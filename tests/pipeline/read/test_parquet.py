@@ -42,7 +42,7 @@ def test_a_value_that_python_cannot_represent_makes_one_bad_row_if_it_is_needed(
     pq.write_table(pa.table({"url": URLS, "caption": URLS, "seen": dates}), tmp_path / "a.parquet")
     rows = read_all(tmp_path / "a.parquet", where="seen is None or seen != ''")
     assert [row["reason"] for row in rows] == [None, "bad_row", None]
-    assert "row 1: the timestamp[ms] in column seen cannot be read" in rows[1]["detail"]
+    assert "row 1 (from 0): the timestamp[ms] in column 'seen' cannot be read" in rows[1]["detail"]
 
 
 def test_text_in_latin_1_makes_one_bad_row(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_image_column_that_holds_no_images_is_an_error_with_its_type(
     tmp_path: Path, column: pa.Array, found: str
 ) -> None:
     pq.write_table(pa.table({"image": column, "caption": URLS}), tmp_path / "a.parquet")
-    with pytest.raises(UserError, match=rf"the column image has the type {found}.*read.image_column=NAME"):
+    with pytest.raises(UserError, match=rf"the column 'image' has the type {found}.*read.image_column=NAME"):
         plan_shards(str(tmp_path / "a.parquet"), 10, None, ReadConfig())
 
 

@@ -196,7 +196,7 @@ def test_columns_are_found_by_known_or_configured_names(tmp_path: Path) -> None:
     assert read_all(path)[0] | {"url": "http://a", "caption_original": "x", "id": "7"} == read_all(path)[0]
     assert read_all(path, caption_column="other")[0]["caption_original"] == "y"
     assert read_all(path, id_column="other")[0]["id"] == "y"
-    with pytest.raises(UserError, match=r"has no id column \(looked for mine; .*; set read\.id_column=NAME"):
+    with pytest.raises(UserError, match=r"has no id column \(looked for 'mine'; .*; set read\.id_column=NAME"):
         read_all(path, id_column="mine")
 
 
@@ -242,7 +242,7 @@ def test_an_invalid_given_box_is_a_bad_row_that_names_it(tmp_path: Path, box: An
     )
     assert [row["reason"] for row in rows] == ["bad_row", "bad_row", None]
     for row, column in zip(rows, ("noun_chunks", "ref_exps"), strict=False):
-        assert f", line 1: {column} does not hold GRIT's lists of 7 numbers: box 1: " in row["detail"].replace(
+        assert f", line 1: {column} does not hold GRIT's lists of 7 numbers: box 1 (from 0): " in row["detail"].replace(
             "line 2", "line 1"
         )
         assert message in row["detail"]

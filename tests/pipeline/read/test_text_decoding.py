@@ -45,6 +45,29 @@ def test_json_is_decoded_strictly(tmp_path: Path, name: str) -> None:
     assert captions(path, encoding="latin-1") == [TEXT, "café"]
 
 
+@pytest.mark.parametrize("escape", [r"\ud83d", r"\udc83"])
+def test_half_of_an_escaped_pair_is_named_with_its_fix(tmp_path: Path, escape: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text(f'{{"url": "http://a", "caption": "a {escape} b"}}\n')
+    (row,) = read_all(path)
+    assert row["detail"] == (
+        f"0/a.jsonl, line 1: the caption has '{escape}', half of a pair for one character; write that "
+        "character, or both halves"
+    )
+
+
+def test_bytes_in_another_encoding_have_a_fix_that_their_format_has(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_bytes(b"url,caption\nhttp://a,caf\xe9\n")
+    (row,) = read_all(tmp_path / "a.csv")
+    assert row["detail"] == "0/a.csv, line 2: the caption has bytes that are not valid utf-8; see read.encoding"
+    assert captions(tmp_path / "a.csv", encoding="latin-1") == ["café"]
+    pq.write_table(pa.table({"url": ["http://a"], "caption": [b"caf\xe9"]}), tmp_path / "a.parquet")
+    (row,) = read_all(tmp_path / "a.parquet")
+    assert row["detail"] == (
+        "0/a.parquet, row 0 (from 0): the caption has bytes that are not UTF-8, at byte 3; write it as text"
+    )
+
+
 @pytest.mark.parametrize("member", ["txt", "json"])
 @pytest.mark.parametrize("encoding", WIDE)
 @pytest.mark.parametrize("in_tar", [True, False])

@@ -78,11 +78,11 @@ def test_pictures_in_a_column_in_files_and_in_the_input_are_told(tmp_path: Path)
     pq.write_table(
         pa.table({"img": [{"bytes": PNG, "path": "1.png"}], "text": ["a cat"]}), tmp_path / "column" / "a.parquet"
     )
-    assert reading(tmp_path / "column")["pictures"] == "in the column img"
+    assert reading(tmp_path / "column")["pictures"] == "in the column 'img'"
     assert reading(tmp_path / "column")["first_row"]["image"] == f"{len(PNG)} bytes"
     (tmp_path / "paths" / "a.csv").write_text("file_name,caption\n0.png,a cat\n")
     found = reading(tmp_path / "paths", image_roots=(str(tmp_path),))
-    assert found["pictures"] == "files that the column file_name names"
+    assert found["pictures"] == "files that the column 'file_name' names"
     for name, content in (("0.png", PNG), ("0.TXT", b"a cat"), ("1.psd", b""), ("2.txt", b"no picture")):
         (tmp_path / "folder" / name).write_bytes(content)
     found_input, lines = understood(tmp_path / "folder")
@@ -110,7 +110,7 @@ def test_pictures_in_a_column_in_files_and_in_the_input_are_told(tmp_path: Path)
 def test_the_first_row_of_a_metadata_file_beside_its_pictures_is_told_as_it_is_read(tmp_path: Path) -> None:
     (tmp_path / "metadata.jsonl").write_text('{"file_name": "b/0.png", "text": "a cat"}')
     found = reading(tmp_path)
-    assert found["pictures"] == "files that the column file_name names"
+    assert found["pictures"] == "files that the column 'file_name' names"
     assert found["first_row"] == {
         "caption": "a cat",
         "image": f"{tmp_path}/b/0.png",
@@ -215,7 +215,7 @@ def test_the_place_of_pictures_is_that_of_the_first_row(tmp_path: Path, kind: st
     cut = cut_files(list_files(str(tmp_path)), 2, None, settings, readings=readings)
     assert [file.reading for file in cut] == [0, 0]
     (found,) = readings.found
-    assert found["pictures"].startswith("in the column image" if value == "picture" else "to fetch by the URL")
-    assert found["pictures"].endswith(", where the column image has none") == (value == "" and kind != "parquet")
+    assert found["pictures"].startswith("in the column 'image'" if value == "picture" else "to fetch by the URL")
+    assert found["pictures"].endswith(", where the column 'image' has none") == (value == "" and kind != "parquet")
     again = Readings(settings, readings.found)
     assert [file.reading for file in cut_files(list_files(str(tmp_path)), 2, None, settings, readings=again)] == [0, 0]

@@ -224,9 +224,9 @@ def test_other_rows_are_dropped_as_not_selected_and_keep_their_columns(tmp_path:
 def test_a_missing_column_is_named_with_the_file_and_the_closest_name(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text("url,caption,pwatermark\nhttp://a,x,0.1\n")
-    with pytest.raises(UserError, match=r"a\.csv has no column pwatermak.*did you mean pwatermark\?"):
+    with pytest.raises(UserError, match=r"a\.csv has no column 'pwatermak'.*did you mean 'pwatermark'\?"):
         read_all(path, where="pwatermak < 0.5")
-    with pytest.raises(UserError, match=r"has no column zzz.*it has url, caption, pwatermark"):
+    with pytest.raises(UserError, match=r"has no column 'zzz'.*it has 'url', 'caption', 'pwatermark'"):
         read_all(path, where="zzz is None")
     (tmp_path / "b.jsonl").write_text(
         '{"url": "http://a", "caption": "x"}\n{"url": "http://b", "caption": "x", "q": 1}\n'
@@ -267,5 +267,5 @@ def test_a_tar_whose_samples_lack_a_column_is_an_error_that_names_it(tmp_path: P
     path = path.with_name(f"a{suffix}")
     found = read_all(path, where="similarity > 0.3")  # a sample may lack it
     assert [row["reason"] for row in found] == ["not_selected", None]
-    with pytest.raises(UserError, match=r"a\.tar.* has no column punsafe, .*it has width, caption, similarity"):
+    with pytest.raises(UserError, match=r"a\.tar.* has no column 'punsafe', .*it has 'width', 'caption', 'similarity'"):
         read_all(path, where="punsafe < 0.1")

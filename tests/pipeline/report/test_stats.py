@@ -18,6 +18,7 @@ from pipeline.report.summary import summary_table
 from pipeline.summary.histogram import Histogram
 from pipeline.summary.totals import host_of
 from schemas.rows import VERSION
+from schemas.status import shown_stage
 from schemas.table import Drop, drop_rows, kept_indices
 from tests.pipeline.report.make_output import write_output
 
@@ -176,7 +177,7 @@ def test_summary_lists_every_reason_with_its_count(output: Path) -> None:
     text = summary_table(stats)
     for stage, reasons in stats["rows"]["dropped"].items():
         for reason, n in reasons.items():
-            assert any(line.split() == [f"{stage}:", reason, str(n)] for line in text.splitlines())
+            assert any(line.split() == [f"{shown_stage(stage, reason)}:", reason, str(n)] for line in text.splitlines())
     assert "precision 0.950, recall 0.800" in text
 
 

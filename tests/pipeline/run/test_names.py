@@ -79,7 +79,7 @@ def test_a_row_is_described_with_its_file_in_full(first: tuple[Path, dict[str, s
     from hypergrit import __main__ as hypergrit
 
     assert hypergrit.main(["explore", str(first[0] / "out"), "row=7"]) == 0
-    assert f"row 2 of {first[0] / 'input' / 'b' / 'pairs.jsonl'}" in capsys.readouterr().out
+    assert f"row 2 (from 0) of {first[0] / 'input' / 'b' / 'pairs.jsonl'}" in capsys.readouterr().out
 
 
 def test_train_names_its_file_below_the_input(tars: Path, finished: Path) -> None:
@@ -94,6 +94,29 @@ def test_a_merge_keeps_files_of_one_name_apart(tars: Path, finished: Path, tmp_p
     with running_here():
         assert hypergrit.main(["rewrite", *sources, f"output={tmp_path / 'both'}", "ray.runner=local"]) == 0
     assert {row["source"] for row in arrow_rows(tmp_path / "both")} == {"0/0/00000.tar", "1/0/00000.tar"}
+
+
+def test_a_merge_shows_the_files_of_its_sources_and_names_a_source_that_is_gone(
+    first: tuple[Path, dict[str, str]], tmp_path: Path, capsys: Any
+) -> None:
+    from hypergrit import __main__ as hypergrit
+
+    write_input(tmp_path / "input")
+    run(tmp_path / "input", tmp_path / "out")
+    sources, both, again = [first[0] / "out", tmp_path / "out"], tmp_path / "both", tmp_path / "again"
+    with running_here():
+        arguments = [*(f"source={source}" for source in sources), f"output={both}", "mixed=true"]
+        assert hypergrit.main(["rewrite", *arguments, "ray.runner=local"]) == 0
+        assert hypergrit.main(["rewrite", f"source={both}", f"output={again}", "mixed=true", "ray.runner=local"]) == 0
+    for output in (both, again):
+        report = (output / "report.html").read_text()
+        for file in (first[0] / "input" / "b" / "pairs.jsonl", tmp_path / "input" / "a" / "pairs.jsonl"):
+            assert f"{file}, line 5: " in report
+    assert hypergrit.main(["explore", str(again), "row=17"]) == 0
+    assert f"row 2 (from 0) of {tmp_path / 'input' / 'b' / 'pairs.jsonl'}" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "out")
+    assert hypergrit.main(["explore", str(again), "row=17"]) == 0
+    assert f"row 2 (from 0) of 1/pairs.jsonl of {tmp_path / 'out'}" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -86,7 +86,7 @@ def test_unreadable_images_of_flickr_are_skipped_and_counted(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"caption": None}, "row 1: 'caption' is missing"),
+        ({"caption": None}, "line 2: 'caption' is missing"),
         ({"annos": [{"bbox": [1, 2, 3], "tokens_positive": [[0, 1]]}]}, r"annos\[0\] needs bbox of four numbers"),
         ({"annos": [{"bbox": [1, 2, 3, 4], "tokens_positive": []}]}, r"annos\[0\] needs bbox"),
     ],
@@ -99,7 +99,7 @@ def test_a_malformed_row_of_flickr_is_an_error_that_names_it(tmp_path: Path, cha
 
 def test_a_row_that_is_no_json_is_an_error(tmp_path: Path) -> None:
     write_flickr(tmp_path, row("7.jpg", "A red kite.")).write_text("no tab\n")
-    with pytest.raises(UserError, match=r"train-0000\.tsv: row 0, an id, a tab and an object, is not valid JSON"):
+    with pytest.raises(UserError, match=r"train-0000\.tsv: line 1, an id, a tab and an object, is not valid JSON"):
         flickr_pool(small_embedder("clip", tmp_path), tmp_path, 0)
 
 
@@ -108,7 +108,7 @@ def test_pools_that_are_missing_or_malformed_are_listed(tmp_path: Path) -> None:
     with pytest.raises(MissingFilesError, match=r"pexels_text\.json.*train-0000\.tsv.*held_out/00000\.tar"):
         read_pools(embedder, tmp_path, 0)
     write_flickr(tmp_path, {"file_name": "7.jpg"})
-    with pytest.raises(UserError, match=r"train-0000\.tsv: row 0: 'caption' is missing"):
+    with pytest.raises(UserError, match=r"train-0000\.tsv: line 1: 'caption' is missing"):
         read_pools(embedder, tmp_path, 0)
     write_shards(tmp_path, n=3)
     found, problems = read_pools(embedder, tmp_path, 0)

@@ -132,12 +132,7 @@ class GlipGrounder:
     """
 
     def __init__(
-        self,
-        model: Glip,
-        prompter: Prompter,
-        device: torch.device,
-        floor: float,
-        precision: Precision = "auto",
+        self, model: Glip, prompter: Prompter, device: torch.device, floor: float, precision: Precision = "auto"
     ) -> None:
         self.model = model.to(device).eval()
         self.prompter, self.device, self.floor = prompter, device, floor

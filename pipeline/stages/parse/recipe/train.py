@@ -27,11 +27,7 @@ DROPOUT: Final = 0.1
 
 
 def train_parser(
-    student: str,
-    teacher: str,
-    photos: Sequence[dict[str, Any]],
-    texts: Sequence[dict[str, Any]],
-    seed: int = 1,
+    student: str, teacher: str, photos: Sequence[dict[str, Any]], texts: Sequence[dict[str, Any]], seed: int = 1
 ) -> Language:
     """Return the pipeline `student` trained on the trees of `teacher`.
 

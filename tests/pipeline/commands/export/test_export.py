@@ -248,7 +248,7 @@ def test_card_has_figures_licence_and_pictures_that_exist(made: Any, rows: dict[
     card = huggingface_hub.DatasetCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0"
     assert f"| rows kept | {len(rows)} |" in card.text
-    assert "| dropped by download as undecodable | 1 |" in card.text
+    assert "| dropped by images as undecodable | 1 |" in card.text
     assert "| grounder | miniature |" in card.text
     pictures = re.findall(r"!\[sample\]\(([^)]*)\)", card.text)
     assert len(pictures) == 6

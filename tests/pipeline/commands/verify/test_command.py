@@ -32,6 +32,17 @@ def test_an_intact_output_is_left_as_it_is(tmp_path: Path, capsys: Printed) -> N
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
+def test_a_quiet_check_prints_only_what_is_broken(tmp_path: Path, capsys: Printed) -> None:
+    write_two(tmp_path)
+    assert verify(tmp_path, "quiet=true") == 0
+    assert capsys.readouterr().out == ""
+    flip(tmp_path / "arrow/00001.arrow")
+    assert verify(tmp_path, "quiet=true") == 1
+    broken, last = capsys.readouterr().out.splitlines()
+    assert broken.startswith("shard 1: arrow/00001.arrow: other content")
+    assert last.startswith("1 shard is broken: 1;")
+
+
 def test_requeued_shards_are_computed_again_and_the_output_is_as_before(
     config: PipelineConfig,  # noqa: F811
     computed: list[int],  # noqa: F811
