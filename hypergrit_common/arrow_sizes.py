@@ -18,11 +18,13 @@ shrink more, such as empty columns, are small."""
 
 ROW_BYTES: Final = 1 << 22
 """Bytes that rows of the pipeline may have on average: the limits of `read` allow a text and other columns of megabytes."""
+MOST: Final = 1 << 30
+"""Bytes that are accepted for any number of rows: rows that fill more with what shrinks to less than a RATIO-th are a bomb."""
 
 
 def check_size(decoded: int, stored: int, n_rows: int = 0) -> None:
     """Raise ValueError for data that are not worth decoding: far more bytes than are stored, or than `n_rows` rows have."""
-    if decoded > max(LARGE, RATIO * stored, ROW_BYTES * n_rows):
+    if decoded > max(LARGE, RATIO * stored, min(ROW_BYTES * n_rows, MOST)):
         raise ValueError(f"its {stored:,} bytes hold {decoded:,} bytes of data, far more than such a file has")
 
 

@@ -84,6 +84,18 @@ def test_a_parquet_file_of_few_bytes_with_much_data_is_refused(
         read_parquet(content)
 
 
+def test_many_rows_do_not_allow_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = pa.table({"v": ["a" * 100_000] * 100})
+    monkeypatch.setattr(arrow_sizes, "LARGE", 1 << 20)
+    content = parquet(table, use_dictionary=False)
+    assert read_parquet(content).num_rows == 100
+    monkeypatch.setattr(arrow_sizes, "MOST", 9_000_000)
+    with pytest.raises(ValueError, match="bytes of data"):
+        read_parquet(content)
+    with pytest.raises(ValueError, match="bytes of data"):
+        open_arrow_file(arrow(table, "zstd"), has_rows=True)
+
+
 def test_texts_in_dictionaries_are_read_as_they_are() -> None:
     table = pa.table({"v": ["a", "b", None] * 10, "n": [[1.5], []] * 15})
     assert read_parquet(parquet(table), ["v"]).to_pylist() == table.select(["v"]).to_pylist()

@@ -110,6 +110,7 @@ class Model:
     webs: set[str] = field(default_factory=set)  # states of the web in which shards may have been computed
     damaged: set[int] = field(default_factory=set)  # shards whose files were damaged, and not made again since
     is_disturbed: bool = False  # a verb was disturbed since the last one that ended with 0
+    has_old_report: bool = False  # stats.json was damaged, so that nobody knows whether the report is that of its rows
     options: tuple[str, ...] | None = None  # of the last rewrite that was begun
     own: set[str] = field(default_factory=set)  # entries of takedowns that were begun on this output itself
     is_late: bool = False  # the request that a verb was about to send arrived after another one had taken over
@@ -274,6 +275,7 @@ class World:
             self.bucket.put(path)
         if place in NEEDED:
             self.models[step.output].damaged.add(int(path.name.partition(".")[0]))
+        self.models[step.output].has_old_report |= place == "stats.json"
 
     # The model: what a step may change, and what holds after it.
 
@@ -311,6 +313,8 @@ class World:
             }[step.verb]  # fmt: skip
             if not is_whole or model.going - model.gone:
                 allowed = allowed | ({1, 2} if step.verb in ("verify", "requeue") else {0, 2, 3, 4})
+            if step.verb == "verify" and model.has_old_report and model.going:
+                allowed = allowed | {1}
             if step.verb == "export" and step.output == "b":
                 allowed = {0, 2}  # b may lack the columns
             assert code in allowed, about
@@ -324,6 +328,8 @@ class World:
             page = self.folder / "pages" / str(int(log.name) - 1)
             found = ask(partial(traces, [page], gone))
             assert not found, f"after {step}, its pages have rows that were taken down: {found[:5]}"
+        if done and (step.verb in ("run", "retry", "rewrite", "takedown") or "report" in step.options):
+            model.has_old_report = False
         match step.verb:
             case "takedown" if done:
                 model.gone |= self.entry(step)[1]
@@ -435,6 +441,8 @@ class World:
         model.damaged = ask(partial(unindexed, self.path(name)))
         path = self.folder / "lists" / "all"
         if model.entries:
+            if not (self.path(name) / "config.yaml").exists():
+                self.expect((0, 4), arguments)
             path.write_text("".join(f"{entry}\n" for entry in sorted(model.entries)))
             self.expect(0, ["takedown", output, f"list={path}", *LOCAL])
             model.gone |= model.going
