@@ -59,7 +59,7 @@ SCORES: Final = (
         setting="min_presence", of="phrase", column="presence", range=(0, 1), threshold="lowest presence of a phrase",
         reason="low_presence", removed="presence of the phrase in the image (SAM 3) below the threshold",
         dropped="the last remaining boxes had phrases that are probably not in the image",
-        hint="The presence is stored in arrow/.",
+        hint="The presence is stored in arrow/.", label="Presence of the phrase",
     ),
     ScoreEntry(
         setting="min_image_similarity", of="row", column="clip_similarity", unit="cosine", range=(-1, 1),

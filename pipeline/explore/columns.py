@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 
 from pipeline.summary.totals import asked_phrases, first_items, host_of, labels
 from schemas.manifest import Provenance, ThresholdValues, has_grounder
-from schemas.scores import CROP_SCORES, ROW_COLUMNS
+from schemas.scores import BOX_SCORES, ROW_COLUMNS, ScoreEntry
 from schemas.status import BOX_REMOVALS
 
 SOURCE_COLUMNS: Final = (
     *("key", "source", "url", "caption", "caption_original", "status", "stage", "reason"),
     *("width", "height", "original_width", "original_height", "tokens", "noun_chunks"),
     *("boxes", "box_scores", *ROW_COLUMNS, "given_chunks"),
+    *(score.column for score in BOX_SCORES if score.of == "phrase"),
 )
 """Columns of arrow/ that the index is made of, besides `image`."""
 WORDS: Final = ("reason", "host", "source", "phrase", "label")
@@ -113,12 +114,22 @@ def box_columns(
         "label": words.encode("label", pa.array(nouns, pa.string())),
         "chunk": box["phrase"],
         **corners,
-        "score": box["score"],
-        **{score.column: measured[score.column] for score in CROP_SCORES},
+        **{score.column: box_score(score, batch, place, box, measured) for score in BOX_SCORES},
         "side": box_sides(edges, width, height, thresholds["size_rule"]),
         "removed": removals(measured["removed"]),
     }
     return {name: as_array(values) for name, values in columns.items()}
+
+
+def box_score(
+    score: ScoreEntry, batch: pa.RecordBatch, place: Ints, box: Mapping[str, pa.Array], measured: Mapping[str, pa.Array]
+) -> pa.Array:
+    """Return a score of each box, of which `place` are the rows in the batch; null where there is none."""
+    if score.of != "phrase":
+        return (box if score.of == "box" else measured)[score.column]
+    phrase, lists = box["phrase"].to_numpy(), batch[score.column]
+    has_none = pc.fill_null(pc.list_value_length(lists), 0).to_numpy()[place] <= phrase
+    return pc.list_flatten(lists).take(pa.array(first_items(lists)[place] + phrase, mask=has_none))
 
 
 def box_sides(corners: Mapping[str, Floats], width: npt.NDArray[np.int32], height: npt.NDArray[np.int32], rule: str

@@ -39,7 +39,7 @@ from schemas.manifest import Manifest, ThresholdValues
 from schemas.scores import SCORES
 from schemas.status import KEPT
 
-VERSION: Final = " ".join(["6", *(score.column for score in SCORES)])
+VERSION: Final = " ".join(["7", *(score.column for score in SCORES)])
 """Changes with the files, so that old indexes are built again: raise the number unless only the scores change."""
 STORED, THUMBNAIL_ONLY = 1, 2
 """Values of the column `has_image`: 0 without a picture."""

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from hypergrit_common.errors import UserError
 from hypergrit_common.processes import free_memory, machine
 from trainer.config import TrainConfig
+from trainer.data.text_streams import STREAMS
 from trainer.distributed.gather import all_ranks
 from trainer.distributed.process import Process
 from trainer.encoders.config import CACHED
@@ -29,6 +30,7 @@ TOLERANCE: Final = 0.8  # share of the estimate that must be free: it may be a q
 LOADER_BYTES: Final = 120e6  # of a loader process of its own, beside its batches
 PHRASE_SHARE: Final = 0.25  # tokens of the longest phrase of a batch, as a share of those of a caption
 BOXES: Final = 3  # boxes of a pair, if all are used and their number has no limit
+TEXTS: Final = 5  # rows of a pair in each stream of further texts, such as queries, as long as phrases
 SMALL_MACHINE: Final = "jobs/train/small_machine.yaml"
 
 
@@ -72,7 +74,8 @@ def needed(config: TrainConfig, model: DualEncoder, process: Process) -> float:
     """The bytes that a process needs beside its weights: activations, gradients, Adam's state and batches."""
     data, pairs, text = config.data, config.batch_size // process.world_size, config.model.text
     boxes = 0 if "boxes" not in model.needs else 1 if data.boxes == "random" else data.max_boxes or BOXES
-    images, texts = pairs * (1 + boxes), pairs * (1 + PHRASE_SHARE * boxes)
+    images, phrases = pairs * (1 + boxes), boxes + TEXTS * len(model.needs & STREAMS.keys())
+    texts = pairs * (1 + PHRASE_SHARE * phrases)
     dtype = torch.float32 if text.name == CACHED else torch.int64
     model.eval()  # batch norms must not learn from these rows
     image = saved_per_row(model, lambda n: model.image_features(torch.zeros(n, *config.model.image.row_shape)))

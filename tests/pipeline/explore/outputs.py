@@ -28,17 +28,17 @@ THRESHOLDS = ScoreConfig(min_side_px=32, size_rule="area", min_score=0.65, min_c
 class RandomScores:
     """Scores around the thresholds."""
 
-    def __init__(self, seed: int, has_head: bool) -> None:
-        self.rng, self.has_head = Random(seed), has_head
+    def __init__(self, seed: int, has_head: bool, has_clip: bool) -> None:
+        self.rng, self.has = Random(seed), {"head_score": has_head, "clip_cosine": has_clip}
 
     def __call__(self, score: ScoreEntry, rows: Rows, places: Sequence[Place]) -> list[float | None]:
         course = {"clip_cosine": (0.31, 0.06), "head_score": (5, 1)}.get(score.column, (0.3, 0.04))
-        has_value = score.column != "head_score" or self.has_head
+        has_value = self.has.get(score.column, True)
         return [self.rng.gauss(*course) if has_value else None for _ in places]
 
 
 def make_rows(n: int, thresholds: ScoreConfig = THRESHOLDS, keep_all: bool = False, has_head: bool = False,
-              keeps_pairs: bool = False) -> list[Row]:  # fmt: skip
+              keeps_pairs: bool = False, has_clip: bool = True) -> list[Row]:  # fmt: skip
     """Rows of which every fifth was dropped by the download; others are dropped by the filters of `thresholds`."""
     made = [make_row(i, STYLES[i % len(STYLES)]) for i in range(n)]
     table = pa.Table.from_pylist([row for row, _ in made], schema=CAPTIONED)
@@ -47,9 +47,13 @@ def make_rows(n: int, thresholds: ScoreConfig = THRESHOLDS, keep_all: bool = Fal
     for i, row in enumerate(table.to_pylist()):
         if row["status"] == "kept":
             found[i] = {"boxes": [box for box, _ in scored_boxes(row, made[i][1], rng)]}
+            if i % 4:
+                presence = Random(i)
+                found[i]["presence"] = [presence.choice([None, presence.random()]) for _ in row["noun_chunks"]]
     table = add_columns(table, GROUNDED, found)
     table = drop_rows(table, "ground", {i: Drop("no_box") for i, values in found.items() if not values["boxes"]})
-    return cast(list[Row], score_table(table, thresholds, RandomScores(n, has_head), keep_all, keeps_pairs).to_pylist())
+    scores = RandomScores(n, has_head, has_clip)
+    return cast(list[Row], score_table(table, thresholds, scores, keep_all, keeps_pairs).to_pylist())
 
 
 def hostile(rows: Sequence[Row]) -> list[Row]:

@@ -162,6 +162,7 @@ HIGHER = [
     {"min_clip_score": "0.7777", "min_side_px": "60"},
     {"min_grounded_share": "0.6"},
     {"min_score": "0.8", "min_grounded_share": "0.34"},
+    {"min_presence": "0.5"},
 ]
 LOWER = [{}, {"min_score": "0.4"}, {"min_score": "0", "min_clip_score": "0", "min_side_px": "1"}]
 ROWS = [
@@ -232,6 +233,21 @@ def test_slider_keeps_what_rewrite_keeps(
             tab.locator("[name=min_score_value]").press("Tab")
             assert "score.keep_all=true" in tab.locator(".sliders .warning").inner_text()
             assert tab.locator("#kept, #command").count() == 0
+
+
+def test_boxes_of_a_job_without_a_scorer_count_as_the_job_kept_them(
+    browser: Any, start: Callable[..., Server], tmp_path: Path
+) -> None:
+    rows = make_rows(20, has_clip=False)
+    output = write_output(tmp_path / "out", [rows], "formats=[arrow,grit]")
+    with opened(browser, start(output, marks=str(tmp_path / "m.csv")).url) as tab:
+        tab.locator("details.thresholds > summary").click()
+        kept = [sum(s["removed"] is None for s in row["box_scores"]) for row in rows if row["status"] == "kept"]
+        shown = tab.locator("#kept")
+        found = int(shown.get_attribute("data-rows")), int(shown.get_attribute("data-boxes"))
+        assert found == (len(kept), sum(kept)) != (0, 0)
+        assert tab.locator("[name=min_clip_score]").count() == 0
+        assert tab.locator("[name=min_score]").count() == 1
 
 
 def test_an_opened_row_shows_its_facts_boxes_and_tree(browser: Any, server: Server, output: str) -> None:

@@ -15,13 +15,13 @@ export function accepted(name, text) {
   return String(Math.min(Math.max(value, least), most));
 }
 
-/** The thresholds that an output has values for; those of boxes it always has. */
+/** The thresholds that an output has values for. */
 export const namesOf = (output) =>
   [...SCORES.values()]
     .filter((item) =>
       isShare(item)
         ? output.rows.asked.some((n) => n > 0)
-        : !isOfRows(item) || output.rows[item.column].some((value) => !Number.isNaN(value)),
+        : (isOfRows(item) ? output.rows : output.boxes)[item.column].some((value) => !Number.isNaN(value)),
     )
     .map((item) => item.setting);
 
@@ -64,8 +64,8 @@ const judged = (output) =>
           : 0,
   );
 
-/** A function that tells if a row or box reaches the thresholds of stored scores, except `name`. A missing value of a
- *  row does; that of a box, which an earlier filter removed, does not. */
+/** A function that tells if a row or box reaches the thresholds of stored scores, except `name`. A missing value does,
+ *  but not that of the crop of a box that an earlier filter removed: nobody knows it. */
 function filterOf(output, ofRows, t, name) {
   const stored = ofRows ? output.rows : output.boxes;
   const limits = columns(ofRows)
@@ -74,7 +74,7 @@ function filterOf(output, ofRows, t, name) {
   return (at) => {
     for (const { item, values, least } of limits) {
       const value = inUnit(item, values[at]);
-      if (!(value >= least) && !(ofRows && Number.isNaN(value))) return false;
+      if (Number.isNaN(value) ? item.of === "crop" && output.boxes.removed[at] !== 0 : value < least) return false;
     }
     return true;
   };
