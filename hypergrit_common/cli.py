@@ -17,9 +17,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import Any, Final, NoReturn, ParamSpec
 
-from hypergrit_common.errors import NotFiniteError, UserError
-from hypergrit_common.text import message, message_lines
-from hypergrit_common.urls import text_without_queries
+from hypergrit_common.errors import MACHINE_ERRORS, NotFiniteError, UserError
+from hypergrit_common.urls import clean, safe_lines, safe_message
 
 P = ParamSpec("P")
 
@@ -51,7 +50,8 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
     def decorate(main: Callable[P, int]) -> Callable[P, int]:
         @functools.wraps(main)
         def run(*arguments: P.args, **options: P.kwargs) -> int:
-            sys.excepthook = print_exception
+            open_closed_streams()
+            escape_exceptions()
             quiet_libraries()
             after = f": {kept}" if kept else ""
             try:
@@ -74,10 +74,12 @@ def command(kept: str = "") -> Callable[[Callable[P, int]], Callable[P, int]]:
                 return _fail(f"interrupted{after}", INTERRUPTED)
             except TerminatedError:
                 return _fail(f"terminated{after}", TERMINATED)
-            except BrokenPipeError:
-                if not close_broken_stdout():
+            except OSError as error:
+                if not close_broken_stdout("\n" if error.errno in MACHINE_ERRORS else ""):
                     raise
-                return CLOSED_PIPE
+                if isinstance(error, BrokenPipeError):
+                    return CLOSED_PIPE
+                return _fail(f"error: the standard output cannot be written: {error.strerror}", USER_ERROR)
 
         return run
 
@@ -154,48 +156,59 @@ def sigterm_handler_kept() -> Iterator[None]:
             signal.signal(signal.SIGTERM, _terminate if before == signal.SIG_DFL else before)
 
 
-def close_broken_stdout() -> bool:
-    """Return True if the reader of the standard output has closed it; the flush at exit then raises no more."""
+def close_broken_stdout(probe: str = "") -> bool:
+    """Return True if the standard output was closed by its reader, or cannot be written; the flush at exit then raises no more.
+
+    `probe` is written to it: a stream without a buffer keeps nothing that could fail again.
+    """
     try:
         descriptor = sys.stdout.fileno()
     except (OSError, ValueError):  # replaced by an object without a file, as in tests
         return False
     poll = select.poll()
     poll.register(descriptor, 0)
-    if not any(event & select.POLLERR for _, event in poll.poll(0)):
+    is_broken = any(event & select.POLLERR for _, event in poll.poll(0))
+    try:
+        print(end=probe, flush=True)
+    except OSError:
+        is_broken = True
+    if not is_broken:
         return False
     os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
     return True
 
 
-class MessageFormatter(logging.Formatter):
-    """A formatter whose records are one safe line each, followed by the lines of a traceback.
+def open_closed_streams() -> None:
+    """Send to the null device what is printed to a stream that was closed when this process started (`>&-`)."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  # until the process ends
 
-    The queries of URLs, which may be signatures, are left out.
-    """
+
+class MessageFormatter(logging.Formatter):
+    """A formatter whose records are one safe line each, followed by the lines of a traceback (`safe_message`)."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Format a record; names and texts from outside in it cannot control the terminal."""
-        record.message = message(text_without_queries(record.message))
+        record.message = safe_message(record.message)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:  # noqa: N802
         """Format a traceback; as in `formatMessage`."""
-        return message_lines(text_without_queries(super().formatException(ei)))
+        return safe_lines(super().formatException(ei))
 
 
-class JsonFormatter(logging.Formatter):
+class JsonFormatter(MessageFormatter):
     """A formatter whose records are one JSON object a line: time in UTC, level, message, and what is in `progress`."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Format a record; a traceback is one of its fields."""
         at = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        shown = text_without_queries(record.getMessage())
-        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": shown}
+        values: dict[str, Any] = {"time": at, "level": record.levelname, "message": safe_message(record.getMessage())}
         if record.exc_info:
-            values["traceback"] = text_without_queries(self.formatException(record.exc_info))
+            values["traceback"] = self.formatException(record.exc_info)
         if (progress := getattr(record, "progress", None)) is not None:
-            values["progress"] = progress
+            values["progress"] = clean(progress, strip_query=True)
         return json.dumps(values, ensure_ascii=True)
 
 
@@ -222,7 +235,7 @@ def notify(text: str, level: int = logging.WARNING) -> None:
     if logs_json():
         logging.getLogger("hypergrit").log(level, "%s", text)
     else:
-        print(message(text_without_queries(text)), file=sys.stderr)
+        print(safe_message(text), file=sys.stderr)
 
 
 def quiet_libraries() -> None:
@@ -236,6 +249,16 @@ def quiet_libraries() -> None:
     os.environ.setdefault("PYTHONWARNINGS", ",".join(sys.warnoptions) or "ignore")
     if os.environ.get("NO_COLOR") or not (sys.stderr and sys.stderr.isatty()):
         os.environ.setdefault("RAY_COLOR_PREFIX", "0")
+
+
+def escape_exceptions() -> None:
+    """Print what ends this process or one of its threads with `print_exception`."""
+    sys.excepthook = print_exception
+    threading.excepthook = lambda ended: (
+        None
+        if ended.exc_type is SystemExit or ended.exc_value is None
+        else print_exception(ended.exc_type, ended.exc_value, ended.exc_traceback)
+    )
 
 
 def print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -125,17 +125,19 @@ def content_layers(
     """
     own = {key for layer, _ in given for key in flatten(layer)}
     allowed = [*trusted, *map(str, last_value(given, "trust") or ())]
-    found = list[Layer]()
+    found, named, names = list[Layer](), list[str](), dict[str, None]()
     for layer, source in saved:
         refused: dict[str, list[str]] = {}
         content = _content(cls, layer, own, {*allowed, absolute(os.path.dirname(source))}, refused)
         found.append((content, source))
-        if follows and refused:
-            trust = f"trust={as_argument(list(dict.fromkeys(text for texts in refused.values() for text in texts)))}"
-            raise UserError(
-                f"{source} names {shlex.join(refused)}, which is not followed from a saved configuration; if you trust "
-                f"it, give the same on the command line, or give {shlex.quote(trust)}"
-            )
+        if refused:
+            named.append(f"{source} names {shlex.join(refused)}")
+            names |= dict.fromkeys(text for texts in refused.values() for text in texts)
+    if follows and named:
+        raise UserError(
+            f"{'; '.join(named)}, which is not followed from a saved configuration; if you trust it, give the same on the "
+            f"command line, or give {shlex.quote(f'trust={as_argument([*names])}')}"
+        )
     return found
 
 

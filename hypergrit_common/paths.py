@@ -8,7 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from hypergrit_common.cli import print_exception, set_up_logging
+from hypergrit_common.cli import escape_exceptions, set_up_logging
 from hypergrit_common.errors import UserError
 
 LOCAL: Final = ("file://", "local://")
@@ -94,7 +94,7 @@ def chdir_hook(folder: str, variables: Mapping[str, str] | None = None) -> Calla
     def hook() -> None:
         set_variables(variables or {})
         set_up_logging(logging.WARNING)
-        sys.excepthook = print_exception
+        escape_exceptions()
         with suppress(OSError):
             os.chdir(folder)
 

@@ -140,8 +140,8 @@ def one_line(error: BaseException) -> str:
 
 
 def first_line(error: BaseException, most: int = 300) -> str:
-    """Return the beginning of a message that may have many lines, such as that of a library."""
-    return str(error).partition("\n")[0][:most]
+    """Return the beginning of a message that may have many lines, such as that of a library: redacted, then cut."""
+    return redact(str(error).partition("\n")[0])[:most]
 
 
 def duration_text(seconds: float) -> str:

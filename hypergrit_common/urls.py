@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any, Final
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.text import AT, redact
+from hypergrit_common.text import AT, message, message_lines, redact
 
 SCHEME_AND_USER: Final = re.compile(r"^(?!(?:abfss?|wasbs?):/+[^/?#:]*@)([^/?#]*/[\x00-\x20]*/)[^/?#]*@")
 """Scheme and user info at the start of a URL. URL parsers ignore control characters, also between the slashes."""
@@ -93,6 +93,16 @@ def text_without_secrets(text: str, *, strip_query: bool) -> str:
 def text_without_queries(text: str) -> str:
     """Remove the query from each URL within a text."""
     return WORD.sub(lambda word: _without_query(word[0]), text) if "?" in text else text
+
+
+def safe_message(text: str) -> str:
+    """Return a text of any source as one line that may leave the process: as in `message`, URLs without queries."""
+    return message(text_without_queries(text))
+
+
+def safe_lines(text: str) -> str:
+    """Return a text of several lines, such as a traceback, with each line as in `safe_message`."""
+    return message_lines(text_without_queries(text))
 
 
 def _without_query(word: str) -> str:

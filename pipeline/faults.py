@@ -19,10 +19,11 @@ from typing import Any, Final, TypeVar
 
 import pyarrow as pa
 
-from hypergrit_common.cli import set_up_logging
+from hypergrit_common.cli import notify, set_up_logging
 from hypergrit_common.errors import UserError, is_machine_error
 from hypergrit_common.paths import repository_root
 from hypergrit_common.processes import end_with_parent, status_text
+from hypergrit_common.text import redact
 from schemas.status import INTERNAL_ERROR
 from schemas.table import Drop, drop_rows, kept_indices
 
@@ -90,14 +91,16 @@ def describe(error: BaseException) -> str:
     """
     if isinstance(error, ShardError | RemoteError):
         return str(error)
-    message = str(error)[: 2 * MAX_DETAIL].encode(errors="backslashreplace").decode()
+    message = redact(str(error))[: 2 * MAX_DETAIL].encode(errors="backslashreplace").decode()
     line = f"{type(error).__name__}: {message}" if message else type(error).__name__
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in line)[:MAX_DETAIL]
 
 
 def format_traceback(error: BaseException) -> str:
-    """Return the last MAX_TRACEBACK characters of the traceback of an exception."""
-    return "".join(traceback.format_exception(error))[-MAX_TRACEBACK:].encode(errors="backslashreplace").decode()
+    """Return the last MAX_TRACEBACK characters of the traceback of an exception, without passwords of URLs."""
+    return (
+        redact("".join(traceback.format_exception(error)))[-MAX_TRACEBACK:].encode(errors="backslashreplace").decode()
+    )
 
 
 def check_limit(faults: Sequence[Fault], limit: int | None) -> None:
@@ -370,7 +373,7 @@ def answer(connection: Connection, function: Any) -> None:
     except KNOWN as error:
         reply = False, error
     except BrokenProcessError as error:
-        print(f"the process ends: {error}", file=sys.stderr, flush=True)
+        notify(f"the process ends: {error}")
         os._exit(BROKEN)
     except BaseException as error:
         reply = False, RemoteError(describe(error), format_traceback(error))

@@ -6,10 +6,9 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from hypergrit_common.cli import EXIT_CODES, command, set_up_logging
+from hypergrit_common.cli import EXIT_CODES, command, notify, set_up_logging
 from hypergrit_common.config_help import help_topic, print_text
 from hypergrit_common.processes import end_with_parent
-from hypergrit_common.text import message
 from trainer.config import help_text, load_config
 from trainer.distributed.config import ALLOCATOR, use_slurm
 
@@ -71,7 +70,7 @@ def run(arguments: Sequence[str]) -> int:
     try:
         train(config)
     except StoppedError as stopped:
-        print(message(str(stopped)), file=sys.stderr)
+        notify(str(stopped))
         return 128 + stopped.signal_number
     return 0
 

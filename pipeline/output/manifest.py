@@ -8,7 +8,7 @@ from typing import Any, Final, cast, get_args, get_origin, get_type_hints, is_ty
 
 from hypergrit_common.errors import UserError
 from hypergrit_common.remote import map_concurrently
-from hypergrit_common.urls import clean
+from hypergrit_common.urls import clean, safe_lines, safe_message
 from pipeline.output.store import Store, indices
 from pipeline.read.types import Piece, ShardPlan, Task
 from schemas.files import FAILED_FILE, MANIFEST_FILE
@@ -123,8 +123,8 @@ def failed_shard(plan: ShardPlan | Task, step: str, error: str, traceback: str, 
         "shard": plan.index,
         "rows": plan.n_rows,
         "step": step,
-        "error": error,
-        "traceback": traceback,
+        "error": safe_message(error),
+        "traceback": safe_lines(traceback),
         "attempts": attempts,
     }
 

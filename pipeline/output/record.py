@@ -71,15 +71,19 @@ def make_record(
 
 
 def check_secrets(record: JobRecord | None, config: PipelineConfig) -> None:
-    """Raise UserError if the recorded run had a proxy or headers about which this one says nothing."""
+    """Raise UserError that names every proxy and header of the recorded run about which this one says nothing."""
     download = config.download
     lacking = [name for name in ([] if record is None else record.get("secrets", [])) if name not in download.secrets]
+    origins: dict[str, Any] = {name: {} for name in lacking if name != "proxy" and name not in download.headers}
+    parts = []
     if "proxy" in lacking and download.proxy is None:
-        raise UserError("the output was downloaded through a proxy, which is not saved; give download.proxy=URL again, or "
-                        "download.proxy=none")  # fmt: skip
-    if origin := next((name for name in lacking if name != "proxy" and name not in download.headers), ""):
-        raise UserError(f"the output was downloaded with headers for {origin}, which are not saved; give them again in "
-                        f"download.headers, or {{{json.dumps(origin)}: {{}}}} for none")  # fmt: skip
+        parts.append(("through a proxy", "give download.proxy=URL again, or download.proxy=none"))
+    if origins:
+        way = f"give them again in download.headers, or {json.dumps(origins, ensure_ascii=False)} for none"
+        parts.append((f"with headers for {', '.join(origins)}", way))
+    if parts:
+        how, ways = zip(*parts, strict=True)
+        raise UserError(f"the output was downloaded {' and '.join(how)}, which is not saved; {'; '.join(ways)}")
 
 
 def write_record(store: Store, record: JobRecord) -> None:

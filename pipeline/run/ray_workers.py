@@ -9,7 +9,6 @@ import logging
 import os
 import pickle
 import re
-import sys
 import time
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -34,6 +33,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from hypergrit_common.cli import notify
 from hypergrit_common.errors import UserError
 from pipeline.config import RayConfig
 from pipeline.faults import BROKEN, BrokenProcessError, RemoteError, ShardError, TooManyFaultsError, describe
@@ -317,7 +317,7 @@ def deadline(timeout_s: float) -> Iterator[None]:
     try:
         yield
     except BrokenProcessError as error:
-        print(f"the process ends: {error}", file=sys.stderr, flush=True)
+        notify(f"the process ends: {error}")
         os._exit(BROKEN)
     finally:
         faulthandler.cancel_dump_traceback_later()

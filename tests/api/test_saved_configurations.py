@@ -236,6 +236,20 @@ def test_one_message_names_all_that_reaches_out_and_its_argument_allows_it(cls: 
         LOADS[cls]([str(stranger.config), trust.replace(sorted(names)[0], "another")])
 
 
+def test_one_message_names_what_all_saved_configurations_lack(tmp_path: Path) -> None:
+    files = [tmp_path / name / "config.yaml" for name in ("a", "b")]
+    for file, text in zip(files, ("input: [/x.csv, /y.csv]", "score: {scorer: /clip}\ninput: /y.csv"), strict=True):
+        file.parent.mkdir()
+        file.write_text(text, encoding="utf-8")
+    with pytest.raises(UserError) as error:
+        pipeline_config.load_config([*map(str, files), "output=out"])
+    first, second = map(str, files)
+    assert f'{first} names \'input=["/x.csv","/y.csv"]\'; {second} names score.scorer=/clip input=/y.csv' in str(
+        error.value
+    )
+    assert str(error.value).endswith("""'trust=["/x.csv","/y.csv","/clip"]'""")
+
+
 @pytest.mark.parametrize(("cls", "key"), [(PipelineConfig, "read.format"), (TrainConfig, "tokenizer")])
 def test_a_name_that_yaml_reads_as_a_number_or_truth_value_reaches_out_like_others(
     cls: type, key: str, stranger: Stranger

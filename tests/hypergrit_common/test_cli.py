@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -15,6 +16,7 @@ from hypergrit_common.cli import (
     MessageFormatter,
     TerminatedError,
     command,
+    escape_exceptions,
     notify,
     print_exception,
     sigterm_handler_kept,
@@ -75,6 +77,36 @@ def test_no_message_has_the_query_of_a_url(capsys: pytest.CaptureFixture[str]) -
     printed += JsonFormatter().format(record)
     assert printed.count("h.test/") == 12
     assert "SECRET" not in printed
+
+
+@pytest.mark.parametrize("formatter", [MessageFormatter("%(message)s"), JsonFormatter()])
+def test_messages_and_tracebacks_are_safe_in_both_formats(formatter: logging.Formatter) -> None:
+    url = "read.id_column=ftp://eve:PASSWORD@h.test/c\u202e\x1b[2J"
+    try:
+        raise KeyError(url)
+    except KeyError:
+        record = logging.LogRecord("x", logging.ERROR, "", 0, "%s", (f"{url} {'x' * 9_000}",), sys.exc_info())
+    record.progress = {"text": "s3://KEY:PASSWORD@bucket/a?sig=SIGNATURE"}
+    text = formatter.format(record)
+    assert text.count("ftp://***@h.test/c\\") == 2
+    assert not any(found in text for found in ("PASSWORD", "SIGNATURE", "\x1b", "\u202e"))
+    assert " characters omitted] xxx" in text
+    assert len(text) < 5_500
+
+
+def test_an_exception_of_a_thread_is_safe(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr(threading, "excepthook", threading.excepthook)
+    escape_exceptions()
+    for error in (ValueError("http://ann:PASSWORD@h.test/?a=1"), SystemExit(3)):
+        thread = threading.Thread(target=raising_in_thread, args=(error,))
+        thread.start()
+        thread.join()
+    assert capsys.readouterr().err.endswith("\nValueError: http://***@h.test/\n")
+
+
+def raising_in_thread(error: BaseException) -> None:
+    raise error
 
 
 @pytest.mark.parametrize("bug", [ZeroDivisionError, BrokenPipeError])  # the pipe of another file than the output
@@ -146,6 +178,33 @@ def test_a_closed_output_pipe_ends_without_a_traceback(body: str, code: int) -> 
     assert process.stderr is not None
     assert process.stderr.read() == ""
     assert process.wait() == code
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("body", ["print_text('done')", "print('done')", "print('x' * 10**6)", "raise SystemError"])
+def test_a_full_output_device_is_a_line(body: str, unbuffered: str) -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(body=body)], stdout=full, stderr=subprocess.PIPE, text=True,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )  # fmt: skip
+    if body.startswith("raise"):
+        assert (done.returncode, done.stderr.splitlines()[-1]) == (1, "SystemError")
+    else:
+        assert done.stderr == "error: the standard output cannot be written: No space left on device\n"
+        assert done.returncode == 2
+
+
+@pytest.mark.parametrize(("closed", "text"), [(">&-", "error: no\n"), ("2>&-", "done\n"), (">&- 2>&-", "")])
+@pytest.mark.parametrize(("body", "code"), [("print_text('done')", 0), ("return 3", 3), ("raise UserError('no')", 2)])
+def test_a_closed_stream_changes_no_exit_code(closed: str, text: str, body: str, code: int) -> None:
+    program = PROGRAM.format(body=f"from hypergrit_common.errors import UserError; {body}")
+    line = f'exec "$0" -c "$1" {closed}'
+    done = subprocess.run(["bash", "-c", line, sys.executable, program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout + done.stderr) == (
+        code,
+        text if (code, text[:1]) in ((0, "d"), (2, "e")) else "",
+    )
 
 
 @pytest.mark.parametrize("child", ["", "import subprocess; subprocess.run([sys.executable, '-c', "])

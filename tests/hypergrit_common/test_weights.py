@@ -5,13 +5,15 @@ import pickle
 import zipfile
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from hypergrit_common.weights import read_tensors, save_tensors
+from hypergrit_common.errors import UserError
+from hypergrit_common.weights import SELECTING, bounded_by_folder, check_settings, read_tensors, save_tensors
 from tests.memory import memory_below
 
 
@@ -169,3 +171,21 @@ def test_damaged_files_raise_no_other_error_than_value_error(tmp_path: Path, for
             path.write_bytes(damaged)
             with suppress(ValueError):  # damage inside a tensor cannot be detected
                 read_tensors(path)
+
+
+@pytest.mark.parametrize("key", sorted(SELECTING))
+@pytest.mark.parametrize("place", ["{}", "vision_config.{}", "text_config.backbone_config.{}", "layers.1.{}"])
+def test_a_key_that_selects_code_is_refused_at_any_depth(key: str, place: str) -> None:
+    value: Any = {key: "someone/kernel"}
+    for name in reversed(place.split(".")[:-1]):
+        value = [{}, value] if name == "1" else {name: value}
+    with pytest.raises(UserError, match=rf"^m/config\.json: {place.format(key)}='someone/kernel' is not allowed"):
+        check_settings(value, "m/config.json")
+
+
+def test_settings_without_effect_are_no_mistake(tmp_path: Path) -> None:
+    harmless = {"_attn_implementation": "sdpa", "quantization_config": None, "auto_map": {"AutoModel": "code.Model"}}
+    check_settings({"vision_config": harmless, "_name_or_path": "a/b"}, "config.json")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/model"}')
+    with pytest.raises(UserError, match=r"adapter_config\.json makes transformers load a further model"):
+        bounded_by_folder(tmp_path)

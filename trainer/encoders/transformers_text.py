@@ -21,7 +21,7 @@ from hypergrit_common.config import without_keys
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
 from hypergrit_common.text import first_line
-from hypergrit_common.weights import bounded_by_folder
+from hypergrit_common.weights import IGNORED, SELECTING, bounded_by_folder, check_settings
 from trainer.encoders.config import TRANSFORMERS, TextConfig
 from trainer.encoders.text import StateSource, TextTower, TokenStates
 
@@ -169,20 +169,21 @@ SIZES: Final = {
     "heads": "num_attention_heads",
 }
 """Settings of a text tower and the names of transformers, which hold for all its configurations."""
-FORBIDDEN: Final = ("auto_map", "quantization_config", "attn_implementation", "_attn_implementation", "_name_or_path")
-"""Keys of a configuration that select code or other files. They are left out of files and refused elsewhere."""
+FORBIDDEN: Final = SELECTING | IGNORED
+"""Keys that `model.text.kwargs` must not have. Of files, they are left out if they do nothing here (`check_settings`)."""
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
     """Return the configuration of the text encoder in a folder that transformers has saved.
 
-    Raises FileNotFoundError if there is no such folder, and ValueError if it has no configuration.
+    Raises FileNotFoundError if there is no such folder, ValueError if it has no configuration, and UserError if that selects code.
     """
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
         )
-    values = without_keys(read_object(folder / CONFIG_FILE), FORBIDDEN)
+    check_settings(found := read_object(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    values = without_keys(found, FORBIDDEN)
     config = parse_settings(values)
     if config.model_type == values["model_type"]:
         return values
@@ -193,12 +194,11 @@ def read_settings(folder: Path) -> dict[str, Any]:
 def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
     """Return the configuration of a text encoder, or that of the texts in a model of images and texts.
 
-    Raises ValueError if transformers has no such network, or if a key is forbidden.
+    Raises ValueError if transformers has no such network, and UserError if a key is forbidden.
     """
     others = dict(values)
     kind = others.pop("model_type", None)
-    if without_keys(values, FORBIDDEN) != values:
-        raise ValueError(f"a configuration with one of the keys {', '.join(FORBIDDEN)} is not allowed; remove them")
+    check_settings(others, "model.text.kwargs", FORBIDDEN)
     try:
         config: Any = AutoConfig.for_model(kind, **others)
     except Exception as error:  # transformers raises many types for values that do not fit

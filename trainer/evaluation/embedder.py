@@ -79,7 +79,7 @@ class FeatureCache:
         """Add the rows of a file. A damaged file is logged and ignored; its rows are computed again."""
         try:
             rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
+        except Exception as error:  # its type depends on the place of the damage
             logger.warning("%s is damaged and is ignored: %s", path, error)
             return
         if rows.dtype != self.dtype or rows.ndim != 1:

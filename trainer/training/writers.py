@@ -24,6 +24,7 @@ from tqdm import tqdm
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.text import duration_text
+from hypergrit_common.urls import clean
 from trainer.batch import Losses
 from trainer.config import LogConfig
 
@@ -79,7 +80,7 @@ def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
             name=output.name,
             id=id_file.read_text(encoding="utf-8"),
             resume="allow",
-            config=training,
+            config=clean(training, strip_query=True),
         )
     except wandb.Error as error:
         raise UserError(

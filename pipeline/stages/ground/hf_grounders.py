@@ -16,7 +16,8 @@ from hypergrit_common.devices import Precision, autocast, resolve_precision, tor
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
-from hypergrit_common.weights import bounded_by_folder
+from hypergrit_common.text import first_line
+from hypergrit_common.weights import bounded_by_folder, check_settings
 from pipeline.models import fetch, parse_hub_name, token_limit
 from pipeline.stages.ground.grounder import Detection, Grounded, OnCpu, PhraseDrop, Span, apart, pinned, take
 
@@ -366,6 +367,7 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
 
     try:
         check_folder_files(path)
+        check_settings(transformers.PreTrainedConfig.get_config_dict(path)[0], f"{path}/config.json")
         kind = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
         if kind not in KINDS:
             raise UserError(
@@ -381,7 +383,7 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
     except UserError:
         raise
     except Exception as error:  # its type depends on the file that is damaged
-        reason = f"{type(error).__name__}: {error!s}".split("\n", 1)[0][:300]
+        reason = f"{type(error).__name__}: {first_line(error)}"
         raise UserError(
             f"ground.grounder={name!r} is neither a usable model folder nor a hub model that can be fetched: {reason}"
         ) from error

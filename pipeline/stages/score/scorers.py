@@ -20,7 +20,7 @@ from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
 from hypergrit_common.lazy import is_plugin, load_plugin
 from hypergrit_common.text import first_line
-from hypergrit_common.weights import bounded_by_folder, read_tensors
+from hypergrit_common.weights import bounded_by_folder, check_settings, read_tensors
 from pipeline.models import read_model_config, token_limit
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, ScoreConfig, scorer_path
 
@@ -244,14 +244,17 @@ def _load_trainer_checkpoint(path: str, device: torch.device, key: str, trust: S
 
 
 def _load_transformers(path: str, device: torch.device) -> Encoders:
-    from transformers import AutoModel, AutoProcessor
+    from transformers import AutoModel, AutoProcessor, PreTrainedConfig
 
     try:
         check_folder_files(path)
+        check_settings(PreTrainedConfig.get_config_dict(path)[0], f"{path}/config.json")
         # safetensors only: a pickle could execute code.
         with bounded_by_folder(path):
             model = AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False).to(device).eval()
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
+    except UserError as error:
+        raise UserError(f"score.scorer={path!r}: {error}") from error
     except Exception as error:  # its type depends on the file that is damaged
         raise UserError(
             f"score.scorer={path!r} is neither a folder of a CLIP model nor a hub model that can be fetched: "

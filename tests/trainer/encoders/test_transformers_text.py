@@ -148,7 +148,7 @@ def distilbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["model.text.context_length=2"], "2 special tokens, which fill a context of 2"),
         (["model.text.width=16"], r"sizes differ from those in kwargs; set model\.text\.width=32"),
         (["model.text.kwargs.model_type=vit"], "no text encoder of model_type 'vit'|sizes"),
-        (["model.text.kwargs.auto_map={AutoModel: code.Model}"], "keys auto_map"),
+        (["model.text.kwargs.auto_map={AutoModel: code.Model}"], r"kwargs: auto_map=.*is not allowed"),
         (["model.text.kwargs.attn_implementation=someone/kernel"], "not allowed"),
         (["model.text.kwargs.n_layers=3"], r"model\.text\.weights: .*weights are missing, such as transformer\.layer\.2"),
         (["model.text.stretch_after=4"], "stretch_after is for other towers"),
@@ -175,6 +175,15 @@ def test_a_folder_with_code_of_its_own_does_not_run_it(tmp_path: Path) -> None:
     edit_config(folder, auto_map={"AutoModel": "code.Model", "AutoConfig": "code.Model"})
     new_model(tower_config(folder))
     assert not (tmp_path / "ran").exists()
+
+
+def test_a_folder_whose_settings_select_code_is_refused_by_file_and_key(tmp_path: Path) -> None:
+    folder = tiny_encoder("bert", tmp_path)
+    edit_config(folder, attn_implementation="sdpa", quantization_config=None)
+    new_model(tower_config(folder))
+    edit_config(folder, quantization_config={"quant_method": "hqq"})
+    with pytest.raises(UserError, match=r"config\.json: quantization_config=.*hqq.*is not allowed"):
+        new_model(tower_config(folder))
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from torch import Tensor
 from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
+from hypergrit_common.text import one_line
 from trainer.evaluation.metrics.entailment import average_precision, roc_auc
 
 Reduction = Literal["mean", "auc", "ap"]
@@ -93,8 +94,8 @@ def read_items(path: Path) -> dict[str, Items]:
             found = {name: arrays[name] for name in arrays.files}
         metrics = dict.fromkeys(name.rpartition(":")[0] for name in found)
         return {metric: from_arrays({f.name: found[f"{metric}:{f.name}"] for f in fields(Items)}) for metric in metrics}
-    except (OSError, ValueError, KeyError, EOFError) as error:
-        raise UserError(f"{path} cannot be read: {error}; delete the folder and evaluate again") from error
+    except Exception as error:  # its type depends on the place of the damage: zip, zlib, NumPy
+        raise UserError(f"{path} cannot be read: {one_line(error)}; delete the folder and evaluate again") from error
 
 
 def from_arrays(arrays: Mapping[str, NDArray[np.generic]]) -> Items:

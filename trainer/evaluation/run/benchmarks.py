@@ -11,7 +11,7 @@ from hypergrit_common.cli import BUG, INCOMPLETE
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
 from hypergrit_common.lazy import is_plugin
-from hypergrit_common.text import message
+from hypergrit_common.urls import safe_message
 from trainer.checkpoints.model import LoadedModel, load_model
 from trainer.distributed.gather import all_ranks, on_rank_0
 from trainer.distributed.process import Process, process_group
@@ -69,7 +69,7 @@ def evaluate_models(config: BenchmarkConfig, process: Process) -> int:
         try:
             loaded = load(source, config.trust)
         except UserError as error:
-            failed[label] = message(str(error))
+            failed[label] = safe_message(str(error))
             models[label] = {"path": source, "error": failed[label]}
             logger.error("%s", error)
             continue
@@ -161,5 +161,5 @@ def print_results(results: dict[str, dict[str, dict[str, Any]]], tasks: Sequence
                     chance = show(task, name, results[line.name][task]["chance"].get(name))
                     print(f"{line.name:20} {f'{task}/{name}':60} {cell.text:>8} {chance:>8}".rstrip())
         for note in notes_of(task, results):
-            print(message(f"{task}: {note}"))
+            print(safe_message(f"{task}: {note}"))
     print(f"results: {output / 'index.html'}")

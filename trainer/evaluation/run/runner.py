@@ -29,7 +29,8 @@ from hypergrit_common.errors import UserError, prefixed
 from hypergrit_common.json_file import read_object, write_object
 from hypergrit_common.locations import Locations, as_text
 from hypergrit_common.shards import list_shards
-from hypergrit_common.text import message, message_lines, one_line, redact
+from hypergrit_common.text import one_line, redact
+from hypergrit_common.urls import safe_lines, safe_message
 from trainer.data.listing import list_facts
 from trainer.distributed.gather import all_ranks, rank, world_size
 from trainer.evaluation.catalog import Task
@@ -158,9 +159,9 @@ def explain(error: Exception, trace: Path) -> dict[str, str]:
     """The keys "error" and "kind" for an error. The traceback of an unexpected one is written to the file `trace`."""
     for expected, kind in KINDS.items():
         if isinstance(error, expected):
-            return {"error": message(str(error)), "kind": kind}
-    trace.write_text(message_lines("".join(traceback.format_exception(error))), encoding="utf-8")
-    text = message(f"failed with {type(error).__name__}: {one_line(error)}; see {trace}")
+            return {"error": safe_message(str(error)), "kind": kind}
+    trace.write_text(safe_lines("".join(traceback.format_exception(error))), encoding="utf-8")
+    text = safe_message(f"failed with {type(error).__name__}: {one_line(error)}; see {trace}")
     return {"error": text, "kind": "failed"}
 
 

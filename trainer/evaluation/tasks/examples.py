@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.text import message
+from hypergrit_common.urls import safe_message
 from trainer.evaluation.embed import device_of
 from trainer.evaluation.sets.annotations import check_text, read_json, record_once, shown
 from trainer.evaluation.sets.annotations import field as value_of
@@ -170,9 +170,9 @@ class Problems:
         try:
             yield
         except MissingFilesError as error:
-            self.missing[name] = message(str(error))
+            self.missing[name] = safe_message(str(error))
         except UserError as error:
-            self.malformed[name] = message(str(error))
+            self.malformed[name] = safe_message(str(error))
 
     def entries(
         self, path: Path, entries: Iterable[Entry], parse: Callable[[Entry], Parsed], name: str = ""
@@ -191,7 +191,7 @@ class Problems:
                 errors[f"{name or path.name}, item {number}"] = error
         if len(errors) > MAX_MALFORMED * (len(found) + len(errors)):
             raise next(iter(errors.values()))
-        self.malformed.update({key: message(str(error)) for key, error in list(errors.items())[:MAX_NAMED]})
+        self.malformed.update({key: safe_message(str(error)) for key, error in list(errors.items())[:MAX_NAMED]})
         self.skipped.update({f"malformed entry of {name or path.name}": len(errors)} if errors else {})
         return found
 

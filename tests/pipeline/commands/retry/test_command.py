@@ -339,26 +339,30 @@ def test_the_proxy_and_the_headers_of_the_job_are_demanded_again(
     assert run_job(web, finished_job.folder, output, headers % (origin, "SECRET")) == 0
     record = json.loads((output / "_job.json").read_text())
     assert record["secrets"] == [origin]
-    record["secrets"].append("proxy")
+    record["secrets"] += ["proxy", "https://b.test"]
     (output / "_job.json").write_text(json.dumps(record))
     assert not any(b"SECRET" in path.read_bytes() for path in output.rglob("*") if path.is_file())
     hits = web.hits.copy()
+    none = f'{{"{origin}": {{}}, "https://b.test": {{}}}}'
     for arguments, text in (
-        ([], "give download.proxy=URL again, or download.proxy=none"),
-        (["download.proxy=none"], f"downloaded with headers for {origin}"),
-    ):
+        ([], f"a proxy and with headers for {origin}, https://b.test, which is not saved; give download.proxy=URL again, or "
+             f"download.proxy=none; give them again in download.headers, or {none} for none"),
+        (["download.proxy=none"], f"downloaded with headers for {origin}, https://b.test, which"),
+        ([f"download.headers={none}"], "downloaded through a proxy, which"),
+    ):  # fmt: skip
         assert retry(output, *arguments) == 2
         assert text in capsys.readouterr().err
     assert web.hits == hits
     web.hits = Counter(RECOVERED)
-    assert retry(output, "download.proxy=none", 'download.headers={"%s": {}}' % origin) == 0  # noqa: UP031
+    assert retry(output, "download.proxy=none", f"download.headers={none}") == 0
     (output / "_manifests/00000.json").unlink()
     hits = web.hits.copy()
     for mode in ("dry_run=false", "dry_run=true"):
         with pytest.raises(UserError, match=r"download.proxy=none"):
             run_job(web, finished_job.folder, output, headers % (origin, "SECRET"), mode)
     assert web.hits == hits
-    assert run_job(web, finished_job.folder, output, headers % (origin, "SECRET"), "download.proxy=none") == 0
+    both = 'download.headers={"%s": {"X-Token": "SECRET"}, "https://b.test": {}}' % origin  # noqa: UP031
+    assert run_job(web, finished_job.folder, output, both, "download.proxy=none") == 0
     assert json.loads((output / "_job.json").read_text())["secrets"] == [origin]
     assert run_job(web, finished_job.folder, output) == 0  # nothing to download
 

@@ -34,6 +34,7 @@ from pipeline.stages.ground.grounder import Detection, Grounder
 from pipeline.stages.ground.hf_grounders import GroundingDino
 from pipeline.stages.ground.load import GroundConfig, make_grounder
 from tests.pipeline.clip_tokenizer import small_clip_tokenizer
+from tests.selecting import select_code
 
 CAPTION = "A red dog and the blue house"
 SPANS = [(0, 9), (14, 28)]
@@ -459,3 +460,15 @@ def test_files_of_sam3_with_its_tracker_are_read(
     )
     (found,) = detect(load_grounder(str(copy)), [image()], [CAPTION], [SPANS])
     assert found == expected
+
+
+@pytest.mark.parametrize(
+    "key", ["_attn_implementation", "backbone_config.attn_implementation", "text_config.fusion_config"]
+)
+def test_a_folder_whose_settings_select_code_is_refused_by_file_and_key(
+    tmp_path: Path, saved: Callable[[Save], Path], key: str
+) -> None:
+    folder = shutil.copytree(saved(tiny_grounding_dino), tmp_path / "copy")
+    select_code(folder / "config.json", key)
+    with pytest.raises(UserError, match=rf"copy/config\.json: {key}='someone/kernel' is not allowed"):
+        load_grounder(str(folder))

@@ -1,5 +1,6 @@
 import dataclasses
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,7 @@ from pipeline.models import token_limit
 from pipeline.stages.score.filters import MINIATURE
 from pipeline.stages.score.scorers import Scorer, image_preparation, load_scorer, open_clip_preparation
 from tests.pipeline.clip_tokenizer import small_clip_tokenizer
+from tests.selecting import select_code
 
 TEXTS = ["a red dog", "a", "a very long phrase about a blue house near a tree"]
 
@@ -123,6 +125,24 @@ def test_miniature_gives_matching_phrases_higher_cosines_than_others(tmp_path: P
 def test_error_for_a_scorer_that_cannot_be_loaded_names_it(name: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_scorer(name, "cpu", 1)
+
+
+@pytest.mark.parametrize("key", ["attn_implementation", "vision_config.quantization_config"])
+def test_a_folder_whose_settings_select_code_is_refused_by_file_and_key(tmp_path: Path, key: str) -> None:
+    small_transformers_clip(tmp_path)
+    select_code(tmp_path / "config.json", key)
+    with pytest.raises(UserError, match=rf"score\.scorer=.*config\.json: {key}='someone/kernel' is not allowed"):
+        load_scorer(str(tmp_path), "cpu", 1)
+
+
+def test_a_file_to_which_the_settings_point_is_checked_too(tmp_path: Path) -> None:
+    small_transformers_clip(tmp_path)
+    shutil.copy(tmp_path / "config.json", tmp_path / "config.1.0.0.json")
+    (tmp_path / "config.json").write_text('{"configuration_files": ["config.1.0.0.json"]}')
+    load_scorer(str(tmp_path), "cpu", 1)
+    select_code(tmp_path / "config.1.0.0.json", "text_config._attn_implementation")
+    with pytest.raises(UserError, match=r"text_config\._attn_implementation='someone/kernel' is not allowed"):
+        load_scorer(str(tmp_path), "cpu", 1)
 
 
 def test_miniature_is_part_of_the_repository() -> None:

@@ -1,6 +1,8 @@
 """Items: numbers of single held-out items, which reduce to the metrics."""
 
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -36,6 +38,29 @@ def test_damaged_files_are_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"task\.npz cannot be read"):
         read_items(path)
     np.savez(path, **{"accuracy:values": np.zeros(3)})
+    with pytest.raises(UserError, match=r"task\.npz cannot be read"):
+        read_items(path)
+
+
+def test_any_damage_of_a_file_is_the_same_error(tmp_path: Path) -> None:
+    path, rng = tmp_path / "task.npz", np.random.default_rng(0)
+    write_items({"accuracy": mean_items(torch.arange(60.0))}, path)
+    whole = path.read_bytes()
+    cut = [whole[: len(whole) * i // 20] for i in range(20)]
+    flipped = [bytearray(whole) for _ in range(150)]
+    for content in flipped:
+        content[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+    for content in (*cut, *flipped, b"PK\x03\x04" + bytes(90)):
+        path.write_bytes(content)
+        with suppress(UserError):
+            read_items(path)
+    values: dict[str, Any] = {
+        "values": np.zeros(2, "i4,i4"),
+        "units": np.zeros(2),
+        "is_true": np.ones(2),
+        "reduction": "mean",
+    }
+    np.savez(path, **{f"a:{name}": value for name, value in values.items()})
     with pytest.raises(UserError, match=r"task\.npz cannot be read"):
         read_items(path)
 
