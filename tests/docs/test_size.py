@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_873),
+    "schemas": Size(13, 1_875),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(41, 6_217),
-    "pipeline": Size(153, 33_360, 9),
-    "trainer": Size(193, 28_183, 12),
+    "hypergrit_common": Size(41, 6_255),
+    "pipeline": Size(153, 33_433, 9),
+    "trainer": Size(193, 28_190, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(619, 65_612),
+    "tests": Size(619, 65_744),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
