@@ -2,6 +2,7 @@
 
 import hashlib
 import os
+import shlex
 import shutil
 import stat
 from collections.abc import Iterator
@@ -11,6 +12,7 @@ from typing import Final
 
 from hypergrit_common.disk import remove_drafts, temporary_name
 from hypergrit_common.errors import UserError
+from hypergrit_common.text import one_line
 
 KINDS: Final = {
     stat.S_IFDIR: "a folder",
@@ -19,6 +21,42 @@ KINDS: Final = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
+
+
+MARK: Final = ".linked_from"
+"""File in a folder that names the link through which an output or a run keeps its own files there."""
+MAX_MARK: Final = 1 << 16
+
+
+def full_link(link: str) -> str:
+    """Return the absolute path of a link, which itself is not followed."""
+    return os.path.join(os.path.realpath(os.path.dirname(link)), os.path.basename(link))
+
+
+def is_marked(link: str) -> bool:
+    """Return True if the folder behind a link names this link in its mark. Whoever sends a link cannot have put it there."""
+    try:
+        check_file(mark := Path(link, MARK))
+        with mark.open(encoding="utf-8") as file:
+            return file.read(MAX_MARK).strip() == full_link(link)
+    except (OSError, ValueError):
+        return False
+
+
+def check_link(link: str) -> None:
+    """Raise UserError for a link to a folder that holds files and no mark of this link; an empty folder gets the mark."""
+    place = os.path.realpath(link)
+    try:
+        if not os.listdir(place):
+            Path(place, MARK).write_text(f"{full_link(link)}\n", "utf-8")
+        problem = "" if is_marked(link) else "whose files this command could change or remove"
+    except OSError as error:
+        problem = f"which cannot be used: {one_line(error)}"
+    if problem:
+        mark = shlex.join(["echo", full_link(link)]) + " > " + shlex.quote(f"{place}/{MARK}")
+        raise UserError(
+            f"{link} is a link to {place}, {problem}; put a folder in place of the link, or, if you made it, say so with `{mark}`"
+        )
 
 
 class NotAFileError(OSError):

@@ -16,7 +16,7 @@ from pipeline.commands.frame import is_option, take_options
 from pipeline.explore.config import ExploreOptions
 from pipeline.output.lock import fence
 from pipeline.output.manifest import fits
-from pipeline.output.store import Store, check_outside_outputs, check_own_folders
+from pipeline.output.store import Store, check_outside_outputs
 from pipeline.output.takedowns import check_unchanged
 from schemas.files import REPORT_FILE, STATS_FILE
 
@@ -86,14 +86,13 @@ def write_report_again(output: str) -> None:
     """Write stats.json and report.html of finished shards again, and print the summary.
 
     Keeps the `truth` of an existing stats.json, which cannot be computed from the shards. Raises UserError if rows are
-    taken down meanwhile, which the report could show, and like `check_own_folders`.
+    taken down meanwhile, which the report could show, and like `build_stats`.
     """
     from pipeline.report.html import make_report, saved_settings
     from pipeline.report.stats import build_stats
     from pipeline.report.summary import summary_table
 
     store = Store(output)
-    check_own_folders(store)
     check_unchanged(store)
     store.fence = partial(fence, store, partial(check_unchanged, store))
     stats = build_stats(store, truth=read_truth(output))

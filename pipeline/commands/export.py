@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from hypergrit_common.cli import EXIT_CODES
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import new_folder
+from hypergrit_common.files import MARK, new_folder
 from hypergrit_common.text import one_line
 from pipeline.commands.export_card import PICTURES_FILE, Card, check_license, write_croissant
 from pipeline.commands.export_formats import FORMATS, SCHEMA, Record, write_line
@@ -236,7 +236,7 @@ def upload(store: Store, manifests: Sequence[Manifest], options: ExportOptions, 
             else:
                 api.upload_folder(folder_path=folder, **place)
                 unused = [name for names in leftovers(store, manifests).values() for name in names]
-                others = [*strangers(store), *unused, *copied]
+                others = [*strangers(store), *unused, *copied, f"*/{MARK}"]
                 api.upload_folder(folder_path=store.root, allow_patterns=SHARDS, ignore_patterns=others, **place)
         except UserError:
             raise

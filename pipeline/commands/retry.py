@@ -300,7 +300,6 @@ def retry(arguments: Sequence[str]) -> int:
             n_rows = sum(task.n_rows for task in tried.values())
             logger.info("trying %s of %s again", counted(n_rows, "row"), counted(len(tried), "shard"))
             lease.check()
-            store.remove_drafts()
             written = formats_by_hash(config)
             formats = {manifest["shard"]: formats_of(manifest, written) for manifest in manifests}
             run = Run(config, lease, limited=[*tried.values()])

@@ -38,6 +38,7 @@ from pipeline.output.takedowns import (
     has_taken_down,
     listed_leftovers,
     listed_strangers,
+    listed_unread,
     old_report,
     taken_down_keys,
 )
@@ -401,6 +402,7 @@ BROKEN = 1
 TIMEOUT_S: Final = 3600.0
 """Longest time for a shard."""
 SHOWN = 5
+FINDERS: Final = (listed_leftovers, listed_unread, listed_strangers, old_report)
 UNCHECKED: Final = "3 shards could not be checked, because memory is short"
 USAGE: Final = f"""\
 usage: hypergrit verify OUT [requeue=true] [processes=N] [quiet=true]
@@ -459,7 +461,7 @@ def verify(output: str, options: VerifyOptions) -> int:
         remove_abandoned_folders(tempfile.gettempdir())
         others = [
             *contents.problems,
-            *(Problem(*item) for find in (listed_leftovers, listed_strangers, old_report) for item in find(store)),
+            *(Problem(*item) for find in FINDERS for item in find(store)),
             *filter(None, [repeats.problem(), None if broken else sums.problem(store)]),
         ]
         for problem in others:

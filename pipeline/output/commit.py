@@ -19,7 +19,7 @@ from io import RawIOBase
 from itertools import groupby
 from typing import IO, Any, BinaryIO, cast
 
-from hypergrit_common.disk import SUFFIX, locked, sync, temporary_name
+from hypergrit_common.disk import locked, sync, temporary_name
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, file_hash
 from hypergrit_common.remote import store_errors
@@ -30,6 +30,7 @@ from pipeline.output.manifest import manifest_bytes, parse_manifest
 from pipeline.output.store import (
     DISK_FIXES,
     LOCK_SUFFIX,
+    TEMPORARY,
     Store,
     convert_disk_errors,
     indices,
@@ -275,9 +276,13 @@ def remove_journal(store: Store, name: str, journal: Journal) -> None:
 
 @contextmanager
 def open_output(store: Store) -> Iterator[Lease]:
-    """Hold the lease of an output whose interrupted replacements are finished. Raises like `hold_lease`."""
+    """Hold the lease of an output: its interrupted replacements are finished, and drafts of dead processes removed.
+
+    Raises like `hold_lease`.
+    """
     with hold_lease(store) as lease:
         finish_replacements(store, lease)
+        store.remove_drafts()
         yield lease
 
 
@@ -286,7 +291,8 @@ def finish_replacements(store: Store, lease: Lease) -> None:
     for index in indices(store, JOURNAL_FILE):
         finish_replacement(store, index, lease)
     if not store.is_local:
-        store.remove_many(f"{JOURNAL_FOLDER}/{name}" for name in store.names(JOURNAL_FOLDER))
+        drafts = filter(TEMPORARY.fullmatch, store.names(JOURNAL_FOLDER))
+        store.remove_many(f"{JOURNAL_FOLDER}/{name}" for name in drafts)
 
 
 def finish_replacement(store: Store, index: int, lease: Lease) -> None:
@@ -324,7 +330,7 @@ def check_journal(index: int, journal: Journal) -> None:
     folders = {os.path.dirname(name) for name in (*own, JOURNAL_FILE.path(index))}
     drafts = [file["draft"] for file in journal["files"].values()]
     if not {*journal["files"], *journal["unused"]} <= {*own} or any(
-        os.path.dirname(draft) not in folders or not draft.endswith(SUFFIX) for draft in drafts
+        os.path.dirname(draft) not in folders or not TEMPORARY.fullmatch(os.path.basename(draft)) for draft in drafts
     ):
         raise ValueError("it names files of others")
     manifest = parse_manifest(manifest_bytes(journal["manifest"]))

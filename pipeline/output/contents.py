@@ -26,7 +26,7 @@ from schemas.files import (
     JOB_FILE,
     JOURNAL_FILE,
     MANIFEST_FILE,
-    ROLLUP_FILE,
+    ROLLUP,
     STATS_FILE,
     SUMMARY_FILE,
     rollup_of,
@@ -165,15 +165,10 @@ class Finding:
 
     @property
     def causes(self) -> list[str]:
-        """The files whose removal lets the next run repair the shard: its manifest, or the index and the summary alone.
-
-        A rollup of summaries is removed with the summary.
-        """
+        """The files whose removal lets the next run repair the shard: its manifest, or the index and the summary alone."""
         if self.is_computed_again:
             return [MANIFEST_FILE.path(self.shard)]
-        files = sorted({problem.file for problem in self.problems})
-        rollup = ROLLUP_FILE.format(rollup_of(self.shard))
-        return [*files, rollup] if SUMMARY_FILE.path(self.shard) in files else files
+        return sorted({problem.file for problem in self.problems})
 
     def add(self, file: str, text: str) -> None:
         """Add a problem."""
@@ -288,8 +283,9 @@ class Repeats:
 def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
     """Let the next run compute broken shards again, or restore their index and summary if nothing else is broken.
 
-    Only the manifest (or index and summary) is removed: readers ignore a shard without one, and its files are replaced when the
-    job commits it again. Raises UserError if the lease is lost or a file cannot be removed.
+    Only the manifest (or index and summary) and the rollup are removed: readers ignore a shard without a manifest, and its
+    files are replaced when the job commits it again. Raises UserError if the lease is lost or a file cannot be removed.
     """
     lease.check()
-    store.remove_many({file for finding in findings for file in finding.causes})
+    rollups = {ROLLUP.path(rollup_of(finding.shard)) for finding in findings}
+    store.remove_many({file for finding in findings for file in finding.causes} | rollups)

@@ -11,16 +11,17 @@ import socket
 from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from functools import cached_property, lru_cache, partial
+from itertools import chain
 from pathlib import Path
 from typing import IO, Final, cast
 
 import pyarrow as pa
 from fsspec.implementations.local import LocalFileSystem
 
-from hypergrit_common.disk import SUFFIX, atomic_write, is_abandoned
+from hypergrit_common.disk import DRAFT, atomic_write, is_abandoned
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import NotAFileError, check_file
-from hypergrit_common.processes import this_process
+from hypergrit_common.files import NotAFileError, check_file, check_link, is_marked
+from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, refusal, store_errors
 from hypergrit_common.removed import IN_FOLDERS
 from hypergrit_common.time_limits import reported
@@ -29,11 +30,14 @@ from pipeline.faults import ShardError
 from pipeline.read.takedown import TakedownList
 from schemas.files import (
     ANSWERS_FOLDER,
+    FAILED_FILE,
+    FILES,
     MANIFEST_FILE,
     MANIFEST_FOLDER,
     OUTPUT_FOLDERS,
     ROLLUP_FOLDER,
     TAKEDOWNS_FILE,
+    TIMINGS_FILE,
     ShardFile,
     shard_files,
 )
@@ -45,6 +49,8 @@ logger = logging.getLogger("hypergrit")
 
 LOCK_SUFFIX: Final = ".lock.tmp"
 """Suffix of lock files: their names hold no process, since several processes use them."""
+TEMPORARY: Final = re.compile(rf"{DRAFT.pattern}|\d{{5,18}}\..+\.tmp", re.DOTALL | re.ASCII)
+"""Names of the temporary files of an output: of this version, and of any version for a file of a shard."""
 FOLDER_PREFIX: Final = "hypergrit-"
 FOLDER: Final = re.compile(rf"{FOLDER_PREFIX}([0-9a-f]{{8}}-\d+-\d+)\.[a-z0-9_]{{8}}")
 """Names of the temporary folders: the prefix, the process, and the eight characters that `tempfile` adds."""
@@ -60,9 +66,11 @@ def remove_abandoned(folders: Iterable[str]) -> None:
     for folder in folders:
         with suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
             for entry in entries:
+                if not TEMPORARY.fullmatch(entry.name):
+                    continue
                 if entry.name.endswith(LOCK_SUFFIX):
                     remove_free_lock(entry.path)
-                elif entry.name.endswith(SUFFIX) and is_abandoned(entry, entry.name.split(".")[-3:-2]):
+                elif is_abandoned(entry, entry.name.split(".")[-3:-2]):
                     with suppress(FileNotFoundError):
                         os.remove(entry.path)
 
@@ -325,16 +333,19 @@ class Store:
             self.fs.makedirs(self.path(relative).rsplit("/", 1)[0], exist_ok=True)
 
     def walk(self) -> Iterator[str]:
-        """Yield the paths of all files below the output, relative to it; folders behind links are visited once."""
-        seen, start = set[str](), len(self.path(""))
+        """Yield the paths of all files below the output, relative to it, and of links, of which only marked ones are followed."""
+        start, own = len(self.path("")), [path for path in self.links(FILES) if is_marked(path)]
         with self.convert_errors("read", ""):
-            walk = partial(os.walk, followlinks=True) if self.is_local else partial(self.fs.walk, on_error=unless_gone)
-            found = walk(self.root) if self.is_local else [*walk(self.root)]
+            walk = partial(self.fs.walk, on_error=unless_gone)
+            found = chain.from_iterable(map(os.walk, (self.root, *own))) if self.is_local else [*walk(self.root)]
         for folder, folders, files in found:
-            if self.is_local:
-                seen.add(os.path.realpath(folder))
-                folders[:] = [name for name in folders if os.path.realpath(f"{folder}/{name}") not in seen]
-            yield from (f"{folder}/{name}"[start:] for name in files if name)
+            paths = [f"{folder}/{name}" for name in folders if self.is_local]
+            links = [path for path in paths if os.path.islink(path) and path not in own]
+            yield from (path[start:] for path in (*(f"{folder}/{name}" for name in files if name), *links))
+
+    def links(self, folders: Iterable[str]) -> list[str]:
+        """Return the local paths of those of `folders` that are links."""
+        return [path for path in map(self.path, folders) if self.is_local and os.path.islink(path)]
 
     def remove(self, relatives: Iterable[str]) -> None:
         """Delete files, in order, if they exist."""
@@ -353,13 +364,18 @@ class Store:
     def discard(self, shards: Collection[int], planned: Collection[int]) -> None:
         """Remove the manifests of these shards, then the files of those that are not `planned`."""
         self.remove_many(MANIFEST_FILE.path(index) for index in shards)
-        self.remove_many(name for index in shards if index not in planned for name in shard_files(index))
+        gone = [index for index in shards if index not in planned]
+        self.remove_many(name for index in gone for name in shard_files(index))
+        self.remove_many(kind.path(index) for index in gone for kind in (FAILED_FILE, TIMINGS_FILE))
 
     def remove_drafts(self) -> None:
-        """Remove the files that killed workers have left half-written; an object store has none."""
+        """Remove the files that killed processes have left half-written; an object store has only the probes of dead ones."""
         if self.is_local:
             folders = (self.path(folder) for folder in ("", ROLLUP_FOLDER, ANSWERS_FOLDER, *OUTPUT_FOLDERS))
             remove_abandoned(folders)
+            return
+        drafts = [(name, ProcessId.parse(found[1])) for name in self.names("") if (found := DRAFT.fullmatch(name))]
+        self.remove(name for name, process in drafts if process and process.is_alive() is False)
 
     def url(self, relative: str) -> str:
         """Return the path of a local file, or the URL of a remote one."""
@@ -427,16 +443,17 @@ def check_outside_outputs(**paths: str | None) -> None:
 
 
 def check_own_folders(store: Store) -> None:
-    """Raise UserError if a folder of an output is a link to an output, or into one: a command that writes or removes
-    files here would change files there. Links to other places, such as another disk, may be followed.
+    """Raise UserError if a folder of an output is a link: a command that writes or removes files here would change files
+    there. The folder of a format may be one, as to another disk, if the folder there is marked as its own.
     """
-    for folder in (ROLLUP_FOLDER, ANSWERS_FOLDER, *OUTPUT_FOLDERS) if store.is_local else ():
-        path = store.path(folder)
-        if os.path.islink(path) and (other := output_around(path)):
+    for path in store.links((ROLLUP_FOLDER, ANSWERS_FOLDER, *OUTPUT_FOLDERS)):
+        other, is_format = output_around(path), os.path.basename(path) in FILES
+        if other or not is_format:
+            place = f"into the output {other}" if other else f"to {os.path.realpath(path)}"
             raise UserError(
-                f"{path} is a link into the output {other}, whose files this command could change or remove; put a "
-                "folder in place of the link"
+                f"{path} is a link {place}, whose files this command could change or remove; put a folder in place of the link"
             )
+        check_link(path)
 
 
 # The files of shards that an output holds.

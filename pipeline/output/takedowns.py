@@ -4,6 +4,8 @@ The rows of a shard are found in whichever of its formats has most columns.
 """
 
 import json
+import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, cast
 
@@ -11,17 +13,20 @@ import pyarrow as pa
 
 from hypergrit_common.arrow_sizes import read_parquet
 from hypergrit_common.config import RESOLVED_FILE
-from hypergrit_common.disk import SUFFIX
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import MARK
 from hypergrit_common.remote import one_line as one_remote_line
 from hypergrit_common.remote import store_errors
 from hypergrit_common.tar import TarError, reader_of
 from pipeline.output.commit import read_places
 from pipeline.output.ledger import is_one_of, read_manifests, read_rows, stamp_of
-from pipeline.output.manifest import read_failed, write_failed
-from pipeline.output.store import LOCK_SUFFIX, Store, indices, shard_sizes
+from pipeline.output.manifest import fits, parse_failed, write_failed
+from pipeline.output.record import missing_shards, read_command, read_record, recorded_plans
+from pipeline.output.store import LOCK_SUFFIX, TEMPORARY, Store, files_of_shards, indices, shard_sizes
 from pipeline.read.takedown import TAKEN_DOWN, Kind, TakedownList
+from pipeline.summary.totals import parse_summary
 from schemas.files import (
+    ANSWERS_FILE,
     ANSWERS_FOLDER,
     COMMAND_FILE,
     DROPPED_FILE,
@@ -35,6 +40,7 @@ from schemas.files import (
     MANIFEST_FILE,
     OUTPUT_FOLDERS,
     REPORT_FILE,
+    ROLLUP,
     ROLLUP_FOLDER,
     ROLLUP_TIMINGS_FILE,
     RUN_TIMINGS_FILE,
@@ -42,10 +48,12 @@ from schemas.files import (
     SUMMARY_FILE,
     TAKEDOWNS_FILE,
     TIMINGS_FILE,
+    TIMINGS_FOLDER,
     TRAIN_ANNOTATIONS,
     ShardFile,
+    rollup_of,
 )
-from schemas.manifest import Manifest
+from schemas.manifest import FailedShard, Manifest
 from schemas.status import KEPT
 
 Row = Mapping[str, Any]
@@ -232,43 +240,84 @@ def listed_leftovers(store: Store) -> Iterator[tuple[str, str]]:
                 yield names[0], f"row {key} was taken down, but is here; run hypergrit takedown again"
 
 
-REMADE: Final = (ROLLUP_FOLDER, ANSWERS_FOLDER)
-"""Folders with texts of rows that the report or the job makes again: sums of many shards, and answers of a captioner."""
+REMADE: Final = re.compile(
+    rf"{ROLLUP_FOLDER}/\d{{5,18}}\.json\.zst|{TIMINGS_FOLDER}/rollup-\d{{5,18}}\.json|{ANSWERS_FOLDER}/\d{{12,18}}\.json",
+    re.ASCII,
+)
+"""Files that the report or the job makes again: sums of many shards, and answers of a captioner."""
 
 
 def remade(store: Store) -> list[str]:
-    """Return the files in REMADE."""
-    return [f"{folder}/{name}" for folder in REMADE for name in store.names(folder)]
+    """Return the files that REMADE names."""
+    folders = (ROLLUP_FOLDER, TIMINGS_FOLDER, ANSWERS_FOLDER)
+    names = [f"{folder}/{name}" for folder in folders for name in store.names(folder)]
+    return [name for name in names if REMADE.fullmatch(name)]
+
+
+def unread(store: Store) -> list[str]:
+    """Return the files that no command reads: of shards that are neither finished nor planned, answers for shards that are
+    finished, rows to drop of a rewrite that is finished, and sums of other shards than the finished ones.
+    """
+    sizes = {i: size for kind, i, size in files_of_shards(store, MANIFEST_FILE.folder) if kind == MANIFEST_FILE}
+    job, command = read_record(store), read_command(store)
+    known = sizes.keys() | missing_shards(command, job, sizes)
+    found = [kind.path(i) for kind in (FAILED_FILE, TIMINGS_FILE) for i in indices(store, kind) if i not in known]
+    if not missing_shards(command, None, sizes):
+        found += map(DROPS_FILE.path, indices(store, DROPS_FILE))
+    groups: dict[int, dict[int, int]] = {}
+    for index, size in sizes.items():
+        groups.setdefault(rollup_of(index), {})[index] = size
+    read = [n for n, group in groups.items() if parse_summary(store.read_spare(ROLLUP.path(n)), group) is not None]
+    awaited = recorded_plans(job).without(sizes) if job else ()
+    used = {
+        *map(ROLLUP.path, read),
+        *map(ROLLUP_TIMINGS_FILE.format, groups),
+        *(ANSWERS_FILE.format(f"{plan.first_row:012d}") for plan in awaited),
+    }
+    return [*found, *(name for name in remade(store) if name not in used)]
+
+
+def listed_unread(store: Store) -> Iterator[tuple[str, str]]:
+    """Yield the first of the files that no command reads, if rows were taken down, and what is to be done about each."""
+    try:
+        found = unread(store) if len(store.takedowns) else []
+    except UserError:
+        return  # the damaged record of the job or command is a problem by itself
+    for name in found[:SHOWN]:
+        yield (
+            name,
+            f"no command reads it ({len(found)} such files), {MAY_HAVE}; run hypergrit takedown again, which removes it",
+        )
 
 
 def drafts(store: Store) -> list[str]:
     """Return the files that were being written, of any process; nobody but the holder of the lease publishes one."""
     folders = [(folder, shard_sizes(store, folder)) for folder in OUTPUT_FOLDERS]
-    names = [f"{folder}/{name}" for folder, found in folders for name in found] + store.names("") + remade(store)
-    return [name for name in names if name.endswith(SUFFIX) and not name.endswith(LOCK_SUFFIX)]
+    folders += [(folder, store.sizes(folder)) for folder in (ROLLUP_FOLDER, ANSWERS_FOLDER)]
+    names = [f"{folder}/{name}" for folder, found in folders for name in found] + store.names("")
+    return [name for name in names if TEMPORARY.fullmatch(os.path.basename(name)) and not name.endswith(LOCK_SUFFIX)]
 
 
 KINDS: Final = {
     *(kind for kinds in FILES.values() for kind in kinds), INDEX_FILE, MANIFEST_FILE, DROPPED_FILE, SUMMARY_FILE,
-    FAILED_FILE, TIMINGS_FILE, JOURNAL_FILE, DROPS_FILE,
+    FAILED_FILE, TIMINGS_FILE, JOURNAL_FILE, DROPS_FILE, ShardFile(MANIFEST_FILE.folder, f"{MANIFEST_FILE.suffix}{LOCK_SUFFIX}"),
 }  # fmt: skip
 OTHERS: Final = {
     JOB_FILE, COMMAND_FILE, LEASE_FILE, f"{LEASE_FILE}.lock", TAKEDOWNS_FILE, RESOLVED_FILE, STATS_FILE,
-    REPORT_FILE, RUN_TIMINGS_FILE,
+    REPORT_FILE, RUN_TIMINGS_FILE, *(f"{kind}/{MARK}" for kind in FILES),
 }  # fmt: skip
-SUMS: Final = (*(f"{folder}/" for folder in REMADE), ROLLUP_TIMINGS_FILE.partition("{")[0])
-"""How the names of files begin that belong to no single shard."""
 SHOWN: Final = 5
+MAY_HAVE: Final = "may have rows that were taken down"
 
 
 def strangers(store: Store) -> list[str]:
-    """Return the files below an output that are none of its own: drafts, and what others have put there."""
+    """Return the files below an output that are none of its own: drafts, links, and what others have put there."""
 
     def is_own(name: str) -> bool:
         kind, _ = ShardFile.parse(name) or (None, 0)
-        return kind in KINDS or name in OTHERS or (name.startswith(SUMS) and not name.endswith(SUFFIX))
+        return kind in KINDS or name in OTHERS or bool(REMADE.fullmatch(name))
 
-    return sorted(name for name in store.walk() if not is_own(name) and not name.endswith(LOCK_SUFFIX))
+    return sorted(name for name in store.walk() if not is_own(name))
 
 
 def listed_strangers(store: Store) -> Iterator[tuple[str, str]]:
@@ -276,7 +325,12 @@ def listed_strangers(store: Store) -> Iterator[tuple[str, str]]:
     found = strangers(store) if len(store.takedowns) else []
     for name in found[:SHOWN]:
         fix = "run hypergrit takedown again, which removes it" if name in drafts(store) else "remove it"
-        yield name, f"no file of the output ({len(found)} such files), may have rows that were taken down; {fix}"
+        what = "no file of the output"
+        if store.links([name]):
+            what, fix = "it is a link, which is not followed,", "remove the link"
+            if name in FILES:
+                fix += ", or run hypergrit takedown again, which tells how to keep it"
+        yield name, f"{what} ({len(found)} such files), {MAY_HAVE}; {fix}"
 
 
 def old_report(store: Store) -> Iterator[tuple[str, str]]:
@@ -300,9 +354,15 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     shown = [manifest for manifest in manifests if has_taken_down(manifest) or set(manifest["formats"]) <= {"train"}]
     thumbnails = [DROPPED_FILE.path(manifest["shard"]) for manifest in shown]
     files = [name for names in left.values() for name in names]
-    for failed in read_failed(store):  # a message may quote a row
-        write_failed(store, {**failed, "error": "removed by a takedown; run the job again", "traceback": ""})
-    store.remove_many({*damaged, *thumbnails, *files, *remade(store), *drafts(store)})
+    unused = [*unread(store), *map(DROPS_FILE.path, indices(store, DROPS_FILE))]
+    for index in indices(store, FAILED_FILE):  # a message may quote a row
+        failed = parse_failed(store.read(FAILED_FILE.path(index)) or b"")
+        if failed is None or not fits(failed, FailedShard) or failed["shard"] != index:
+            unused.append(FAILED_FILE.path(index))
+            continue
+        own = cast(FailedShard, {name: failed[name] for name in FailedShard.__required_keys__})  # type: ignore[literal-required]
+        write_failed(store, {**own, "error": "removed by a takedown; run the job again", "traceback": ""})
+    store.remove_many({*damaged, *thumbnails, *files, *unused, *remade(store), *drafts(store)})
 
 
 def has_taken_down(manifest: Manifest) -> bool:

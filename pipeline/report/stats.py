@@ -27,7 +27,7 @@ from pipeline.output.ledger import (
 )
 from pipeline.output.manifest import fits, read_failed
 from pipeline.output.record import read_command, read_record
-from pipeline.output.store import Store, files_of_shards
+from pipeline.output.store import Store, check_own_folders, files_of_shards, indices
 from pipeline.read.understood import understood_input
 from pipeline.summary.histogram import Frequent
 from pipeline.summary.totals import Summary, SummaryFile, Totals, parse_summary
@@ -35,8 +35,8 @@ from schemas.files import (
     FILES,
     MANIFEST_FILE,
     MANIFEST_FOLDER,
+    ROLLUP,
     ROLLUP_FILE,
-    ROLLUP_FOLDER,
     ROLLUP_TIMINGS_FILE,
     RUN_TIMINGS_FILE,
     SHARDS_PER_ROLLUP,
@@ -350,14 +350,13 @@ def collect(store: Store, only: Collection[int] | None = None, keep: Keep = "not
     not add up.
     """
     groups = finished_shards(store, only)
-    rollups = set(store.names(ROLLUP_FOLDER))
+    rollups = set(indices(store, ROLLUP))
     if keep == "rollups":  # those in which no shard is finished any more
-        wanted = {rollup_name(number) for number in groups}
-        store.remove_many(f"{ROLLUP_FOLDER}/{name}" for name in rollups if name not in wanted)
+        store.remove_many(ROLLUP.path(number) for number in rollups - groups.keys())
     shards, summary, speeds = list[int](), Summary(), Speeds()
 
     def read(number: int) -> ShardSums:
-        return read_sums(store, number, groups[number], rollup_name(number) in rollups, keep)
+        return read_sums(store, number, groups[number], number in rollups, keep)
 
     hidden = not sys.stderr.isatty() or len(groups) < AT_A_TIME
     with tqdm(total=len(groups), desc="statistics", unit=" thousand shards", disable=hidden) as bar:
@@ -380,11 +379,6 @@ def finished_shards(store: Store, only: Collection[int] | None) -> dict[int, dic
     return groups
 
 
-def rollup_name(number: int) -> str:
-    """Return the name of a rollup in its folder."""
-    return ROLLUP_FILE.format(number).rpartition("/")[2]
-
-
 TOP: Final = 30
 """Length of the lists of the most frequent phrases, head nouns and hosts."""
 
@@ -400,7 +394,8 @@ def build_stats(
     `shards` limits the count to shards with these indices. `truth` is stored unchanged: the precision and recall of the
     boxes, if they are known. `holds_lease`: the caller holds the lease of the output, and rollups are written.
 
-    Raises UserError if no shard is finished or failed, ValueError if the counts of a shard do not add up.
+    Raises UserError if no shard is finished or failed and like `check_own_folders`, ValueError if the counts of a shard do
+    not add up.
 
     >>> from tempfile import TemporaryDirectory
     >>> from pipeline import ShardPlan, WriteConfig, build_stats, write_shard
@@ -412,6 +407,7 @@ def build_stats(
     {'read': 0, 'kept': 0, 'dropped': {}, 'unfinished': 0}
     """
     store = output if isinstance(output, Store) else Store(output)
+    check_own_folders(store)
     part = collect(store, shards, "rollups" if holds_lease else "summaries")
     stats = make_stats(store, part, shards)
     if truth is not None:

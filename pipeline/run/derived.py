@@ -71,7 +71,6 @@ def write_output(
     check_apart(store, sources)
     check_writable(store)
     with open_output(store) as lease:
-        store.remove_drafts()
         inherit_takedowns(store, sources, config.write.strip_url_queries)
         shards = plan(store, lease)
         finished, others = finished_shards(store, shards)

@@ -163,7 +163,6 @@ def run_job(config: PipelineConfig, command: str = "") -> JobResult:
         tell_input(work, config.quiet)
         logger.info("%s", describe_work(work, output))
         lease.check()
-        output.remove_drafts()
         work.begin(output)
         output.record_takedowns(entries)
         start = time.perf_counter()

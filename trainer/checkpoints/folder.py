@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import check_link
 from hypergrit_common.lease import SETTLE_S, LeaseFile
 from hypergrit_common.processes import ProcessId, machine, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, store_errors
@@ -32,6 +33,8 @@ PREFIX: Final = "hypergrit-run-"
 NOT_UPLOADED: Final = (".", "wandb/")
 """Beginnings of the names of files that stay on this machine: drafts, and what wandb uploads to its own server."""
 CHECKPOINTS: Final = "checkpoints"
+REPLACED: Final = ("model", ".model")
+"""Folders of a run that it writes as a whole."""
 MARK: Final = "state.json"
 """File of a checkpoint that makes it complete at a URL."""
 LOCK: Final = ".lock"
@@ -242,11 +245,15 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which the system releases when this process ends.
 
     Raises UserError, naming the process, if another run holds it, and for a link to a file or into another run, which
-    this run would change. Other links, as to a larger disk, are followed. A file system without locks is only logged.
+    this run would change, and like `check_link` for `checkpoints`. Other links, as to a larger disk, are followed. A file
+    system without locks is only logged.
     """
     for path in folder.iterdir():
-        if path.is_symlink() and (not path.is_dir() or (path.resolve().parent / LOCK).exists()):
+        is_replaced = not path.is_dir() or path.name in REPLACED or (path.resolve().parent / LOCK).exists()
+        if path.is_symlink() and is_replaced:
             raise UserError(f"{path} is a link, and what it names would be overwritten; remove it")
+        if path.is_symlink() and path.name == CHECKPOINTS:
+            check_link(str(path))
     path, end = folder / LOCK, time.monotonic() + EXPIRY_S
     with path.open("a+", encoding="utf-8") as file:
         while True:

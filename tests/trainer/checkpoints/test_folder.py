@@ -77,7 +77,9 @@ def test_a_second_run_on_an_output_is_refused_with_host_and_process_of_the_first
     assert run(output) == 0
 
 
-@pytest.mark.parametrize("name", ["metrics.jsonl", "config.yaml", folder.LOCK, "new.txt", "checkpoints", "disk"])
+@pytest.mark.parametrize(
+    "name", ["metrics.jsonl", "config.yaml", folder.LOCK, "new.txt", "checkpoints", "model", ".model", "disk"]
+)
 def test_links_through_which_a_run_would_change_other_files_are_refused(tmp_path: Path, name: str) -> None:
     mine, output, disk = tmp_path / "mine", tmp_path / "run", tmp_path / "disk"
     for path in (mine / "checkpoints", output, disk):
@@ -85,13 +87,29 @@ def test_links_through_which_a_run_would_change_other_files_are_refused(tmp_path
     with folder.locked(mine):
         pass
     (mine / "metrics.jsonl").write_text("{}")
-    target = {"disk": disk, "checkpoints": mine / name}.get(name, mine / "metrics.jsonl")
+    folders = {"disk": disk, "model": disk, ".model": disk, "checkpoints": mine / name}
+    target = folders.get(name, mine / "metrics.jsonl")
     (output / name).symlink_to(target if name != "new.txt" else mine / "new.txt")
     with (
         nullcontext() if name == "disk" else pytest.raises(UserError, match=f"{name} is a link"),
         folder.locked(output),
     ):
         pass
+
+
+def test_the_folder_in_which_a_run_removes_checkpoints_may_be_a_link_to_an_empty_folder_only(tmp_path: Path) -> None:
+    name = folder.CHECKPOINTS
+    for other in ("full", "empty", "run"):
+        (tmp_path / other).mkdir()
+    (tmp_path / "full/step_00000001").mkdir()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "full")
+    with pytest.raises(UserError, match=f"{name} is a link to .*full, whose files"), folder.locked(tmp_path / "run"):
+        pass
+    (tmp_path / "run" / name).unlink()
+    (tmp_path / "run" / name).symlink_to(tmp_path / "empty")
+    for _ in range(2):
+        with folder.locked(tmp_path / "run"):
+            (tmp_path / "empty/step_00000001").mkdir(exist_ok=True)
 
 
 def test_a_second_run_on_a_url_is_refused_and_a_lease_of_a_killed_run_is_taken_over(

@@ -1,21 +1,30 @@
 """Files that may keep rows which were taken down: below the output, in pages, and in the explorer's cache."""
 
+import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hypergrit_common.disk import temporary_name
 from pipeline.commands import explore, takedown
 from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.config import ReportConfig
 from pipeline.explore.index import cached_index, open_output, place_of
+from pipeline.output.commit import open_output as hold_output
 from pipeline.output.manifest import failed_shard, read_failed, write_failed
+from pipeline.output.record import write_command
 from pipeline.output.store import Store
+from pipeline.output.takedowns import strangers, unread
 from pipeline.read.takedown import read_takedown
 from pipeline.read.types import Task
 from pipeline.report.cards import pick_pictures
+from pipeline.report.stats import add_shards, build_stats, write_rollup
+from pipeline.summary.totals import Summary, SummaryFile
 from tests.pipeline.commands.derive.outputs import LOCAL, kept, make_output, picture
+from tests.pipeline.output.test_lease import dead_process
 
 Printed = pytest.CaptureFixture[str]
 DRAFT = "train/00000.tar.other-1-1.abcd.tmp"
@@ -85,17 +94,79 @@ def test_a_takedown_removes_sums_and_answers_with_texts_of_rows(before: Path) ->
 
 def test_a_takedown_removes_the_messages_of_failed_shards_which_may_quote_rows(before: Path) -> None:
     store, text = Store(str(before)), "row 0, http://x/0: no"
-    write_failed(store, failed_shard(Task(1, 8, None), "prepare", text, f"Traceback\n{text}", attempts=1))
+    write_command(store, "rewrite", range(3), [], [])
+    record = failed_shard(Task(1, 8, None), "prepare", text, f"Traceback\n{text}", attempts=1)
+    write_failed(store, record)
+    for n, other in ((2, {**record, "rows": text}), (7, {**record, "shard": 7}), (8, record), (9, None)):
+        (before / f"_failed/0000{n}.json").write_text(json.dumps(other))
     assert run_takedown(before) == 0
+    assert [path.name for path in (before / "_failed").iterdir()] == ["00001.json"]
     (failed,) = read_failed(store)
     assert (failed["rows"], failed["step"], "http://x/0" in str(failed)) == (8, "prepare", False)
 
 
-def test_locks_and_answers_of_a_job_are_files_of_the_output(after: Path) -> None:
-    (after / "_recaptions").mkdir()
-    for name in ("_recaptions/000000000000.json", "_lease.json.lock"):
+def test_locks_of_a_job_are_files_of_the_output(after: Path) -> None:
+    for name in ("_manifests/00000.json.lock.tmp", "_lease.json.lock"):
         (after / name).touch()
     assert verify(str(after), VerifyOptions(processes=1)) == 0
+
+
+EMPTY_ROLLUP = SummaryFile({}, Summary()).to_bytes()
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["_failed/00007.json", "_timings/00007.json", "_timings/rollup-00003.json", "_dedupe/00007.drops.arrow",
+     "_recaptions/000000000000.json", "_rollup/00000.json.zst", "_rollup/00003.json.zst"],
+)  # fmt: skip
+def test_verify_names_files_that_no_command_reads_and_takedown_removes_them(
+    after: Path, capsys: Printed, name: str
+) -> None:
+    (after / name).parent.mkdir(exist_ok=True)
+    (after / name).write_bytes(EMPTY_ROLLUP if name.startswith("_rollup") else b"http://x/0")
+    assert verify(str(after), VerifyOptions(processes=1)) == 1
+    assert f"{name}: no command reads it (1 such files)" in capsys.readouterr().out
+    assert run_takedown(after) == 0
+    assert not (after / name).exists()
+    assert verify(str(after), VerifyOptions(processes=1)) == 0
+
+
+def test_files_of_planned_shards_and_the_rollup_of_the_present_ones_are_left_by_verify(after: Path) -> None:
+    store = Store(str(after))
+    write_command(store, "rewrite", range(2), [], [])
+    for name in ("_failed/00001.json", "_timings/00001.json", "_dedupe/00007.drops.arrow"):
+        store.write(name, "{}")
+    sums, sizes = add_shards(store, [0], keep=False)
+    write_rollup(store, 0, sums, sizes)
+    assert unread(store) == []
+
+
+def test_names_of_others_are_named_and_not_removed(after: Path, capsys: Printed) -> None:
+    names = ["_recaptions/00000-0.json", "_rollup/notes.md", "_timings/rollup-x.json", "notes.tmp", "train/a.lock.tmp"]
+    for path in map(after.joinpath, names):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("http://x/0")
+        os.utime(path, (0, 0))
+    Store(str(after)).remove_drafts()
+    build_stats(str(after), holds_lease=True)
+    assert run_takedown(after) == 3
+    assert all((after / name).exists() for name in names)
+    capsys.readouterr()
+    assert verify(str(after), VerifyOptions(processes=1)) == 1
+    said = capsys.readouterr().out
+    assert all(f"{name}: no file of the output (5 such files)" in said for name in names)
+
+
+@pytest.mark.parametrize("url", ["{after}", "memory://probes"])
+def test_the_probe_of_a_dead_process_is_removed_by_the_next_command(after: Path, url: str) -> None:
+    store = Store(url.format(after=after))
+    live, dead = temporary_name(".writable"), f".writable.{dead_process()}.0123abcd.tmp"
+    for name in (live, dead):
+        store.write(name, "")
+    with hold_output(store):
+        pass
+    assert [name for name in (live, dead) if name in store.names("")] == [live]
+    store.remove([live])
 
 
 def test_a_report_beside_an_interrupted_takedown_shows_none_of_its_rows(before: Path) -> None:
@@ -126,7 +197,7 @@ def test_other_files_of_an_output_without_takedowns_are_nobodys_business(before:
 def test_files_behind_a_link_to_the_output_itself_are_listed_once(after: Path) -> None:
     (after / "loop").symlink_to(after)
     (after / "extra").write_text("x")
-    assert [name for name in Store(str(after)).walk() if name.endswith("extra")] == ["extra"]
+    assert strangers(Store(str(after))) == ["extra", "loop"]
 
 
 @pytest.mark.parametrize("key", ["static", "marks", "cache"])
