@@ -252,7 +252,14 @@ def count_answers(table: pa.Table) -> tuple[int, int]:
 
 
 def silent_host(table: pa.Table) -> str:
-    """Return the host of all rows of a DOWNLOADED table that got no answer, "" if there are none, or several."""
+    """Find the host of the rows that got no answer.
+
+    Args:
+        table: a DOWNLOADED table.
+
+    Returns:
+        The host of all rows dropped for one of UNANSWERED; "" if there are none, or several hosts.
+    """
     rows = zip(*(table[name].to_pylist() for name in ("stage", "reason", "url")), strict=True)
     urls = [url for stage, reason, url in rows if stage == "download" and reason in UNANSWERED]
     hosts = {parse_url(url).host or "" for url in urls}
