@@ -47,8 +47,9 @@ def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> l
         for manifest, row in rows_by_name(store, manifests, [wanted])[wanted]
     ]
     if not found:
+        gone = "; rows that were taken down have only their key, no id and no URL" if len(store.takedowns) else ""
         raise UserError(
-            f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits"
+            f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits{gone}"
         )
     more = [f"{len(found) - MOST_ROWS} more rows have the URL or id {wanted}"] if len(found) > MOST_ROWS else []
     parts = [*found[:MOST_ROWS], *([more] if more else [])]

@@ -24,7 +24,8 @@ HINTS: Final = {
     "image_refused": "Name the folder of the images in read.image_roots.",
     "image_not_found": "Look at the paths of the images, and at read.image_roots.",
     "bad_row": "The examples name file, line and cause; most causes have a setting, such as read.encoding or read.escape.",
-    "missing_url": "Name the column of the URLs: read.url_column. In tars, the detail names the files of the sample.",
+    "missing_url": "Name the column of the pictures (read.image_column) or, if there are none, of the URLs (read.url_column). "
+    "In tars, the detail names the files of the sample.",
     "empty_caption": "Name the column of the captions: read.caption_column. Images have theirs in a .txt or .json of the same name.",
     "wrong_language": "Add the language to parse.languages.",
     "no_phrase": "Head nouns that were wrongly removed belong into parse.keep.",
@@ -32,6 +33,10 @@ HINTS: Final = {
     "private_address": "Add the names of your own hosts to download.allowed_private_hosts.",
     **{score.reason: f"Depends on score.{score.setting}. {score.hint}" for score in SCORES if score.hint},
     "box_too_small": "Larger stored images (download.resize.size) keep more boxes above the limit.",
+    "not_selected": "They do not meet the condition read.where.",
+    "taken_down": "The list of read.takedown, or of hypergrit takedown, names them.",
+    "in_evaluation_set": "The sets of against= have these images.",
+    **dict.fromkeys(("same_url", "same_bytes", "same_picture"), "Other rows have the same: dedupe="),
 }
 """Drop reason -> what to do about it."""
 
@@ -74,10 +79,14 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
     n_rows = rows["read"] - rows.get("unfinished", 0)
     dropped = ((stage, reason, n) for stage, reasons in rows["dropped"].items() for reason, n in reasons.items())
     drops = [(n, shown_stage(stage, reason), reason) for stage, reason, n in dropped]
-    n, stage, reason = max(drops, default=(0, "", ""), key=lambda drop: (drop[2] not in CHOSEN, drop))
-    action = HINTS.get(reason, "look at the examples of this reason").rstrip(".")
+    most = max(drops, default=(0, "", ""))
+    n, stage, reason = max(drops, default=most, key=lambda drop: (drop[2] not in CHOSEN, drop))
+    actions = [HINTS.get(name, "look at the examples of this reason").rstrip(".") for name in (most[2], reason)]
+    action = actions[1]
     if drops and not rows["kept"]:
-        yield Advice("nothing_kept", "no row was kept", f"{stage} dropped {n:,} of them as {reason}: {action}", "rows")
+        named = zip(dict.fromkeys([most, (n, stage, reason)]), actions, strict=False)
+        causes = [f"{drop[1]} dropped {drop[0]:,} of them as {drop[2]}: {hint}" for drop, hint in named]
+        yield Advice("nothing_kept", "no row was kept", "; ".join(causes), "rows")
     elif n >= MIN_ROWS and n > MOST * n_rows and reason not in CHOSEN:
         yield Advice("one_reason", f"{stage} dropped {n / n_rows:.0%} of all rows as {reason}", action, "rows")
     if nulls := stats.get("null_captions"):
@@ -101,7 +110,7 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
         n = sum(count for end, count in zip(ends, counts, strict=True) if end < least + 1e-9)
         if n and n >= MANY_UNLIKE * sum(counts):
             text = f"{n:,} of {counted(sum(counts), 'picture')} are unlike their caption: the cosine is below {least:g}"
-            action = f"look at them; `hypergrit rewrite source=OUT score.min_image_similarity={least:g}` drops them"
+            action = f"look at them; `hypergrit rewrite source=OUT output=NEW score.min_image_similarity={least:g}` drops them"
             yield Advice("unlike_caption", text, action, "distributions")
     given = boxes.get("given", {"boxes": 0, "rows": 0, "split": 0})
     units = "GRIT's spans count characters (code points) of the caption, not bytes or UTF-16 units (docs/inputs.md)"
@@ -113,13 +122,16 @@ def find_advice(stats: Statistics) -> Iterator[Advice]:
     if given["split"] > FEW_ROWS and given["split"] >= SPLIT * given["rows"]:
         text = f"given spans begin or end inside words in {given['split']:,} of {counted(given['rows'], 'row')}"
         yield Advice("given_spans", text, units, "phrases")
+    lower = "lower thresholds need another job; with score.keep_all=true, `hypergrit rewrite` can lower them after it"
+    if stats["config"].get("score", {}).get("keep_all"):
+        lower = "`hypergrit rewrite source=OUT output=NEW` with lower thresholds needs no GPU"
     saved = {
         "download": (
             PASSING,
             "a host did not answer",
             "`hypergrit run retry=true output=OUT` asks again for them alone",
         ),
-        "score": (FILTERS, "no box passed", "`hypergrit rewrite source=OUT` with lower thresholds needs no GPU"),
+        "score": (FILTERS, "no box passed", lower),
     }
     for place, (names, why, action) in saved.items():
         n = sum(count for count, stage, reason in drops if stage == place and reason in names)

@@ -44,10 +44,13 @@ class Breaker:
         if self._is_cut_off(notes) and n_before < self._retries:
             self._n_put_off[plan.index] += 1
             pause_s = PAUSE_S * 2.0**n_before
+            cause = "check the network of this machine, and its name server"
+            if notes.host:
+                cause = f"they are all of {notes.host}, which may be down or refuse this machine; otherwise {cause}"
             logger.warning(
-                "%d of %d rows of shard %d got no answer, far more than usual; it is computed again in %.0f s: check "
-                "the network of this machine, and its name server", notes.unanswered, notes.asked, plan.index, pause_s
-            )  # fmt: skip
+                "%d of %d rows of shard %d got no answer, far more than usual; it is computed again in %.0f s: %s",
+                *(notes.unanswered, notes.asked, plan.index, pause_s, cause),
+            )
             return pause_s
         self._n_asked = WEIGHT * self._n_asked + notes.asked
         self._n_unanswered = WEIGHT * self._n_unanswered + notes.unanswered

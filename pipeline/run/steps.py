@@ -63,8 +63,8 @@ logger = logging.getLogger("hypergrit")
 class Notes:
     """Notes on a shard besides its table.
 
-    They are the time of each stage, the rows on which one failed, dropped pictures, and the numbers of rows whose
-    download could get an answer, and of those that got none.
+    They are the time of each stage, the rows on which one failed, dropped pictures, the numbers of rows whose download
+    could get an answer, and of those that got none, and the host of the latter if it is a single one.
     """
 
     timings: Timings
@@ -72,6 +72,7 @@ class Notes:
     dropped: tuple[DroppedPicture, ...] = ()
     asked: int = 0
     unanswered: int = 0
+    host: str = ""
 
     def seconds(self, stages: Iterable[str]) -> float:
         """Return the time that these stages took, without loading them."""
@@ -84,7 +85,8 @@ class Notes:
             old = timings.get(name, {"seconds": 0.0, "rows": 0.0})
             timings[name] = {"seconds": old["seconds"] + new["seconds"], "rows": old["rows"] + new["rows"]}
         asked, unanswered = self.asked + other.asked, self.unanswered + other.unanswered
-        return Notes(timings, self.faults + other.faults, self.dropped + other.dropped, asked, unanswered)
+        host = self.host or other.host
+        return Notes(timings, self.faults + other.faults, self.dropped + other.dropped, asked, unanswered, host)
 
 
 Part = tuple[pa.Table, Notes]
@@ -312,7 +314,7 @@ class Steps:
 
     def download(self, plan: ShardPlan, parts: Iterable[Part]) -> Part:
         """Download the images of a shard part by part, and drop duplicates: the result does not depend on the parts."""
-        from pipeline.stages.download.stage import count_answers, drop_duplicates
+        from pipeline.stages.download.stage import count_answers, drop_duplicates, silent_host
 
         stages = [("download", self.stage("download"))]
         limit = self.config.max_internal_errors
@@ -320,7 +322,7 @@ class Steps:
         check_limit(notes.faults, limit)
         if not self.replaces:
             asked, unanswered = count_answers(table)
-            notes = dataclasses.replace(notes, asked=asked, unanswered=unanswered)
+            notes = dataclasses.replace(notes, asked=asked, unanswered=unanswered, host=silent_host(table))
         return drop_duplicates(refuse_images(table, self.takedowns)), notes
 
     def commit(self, plan: ShardPlan, table: pa.Table, thumbnails: bytes) -> Manifest:

@@ -249,3 +249,18 @@ def count_answers(table: pa.Table) -> tuple[int, int]:
     reasons = Counter(reason for stage, reason in rows if stage in (None, "download"))
     n_refused, n_unanswered = (sum(reasons[reason] for reason in group) for group in (REFUSED, UNANSWERED))
     return reasons.total() - n_refused, n_unanswered
+
+
+def silent_host(table: pa.Table) -> str:
+    """Find the host of the rows that got no answer.
+
+    Args:
+        table: a DOWNLOADED table.
+
+    Returns:
+        The host of all rows dropped for one of UNANSWERED; "" if there are none, or several hosts.
+    """
+    rows = zip(*(table[name].to_pylist() for name in ("stage", "reason", "url")), strict=True)
+    urls = [url for stage, reason, url in rows if stage == "download" and reason in UNANSWERED]
+    hosts = {parse_url(url).host or "" for url in urls}
+    return hosts.pop() if len(hosts) == 1 else ""

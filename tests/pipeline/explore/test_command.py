@@ -59,6 +59,16 @@ def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
     assert "  marks = explore.csv\n" in capsys.readouterr().out
 
 
+def test_a_row_that_is_not_there_may_be_taken_down(
+    output: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = shutil.copytree(output, tmp_path / "out")
+    for entries in ([], ["gone.test"]):
+        Store(str(copy)).record_takedowns(parse_takedown(entries, "list"))
+        assert main([str(copy), "row=nobody"]) == 2
+        assert ("have only their key, no id and no URL" in capsys.readouterr().err) == bool(entries)
+
+
 def test_a_report_beside_a_takedown_shows_none_of_its_rows(
     output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -33,6 +33,22 @@ def test_a_job_that_kept_nothing_names_the_most_frequent_reason_and_its_key(stat
     assert "download.allowed_private_hosts" in found["nothing_kept"]
 
 
+def test_a_job_that_kept_nothing_names_a_chosen_reason_that_dropped_most_and_the_next_one(stats: Any) -> None:
+    stats["rows"] = {"read": 60, "kept": 0, "dropped": {"read": {"taken_down": 58}, "download": {"private_address": 2}}}
+    first, second = advice(stats)["nothing_kept"].split("; ")[1:]
+    assert first.startswith("read dropped 58 of them as taken_down: The list of read.takedown")
+    assert second.startswith("download dropped 2 of them as private_address: Add the names")
+    stats["rows"]["dropped"]["download"] = {"private_address": 59}
+    assert "taken_down" not in advice(stats)["nothing_kept"]
+
+
+def test_lower_thresholds_are_advised_for_rewrite_only_if_the_job_kept_all(stats: Any) -> None:
+    stats["rows"] |= {"kept": 880, "dropped": {"score": {"low_score": 120}}}
+    assert "need another job" in advice(stats)["cheaper_verb"]
+    stats["config"].setdefault("score", {})["keep_all"] = True
+    assert "source=OUT output=NEW` with lower thresholds" in advice(stats)["cheaper_verb"]
+
+
 @pytest.mark.parametrize(("stage", "reason"), [(stage, reason) for stage in REASONS for reason in REASONS[stage]])
 def test_a_reason_that_nobody_chose_is_named_if_it_takes_most_rows(stats: Any, stage: str, reason: str) -> None:
     stats["rows"] |= {"kept": 499, "dropped": {stage: {reason: 501}}}

@@ -52,6 +52,15 @@ def test_worse_rows_after_many_good_ones_put_off_only_the_first_shards() -> None
     assert put_off == [True, False] * 4 + [False] * 32
 
 
+def test_the_host_is_named_if_all_rows_without_an_answer_are_of_one(caplog: pytest.LogCaptureFixture) -> None:
+    notes = Notes({}, asked=50, unanswered=50, host="dead.test") + Notes({})
+    Breaker(retries=1).pause_s(ShardPlan(0, 0, 50, ()), notes)
+    assert "they are all of dead.test, which may be down" in caplog.text
+    caplog.clear()
+    Breaker(retries=1).pause_s(ShardPlan(0, 0, 50, ()), Notes({}, asked=50, unanswered=50))
+    assert " s: check the network of this machine" in caplog.text
+
+
 def test_the_pause_doubles() -> None:
     judge, notes = Breaker(retries=3), Notes({}, asked=50, unanswered=50)
     pauses = [judge.pause_s(ShardPlan(0, 0, 50, ()), notes) / attempts.PAUSE_S for _ in range(3)]

@@ -7,7 +7,7 @@ import pytest
 from yarl import URL
 
 from pipeline.stages.download.addresses import MAX_CHARACTERS, FetchError, check_url, parse_url
-from pipeline.stages.download.stage import Download, count_answers
+from pipeline.stages.download.stage import Download, count_answers, silent_host
 from tests.pipeline.stages.download.rows import config, reasons, table
 
 WITH_USERS = ["http://a%3Ab:c@h/", "http://u@h/", "http://:@h/", "http://\u20ac:x@h/", "http://a:s3cret@[::1/"]
@@ -45,6 +45,9 @@ def test_rows_whose_url_is_refused_do_not_count_as_without_an_answer() -> None:
     found = Download(config(retries=0)).prepare(rows)
     assert reasons(found) == ["connection_error"] * 3 + ["private_address"] + ["invalid_url"] * 2
     assert count_answers(found) == (3, 3)
+    assert silent_host(found) == "127.0.0.1"
+    others = Download(config(retries=0)).prepare(table("http://127.0.0.1:91/", "http://localhost:92/"))
+    assert silent_host(others) == silent_host(others.slice(0, 0)) == ""
 
 
 PIECES = [
