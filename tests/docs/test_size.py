@@ -28,10 +28,10 @@ LIMITS = {
     "hypergrit": Size(3, 83),
     "hypergrit_common": Size(41, 6_219),
     "pipeline": Size(153, 33_360, 9),
-    "trainer": Size(193, 28_183, 12),
+    "trainer": Size(193, 28_204, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(619, 65_621),
+    "tests": Size(619, 65_629),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
