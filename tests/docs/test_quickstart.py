@@ -35,7 +35,7 @@ def test_the_commands_lead_from_ten_urls_to_heads_that_are_evaluated_and_shown(t
         ("out/quickstart", str(tmp_path)),
         ("out/heads", str(tmp_path / "heads")),
         ("1200", "300"),  # on fewer pairs and steps
-        ("heads.yaml", "heads.yaml steps=60"),
+        ("steps=150", "steps=60"),
     ):
         assert written in script
         script = script.replace(written, here)
@@ -56,7 +56,7 @@ def test_the_commands_lead_from_ten_urls_to_heads_that_are_evaluated_and_shown(t
     assert stats["rows"]["read"] == 10
     assert stats["rows"]["kept"] >= 5
     head = next(line for line in printed.splitlines() if line.startswith("metric"))
-    assert head.split() == ["metric", "meru", "hycoclip", "chance"]
+    assert head.split() == ["metric", "meru", "hycoclip", "clip", "chance"]
     heads = tmp_path / "heads"
     assert {path.name for path in (heads / "pictures").iterdir()} == {"meru.png", "hycoclip.png"}
     assert json.loads((heads / "disk.json").read_text(encoding="utf-8"))["projection"] == "norms"

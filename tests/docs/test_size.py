@@ -28,10 +28,10 @@ LIMITS = {
     "hypergrit": Size(3, 83),
     "hypergrit_common": Size(41, 6_322),
     "pipeline": Size(153, 33_489, 9),
-    "trainer": Size(193, 28_194, 12),
+    "trainer": Size(193, 28_215, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(620, 66_025),
+    "tests": Size(620, 66_033),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -472,7 +472,7 @@ def log_totals(manifests: Sequence[dict[str, Any]], output: Path) -> None:
         output,
         rows,
         counted(read, "sample"),
-        counted(boxes, "box", "boxes"),
+        counted(boxes, "phrase with its box", "phrases with their boxes"),
         n_bytes / 1e6,
         problems,
     )

@@ -94,20 +94,30 @@ def use_model(name: str) -> None:
         name: `module:Class`; any other name, or one that is known, has no effect.
 
     Raises:
-        UserError: the class cannot be imported, is no `DualEncoder`, or lacks methods; or its annotations name what
-            its module lacks.
+        UserError: the class cannot be imported, is no `DualEncoder`, or lacks methods; its annotations name what its
+            module lacks, or settings that are no subclass of those of a base class.
     """
     if not is_plugin(name) or name in ENTRIES:
         return
     from trainer.models.dual_encoder import DualEncoder
 
-    kinds = load_plugin(name, DualEncoder, "model_name").__mro__
-    kind = next((kind for kind in kinds if "config" in vars(kind).get("__annotations__", {})), DualEncoder)
-    try:
-        found = get_annotations(kind, eval_str=True).get("config")
-    except NameError as error:
-        raise UserError(f"model_name={name}: the annotations of {kind.__name__} cannot be read: {error}") from error
-    config = found if isinstance(found, type) else ModelConfig
+    configs: dict[type, type[ModelConfig]] = {}  # of the class and its bases, in the order of the MRO
+    for kind in load_plugin(name, DualEncoder, "model_name").__mro__:
+        if "config" in vars(kind).get("__annotations__", {}):
+            try:
+                found = get_annotations(kind, eval_str=True)["config"]
+            except NameError as error:
+                reason = f"the annotations of {kind.__name__} cannot be read: {error}"
+                raise UserError(f"model_name={name}: {reason}") from error
+            configs[kind] = found if isinstance(found, type) else ModelConfig
+    configs[DualEncoder] = ModelConfig
+    config = next(iter(configs.values()))
+    for kind, needed in configs.items():
+        if not issubclass(config, needed):
+            raise UserError(
+                f"model_name={name}: its settings are {config.__name__}, which lacks those of {kind.__name__}; let "
+                f"{config.__name__} be a subclass of {needed.__name__}"
+            )
     ENTRIES[name] = ModelEntry(config, name, is_experimental=True)
 
 

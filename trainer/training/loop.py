@@ -45,6 +45,9 @@ logger = logging.getLogger(__name__)
 LARGE_BATCH: Final = 256
 """Pairs per step from which a job is one of the papers' sizes, which train on GPUs."""
 
+MANY_DRAWS: Final = 100
+"""Draws of each sample from which a head is likely to overfit; the papers' jobs have about 20."""
+
 COLLECT_EVERY: Final = 1000
 """Steps between two collections of garbage. Steps leave none, but plugins may."""
 
@@ -143,6 +146,14 @@ def log_summary(run: Training, last: str | None) -> None:
             "training %d pairs per step on a CPU: %s is an overlay for a first try on a small machine",
             run.config.batch_size,
             SMALL_MACHINE,
+        )
+    features, pairs = run.config.data.features, run.config.batch_size * run.config.optim.steps
+    if features and (draws := pairs / run.loader.n_samples) > MANY_DRAWS:
+        logger.warning(
+            "each of the %d samples is drawn %.0f times: the head may overfit; give fewer steps, or watch held-out shards "
+            "(evaluation.shards, evaluation.every)",
+            run.loader.n_samples,
+            draws,
         )
 
 

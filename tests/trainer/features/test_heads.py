@@ -102,6 +102,9 @@ def test_a_large_batch_of_features_needs_no_overlay_for_small_machines(
 ) -> None:
     assert train.run(world.training(tmp_path / "run", "model_name=meru", "batch_size=256", "steps=3")) == 0
     assert "small_machine.yaml" not in caplog.text
+    assert "is drawn" not in caplog.text
+    assert train.run(world.training(tmp_path / "more", "model_name=meru", "batch_size=256", "steps=26")) == 0
+    assert "each of the 64 samples is drawn 104 times" in caplog.text
 
 
 def test_a_head_without_a_hidden_layer_is_the_projection_alone(world: World, tmp_path: Path) -> None:

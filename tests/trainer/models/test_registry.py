@@ -15,6 +15,7 @@ from trainer.models.registry import ENTRIES, use_model
         ("", "class Mine(HyCoCLIP): pass", "HyCoCLIPConfig"),
         ("from __future__ import annotations", "class Mine(HyCoCLIP):\n    config: Own", "Own"),
         ("", "class Mine(HyCoCLIP):\n    config: 'Missing'", ""),
+        ("", "class Mine(PHyCLIP):\n    config: Own", "Refused"),
     ],
 )
 def test_the_settings_of_a_class_of_the_user_are_those_of_its_annotation(
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 from trainer.models.clip import CLIP
 from trainer.models.config import HyCoCLIPConfig
 from trainer.models.hycoclip import HyCoCLIP
+from trainer.models.phyclip import PHyCLIP
 @dataclass(frozen=True, kw_only=True)
 class Own(HyCoCLIPConfig):
     # a setting
@@ -33,7 +35,10 @@ class Own(HyCoCLIPConfig):
 {last}
 """)
     monkeypatch.syspath_prepend(tmp_path)
-    if config:
+    if config == "Refused":
+        with pytest.raises(UserError, match=r"lacks those of PHyCLIP; let Own be a subclass of PHyCLIPConfig"):
+            use_model(name)
+    elif config:
         use_model(name)
         assert ENTRIES.pop(name).config.__name__ == config
     else:
