@@ -113,7 +113,7 @@ def test_expressions_of_finehard_are_found_as_whole_words(caption: str, expressi
 
 
 def test_a_box_of_finehard_with_too_few_numbers_names_itself() -> None:
-    with pytest.raises(BadRowError, match="the bbox of region 1 is a list of 3 numbers, not 4 or 5"):
+    with pytest.raises(BadRowError, match=r"the bbox of region 1 \(from 0\) is a list of 3 numbers, not 4 or 5"):
         finehard_boxes([region("hat", 0, 0, 1, 1, 1), region("hat", 0, 0, 1)], "a hat", 10)
 
 

@@ -95,5 +95,5 @@ def test_a_wrong_pattern_and_a_missing_column_are_named(tmp_path: Path) -> None:
     source.write_text(source.read_text("utf-8").replace("genus,", "group,"), encoding="utf-8")
     arguments = [f"input={source}", f"output={tmp_path / 'out'}", f"read.image_roots=[{tmp_path}]"]
     config = load_config([str(JOBS / "treeoflife.yaml"), *arguments])
-    with pytest.raises(UserError, match=r"no column genus, which read.levels names"):
+    with pytest.raises(UserError, match=r"no column 'genus', which read.levels names"):
         plan_shards(config.input, 10, None, config.read)
