@@ -78,7 +78,7 @@ def test_a_triplet_loss_with_a_curvature_schedule_is_the_same_on_two_ranks(tmp_p
 
 
 def test_a_stream_of_texts_is_trained_because_terms_name_it(tmp_path: Path) -> None:
-    (*_, name) = command("train", "PieceMERU")
+    (*_, name) = command("train", "small_machine")
     assert name == "model_name=my_package.pieces:PieceMERU"
     assert small_run.run(tmp_path / "run", name, "steps=3") == 0
     row = json.loads((tmp_path / "run" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()[0])

@@ -31,7 +31,7 @@ LIMITS = {
     "trainer": Size(193, 28_215, 12),
     "demo": Size(33, 4_324),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(620, 66_033),
+    "tests": Size(620, 66_024),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

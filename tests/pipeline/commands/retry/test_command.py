@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from hypergrit_common.disk import SUFFIX
 from hypergrit_common.errors import UserError
 from pipeline.commands import takedown
 from pipeline.config import RayConfig
-from pipeline.output import commit
 from pipeline.output.manifest import failed_shard
 from pipeline.output.store import Store
 from pipeline.read.types import ShardPlan
@@ -164,7 +164,7 @@ def test_a_new_file_that_was_changed_after_a_kill_never_replaces_the_old_one(
     web.hits = Counter(RECOVERED)
     with killed_before_file(0):
         assert retry(output) == 130
-    (draft,) = (output / "train").glob(f"*{commit.SUFFIX}")
+    (draft,) = (output / "train").glob(f"*{SUFFIX}")
     flip(draft)  # the size is that of the journal
     assert run_job(web, finished_job.folder, output) == 0
     assert "the shard was not replaced" in caplog.text
