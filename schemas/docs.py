@@ -270,7 +270,7 @@ def files() -> list[str]:
         f"### thumbnails: `{DROPPED_FILE.path(0)}`\n",
         DROPPED_NOTE,
         field_table(THUMBNAIL),
-        f"### summaries: `{SUMMARY_FILE.path(0)}` and `{ROLLUP_FILE.format(0)}`\n",
+        f"### summaries: `{SUMMARY_FILE.path(0)}` and `{ROLLUP_FILE.path(0)}`\n",
         SUMMARY_NOTE,
         f"### timings: `{TIMINGS_FILE.path(0)}` and `{RUN_TIMINGS_FILE}`\n",
         TIMINGS_NOTE,

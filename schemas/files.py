@@ -91,9 +91,8 @@ DROPPED_FILE: Final = ShardFile(DROPPED_FOLDER, ".arrow")
 SUMMARY_FOLDER: Final = "_summaries"
 SUMMARY_FILE: Final = ShardFile(SUMMARY_FOLDER, ".json.zst")
 ROLLUP_FOLDER: Final = "_rollup"
-ROLLUP_FILE: Final = f"{ROLLUP_FOLDER}/{{:05d}}.json.zst"
-ROLLUP: Final = ShardFile(ROLLUP_FOLDER, ".json.zst")
-"""The rollups as files with a number."""
+ROLLUP_FILE: Final = ShardFile(ROLLUP_FOLDER, ".json.zst")
+"""The sums of many shards; the number is that of `rollup_of`."""
 ROLLUP_TIMINGS_FILE: Final = f"{TIMINGS_FOLDER}/rollup-{{:05d}}.json"
 SHARDS_PER_ROLLUP: Final = 1000
 """Shards whose summaries are in a rollup."""

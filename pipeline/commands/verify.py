@@ -161,7 +161,7 @@ def summary_problem(store: Store, manifest: Manifest, found: Summary) -> Problem
     One of an earlier version of the shard, which a late request to a store can bring back, may have rows taken down.
     """
     index = manifest["shard"]
-    name, rollup = SUMMARY_FILE.path(index), ROLLUP_FILE.format(rollup_of(index))
+    name, rollup = SUMMARY_FILE.path(index), ROLLUP_FILE.path(rollup_of(index))
     stamp = stamp_of(store.read(MANIFEST_FILE.path(index)) or b"")
     content = store.read(name)
     summary = parse_summary(content, {index: stamp})

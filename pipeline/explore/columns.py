@@ -124,7 +124,7 @@ def box_columns(
 def box_score(
     score: ScoreEntry, batch: pa.RecordBatch, place: Ints, box: Mapping[str, pa.Array], measured: Mapping[str, pa.Array]
 ) -> pa.Array:
-    """Return a score of each box, of which `place` are the rows in the batch; null where there is none."""
+    """Return a score of each of m boxes, null for one without it. `place` [m]: the row of each box in the batch."""
     if score.of != "phrase":
         return (box if score.of == "box" else measured)[score.column]
     phrase, lists = box["phrase"].to_numpy(), batch[score.column]

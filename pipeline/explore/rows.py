@@ -42,17 +42,18 @@ Row = dict[str, Any]
 
 def describe_rows(store: Store, manifests: Sequence[Manifest], wanted: str) -> list[str]:
     """Return the lines of the life of the rows with this key, id or URL, MOST_ROWS at most. Raises UserError without any."""
-    found = [
-        describe_row(manifest, {**row, "source": input_path(store, row["source"]), "detail": located(store, row)})
-        for manifest, row in rows_by_name(store, manifests, [wanted])[wanted]
-    ]
+    found = rows_by_name(store, manifests, [wanted])[wanted]
     if not found:
         gone = "; rows that were taken down have only their key, no id and no URL" if len(store.takedowns) else ""
         raise UserError(
             f"{store.root} has no row with the key, id or URL {wanted!r}; keys are row numbers of 12 digits{gone}"
         )
     more = [f"{len(found) - MOST_ROWS} more rows have the URL or id {wanted}"] if len(found) > MOST_ROWS else []
-    parts = [*found[:MOST_ROWS], *([more] if more else [])]
+    parts = [
+        describe_row(manifest, {**row, "source": input_path(store, row["source"]), "detail": located(store, row)})
+        for manifest, row in found[:MOST_ROWS]
+    ]
+    parts += [more] if more else []
     return [line for i, part in enumerate(parts) for line in [*([""] if i else []), *part]]
 
 

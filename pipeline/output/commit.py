@@ -243,7 +243,7 @@ def publish(
     """
     name = MANIFEST_FILE.path(manifest["shard"])
     check_lease(store, lease)
-    store.remove([ROLLUP_FILE.format(rollup_of(manifest["shard"])), *([name] if replaces else [])])
+    store.remove([ROLLUP_FILE.path(rollup_of(manifest["shard"])), *([name] if replaces else [])])
     staging.publish()
     store.remove(unused)
     with staging.open(name, rows=manifest["counts"]["read"]) as file:
@@ -313,7 +313,7 @@ def finish_replacement(store: Store, index: int, lease: Lease) -> None:
         logger.info("shard %d: finishing a replacement that was interrupted", index)
         with exclusive(store, index):
             lease.check()
-            store.remove([ROLLUP_FILE.format(rollup_of(index)), MANIFEST_FILE.path(index)])
+            store.remove([ROLLUP_FILE.path(rollup_of(index)), MANIFEST_FILE.path(index)])
             for final, file in files.items():
                 if has_content(store, file["draft"], file):
                     move(store, file["draft"], final, file)

@@ -26,7 +26,7 @@ from schemas.files import (
     JOB_FILE,
     JOURNAL_FILE,
     MANIFEST_FILE,
-    ROLLUP,
+    ROLLUP_FILE,
     STATS_FILE,
     SUMMARY_FILE,
     rollup_of,
@@ -287,5 +287,5 @@ def requeue(store: Store, findings: Sequence[Finding], lease: Lease) -> None:
     files are replaced when the job commits it again. Raises UserError if the lease is lost or a file cannot be removed.
     """
     lease.check()
-    rollups = {ROLLUP.path(rollup_of(finding.shard)) for finding in findings}
+    rollups = {ROLLUP_FILE.path(rollup_of(finding.shard)) for finding in findings}
     store.remove_many({file for finding in findings for file in finding.causes} | rollups)

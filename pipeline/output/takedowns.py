@@ -40,7 +40,7 @@ from schemas.files import (
     MANIFEST_FILE,
     OUTPUT_FOLDERS,
     REPORT_FILE,
-    ROLLUP,
+    ROLLUP_FILE,
     ROLLUP_FOLDER,
     ROLLUP_TIMINGS_FILE,
     RUN_TIMINGS_FILE,
@@ -267,10 +267,10 @@ def unread(store: Store) -> list[str]:
     groups: dict[int, dict[int, int]] = {}
     for index, size in sizes.items():
         groups.setdefault(rollup_of(index), {})[index] = size
-    read = [n for n, group in groups.items() if parse_summary(store.read_spare(ROLLUP.path(n)), group) is not None]
+    read = [n for n, group in groups.items() if parse_summary(store.read_spare(ROLLUP_FILE.path(n)), group) is not None]
     awaited = recorded_plans(job).without(sizes) if job else ()
     used = {
-        *map(ROLLUP.path, read),
+        *map(ROLLUP_FILE.path, read),
         *map(ROLLUP_TIMINGS_FILE.format, groups),
         *(ANSWERS_FILE.format(f"{plan.first_row:012d}") for plan in awaited),
     }
@@ -323,8 +323,9 @@ def strangers(store: Store) -> list[str]:
 def listed_strangers(store: Store) -> Iterator[tuple[str, str]]:
     """Yield the first strangers of an output from which rows were taken down, and what is to be done about each."""
     found = strangers(store) if len(store.takedowns) else []
+    removed = drafts(store) if found else []
     for name in found[:SHOWN]:
-        fix = "run hypergrit takedown again, which removes it" if name in drafts(store) else "remove it"
+        fix = "run hypergrit takedown again, which removes it" if name in removed else "remove it"
         what = "no file of the output"
         if store.links([name]):
             what, fix = "it is a link, which is not followed,", "remove the link"
@@ -354,7 +355,7 @@ def remove_leftovers(store: Store, manifests: Sequence[Manifest]) -> None:
     shown = [manifest for manifest in manifests if has_taken_down(manifest) or set(manifest["formats"]) <= {"train"}]
     thumbnails = [DROPPED_FILE.path(manifest["shard"]) for manifest in shown]
     files = [name for names in left.values() for name in names]
-    unused = [*unread(store), *map(DROPS_FILE.path, indices(store, DROPS_FILE))]
+    unused = [*unread(store), *map(DROPS_FILE.path, indices(store, DROPS_FILE))]  # of an unfinished rewrite, too
     for index in indices(store, FAILED_FILE):  # a message may quote a row
         failed = parse_failed(store.read(FAILED_FILE.path(index)) or b"")
         if failed is None or not fits(failed, FailedShard) or failed["shard"] != index:

@@ -73,22 +73,27 @@ class Advice(NamedTuple):
     anchor: str
 
 
+def hint(reason: str) -> str:
+    """Return what to do about a drop reason."""
+    return HINTS.get(reason, "look at the examples of this reason").rstrip(".")
+
+
 def find_advice(stats: Statistics) -> Iterator[Advice]:
     """Yield the warnings of a report, the gravest first."""
     rows, boxes = stats["rows"], stats["boxes"]
     n_rows = rows["read"] - rows.get("unfinished", 0)
     dropped = ((stage, reason, n) for stage, reasons in rows["dropped"].items() for reason, n in reasons.items())
     drops = [(n, shown_stage(stage, reason), reason) for stage, reason, n in dropped]
-    most = max(drops, default=(0, "", ""))
-    n, stage, reason = max(drops, default=most, key=lambda drop: (drop[2] not in CHOSEN, drop))
-    actions = [HINTS.get(name, "look at the examples of this reason").rstrip(".") for name in (most[2], reason)]
-    action = actions[1]
+    unasked = max(drops, default=(0, "", ""), key=lambda drop: (drop[2] not in CHOSEN, drop))
+    n, stage, reason = unasked
     if drops and not rows["kept"]:
-        named = zip(dict.fromkeys([most, (n, stage, reason)]), actions, strict=False)
-        causes = [f"{drop[1]} dropped {drop[0]:,} of them as {drop[2]}: {hint}" for drop, hint in named]
+        causes = [
+            f"{by} dropped {m:,} of them as {name}: {hint(name)}"
+            for m, by, name in dict.fromkeys([max(drops), unasked])
+        ]
         yield Advice("nothing_kept", "no row was kept", "; ".join(causes), "rows")
     elif n >= MIN_ROWS and n > MOST * n_rows and reason not in CHOSEN:
-        yield Advice("one_reason", f"{stage} dropped {n / n_rows:.0%} of all rows as {reason}", action, "rows")
+        yield Advice("one_reason", f"{stage} dropped {n / n_rows:.0%} of all rows as {reason}", hint(reason), "rows")
     if nulls := stats.get("null_captions"):
         texts = ", ".join(f"{text} ({n:,})" for text, n in nulls.items())
         text = f"{sum(nulls.values()):,} of the captions of the input mean a missing value, or a list: {texts}"

@@ -35,7 +35,6 @@ from schemas.files import (
     FILES,
     MANIFEST_FILE,
     MANIFEST_FOLDER,
-    ROLLUP,
     ROLLUP_FILE,
     ROLLUP_TIMINGS_FILE,
     RUN_TIMINGS_FILE,
@@ -238,7 +237,7 @@ def read_sums(store: Store, number: int, sizes: Mapping[int, int], has_rollup: b
 
     Raises UserError for a damaged shard, and ValueError if the counts of one do not add up.
     """
-    rollup = ROLLUP_FILE.format(number)
+    rollup = ROLLUP_FILE.path(number)
     summary = parse_summary(store.read_spare(rollup), sizes) if has_rollup else None
     if summary is not None:
         speeds = read_speeds(store, ROLLUP_TIMINGS_FILE.format(number))
@@ -284,7 +283,7 @@ def read_files(
 def write_rollup(store: Store, number: int, part: ShardSums, sizes: Mapping[int, int]) -> None:
     """Write the rollup of shards, whose manifests have these sizes, and their timings. Needs the lease."""
     store.write(ROLLUP_TIMINGS_FILE.format(number), json.dumps(part.speeds, sort_keys=True))
-    store.write_bytes(ROLLUP_FILE.format(number), SummaryFile(sizes, part.summary).to_bytes())
+    store.write_bytes(ROLLUP_FILE.path(number), SummaryFile(sizes, part.summary).to_bytes())
 
 
 def roll_up(store: Store, number: int, indices: Collection[int]) -> None:
@@ -350,9 +349,9 @@ def collect(store: Store, only: Collection[int] | None = None, keep: Keep = "not
     not add up.
     """
     groups = finished_shards(store, only)
-    rollups = set(indices(store, ROLLUP))
+    rollups = set(indices(store, ROLLUP_FILE))
     if keep == "rollups":  # those in which no shard is finished any more
-        store.remove_many(ROLLUP.path(number) for number in rollups - groups.keys())
+        store.remove_many(ROLLUP_FILE.path(number) for number in rollups - groups.keys())
     shards, summary, speeds = list[int](), Summary(), Speeds()
 
     def read(number: int) -> ShardSums:

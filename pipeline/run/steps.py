@@ -322,7 +322,8 @@ class Steps:
         check_limit(notes.faults, limit)
         if not self.replaces:
             asked, unanswered = count_answers(table)
-            notes = dataclasses.replace(notes, asked=asked, unanswered=unanswered, host=silent_host(table))
+            host = silent_host(table) if unanswered else ""
+            notes = dataclasses.replace(notes, asked=asked, unanswered=unanswered, host=host)
         return drop_duplicates(refuse_images(table, self.takedowns)), notes
 
     def commit(self, plan: ShardPlan, table: pa.Table, thumbnails: bytes) -> Manifest:

@@ -28,6 +28,7 @@ from tests.trainer.released_files import write_released
 from tests.trainer.tiny_open_clip import register, save, tiny
 from trainer import Model
 from trainer.encoders.config import TextConfig
+from trainer.evaluation.metrics.hierarchy import read_tree
 from trainer.models.config import HyperbolicConfig
 from trainer.models.registry import build_model
 
@@ -109,6 +110,10 @@ def prepare(page: str, finished: Path, folder: Path) -> None:
         write_coco(folder / "data")
         for i in range(10):
             write_image(folder / "data" / "eurosat" / f"Class{i}" / "a.png")
+    if page == "grit_to_hycoclip":
+        for name in read_tree().classes:
+            (folder / "data" / "imagenet" / "val" / name).mkdir(parents=True)
+        write_image(folder / "data" / "imagenet" / "val" / name / "ILSVRC2012_val_00000001.JPEG")
     if page == "evaluate_a_checkpoint":
         shutil.copytree(ROOT / "tests" / "trainer" / "finished_run", folder / "hycoclip")
         torch.manual_seed(0)

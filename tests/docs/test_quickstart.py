@@ -58,6 +58,6 @@ def test_the_commands_lead_from_ten_urls_to_heads_that_are_evaluated_and_shown(t
     head = next(line for line in printed.splitlines() if line.startswith("metric"))
     assert head.split() == ["metric", "meru", "hycoclip", "clip", "chance"]
     heads = tmp_path / "heads"
-    assert {path.name for path in (heads / "pictures").iterdir()} == {"meru.png", "hycoclip.png"}
+    assert {path.name for path in (heads / "pictures").iterdir()} == {"meru.png", "hycoclip.png", "clip.png"}
     assert json.loads((heads / "disk.json").read_text(encoding="utf-8"))["projection"] == "norms"
     assert printed.count("tensor(") == 2

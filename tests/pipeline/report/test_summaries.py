@@ -106,12 +106,12 @@ def test_a_report_with_rollups_reads_nothing_of_single_shards(copy: Path, monkey
 def test_rollups_have_the_same_bytes_whoever_writes_them(copy: Path) -> None:
     store = Store(str(copy))
     roll_up(store, 0, range(1000))
-    first = (copy / ROLLUP_FILE.format(0)).read_bytes()
+    first = (copy / ROLLUP_FILE.path(0)).read_bytes()
     shutil.rmtree(copy / "_rollup")
     build_stats(str(copy), holds_lease=True)
-    assert (copy / ROLLUP_FILE.format(0)).read_bytes() == first
+    assert (copy / ROLLUP_FILE.path(0)).read_bytes() == first
     roll_up(store, 1, (1000, 1001))
-    assert not (copy / ROLLUP_FILE.format(1)).exists()
+    assert not (copy / ROLLUP_FILE.path(1)).exists()
 
 
 def test_a_report_that_does_not_hold_the_lease_writes_no_rollup(copy: Path) -> None:
@@ -123,9 +123,9 @@ def test_a_shard_that_is_written_again_takes_its_rollup_away(copy: Path) -> None
     before = build_stats(str(copy), holds_lease=True)
     (copy / "_manifests/00007.json").unlink()  # the fix for a damaged shard
     assert build_stats(str(copy))["rows"]["read"] == 78
-    assert (copy / ROLLUP_FILE.format(0)).exists()
+    assert (copy / ROLLUP_FILE.path(0)).exists()
     write(copy, 7, n_dropped=0)
-    assert not (copy / ROLLUP_FILE.format(0)).exists()
+    assert not (copy / ROLLUP_FILE.path(0)).exists()
     assert build_stats(str(copy))["rows"]["kept"] == before["rows"]["kept"] + 1
     build_stats(str(copy), holds_lease=True)
     assert build_stats(str(copy))["rows"]["kept"] == before["rows"]["kept"] + 1
@@ -133,8 +133,8 @@ def test_a_shard_that_is_written_again_takes_its_rollup_away(copy: Path) -> None
 
 def test_a_rollup_of_other_shards_is_not_used_and_removed_when_nothing_is_left(copy: Path) -> None:
     build_stats(str(copy), holds_lease=True)
-    shutil.copy(copy / ROLLUP_FILE.format(0), copy / ROLLUP_FILE.format(1))
-    shutil.copy(copy / ROLLUP_FILE.format(0), copy / ROLLUP_FILE.format(5))
+    shutil.copy(copy / ROLLUP_FILE.path(0), copy / ROLLUP_FILE.path(1))
+    shutil.copy(copy / ROLLUP_FILE.path(0), copy / ROLLUP_FILE.path(5))
     assert build_stats(str(copy))["rows"]["read"] == 80
     assert build_stats(str(copy), holds_lease=True)["rows"]["read"] == 80
     assert [path.name for path in (copy / "_rollup").iterdir()] == ["00000.json.zst"]
@@ -185,6 +185,6 @@ def test_a_running_job_writes_the_rollup_of_a_thousand_shards_when_the_last_is_r
         assert not (copy / "_rollup").exists()
         rollups.add(0)
     assert [path.name for path in (copy / "_rollup").iterdir()] == ["00000.json.zst"]
-    written = (copy / ROLLUP_FILE.format(0)).read_bytes()
+    written = (copy / ROLLUP_FILE.path(0)).read_bytes()
     build_stats(str(copy), holds_lease=True)
-    assert (copy / ROLLUP_FILE.format(0)).read_bytes() == written
+    assert (copy / ROLLUP_FILE.path(0)).read_bytes() == written

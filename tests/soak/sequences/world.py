@@ -133,7 +133,7 @@ class World:
         return self.folder / name
 
     def url(self, name: str) -> str:
-        """What verbs call an output."""
+        """The path of an output, or its URL in the store, as it is given to verbs."""
         return str(self.path(name)) if self.bucket is None else f"s3://{self.folder.name}/{name}"
 
     def copy(self) -> None:
