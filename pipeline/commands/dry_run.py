@@ -227,7 +227,7 @@ def run_sample(
     run = Run(config, limited=shards)
     make = partial(SampleSteps, run.config, provenance, {shard.index: sources for shard, sources in samples})
     try:
-        results = [found for found in run.results(Recipe(make, run.config), shards) if isinstance(found, Measured)]
+        results = list(run.results(Recipe(make, run.config), shards))
     finally:
         remove_abandoned_folders(tempfile.gettempdir())  # of workers that were killed
     return sorted(results, key=lambda shard: shard.index), len(run.failed)

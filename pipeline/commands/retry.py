@@ -296,7 +296,7 @@ def retry(arguments: Sequence[str]) -> int:
         with connected(config.ray):
             search, count = Run(config, lease), partial(count_rows, config.output, options.reasons)
             results = search.results(Recipe.calling(count, "rows to try again"), tasks_of(chosen))
-            tried = {result.index: result for result in results if isinstance(result, Task) and result.n_rows}
+            tried = {task.index: task for task in results if task.n_rows}
             n_rows = sum(task.n_rows for task in tried.values())
             logger.info("trying %s of %s again", counted(n_rows, "row"), counted(len(tried), "shard"))
             lease.check()

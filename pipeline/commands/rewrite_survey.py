@@ -28,8 +28,9 @@ from pipeline.output.source import concat
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.read.types import Task
 from pipeline.run.loop import Run
-from pipeline.run.steps import Failed, Recipe
+from pipeline.run.steps import Recipe
 from schemas.files import DROPS_FILE
+from schemas.manifest import FailedShard
 from schemas.status import KEPT
 
 logger = logging.getLogger("hypergrit")
@@ -50,6 +51,14 @@ class Count:
 
     part: int
     kept: int
+
+
+class Reading(Run):
+    """Ends with the first shard of the sources that cannot be read."""
+
+    def fail(self, failed: FailedShard) -> None:
+        """Raise UserError."""
+        raise UserError(f"shard {failed['shard']} of the sources cannot be read: {failed['error']}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,10 +118,7 @@ class Survey:
         Raises UserError for the first part that fails.
         """
         tasks = [Task(part.number, part.plan.n_rows, part) for part in self.parts]
-        for result in Run(self.config, lease).results(Recipe.calling(work, text), tasks):
-            if isinstance(result, Failed):
-                raise UserError(f"shard {result.index} of the sources cannot be read: {result.record['error']}")
-            yield result
+        return Reading(self.config, lease).results(Recipe.calling(work, text), tasks)
 
     def _drops(self, found: Iterator[tuple[int, pa.Table]]) -> Iterator[tuple[SourcePart, pa.Table]]:
         """Yield every part with the rows to drop of `found`, where it may be left out."""

@@ -327,8 +327,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
 
 def found_by(run: Run, step: Callable[[Manifest], Found], manifests: Sequence[Manifest]) -> Iterator[Found]:
     """Yield the rows found in each shard that does not fail."""
-    results = run.results(Recipe.calling(step, "searched"), tasks_of(manifests))
-    return (result for result in results if isinstance(result, Found))
+    return run.results(Recipe.calling(step, "searched"), tasks_of(manifests))
 
 
 def find_in(output: str, entries: TakedownList | None, lease: str | None, manifest: Manifest) -> Found:

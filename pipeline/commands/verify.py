@@ -48,7 +48,7 @@ from pipeline.report.cards import read_dropped
 from pipeline.report.stats import bytes_text
 from pipeline.run.local import limited_memory
 from pipeline.run.loop import Run
-from pipeline.run.steps import Failed, Recipe
+from pipeline.run.steps import Recipe
 from pipeline.summary.totals import Summary, Totals, parse_summary
 from schemas.files import (
     DROPPED_FILE,
@@ -489,19 +489,18 @@ def check_shards(
 ) -> Iterator[Finding]:
     """Check the shards in `plans`, index -> plan in the record of the job; yield findings in the order of completion.
 
-    A file that crashes a reader is a problem of its shard. Raises UserError if the store does not answer.
+    A file that crashes a reader is a problem of its shard, which comes last. Raises UserError if the store does not answer.
     """
     ray, output = RayConfig(runner="local", cpu_workers=n_processes, retries=0, step_timeout_s=TIMEOUT_S), store.url("")
     run = Run(PipelineConfig(input=output, output=output, ray=ray, quiet=quiet))
     tasks = [Task(index, 0, plan) for index, plan in plans.items()]
-    for result in run.results(Recipe(partial(Checker, output, n_processes), text="checked"), tasks):
-        finding = result
-        if isinstance(result, Failed):
-            finding, error = Finding(result.index), result.record["error"]
-            if KILLED in error:
-                finding.lack = f"could not be checked: {error}, as the system does for a lack of memory"
-            else:
-                finding.add(MANIFEST_FILE.path(finding.shard), f"the shard cannot be checked: {error}")
+    yield from run.results(Recipe(partial(Checker, output, n_processes), text="checked"), tasks)
+    for index, record in run.failed.items():
+        finding, error = Finding(index), record["error"]
+        if KILLED in error:
+            finding.lack = f"could not be checked: {error}, as the system does for a lack of memory"
+        else:
+            finding.add(MANIFEST_FILE.path(index), f"the shard cannot be checked: {error}")
         yield finding
 
 

@@ -155,13 +155,13 @@ class Attempts:
 
         After a crash, the step of a job runs in child processes, which find the rows at fault. On a cluster that is after
         the second crash, since the first may be due to its machine, and after the other shards. On one machine a shard
-        begins again at once, and the search is its last attempt.
+        begins again at once, and a crash in the search is its end.
         """
         shard.attempts += 1
         shard.crashes += is_crash
         is_searched = is_crash and shard.step in STEPS
         is_last = shard.is_rescued or not is_searched
-        if (self.is_local and shard.is_rescued) or (shard.attempts > self.retries and is_last):
+        if (self.is_local and shard.is_rescued and is_crash) or (shard.attempts > self.retries and is_last):
             self.give_up(shard, text, trace)
             return
         shard.is_rescued = is_searched and (self.is_local or shard.crashes > min(1, self.retries))

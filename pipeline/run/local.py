@@ -37,7 +37,7 @@ from pipeline.read.source import planned_rows
 from pipeline.read.types import ShardPlan, Task
 from pipeline.run.attempts import Attempts, Shard
 from pipeline.run.progress import Follower, tell
-from pipeline.run.steps import Failed, Notes, Part, Recipe, Steps
+from pipeline.run.steps import Notes, Part, Recipe, Steps
 from pipeline.stages.order import STEPS, Step
 from schemas.manifest import Manifest, Provenance
 from schemas.rows import READ
@@ -288,10 +288,7 @@ def run_local(plans: Sequence[ShardPlan], config: PipelineConfig, provenance: Pr
     [{'read': 2, 'kept': 0, 'dropped': {'download': {'invalid_url': 1}, 'read': {'missing_url': 1}}}]
     """
     for result in compute_local(plans, config.ray, Recipe(partial(Steps, config, provenance), config)):
-        if isinstance(result, Failed):
-            failed = result.record
-            raise ShardError(f"shard {failed['shard']} failed in step {failed['step']!r}: {failed['error']}")
-        yield result.manifest
+        yield result.committed()
 
 
 def compute_local(plans: Sequence[ShardPlan | Task], config: RayConfig, recipe: Recipe) -> Iterator[Any]:

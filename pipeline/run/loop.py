@@ -50,11 +50,11 @@ class Run:
         self.max_failed = max(len(limited) // 100, 10) if limited else math.inf
         self.output = lease.store if lease is not None and records else None
         self.faults: list[Fault] = []
-        self.failed: set[int] = set()
+        self.failed: dict[int, FailedShard] = {}
         self.hosts: dict[int, str] = {}  # that wrote the other shards
 
     def results(self, recipe: Recipe, plans: Plans) -> Iterator[Any]:
-        """Compute shards; yield the result of each, or that it has `Failed`, in order of completion.
+        """Compute shards; yield the result of each that does not fail, in order of completion, and `fail` the others.
 
         Raises UserError if more than `max_failed` shards fail or the lease is lost, and for errors that the user can
         fix, and TooManyFaultsError above `max_internal_errors`.
@@ -66,12 +66,15 @@ class Run:
             results = self.lease.guard(results)
         with nullcontext() if self.output is None else Rollups(self.output, (plan.index for plan in plans)) as rollups:
             for result in self._shown(results, recipe, plans):
-                if isinstance(result, Done):
-                    self.hosts[result.index] = result.host
-                    self._record_faults(result.faults)
-                elif isinstance(result, Failed):
-                    self.fail(result.record)
-                yield result
+                match result:
+                    case Failed():
+                        self.fail(result.record)
+                    case Done():
+                        self.hosts[result.index] = result.host
+                        self._record_faults(result.faults)
+                        yield result
+                    case _:
+                        yield result
                 if rollups is not None:
                     rollups.add(result.index)
 
@@ -81,7 +84,7 @@ class Run:
 
     def fail(self, failed: FailedShard) -> None:
         """Count a failed shard, record it, and log it in one line. Raises UserError above the limit."""
-        self.failed.add(failed["shard"])
+        self.failed[failed["shard"]] = failed
         if self.output is not None:
             assert self.lease is not None
             self.lease.check()  # the record removes the manifest of an earlier run

@@ -19,7 +19,7 @@ from rich.text import Text
 from hypergrit_common.progress import FIRST_S, has_bar, now_and_then
 from hypergrit_common.text import counted, duration_text
 from pipeline.config import PipelineConfig
-from pipeline.run.steps import Done, Result
+from pipeline.run.steps import Result
 from pipeline.stages.order import steps_of
 from schemas.manifest import NO_MODEL
 
@@ -200,7 +200,7 @@ class Progress(Follower):
     def __init__(self, n_rows: int, config: PipelineConfig) -> None:
         self.n_rows, self.interval_s = n_rows, config.log.interval_s
         self.estimate = TimeLeft(n_rows, LOCAL if config.ray.runner == "local" else ON_RAY)
-        self.kept = self.dropped = self.unfinished = 0
+        self.counts = Counter[str]()  # of the rows of shards that have ended, by what became of them
         self.drops = Counter[str]()  # by stage
         self.steps = {stage: step for step, stages in steps_of(config).items() for stage in stages}
         names = {"parse": config.parse.model, "ground": config.ground.grounder, "score": config.score.scorer}
@@ -237,28 +237,19 @@ class Progress(Follower):
     def finished(self, result: Result) -> None:
         """Count the rows of a shard."""
         with self._lock:
-            if isinstance(result, Done):
-                counts = result.manifest["counts"]
-                n = counts["read"]
-                self.kept += counts["kept"]
-                self.dropped += n - counts["kept"]
-                self.drops.update({stage: sum(reasons.values()) for stage, reasons in counts["dropped"].items()})
-            else:
-                n = result.record["rows"]
-                self.unfinished += n
-            self.estimate.finished(result.index, n)
+            self.counts.update(result.rows)
+            self.drops.update({stage: sum(reasons.values()) for stage, reasons in result.drops.items()})
+            self.estimate.finished(result.index, sum(result.rows.values()))
 
     def values(self) -> dict[str, Any]:
         """Return the present counts, rows a second, the share of the work that is done, and the remaining seconds."""
         with self._lock:
             now = time.monotonic()
-            done, left = self.kept + self.dropped + self.unfinished, self.estimate.remaining_s(now)
+            done, left = self.counts.total(), self.estimate.remaining_s(now)
             return {
                 "rows": self.n_rows,
                 "finished": done,
-                "kept": self.kept,
-                "dropped": self.dropped,
-                "unfinished": self.unfinished,
+                **{name: self.counts[name] for name in ("kept", "dropped", "unfinished")},
                 "prepared": self.estimate.rows["prepare"],
                 "grounded": self.estimate.rows["infer"],
                 "share": round(self.estimate.fraction(), 4),
@@ -284,7 +275,7 @@ class Progress(Follower):
             is_name = title in ("stage", "")  # on a narrow terminal, the names of models that are loading are cut off
             table.add_column(title, justify="left" if is_name else "right", no_wrap=bool(title), overflow="ellipsis")
         with self._lock:
-            kept = self.kept + self.dropped
+            kept = self.counts["kept"] + self.counts["dropped"]
             for stage, step in self.steps.items():
                 passed, left, n = self.estimate.rows[step], self.estimate.step_left_s(step), self.drops[stage]
                 kept -= n

@@ -21,7 +21,7 @@ from pipeline.models import CACHE, OFFLINE
 from pipeline.read.types import ShardPlan, Task
 from pipeline.run.progress import Follower, followed_by
 from pipeline.run.ray_driver import Driver
-from pipeline.run.steps import Failed, Recipe, Result
+from pipeline.run.steps import Recipe, Result
 from pipeline.stages.download.permits import PermitServer
 
 logger = logging.getLogger("hypergrit")
@@ -64,15 +64,10 @@ class Metrics(Follower):
     def finished(self, result: Result) -> None:
         """Count the rows of a shard."""
         self._sizes.pop(result.index, None)
-        if isinstance(result, Failed):
-            self._add(self.shards, 1, result="failed")
-            self._add(self.rows, result.record["rows"], result="unfinished")
-            return
-        counts = result.manifest["counts"]
-        self._add(self.shards, 1, result="finished")
-        self._add(self.rows, counts["kept"], result="kept")
-        self._add(self.rows, counts["read"] - counts["kept"], result="dropped")
-        for stage, reasons in counts["dropped"].items():
+        self._add(self.shards, 1, result=result.outcome)
+        for outcome, n in result.rows.items():
+            self._add(self.rows, n, result=outcome)
+        for stage, reasons in result.drops.items():
             for reason, n in reasons.items():
                 self._add(self.drops, n, stage=stage, reason=reason)
 

@@ -14,7 +14,7 @@ import logging
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property, partial
@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from hypergrit_common.errors import UserError
 from pipeline.config import PipelineConfig, runtime_settings
-from pipeline.faults import Fault, TooManyFaultsError, check_limit, run_isolated, shard_errors
+from pipeline.faults import Fault, ShardError, TooManyFaultsError, check_limit, run_isolated, shard_errors
 from pipeline.images import UNLIKE_DRAWINGS, StoredImages, are_unlike_drawings, miniature_models
 from pipeline.models import check_model
 from pipeline.output.commit import local_errors
@@ -100,11 +100,27 @@ class Done:
     manifest: Manifest
     faults: tuple[Fault, ...]
     host: str = field(default_factory=socket.gethostname, kw_only=True)
+    outcome: ClassVar[str] = "finished"
 
     @property
     def index(self) -> int:
         """The index of the shard."""
         return self.manifest["shard"]
+
+    @property
+    def rows(self) -> dict[str, int]:
+        """The numbers of its rows, by what became of them."""
+        kept = self.manifest["counts"]["kept"]
+        return {"kept": kept, "dropped": self.manifest["counts"]["read"] - kept}
+
+    @property
+    def drops(self) -> Mapping[str, Mapping[str, int]]:
+        """The numbers of dropped rows, by stage and reason."""
+        return self.manifest["counts"]["dropped"]
+
+    def committed(self) -> Manifest:
+        """Return the manifest."""
+        return self.manifest
 
 
 @dataclass(frozen=True)
@@ -112,15 +128,26 @@ class Failed:
     """A shard that could not be computed, by its record."""
 
     record: FailedShard
+    outcome: ClassVar[str] = "failed"
+    drops: ClassVar[Mapping[str, Mapping[str, int]]] = {}
 
     @property
     def index(self) -> int:
         """The index of the shard."""
         return self.record["shard"]
 
+    @property
+    def rows(self) -> dict[str, int]:
+        """The number of its rows, by what became of them."""
+        return {"unfinished": self.record["rows"]}
+
+    def committed(self) -> Manifest:
+        """Raise ShardError."""
+        raise ShardError(f"shard {self.index} failed in step {self.record['step']!r}: {self.record['error']}")
+
 
 Result = Done | Failed
-"""The end of a shard."""
+"""The end of a shard. Both answer the same questions."""
 
 
 @dataclass(frozen=True)

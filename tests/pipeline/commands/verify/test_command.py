@@ -129,6 +129,7 @@ def test_a_shard_that_ends_the_process_of_its_check_is_a_problem_of_that_shard_a
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("pipeline.commands.verify.Checker", Dying)
-    found = list(check_shards(Store(str(tmp_path)), dict.fromkeys(range(3)), 1))
+    findings = check_shards(Store(str(tmp_path)), dict.fromkeys(range(3)), 1)
+    found = sorted(findings, key=lambda finding: finding.shard)
     assert [len(finding.problems) for finding in found] == [0, 1, 0]
     assert "ended with exit code 9" in str(found[1].problems[0])

@@ -111,6 +111,6 @@ def test_a_killed_process_is_a_lack_and_a_crashed_one_a_problem(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: str, is_lack: bool
 ) -> None:
     failed = Failed(failed_shard(Task(7, 0, None), "checked", f"ProcessDiedError: killed by {status}", "", attempts=1))
-    monkeypatch.setattr(module.Run, "results", lambda *_: iter([failed]))
+    monkeypatch.setattr("pipeline.run.loop.pick_runner", lambda _: lambda *_: iter([failed]))
     (found,) = check_shards(Store(str(tmp_path)), {7: None}, 1)
     assert (bool(found.lack), bool(found.problems)) == (is_lack, not is_lack)

@@ -92,3 +92,19 @@ def test_tables_are_bounded_by_the_bytes_of_the_object_stores() -> None:
     work.release(first)
     work.release(first)
     assert work.has_room(1, 500)
+
+
+def test_a_shard_that_was_searched_on_one_machine_keeps_its_attempts_for_other_errors() -> None:
+    work = Attempts(plans(0), STEPS, 2, is_local=True)
+    (shard,) = work.tasks["prepare"]
+    for step, text, is_crash, is_rescued, n_failed in (
+        ("infer", "killed", True, True, 0),
+        ("write", "the store does not answer", False, False, 0),  # the search has found the rows
+        ("infer", "killed", True, True, 0),
+        ("infer", "killed", True, True, 1),
+    ):
+        take(work, shard)
+        shard.step = step
+        work.count(shard, text, "", is_crash)
+        assert (shard.is_rescued, len(work.failed)) == (is_rescued, n_failed)
+        assert n_failed or [*work.tasks["prepare"]] == [shard]
