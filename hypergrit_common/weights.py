@@ -142,9 +142,12 @@ def bounded(source: Path, n_tensors: int, n_numbers: int | None = None) -> Itera
 SELECTING: Final = frozenset(
     {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
     | {"quantization_config", "fusion_config", "transformers_weights", "configuration_files", "attribute_map"}
+    | {"backbone", "backbone_kwargs", "use_pretrained_backbone", "checkpoint_path", "model_args", "pretrained_cfg"}
 )
-"""Keys of a config.json of transformers that select code, such as kernels of the hub, or other files (`attribute_map`
-gives these keys other names)."""
+"""Keys of a config.json of transformers that select code, such as kernels of the hub, or other files and models
+(`attribute_map` gives these keys other names)."""
+LOADING: Final = ("timm_backbone", "timm_wrapper")
+"""Values of `model_type` whose other keys are names of models for timm, which takes them from anywhere."""
 IGNORED: Final = frozenset({"auto_map", "_name_or_path"})
 """Keys that do so only where they are trusted: here, never."""
 
@@ -156,7 +159,8 @@ def check_settings(values: Any, source: str, keys: Collection[str] = SELECTING, 
     """
     items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
     for key, value in items:
-        if key in keys and value not in (None, {}, "eager", "sdpa"):
+        is_loading = key == "model_type" and value in LOADING
+        if is_loading or (key in keys and value not in (None, False, {}, "eager", "sdpa")):
             raise UserError(
                 f"{source}: {prefix}{key}={str(value)[:80]!r} is not allowed, since transformers would load other code or "
                 "files; remove this key if the model works without it"

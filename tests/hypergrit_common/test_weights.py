@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.weights import SELECTING, bounded_by_folder, check_settings, read_tensors, save_tensors
+from hypergrit_common.weights import LOADING, SELECTING, bounded_by_folder, check_settings, read_tensors, save_tensors
 from tests.memory import memory_below
 
 
@@ -183,8 +183,19 @@ def test_a_key_that_selects_code_is_refused_at_any_depth(key: str, place: str) -
         check_settings(value, "m/config.json")
 
 
+@pytest.mark.parametrize("kind", LOADING)
+def test_a_network_of_timm_within_another_one_is_refused(kind: str) -> None:
+    with pytest.raises(UserError, match=rf"^a\.json: layers\.0\.model_type='{kind}' is not allowed"):
+        check_settings({"layers": [{"model_type": kind, "architecture": "local-dir:/srv/x"}]}, "a.json")
+
+
 def test_settings_without_effect_are_no_mistake(tmp_path: Path) -> None:
-    harmless = {"_attn_implementation": "sdpa", "quantization_config": None, "auto_map": {"AutoModel": "code.Model"}}
+    harmless = {
+        "_attn_implementation": "sdpa",
+        "quantization_config": None,
+        "use_pretrained_backbone": False,
+        "auto_map": {"AutoModel": "code.Model"},
+    }
     check_settings({"vision_config": harmless, "_name_or_path": "a/b"}, "config.json")
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/model"}')
     with pytest.raises(UserError, match=r"adapter_config\.json makes transformers load a further model"):

@@ -255,6 +255,8 @@ def locked(folder: Path) -> Iterator[None]:
         if path.is_symlink() and path.name == CHECKPOINTS:
             check_link(str(path))
     path, end = folder / LOCK, time.monotonic() + EXPIRY_S
+    if path.exists() and not path.is_file():
+        raise UserError(f"{path} is no file; remove it")
     with path.open("a+", encoding="utf-8") as file:
         while True:
             try:

@@ -197,8 +197,8 @@ def parse_settings(values: Mapping[str, Any]) -> PreTrainedConfig:
     Raises ValueError if transformers has no such network, and UserError if a key is forbidden.
     """
     others = dict(values)
-    kind = others.pop("model_type", None)
     check_settings(others, "model.text.kwargs", FORBIDDEN)
+    kind = others.pop("model_type", None)
     try:
         config: Any = AutoConfig.for_model(kind, **others)
     except Exception as error:  # transformers raises many types for values that do not fit

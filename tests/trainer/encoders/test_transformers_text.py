@@ -150,6 +150,7 @@ def distilbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["model.text.kwargs.model_type=vit"], "no text encoder of model_type 'vit'|sizes"),
         (["model.text.kwargs.auto_map={AutoModel: code.Model}"], r"kwargs: auto_map=.*is not allowed"),
         (["model.text.kwargs.attn_implementation=someone/kernel"], "not allowed"),
+        (["model.text.kwargs.model_type=grounding-dino", "model.text.kwargs.backbone=a/b"], "backbone='a/b' is not allowed"),
         (["model.text.kwargs.n_layers=3"], r"model\.text\.weights: .*weights are missing, such as transformer\.layer\.2"),
         (["model.text.stretch_after=4"], "stretch_after is for other towers"),
         (["tokenizer=openai"], "openai is no folder"),

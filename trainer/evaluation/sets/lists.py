@@ -1,9 +1,10 @@
 """Data sets whose labels are text files, folders, JSON or MATLAB files; torchvision reads those of five sets."""
 
+import math
 import tempfile
 import traceback
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -241,7 +242,9 @@ def read_clevr(folder: Path, split: SplitName = "test") -> LabelledImages | None
 # Stanford Cars, whose labels are in MATLAB files.
 
 
-COMPRESSED: Final = 15  # type of a compressed variable of a MATLAB file (version 5 to 7)
+MATRIX, COMPRESSED = 14, 15  # types of an array, and of a compressed one, in a MATLAB file (version 5 to 7)
+CELL, STRUCT, KINDS = 1, 2, {1, 2, *range(4, 16)}  # classes of arrays: the others are texts and numbers
+MAX_DEPTH: Final = 20
 MAX_MAT_BYTES: Final = 1 << 26  # those of the sets have less than a megabyte
 
 
@@ -261,16 +264,54 @@ def read_mat(path: Path, *names: str) -> list[NDArray[Any]]:
 
 
 def check_mat(path: Path) -> None:
-    """Raise ValueError for a MATLAB file whose compressed variables are larger than any list. Raises zlib.error."""
-    data, start, room = read_limited(path, MAX_MAT_BYTES), 128, MAX_MAT_BYTES
+    """Raise ValueError for a MATLAB file whose variables need far more memory than a list of its size. Raises zlib.error.
+
+    Compressed ones may be as large as the largest file, and an array has no more values than its content holds.
+    """
+    data, room = read_limited(path, MAX_MAT_BYTES), MAX_MAT_BYTES
     order: Literal["big", "little"] = "big" if data[126:128] == b"MI" else "little"
-    while len(data) >= start + 8:
-        kind, n_bytes = (int.from_bytes(data[start + i : start + i + 4], order) for i in (0, 4))
+    for kind, variable in mat_elements(data[128:], order):
+        parts = [(kind, variable)]
         if kind == COMPRESSED:
-            room -= len(zlib.decompressobj().decompress(data[start + 8 : start + 8 + n_bytes], room))
-        if room <= 0:
-            raise ValueError(f"it has more than {MAX_MAT_BYTES} bytes after decompression")
-        start += 8 + n_bytes
+            content = zlib.decompressobj().decompress(variable, room)
+            room -= len(content)
+            if room <= 0:
+                raise ValueError(f"it has more than {MAX_MAT_BYTES} bytes after decompression")
+            parts = [*mat_elements(content, order)]
+        for kind, part in parts:
+            if kind == MATRIX:
+                check_matrix(part, order)
+
+
+def mat_elements(data: bytes, order: Literal["big", "little"]) -> Iterator[tuple[int, bytes]]:
+    """Yield the types and contents of the elements in a part of a MATLAB file. Raises ValueError unless they fill it."""
+    start = 0
+    while start < len(data):
+        kind, n_bytes = (int.from_bytes(data[start + i : start + i + 4], order) for i in (0, 4))
+        begin, end = start + 8, start + 8 + n_bytes + (0 if kind == COMPRESSED else -n_bytes % 8)
+        if kind >> 16:  # the short form: at most 4 bytes beside the type
+            kind, n_bytes, begin, end = kind & 0xFFFF, kind >> 16, start + 4, start + 8
+        if max(begin + n_bytes, end) > min(end, len(data)):
+            raise ValueError("an element is longer than what holds it")
+        yield kind, data[begin : begin + n_bytes]
+        start = end
+
+
+def check_matrix(content: bytes, order: Literal["big", "little"], depth: int = 0) -> None:
+    """Raise ValueError for an array that declares more values than it has, itself or within. Raises LookupError."""
+    parts = [*mat_elements(content, order)]
+    arrays = [part for kind, part in parts if kind == MATRIX]
+    flags, shape, _, *more = (part for kind, part in parts if kind != MATRIX)
+    kind = flags[0 if order == "little" else 3]
+    n_values = math.prod(int.from_bytes(shape[i : i + 4], order) for i in range(0, len(shape), 4))
+    n_parts, most = n_values, len(content)
+    if kind in (CELL, STRUCT):
+        n_fields = len(more[1]) // (int.from_bytes(more[0], order) or 1) if kind == STRUCT else 1
+        n_parts, most = n_values * n_fields, len(arrays)
+    if n_values > len(content) or n_parts > most or kind not in KINDS or depth > MAX_DEPTH:
+        raise ValueError(f"an array of class {kind} declares {n_values} values in {len(content)} bytes")
+    for array in filter(None, arrays):
+        check_matrix(array, order, depth + 1)
 
 
 def read_cars(folder: Path, split: SplitName = "test") -> LabelledImages | None:

@@ -168,6 +168,14 @@ def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 
+def own_data(file: Any, name: str) -> Any:
+    """Return a data set of an HDF5 file. Raises KeyError, and ValueError for one whose values are in other files."""
+    data = file[name]
+    if data.file.filename != file.filename or data.external or data.is_virtual:
+        raise ValueError(f"its {name} is in another file")
+    return data
+
+
 def read_pcam(folder: Path, split: SplitName = "test") -> LabelledImages | None:
     """PatchCamelyon: camelyonpatch_level_2_split_{train,valid,test}_x.h5 and _y.h5, unpacked. Needs h5py."""
     name = "valid" if split == "val" else split
@@ -182,8 +190,9 @@ def read_pcam(folder: Path, split: SplitName = "test") -> LabelledImages | None:
             f"images as {folder}/CLASS/IMAGE.png"
         ) from error
     try:
-        images, targets = h5py.File(path, "r")["x"], np.asarray(h5py.File(labels, "r")["y"]).reshape(-1)
-    except (OSError, KeyError) as error:
+        images, found = own_data(h5py.File(path, "r"), "x"), own_data(h5py.File(labels, "r"), "y")
+        targets = np.asarray(found).reshape(-1)
+    except (OSError, KeyError, ValueError, AttributeError) as error:
         raise UserError(f"{path} or {labels.name} cannot be read: {error}; download both again") from error
     check_counts(path, len(images), labels, len(targets))
     return packed(path, Stored(images), targets, ["0", "1"], [path, labels])

@@ -3,6 +3,7 @@
 import gzip
 import json
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from scipy.io import savemat
 
 from hypergrit_common.errors import UserError
 from trainer.evaluation.catalog import set_infos
+from trainer.evaluation.sets.lists import read_mat
 from trainer.evaluation.sets.registry import READERS, read_set
 from trainer.evaluation.task import MissingFilesError
 
@@ -289,6 +291,28 @@ def test_matlab_files_of_cars_and_flowers(tmp_path: Path) -> None:
     (flowers / "setid.mat").write_bytes(b"nothing")
     with pytest.raises(UserError, match=r"setid\.mat and .*: (ValueError|MatReadError): .*; download again"):
         read_set(tmp_path, "flowers102")
+
+
+def test_a_matlab_file_takes_no_more_memory_than_its_lists(tmp_path: Path) -> None:
+    path = tmp_path / "a.mat"
+    content = {
+        "a": [[{"b": np.array([[1.5, 2]]), "c": np.array(["", "y\xf6"], object)}, "text"], []],
+        "d": np.uint8([[7]]),
+    }
+    for is_compressed in (True, False):
+        savemat(path, content, do_compression=is_compressed)
+        assert [len(found) for found in read_mat(path, "a", "d")] == [2, 1]
+    intact, n_refused = path.read_bytes(), 0
+    for start in range(128, len(intact), 4):
+        path.write_bytes(intact[:start] + (30_000_000).to_bytes(4, "little") + intact[start + 4 :])
+        tracemalloc.start()
+        try:
+            read_mat(path, "a")
+        except UserError:
+            n_refused += 1
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        tracemalloc.stop()
+    assert n_refused > 30
 
 
 def test_clevr_classes_are_numbers_of_objects_in_merus_order(tmp_path: Path) -> None:
