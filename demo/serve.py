@@ -32,6 +32,7 @@ from demo.world.layout import WorldConfig
 from demo.world.scenes import make_scene
 from demo.world.sprites import Style
 from hypergrit_common.cli import EXIT_CODES, command
+from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image as Pixels
 
 # Image files of the kinds found on the web: unusual but readable variants, and broken or malicious files.
@@ -254,7 +255,11 @@ def main() -> int:
     """Run the command line. Returns the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0], epilog=EXIT_CODES)
     parser.add_argument("--port", type=int, default=PORT, help="port to listen on")
-    web.run_app(make_app(), host=HOST, port=parser.parse_args().port, shutdown_timeout=0.5, access_log=None, print=None)
+    port = parser.parse_args().port
+    try:
+        web.run_app(make_app(), host=HOST, port=port, shutdown_timeout=0.5, access_log=None, print=None)
+    except OSError as error:
+        raise UserError(f"{error}; give another --port here and to demo.make_input") from error
     return 0
 
 

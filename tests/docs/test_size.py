@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_874),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(41, 6_322),
+    "hypergrit_common": Size(41, 6_326),
     "pipeline": Size(153, 33_513, 9),
-    "trainer": Size(193, 28_215, 12),
-    "demo": Size(33, 4_324),
+    "trainer": Size(193, 28_267, 12),
+    "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(620, 66_046),
+    "tests": Size(620, 66_082),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 
