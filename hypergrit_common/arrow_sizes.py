@@ -30,6 +30,8 @@ def check_size(decoded: int, stored: int, n_rows: int = 0) -> None:
 
 MAX_ROWS: Final = 1024
 """Rows of a batch or row group that count for this limit; a file may claim any number."""
+FEW_ROWS: Final = 1 << 20
+"""Rows that an Arrow file may have at least; a larger file has one row in a byte at most."""
 
 # Parquet files, by their footer.
 
@@ -102,26 +104,52 @@ DICTIONARY, BATCH = 2, 3
 
 
 def open_arrow_file(
-    source: pa.NativeFile | bytes, has_rows: bool = False, buffers: Collection[int] | None = None, **options: Any
+    source: pa.NativeFile | bytes,
+    schema: pa.Schema | None = None,
+    has_rows: bool = False,
+    buffers: Collection[int] | None = None,
+    **options: Any,
 ) -> pa.ipc.RecordBatchFileReader:
-    """Open an Arrow file; `has_rows`: its rows are those of the pipeline; `buffers`: those of each batch that will be read.
+    """Open an Arrow file with this schema, or with any whose types fill memory as their buffers do.
 
-    Raises ValueError like `check_size`, also for a damaged file, and pyarrow.ArrowException.
+    `has_rows`: its rows are those of the pipeline; `buffers`: those of each batch that will be read. Raises ValueError
+    like `check_size`, also for a damaged file and for other types, and pyarrow.ArrowException.
     """
     source = pa.BufferReader(source) if isinstance(source, bytes) else source
     try:
         lengths = list(_lengths(source, buffers))
-        check_size(sum(n for n, _ in lengths), source.size(), sum(n for _, n in lengths) if has_rows else 0)
     except (struct.error, IndexError) as error:
         raise ValueError(f"its footer is damaged: {error}") from error
+    check_size(sum(n for n, _ in lengths), source.size(), sum(min(n, MAX_ROWS) for _, n in lengths) if has_rows else 0)
+    if (n_rows := sum(n for _, n in lengths)) > max(FEW_ROWS, source.size()):
+        raise ValueError(f"its {source.size():,} bytes hold {n_rows:,} rows, far more than such a file has")
     source.seek(0)
-    return pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(**options))
+    reader = pa.ipc.open_file(source, options=pa.ipc.IpcReadOptions(**options))
+    if schema is not None and not reader.schema.equals(schema):
+        raise ValueError(
+            f"its columns are {', '.join(reader.schema.names)[:200]}, but should be {', '.join(schema.names)}"
+        )
+    if odd := [field for field in reader.schema if not _is_plain(field.type)]:
+        raise ValueError(f"the column {odd[0].name} has the type {str(odd[0].type)[:80]}, which is not written here")
+    return reader
 
 
-def read_arrow_file(source: pa.NativeFile | bytes) -> pa.Table:
+def _is_plain(kind: Any) -> bool:
+    """False for types of which a few bytes may stand for many values, such as views, runs and nulls."""
+    if pa.types.is_dictionary(kind):
+        return _has_offsets(kind.value_type)
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return getattr(kind, "list_size", 1) > 0 and _is_plain(kind.value_type)
+    if pa.types.is_struct(kind):
+        return kind.num_fields > 0 and all(_is_plain(field.type) for field in kind)
+    is_number = pa.types.is_boolean(kind) or pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return is_number or _has_offsets(kind)
+
+
+def read_arrow_file(source: pa.NativeFile | bytes, schema: pa.Schema) -> pa.Table:
     """Read an Arrow file. Raises like `open_arrow_file`, also for invalid data and those that a dictionary repeats."""
     source = pa.BufferReader(source) if isinstance(source, bytes) else source
-    table = open_arrow_file(source).read_all()
+    table = open_arrow_file(source, schema).read_all()
     table.validate(full=True)
     check_size(sum(int(batch_sizes(batch).sum()) for batch in table.to_batches()), source.size())
     return table
@@ -163,7 +191,7 @@ def _lengths(source: pa.NativeFile, wanted: Collection[int] | None) -> Iterator[
                 prefix = read(offset + n_metadata + place, 8) if is_compressed and 8 <= length <= n_body else b""
                 n_bytes += max(0, length, *struct.unpack("<q", prefix or bytes(8)))
             n_rows = struct.unpack_from("<q", message, _field(message, header, 0))[0] if kind == BATCH else 0
-            yield n_bytes, min(max(n_rows, 0), MAX_ROWS)
+            yield n_bytes, max(n_rows, 0)
 
 
 def _follow(data: bytes, place: int) -> int:

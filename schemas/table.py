@@ -1,15 +1,17 @@
 """Functions with which stages add columns and drop rows. A dropped row is marked and stays in the table."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from numpy.typing import NDArray
 
-from schemas.rows import HEAVY
-from schemas.status import DROPPED, KEPT, check_reason
+from schemas.rows import HEAVY, SCORED
+from schemas.status import DROPPED, GIVEN_REMOVALS, KEPT, check_reason
 
 
 @dataclass(frozen=True)
@@ -96,3 +98,77 @@ def conform(table: pa.Table, schema: pa.Schema) -> pa.Table:
         if not item.nullable and table[item.name].null_count:
             raise ValueError(f"column {item.name!r} has {table[item.name].null_count} nulls, but is not nullable")
     return table.cast(schema)
+
+
+# What holds in the rows of each stage besides the types of their columns, and what all readers of rows rely on.
+
+PARTNERS: Final = {
+    "box_scores": "boxes", "has_expression": "boxes", "presence": "noun_chunks", "given_chunks": "given_noun_chunks",
+}  # fmt: skip
+"""List -> the list that is as long in all rows in which the first is not null."""
+INDICES: Final = (
+    ("boxes", "phrase", "noun_chunks", 0),
+    ("ref_exps", "chunk", "noun_chunks", 0),
+    ("given_chunks", "", "noun_chunks", -len(GIVEN_REMOVALS)),
+    ("noun_chunks", "root", "tokens", -1),
+)
+"""List, its field that is an index in another list, that list, and the least index."""
+SIDES: Final = ("width", "height", "original_width", "original_height")
+
+Rows = NDArray[Any]
+
+
+def check_rows(batch: pa.RecordBatch, where: str = "") -> None:
+    """Raise ValueError for a row with a value that it cannot have; the batch has columns of SCORED, of which all count."""
+    for rows, text in _wrong_rows(batch, {*batch.schema.names} & {*SCORED.names}):
+        if len(rows):
+            raise ValueError(f"row {rows[0]}{where} {text}")
+
+
+def _wrong_rows(batch: pa.RecordBatch, names: set[str]) -> Iterator[tuple[Rows, str]]:
+    """Yield rows and what is wrong with them."""
+    for name in sorted(names):
+        yield _unset(batch[name], SCORED.field(name)), f"has a null, NaN or infinity in {name}"
+    for name in sorted(names & {*SIDES}):
+        yield _places(pc.less(batch[name], 1)), f"has a {name} below 1"
+    for name in sorted(names & {"boxes", "box_scores"}) if "status" in names else ():
+        yield _places(pc.and_(pc.equal(batch["status"], KEPT), batch[name].is_null())), f"is kept without {name}"
+    for name, other in PARTNERS.items():
+        if {name, other} <= names:
+            lengths = pc.fill_null(pc.list_value_length(batch[other]), 0)
+            differ = pc.not_equal(pc.list_value_length(batch[name]), lengths)
+            yield _places(differ), f"has not one of {name} for each of {other}"
+    for name, field, other, least in INDICES:
+        if {name, other} <= names:
+            rows, found = _items(batch[name], field)
+            n = pc.fill_null(pc.list_value_length(batch[other]), 0).to_numpy()[rows]
+            is_beyond = (found >= n) & ((n > 0) | (other != "tokens"))  # without a parse, no reader uses the root
+            yield rows[(found < least) | is_beyond], f"has a number in {name} that is none of {other}"
+    for name in sorted(names & {"noun_chunks", "ref_exps"}) if "caption" in names else ():
+        (rows, start), (_, end) = _items(batch[name], "start"), _items(batch[name], "end")
+        n = pc.fill_null(pc.utf8_length(batch["caption"]), 0).to_numpy()[rows]
+        yield rows[(start < 0) | (start >= end) | (end > n)], f"has a span in {name} that is not within the caption"
+
+
+def _unset(values: pa.Array, field: pa.Field) -> Rows:
+    """Return the places of values that are NaN or infinite, or null without `field` being nullable; of their items too."""
+    kind: Any = field.type
+    if values.null_count and not field.nullable:
+        return _places(values.is_null())
+    if pa.types.is_floating(kind):
+        return _places(pc.invert(pc.is_finite(values)))
+    if pa.types.is_struct(kind):
+        return np.concatenate([_unset(values.field(i), kind.field(i)) for i in range(kind.num_fields)])
+    if pa.types.is_list(kind) and len(places := _unset(pc.list_flatten(values), kind.value_field)):
+        return pc.list_parent_indices(values).to_numpy()[places]
+    return np.zeros(0, np.uint64)
+
+
+def _items(lists: pa.Array, field: str) -> tuple[Rows, Rows]:
+    """Return the row of each item, and the item or its field."""
+    items = pc.list_flatten(lists)
+    return pc.list_parent_indices(lists).to_numpy(), (items.field(field) if field else items).to_numpy()
+
+
+def _places(is_there: pa.Array) -> Rows:
+    return pc.indices_nonzero(is_there).to_numpy()

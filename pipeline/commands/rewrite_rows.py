@@ -211,7 +211,7 @@ def read_drops(output: str, token: str, part: SourcePart) -> pa.Table | None:
     store = Store(output)
     content = store.read(DROPS_FILE.path(part.number))
     try:
-        table = read_arrow_file(content or b"")
+        table = read_arrow_file(content or b"", DROPS)
     except (pa.ArrowException, ValueError):
         return None
     return table if (table.schema.metadata or {}).get(MADE_FOR) == token.encode() else None

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import pyarrow as pa
 
-from hypergrit_common.arrow_sizes import read_arrow_file, read_parquet
+from hypergrit_common.arrow_sizes import MOST, read_arrow_file, read_parquet
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config_help import print_lines, print_text
 from hypergrit_common.errors import UserError
@@ -50,7 +50,7 @@ from pipeline.report.summary import report
 from pipeline.run.loop import Run, tasks_of
 from pipeline.run.provenance import check_writable
 from pipeline.run.steps import Recipe
-from schemas.files import DROPPED_FILE, FILES, INDEX_FILE, REPORT_FILE, STATS_FILE, SUMMARY_FILE, grit_schema
+from schemas.files import DROPPED_FILE, FILES, INDEX, INDEX_FILE, REPORT_FILE, STATS_FILE, SUMMARY_FILE, grit_schema
 from schemas.manifest import Counts, Manifest
 from schemas.rows import SCORED
 from schemas.status import KEPT
@@ -157,7 +157,7 @@ def stage_files(store: Store, staging: Staging, manifest: Manifest, kinds: Kinds
 
 def read_index(store: Store, index: int) -> tuple[list[str], dict[str, str]]:
     """Return the formats in the index of a shard, in their order, and its metadata."""
-    table = read_arrow_file(store.read(INDEX_FILE.path(index)) or b"")
+    table = read_arrow_file(store.read(INDEX_FILE.path(index)) or b"", INDEX)
     return table["format"].cast(pa.string()).unique().to_pylist(), text_of(table.schema.metadata)
 
 
@@ -178,7 +178,7 @@ def copy_tar(store: Store, staging: Staging, name: str, kinds: Kinds) -> list[Sa
 
 def copy_parquet(store: Store, staging: Staging, name: str, kinds: Kinds, blank: Blank) -> None:
     """Write the parquet of grit/ with nothing but key and status in these rows."""
-    table = read_parquet(store.read(name) or b"")
+    table = read_parquet(store.read(name, MOST) or b"")
     rows = [blank(row, kinds[row["key"]]) if row["key"] in kinds else row for row in table.to_pylist()]
     with staging.open(name, rows=len(rows)) as file:
         write_grit_parquet(file, rows, table.schema.names[SIMILARITY], text_of(table.schema.metadata))

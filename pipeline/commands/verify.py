@@ -15,7 +15,7 @@ import cv2
 import pyarrow as pa
 from tqdm import tqdm
 
-from hypergrit_common.arrow_sizes import read_arrow_file, read_parquet
+from hypergrit_common.arrow_sizes import MOST, read_arrow_file, read_parquet
 from hypergrit_common.cli import EXIT_CODES, INCOMPLETE
 from hypergrit_common.config import check_range
 from hypergrit_common.config_help import print_text
@@ -62,7 +62,7 @@ from schemas.files import (
     rollup_of,
 )
 from schemas.manifest import Manifest, PlanJson
-from schemas.rows import VERSION
+from schemas.rows import SCORED, VERSION
 from schemas.status import GIVEN_REMOVALS, KEPT, ROW_DROPPED, check_reason, further_reasons
 
 # Check a manifest by itself: its sums, its files, and its rows in the plan of the job.
@@ -204,10 +204,7 @@ def indexed_places(path: str) -> dict[str, list[SamplePlace]]:
     """
     found: dict[str, list[SamplePlace]] = {}
     with pa.memory_map(path) as source:
-        table = read_arrow_file(source)
-        if not table.schema.equals(INDEX):
-            raise ValueError(f"its columns are {', '.join(table.schema.names)}, but should be {', '.join(INDEX.names)}")
-        for row in table.to_pylist():
+        for row in read_arrow_file(source, INDEX).to_pylist():
             members = [Place(member["name"], member["offset"], member["size"]) for member in row["members"]]
             place = SamplePlace(row["key"], row["offset"], row["offset"] + row["size"], members)
             found.setdefault(row["format"], []).append(place)
@@ -348,7 +345,7 @@ class Content:
         if arrow in self.intact:
             self.file = self.names[arrow]
             found[self.file] = []
-            for batch in read_batches(self.store, self.manifest, ("key", "status", "image")):
+            for batch in read_batches(self.store, self.manifest, SCORED.names):
                 keys, images = batch["key"].to_pylist(), batch["image"]
                 found[self.file] += zip(keys, (status == KEPT for status in batch["status"].to_pylist()), strict=True)
                 for key, image in zip(keys, images, strict=True):
@@ -356,7 +353,7 @@ class Content:
                         self.decode(key, {"image": image.as_py()})
         if parquet in self.intact:
             self.file = self.names[parquet]
-            table = read_parquet(self.store.read(self.file) or b"", ["key", "status"])
+            table = read_parquet(self.store.read(self.file, MOST) or b"", ["key", "status"])
             statuses = (status in (KEPT, "success") for status in table["status"].to_pylist())
             found[self.file] = list(zip(table["key"].to_pylist(), statuses, strict=True))
         return found

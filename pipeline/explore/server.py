@@ -29,6 +29,8 @@ from pipeline.summary.totals import encode_json
 # Access to the server: a token, names of this machine only, and headers that forbid the page everything else.
 
 logger = logging.getLogger("hypergrit")
+QUIET: Final = logging.Logger("requests", logging.CRITICAL + 1)
+"""Takes what aiohttp logs: tracebacks of requests that are no HTTP. Those of the handlers go to `logger`."""
 
 TOKEN_BYTES: Final = 16
 HEADERS: Final = {
@@ -91,8 +93,7 @@ def guard(token: str, address: str) -> Middleware:
         cookie = f"hypergrit_{request.url.port}"
         given = request.query.get("token")
         if given is not None and same(given, token):
-            here = f"/{request.path.lstrip('/')}"  # two slashes would begin the name of another server
-            response = web.Response(status=302, headers={"Location": here})
+            response = web.Response(status=302, headers={"Location": "/"})  # never what the address asked for
             response.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
             return response
         if not same(request.cookies.get(cookie, ""), token):
@@ -178,7 +179,7 @@ class Explorer:
             mark = json.loads(await request.text())
             shard, number, box = (int(mark[name]) for name in ("shard", "number", "box"))
             text = str(mark["mark"])
-        except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
+        except (ValueError, LookupError, TypeError, OverflowError, RecursionError, web.RequestPayloadError) as error:
             raise web.HTTPBadRequest(text="not a mark") from error
         row = await read(lambda: self.output.shards.get(shard).row(number))
         try:
@@ -203,7 +204,7 @@ async def read(work: Any) -> Any:
 async def serve(output: Output, options: ExploreOptions) -> None:
     """Serve the page until the process is interrupted. Raises UserError if the server cannot listen."""
     token = secrets.token_urlsafe(TOKEN_BYTES)
-    runner = web.AppRunner(Explorer(output, options, token).app(token, options.address), access_log=None)
+    runner = web.AppRunner(Explorer(output, options, token).app(token, options.address), access_log=None, logger=QUIET)
     await runner.setup()
     try:
         await web.TCPSite(runner, options.address, options.port).start()

@@ -19,9 +19,10 @@ from pipeline.output.store import Store, indices
 from pipeline.output.write.arrow import BATCH_ROWS
 from pipeline.output.write.samples import Row
 from pipeline.summary.totals import COLUMNS, Chosen, RowCounts, Summary, SummaryFile
-from schemas.files import FILES, GRIT_IMAGE, INDEX_FILE, MANIFEST_FILE, SUMMARY_FILE
+from schemas.files import FILES, GRIT_IMAGE, INDEX, INDEX_FILE, MANIFEST_FILE, SUMMARY_FILE
 from schemas.manifest import Manifest, Models, has_grounder
 from schemas.rows import SCORED, VERSION
+from schemas.table import check_rows
 
 logger = logging.getLogger("hypergrit")
 
@@ -78,23 +79,24 @@ def parse_manifests(store: Store, contents: Mapping[str, bytes]) -> list[Manifes
     return sorted(manifests, key=lambda manifest: manifest["shard"])
 
 
-def read_batches(store: Store, manifest: Manifest, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+def read_batches(store: Store, manifest: Manifest, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a shard in batches, with only these columns; nothing if the shard has no arrow/ file.
 
-    Raises UserError if the file is damaged.
+    Batches before the `first` are not read. Raises UserError if the file is damaged, or a row is not as `check_rows` asks.
     """
     name = FILES["arrow"][0].path(manifest["shard"])
     if name not in manifest["files"]:
         return
-    batches = _read_batches(store, name, columns)
-    while True:
-        try:
-            batch = next(batches)
-        except StopIteration:
-            return
-        except (pa.ArrowException, OSError, ValueError, KeyError) as error:
-            raise damaged_error(store, manifest, name, error) from error
-        yield batch
+    try:
+        with store.open_arrow(name) as source:
+            reader = open_arrow_columns(source, columns)
+            for i in range(first, reader.num_record_batches):
+                batch = reader.get_batch(i)
+                batch.validate(full=True)
+                check_rows(batch, f" of batch {i}")
+                yield batch
+    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        raise damaged_error(store, manifest, name, error) from error
 
 
 def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception) -> UserError:
@@ -106,17 +108,8 @@ def damaged_error(store: Store, manifest: Manifest, name: str, error: Exception)
 
 
 def read_batch(store: Store, manifest: Manifest, columns: Sequence[str], number: int) -> pa.RecordBatch:
-    """Return one batch of arrow/ with these columns, without reading those before it."""
-    return next(_read_batches(store, FILES["arrow"][0].path(manifest["shard"]), columns, number))
-
-
-def _read_batches(store: Store, name: str, columns: Sequence[str], first: int = 0) -> Iterator[pa.RecordBatch]:
-    with store.open_arrow(name) as source:
-        reader = open_arrow_columns(source, columns)
-        for i in range(first, reader.num_record_batches):
-            batch = reader.get_batch(i)
-            batch.validate(full=True)
-            yield batch
+    """Return one batch of arrow/ with these columns, without reading those before it. Raises like `read_batches`."""
+    return next(read_batches(store, manifest, columns, number))
 
 
 def open_arrow_columns(source: pa.NativeFile, columns: Sequence[str]) -> pa.ipc.RecordBatchFileReader:
@@ -207,7 +200,7 @@ def image_places(store: Store, manifest: Manifest, keys: Collection[str] | None 
     if content is None or stamp_of(content) != manifest["files"][name]["sha256"]:
         return {}
     try:
-        index = read_arrow_file(content)
+        index = read_arrow_file(content, INDEX)
         index = index.filter(pc.equal(index["format"].cast(pa.string()), "grit"))
         if keys is not None:
             index = index.filter(pc.is_in(index["key"], pa.array(sorted(keys))))

@@ -13,7 +13,7 @@ from hypergrit_common.errors import UserError
 from hypergrit_common.text import one_line
 from hypergrit_common.yaml_text import parse_yaml
 from pipeline.config import KEYS, PipelineConfig, make_config
-from pipeline.faults import ShardError
+from pipeline.faults import ShardError, shard_errors
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, images_of_grit, read_batches, read_manifests, read_rows
 from pipeline.output.manifest import manifest_hash, read_manifest
@@ -109,10 +109,11 @@ def check_hashes(store: Store, manifest: Manifest, kinds: Sequence[ShardFile] = 
 
 
 def read_tables(store: Store, manifest: Manifest, columns: Sequence[str] = SCORED.names) -> Iterator[pa.Table]:
-    """Yield the rows of a shard as tables with these columns of SCORED. Raises like `read_batches`."""
+    """Yield the rows of a shard as tables with these columns of SCORED. Raises ShardError for what `read_batches` refuses."""
     schema = pa.schema([SCORED.field(name) for name in columns])
-    for batch in read_batches(store, manifest, columns):
-        yield conform(pa.Table.from_batches([batch]).select(columns), schema)
+    with shard_errors():
+        for batch in read_batches(store, manifest, columns):
+            yield conform(pa.Table.from_batches([batch]).select(columns), schema)
 
 
 def concat(tables: Iterable[pa.Table]) -> pa.Table:

@@ -21,6 +21,7 @@ from fsspec.implementations.local import LocalFileSystem
 from hypergrit_common.disk import DRAFT, atomic_write, is_abandoned
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import NotAFileError, check_file, check_link, is_marked
+from hypergrit_common.json_file import MAX_BYTES
 from hypergrit_common.processes import ProcessId, this_process
 from hypergrit_common.remote import is_s3, map_concurrently, one_line, open_store, refusal, store_errors
 from hypergrit_common.removed import IN_FOLDERS
@@ -189,16 +190,29 @@ class Store:
         """Return the path of a file in the file system `fs`."""
         return f"{self.root.rstrip('/')}/{relative}"
 
-    def read(self, relative: str) -> bytes | None:
-        """Return the content of a file, or None if it does not exist. Raises UserError for a pipe, which would never end."""
-        options = {"max_concurrency": 1} if is_s3(self.fs) else {}  # else s3fs asks for the size first
+    def read(self, relative: str, most: int = MAX_BYTES) -> bytes | None:
+        """Return the content of a file of at most `most` bytes, or None if it does not exist.
+
+        Raises UserError for a larger file, and for a pipe, which would never end.
+        """
+        options = {} if self.is_local else {"start": 0, "end": most + 1}  # to ask for the size is a request of its own
         try:
             with self.convert_errors("read", relative):
-                return cast(bytes, self.fs.cat_file(self.readable(relative), **options))
+                path = self.readable(relative)
+                is_large = self.is_local and os.stat(path).st_size > most
+                content = b"" if is_large else cast(bytes, self.fs.cat_file(path, **options))
+        except UserError as error:
+            if getattr(error.__cause__, "errno", None) != errno.EINVAL or self.size(relative) != 0:
+                raise
+            return b""  # S3 refuses a part of an empty file
         except (FileNotFoundError, NotADirectoryError):
             return None
         except NotAFileError as error:
             raise UserError(str(error)) from error
+        if is_large or len(content) > most:
+            size = f"{self.size(relative):,} bytes, more than the {most:,} that such a file may have"
+            raise UserError(f"{self.url(relative)} has {size}; put the right file there, or remove it")
+        return content
 
     def read_spare(self, relative: str) -> bytes | None:
         """Return the content of a file that the shards do not need, or None if it does not exist or cannot be read."""

@@ -11,7 +11,7 @@ from typing import Any, Final, cast
 
 import pyarrow as pa
 
-from hypergrit_common.arrow_sizes import read_parquet
+from hypergrit_common.arrow_sizes import MOST, read_parquet
 from hypergrit_common.config import RESOLVED_FILE
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import MARK
@@ -146,7 +146,7 @@ def rows_of_grit(store: Store, manifest: Manifest, entries: TakedownList) -> dic
 
 def parquet_rows(store: Store, manifest: Manifest) -> list[Row]:
     """Return the rows of the parquet of grit/, with what `row_of_grit` takes."""
-    content = store.read(FILES["grit"][1].path(manifest["shard"])) or b""
+    content = store.read(FILES["grit"][1].path(manifest["shard"]), MOST) or b""
     columns = ["key", "url", "sha256", "status", "error_message", "noun_chunks", "ref_exps"]
     return read_parquet(content, columns).to_pylist()
 

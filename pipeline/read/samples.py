@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
+from hypergrit_common.json_file import MAX_BYTES
 from hypergrit_common.remote import THREADS, map_concurrently, one_line, open_store, store_errors
 from hypergrit_common.tar import MAX_SIZE, Member, TarError, iter_members, reader_of
 from hypergrit_common.text import counted, shortened
@@ -34,7 +35,7 @@ from pipeline.read.rows import find_columns, with_named
 from pipeline.read.streams import DamagedFileError, LayoutError, compression_of, input_errors, is_stream, open_stream
 from pipeline.read.text import decode, parse_json
 from pipeline.read.types import IMAGE, MEMBERS, BadRecord, Counted, Load, Piece, RawRow, Record, Sequential
-from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX_FILE, MANIFEST_FILE, ShardPath
+from schemas.files import FILES, GRIT_CAPTION, GRIT_JSON, INDEX, INDEX_FILE, MANIFEST_FILE, ShardPath
 
 IMAGE_SUFFIXES: Final = (
     *("jpg", "jpeg", "png", "webp", "gif", "bmp", "tif", "tiff", "avif", "jp2", "j2k", "jpx", "heic", "heif"),
@@ -480,13 +481,13 @@ def indexed_starts(path: str, size: int) -> NDArray[np.int64] | None:
         manifest = f"{root}/{MANIFEST_FILE.folder}/{place.stem}{MANIFEST_FILE.suffix}"
         for part in (manifest, f"{root}/{name}") if isinstance(fs, LocalFileSystem) else ():
             check_file(part)
-        files = json.loads(fs.cat_file(manifest))["files"]
+        files = json.loads(fs.cat_file(manifest, start=0, end=MAX_BYTES))["files"]
         if files[f"{place.folder}/{place.name}"]["bytes"] != size:
             return None
-        content = fs.cat_file(f"{root}/{name}")
+        content = fs.cat_file(f"{root}/{name}", start=0, end=MAX_BYTES)
         if hashlib.sha256(content).hexdigest() != files[name]["sha256"]:
             return None
-        table = read_arrow_file(content).select(["format", "offset"])
+        table = read_arrow_file(content, INDEX).select(["format", "offset"])
         of_tar = table.filter(pc.equal(table["format"].cast(pa.string()), place.folder))["offset"]
         starts: NDArray[np.int64] = of_tar.to_numpy()
     except store_errors(ValueError, LookupError, TypeError, RecursionError, pa.ArrowException):

@@ -351,7 +351,7 @@ def read_dropped(store: Store, index: int, keys: Collection[str] | None = None) 
     """Return the thumbnails of a shard by key, those of `keys` or all; none if its file is missing or damaged."""
     data = store.read_spare(DROPPED_FILE.path(index))
     try:
-        rows = read_arrow_file(data).cast(THUMBNAIL).to_pylist() if data else []
+        rows = read_arrow_file(data, THUMBNAIL).to_pylist() if data else []
     except (pa.ArrowException, ValueError, OSError):
         return {}
     found = {row["key"]: Thumbnail(row["jpeg"], row["width"], row["height"]) for row in rows}

@@ -41,7 +41,7 @@ from pipeline.stages.order import SCHEMAS, STEPS, Step, steps_of, with_further
 from pipeline.stages.stage import Context, Role, TableFunction
 from schemas.files import ANSWERS_FILE, TIMINGS_FILE
 from schemas.manifest import FailedShard, Manifest, Provenance, StageTiming, Timings
-from schemas.table import kept_indices
+from schemas.table import check_rows, kept_indices
 
 COMPARED_IMAGES: Final = 32
 """Images of a shard that are compared with the drawings of the miniature models."""
@@ -412,7 +412,7 @@ def run_stages(
     for name, stage in stages:
         n_kept, n_rows, before, start = len(kept_indices(table)), table.num_rows, table.schema, time.perf_counter()
         try:
-            result, found = run_isolated(name, stage, table, limit)
+            result, found = run_isolated(name, partial(checked, stage, SCHEMAS.get(name, before)), table, limit)
         except Exception as error:
             last_row = plan.first_row + plan.n_rows - 1
             error.add_note(f"in stage {name!r}, shard {plan.index} (rows {plan.first_row} to {last_row})")
@@ -425,6 +425,15 @@ def run_stages(
         timings[name] = {"seconds": time.perf_counter() - start, "rows": float(n_kept)}
         faults += [*found, *dropped]
     return table, dataclasses.replace(notes, timings=timings, faults=tuple(faults))
+
+
+def checked(stage: TableFunction, schema: pa.Schema, table: pa.Table) -> Any:
+    """Return what a stage returns. Raises ValueError for a row with a value that `check_rows` refuses, such as NaN."""
+    result = stage(table)
+    found = result[0] if isinstance(result, tuple) else result
+    for batch in found.to_batches() if found.schema.equals(schema) else ():
+        check_rows(batch)
+    return result
 
 
 def join(parts: Sequence[Part]) -> Part:

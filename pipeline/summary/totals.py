@@ -207,8 +207,6 @@ class Totals:
 
     def _count_boxes(self, batch: pa.RecordBatch, has_grounder: bool) -> None:
         boxes, scores = pc.list_flatten(batch["boxes"]), pc.list_flatten(batch["box_scores"])
-        if len(boxes) != len(scores):
-            raise ValueError(f"{len(boxes)} boxes have {len(scores)} box_scores")
         row_of_box = pc.list_parent_indices(batch["boxes"])
         in_dropped = pc.not_equal(batch["status"], KEPT).take(row_of_box)
         removed = scores.field("removed").cast(pa.string())

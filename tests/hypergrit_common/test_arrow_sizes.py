@@ -27,6 +27,11 @@ def arrow(table: pa.Table, compression: str | None, chunk: int = 1000) -> bytes:
     return bytes(sink.getvalue().to_pybytes())
 
 
+def read(content: bytes) -> pa.Table:
+    """Read a file, whatever its columns."""
+    return read_arrow_file(content, pa.ipc.open_file(content).schema)
+
+
 def parquet(table: pa.Table, **options: Any) -> bytes:
     file = io.BytesIO()
     pq.write_table(table, file, compression="zstd", **options)
@@ -46,22 +51,65 @@ def test_an_arrow_file_of_few_bytes_with_a_long_text_is_refused_before_it_is_dec
 def test_a_dictionary_that_repeats_a_text_is_refused(tmp_path: Path) -> None:
     codes = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int16()), pa.array([TEXT[:100_000]]))
     with pytest.raises(ValueError, match="bytes of data"):
-        read_arrow_file(arrow(pa.table({"name": codes}), "zstd"))
+        read(arrow(pa.table({"name": codes}), "zstd"))
     with pytest.raises(ValueError, match="bytes of data"):
-        read_arrow_file(arrow(pa.table({"name": pa.chunked_array([pa.array([TEXT])])}), "zstd"))
+        read(arrow(pa.table({"name": pa.chunked_array([pa.array([TEXT])])}), "zstd"))
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4", None])
 def test_usual_files_are_read_whatever_their_compression(compression: str | None) -> None:
     numbers = [[1, 2], None, []] * 1000
-    table = pa.table({"text": [f"row {n}" for n in range(3000)], "numbers": numbers, "none": [None] * 3000})
-    assert read_arrow_file(arrow(table, compression)).equals(table)
+    halves = pa.array([None] * 3000, pa.list_(pa.float16(), 4))
+    table = pa.table({"text": [f"row {n}" for n in range(3000)], "numbers": numbers, "halves": halves})
+    assert read_arrow_file(arrow(table, compression), table.schema).equals(table)
+    assert open_arrow_file(arrow(table, compression)).read_all().equals(table)
+
+
+def runs() -> pa.Array:
+    return pa.RunEndEncodedArray.from_arrays(pa.array([100], pa.int32()), pa.array(["x"]))
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["b"] * 100).cast(pa.string_view()),
+        pa.array([b"b"] * 100, pa.binary_view()),
+        pa.ListViewArray.from_arrays(pa.array([0] * 100, pa.int32()), pa.array([1] * 100, pa.int32()), pa.array([7])),
+        pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int32()), pa.array([[0] * 1000])),
+        pa.UnionArray.from_sparse(pa.array([0] * 100, pa.int8()), [pa.nulls(100)]),
+        pa.nulls(100),
+        runs(),
+        pa.StructArray.from_buffers(pa.struct([]), 100, [None]),
+        pa.array([[]] * 100, pa.list_(pa.int8(), 0)),
+        pa.array([b""] * 100, pa.binary(0)),
+        pa.array([[None]] * 100, pa.list_(pa.null())),
+        pa.array([{"a": None}] * 100, pa.struct({"a": pa.null()})),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_types_whose_rows_take_no_bytes_or_share_them_are_refused_before_a_batch_is_read(column: pa.Array) -> None:
+    content = arrow(pa.table({"v": column}), None)
+    with pytest.raises(ValueError, match=r"column v has the type .*, which is not written here"):
+        open_arrow_file(content)
+    with pytest.raises(ValueError, match="its columns are v, but should be key"):
+        read_arrow_file(content, pa.schema({"key": pa.string()}))
+
+
+def test_a_few_bytes_hold_few_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    content = arrow(pa.table({"v": [False] * 50_000}), "zstd", 50_000)
+    assert len(content) < 1000
+    assert open_arrow_file(content).read_all().num_rows == 50_000
+    monkeypatch.setattr(arrow_sizes, "FEW_ROWS", 1000)
+    for has_rows in (False, True):
+        with pytest.raises(ValueError, match="hold 50,000 rows, far more than such a file has"):
+            open_arrow_file(content, has_rows=has_rows)
+    assert open_arrow_file(arrow(pa.table({"v": range(5000)}), None)).num_record_batches == 5
 
 
 @pytest.mark.parametrize("cut", [slice(0), slice(9), slice(-1), slice(-20, None), slice(8, None)])
 def test_a_damaged_arrow_file_is_an_error_that_callers_expect(cut: slice) -> None:
     with pytest.raises((ValueError, OSError), match=r"."):
-        read_arrow_file(arrow(pa.table({"text": ["a"]}), "zstd")[cut])
+        read(arrow(pa.table({"text": ["a"]}), "zstd")[cut])
 
 
 @pytest.mark.parametrize(

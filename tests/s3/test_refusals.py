@@ -155,3 +155,13 @@ def test_a_store_with_other_rules_for_checksums_names_the_variable(
     assert ("permissions" in text()) == (code == "AccessDenied")
     monkeypatch.setenv(variable, "when_required")
     assert text().endswith(f"unset {variable}") == (code != "AccessDenied")
+
+
+def test_a_small_file_is_read_up_to_its_limit_and_may_be_empty(bucket: S3FileSystem) -> None:
+    store = Store("s3://mine/small")
+    for name, content in (("a", b"abc"), ("b", b"")):
+        bucket.pipe_file(f"mine/small/{name}", content)
+        assert store.read(name) == content
+    assert store.read("c") is None
+    with pytest.raises(UserError, match="s3://mine/small/a has 3 bytes, more than the 2 that such a file may have"):
+        store.read("a", 2)

@@ -26,7 +26,7 @@ from hypergrit_common.processes import n_cpus
 from hypergrit_common.remote import map_concurrently, open_file, store_errors
 from hypergrit_common.tar import BLOCK
 from hypergrit_common.text import counted
-from schemas.files import INDEX_SUBREDDITS
+from schemas.files import INDEX, INDEX_SUBREDDITS
 from trainer.data.index import MAX_SHARD_BYTES, SampleIndex, ShardIndex, index_shard
 from trainer.data.listing import ShardFacts, ShardVersion, list_facts, version_of
 
@@ -63,7 +63,7 @@ def read_index(facts: ShardFacts, needs: frozenset[str] | None) -> ShardIndex | 
         starts, ends = sample_ranges(content, facts.place.folder, needs)
         if len(starts) and (ends.max() > facts.size or starts.min() < 0 or facts.size > MAX_SHARD_BYTES):
             raise ValueError("it names bytes that the shard does not have")
-    except store_errors(ValueError, LookupError, TypeError, AttributeError, pa.ArrowException) as error:
+    except store_errors(ValueError, LookupError, TypeError, AttributeError, MemoryError, pa.ArrowException) as error:
         logger.warning("%s cannot be used (%s); the shard is indexed from its headers", url, error)
         return None
     return ShardIndex.of(facts.url, facts.size, starts, ends)
@@ -73,7 +73,7 @@ def sample_ranges(
     content: bytes, kind: str, needs: frozenset[str] | None
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Return first bytes and ends [n] of the samples of one format in the bytes of an index."""
-    reader = open_arrow_file(content, use_threads=False)
+    reader = open_arrow_file(content, INDEX, use_threads=False)
     batch = reader.get_batch(0).select(COLUMNS)
     batch.validate(full=True)
     check_size(int(batch_sizes(batch).sum()), len(content))

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.json_file import read_object, write_object
+from hypergrit_common.json_file import MAX_BYTES, read_object, write_object
 from hypergrit_common.remote import map_concurrently, open_file, open_store, store_errors
 from hypergrit_common.shards import names_in, read_errors_explained
 from hypergrit_common.text import shortened
@@ -119,7 +119,7 @@ def _manifest_files(url: str) -> Mapping[str, FileFacts]:
     wanted = {bare.path, bare.index_path}
     try:
         with open_file(f"{bare.place.root}/{MANIFEST_FILE.folder}/{bare.place.stem}{MANIFEST_FILE.suffix}") as file:
-            files = dict(json.load(file)["files"])
+            files = dict(json.loads(file.read(MAX_BYTES))["files"])
             found = {name: facts for name, facts in files.items() if name in wanted and "sha256" in facts}
             return found if all(type(facts.get("bytes", 0)) is int for facts in found.values()) else {}
     except store_errors(ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -10,7 +10,7 @@ import pytest
 from aiohttp import web
 
 from pipeline.explore.config import ExploreOptions
-from pipeline.explore.server import Explorer
+from pipeline.explore.server import QUIET, Explorer
 from pipeline.explore.site import read_output
 from tests.patience import PATIENCE_S
 from tests.pipeline.explore.outputs import hostile, make_rows, write_output
@@ -55,7 +55,7 @@ class Server:
 
     async def _run(self) -> None:
         self._stop = asyncio.Event()
-        runner = web.AppRunner(self.explorer.app(TOKEN, "127.0.0.1"), access_log=None, shutdown_timeout=1)
+        runner = web.AppRunner(self.explorer.app(TOKEN, "127.0.0.1"), access_log=None, logger=QUIET, shutdown_timeout=1)
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.port = int(runner.addresses[0][1])

@@ -8,7 +8,7 @@ from pipeline.run.steps import Notes, run_stages
 from pipeline.stages.captions import CaptionsConfig, clean_captions
 from pipeline.stages.stage import TableFunction
 from schemas.rows import CAPTIONED
-from schemas.table import kept_indices
+from schemas.table import kept_indices, set_column
 from tests.pipeline.rows import table_after
 
 PLAN = ShardPlan(7, 2100, 2, ())
@@ -66,6 +66,20 @@ def test_a_row_on_which_a_stage_raises_is_dropped_and_the_others_are_computed_to
     assert calls[-1] == table["key"].to_pylist()
     assert [fault.key for fault in notes.faults] == ["000000000002"]
     assert "not today" in notes.faults[0].traceback
+
+
+def test_a_row_for_which_a_stage_returns_a_number_that_is_none_is_dropped_alone() -> None:
+    def sized(table: pa.Table) -> pa.Table:
+        sides = [0 if table["caption_original"][i].as_py() == "bad" else 9 for i in range(table.num_rows)]
+        kept = [
+            side if status == "kept" else None for side, status in zip(sides, table["status"].to_pylist(), strict=True)
+        ]
+        return set_column(captions(table), "width", pa.array(kept, pa.int32()))
+
+    table = table_after("download", [{"caption": text} for text in ("a", "bad", "c")])
+    result, notes = run_stages([("captions", sized)], table, Notes({}), PLAN)
+    assert result["status"].to_pylist() == ["kept", "dropped", "kept"]
+    assert notes.faults[0].detail == "ValueError: row 0 has a width below 1"
 
 
 def test_an_exception_that_no_row_causes_is_raised() -> None:

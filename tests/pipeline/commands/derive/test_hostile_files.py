@@ -1,18 +1,29 @@
 """Texts of rows and values in the files of an output that a stranger made: each is data, whatever it holds."""
 
+import hashlib
+import io
 import json
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import yaml
 
+from hypergrit_common.errors import UserError
 from pipeline.commands import explore, export, rewrite, takedown
 from pipeline.commands.verify import main as verify
-from tests.pipeline.commands.derive.outputs import LOCAL, kept, make_output, picture, record_job
+from pipeline.output.ledger import read_batch, read_rows
+from pipeline.output.store import Store
+from pipeline.output.write.arrow import write_arrow
+from pipeline.read.samples import indexed_starts
+from schemas.rows import SCORED
+from tests.pipeline.commands.derive.outputs import LOCAL, Row, kept, make_output, picture, record_job
+from tests.pipeline.commands.derive.rows import manifests_of, rows_of
+from trainer.data.indexing import build_index
 
 FORGED = "00:00:00 INFO forged"
 TEXT = f"a\n{FORGED}\r\x1b[2J\u202e"
@@ -53,6 +64,8 @@ def run(verb: str, output: Path) -> int:
             return takedown.main([str(output), listed, f"dry_run={str(verb == 'dry_run').lower()}", *LOCAL])
         case "verify":
             return int(verify([str(output), "processes=1"]))
+        case "static":
+            return explore.main([str(output), f"static={new}", f"cache={output.parent / 'cache'}"])
         case "export":
             return export.main([str(output), f"output={new}", "format=odvg"])
         case _:
@@ -130,3 +143,121 @@ def test_random_values_in_the_files_of_strangers_end_in_a_message(
         value = rng.choice(VALUES)
         test_any_value_in_the_files_of_strangers_ends_in_a_message(output, capsys, verb, name, at, value)
         shutil.rmtree(output.parent / "new", ignore_errors=True)
+
+
+def put_bytes(output: Path, name: str, content: bytes) -> None:
+    """Replace a file of shard 0, with its facts in the manifest."""
+    (output / name).write_bytes(content)
+    path = output / "_manifests/00000.json"
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] |= {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+    path.write_text(json.dumps(manifest, sort_keys=True, ensure_ascii=False, indent=1))
+
+
+def put_row(output: Path, change: Callable[[Row], Any]) -> None:
+    """Change the second row of shard 0."""
+    rows, content = rows_of(output)[:2], io.BytesIO()
+    change(rows[1])
+    write_arrow(content, rows, with_images=True, metadata={})
+    put_bytes(output, "arrow/00000.arrow", content.getvalue())
+
+
+NAN, INF = float("nan"), float("inf")
+ROWS: dict[str, Callable[[Row], Any]] = {
+    "is kept without boxes": lambda row: row.update(boxes=None),
+    "is kept without box_scores": lambda row: row.update(box_scores=None),
+    "has not one of box_scores for each of boxes": lambda row: row["box_scores"].append(row["box_scores"][0]),
+    "has not one of has_expression for each of boxes": lambda row: row.update(has_expression=[]),
+    "has not one of presence for each of noun_chunks": lambda row: row.update(presence=[0.5, None]),
+    "has not one of given_chunks for each of given_noun_chunks": lambda row: row.update(given_chunks=[0]),
+    "has a number in boxes that is none of noun_chunks": lambda row: row["boxes"][0].update(phrase=1),
+    "has a number in boxes that is none of noun_chunks ": lambda row: row["boxes"][0].update(phrase=-1),
+    "has a number in boxes that is none of noun_chunks  ": lambda row: row.update(noun_chunks=None),
+    "has a number in ref_exps that is none of noun_chunks": lambda row: row.update(
+        ref_exps=[{"chunk": 3, "start": 0, "end": 5, "is_maximal": True}]
+    ),
+    "has a number in noun_chunks that is none of tokens": lambda row: (
+        row["noun_chunks"][0].update(root=9),
+        row.update(
+            tokens=[dict.fromkeys(("start", "end", "head"), 0) | dict.fromkeys(("dep", "pos", "tag", "lemma"), "")]
+        ),
+    ),
+    "has a span in noun_chunks that is not within the caption": lambda row: row["noun_chunks"][0].update(end=6),
+    "has a span in noun_chunks that is not within the caption ": lambda row: row.update(caption=None),
+    "has a width below 1": lambda row: row.update(width=1 - 2**31),
+    "has a original_height below 1": lambda row: row.update(original_height=0),
+    "has a null, NaN or infinity in boxes": lambda row: row["boxes"][0].update(score=NAN),
+    "has a null, NaN or infinity in boxes ": lambda row: row["boxes"][0].update(x_max=-INF),
+    "has a null, NaN or infinity in boxes  ": lambda row: row["boxes"][0].update(y_min=None),
+    "has a null, NaN or infinity in box_scores": lambda row: row["box_scores"][0].update(clip_cosine=INF),
+    "has a null, NaN or infinity in clip_similarity": lambda row: row.update(clip_similarity=NAN),
+    "has a null, NaN or infinity in presence": lambda row: row.update(presence=[NAN]),
+    "has a null, NaN or infinity in source": lambda row: row.update(source=None),
+}
+
+
+@pytest.mark.parametrize("text", ROWS)
+def test_a_row_that_contradicts_itself_is_damage_for_every_reader(output: Path, text: str) -> None:
+    store, columns = Store(str(output)), SCORED.names
+    put_row(output, ROWS[text])
+    manifest = manifests_of(output)[0]
+    for read in (lambda: list(read_rows(store, [manifest], columns)), lambda: read_batch(store, manifest, columns, 0)):
+        with pytest.raises(UserError, match=rf"arrow/00000\.arrow is damaged \(row 1 of batch 0 {text.strip()}\)"):
+            read()
+    assert len(list(read_rows(store, [manifest], ("key", "status", "image")))) == 2
+
+
+@pytest.mark.parametrize("verb", ["row=0", "report=true", "static", "export", "rewrite", "verify", "dry_run"])
+@pytest.mark.parametrize(
+    "text", ["has a number in boxes that is none of noun_chunks", "has a null, NaN or infinity in boxes"]
+)
+def test_a_row_that_contradicts_itself_ends_in_a_message(
+    output: Path, capsys: pytest.CaptureFixture[str], verb: str, text: str
+) -> None:
+    put_row(output, ROWS[text])
+    shutil.rmtree(output / "_summaries")
+    assert run(verb, output) == {"verify": 1, "dry_run": 3, "rewrite": 3}.get(verb, 2)
+    printed = "".join(capsys.readouterr())
+    assert "Traceback" not in printed
+    assert text in printed or verb in ("dry_run", "rewrite")  # the latter logs it
+
+
+@pytest.mark.parametrize("verb", ["report=true", "static", "verify", "takedown"])
+@pytest.mark.parametrize("name", ["_index/00000.arrow", "_dropped/00000.arrow"])
+def test_an_arrow_file_with_other_columns_is_not_read(
+    output: Path, capsys: pytest.CaptureFixture[str], name: str, verb: str
+) -> None:
+    sink = pa.BufferOutputStream()
+    table = pa.table({name: pa.nulls(10**8) for name in ("key", "format")})
+    with pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(table)
+    content = sink.getvalue().to_pybytes()
+    if name.startswith("_index"):
+        put_bytes(output, name, content)
+        assert indexed_starts(str(output / "train/00000.tar"), (output / "train/00000.tar").stat().st_size) is None
+        assert build_index([str(output / "train/00000.tar")]).n_samples == 2
+    else:
+        (output / "_dropped").mkdir()
+        (output / name).write_bytes(content)
+    before = pa.default_memory_pool().max_memory()
+    assert run(verb, output) in (0, 1, 3)
+    assert "Traceback" not in "".join(capsys.readouterr())
+    assert pa.default_memory_pool().max_memory() < before + (1 << 26)
+
+
+SPARSE = ("stats.json", "_job.json", "_takedowns.json", "_command.json", "config.yaml", "_manifests/00001.json",
+          "_failed/00002.json", "_timings/run.json", "_summaries/00000.json.zst")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_a_small_file_with_a_hole_of_gigabytes_is_named_and_not_read(
+    output: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (output / name).parent.mkdir(exist_ok=True)
+    with (output / name).open("wb") as file:
+        file.truncate(1 << 35)
+    with pytest.raises(UserError, match=rf"{name} has 34,359,738,368 bytes, more than the 268,435,456 "):
+        Store(str(output)).read(name)
+    for verb in ("report=true", "verify"):
+        assert run(verb, output) in (0, 1, 2, 3)
+        assert "Traceback" not in "".join(capsys.readouterr())

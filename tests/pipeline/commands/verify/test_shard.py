@@ -231,7 +231,8 @@ def change_row(output: Path, **change: Any) -> None:
     [
         ({"status": "dropped"}, "its samples are not those of the kept rows"),
         ({"key": "000000000010"}, "its key occurs twice"),
-        ({"box_scores": []}, "cannot be counted"),
+        ({"box_scores": []}, "row 2 of batch 0 has not one of box_scores for each of boxes"),
+        ({"clip_similarity": float("nan")}, "row 2 of batch 0 has a null, NaN or infinity in clip_similarity"),
         ({"image": b"no image"}, "image cannot be decoded"),
     ],
 )
