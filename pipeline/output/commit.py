@@ -341,8 +341,7 @@ def check_journal(index: int, journal: Journal) -> None:
 def has_content(store: Store, relative: str, facts: FileFacts) -> bool:
     """Return True if a file has this size, and this hash where it can be told without a download."""
     if not store.is_local:
-        with store.convert_errors("read", relative):
-            return store.has(relative, facts)
+        return store.has(relative, facts)
     return store.size(relative) == facts["bytes"] and file_hash(store.path(relative)) == facts["sha256"]
 
 

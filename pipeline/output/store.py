@@ -327,12 +327,13 @@ class Store:
         )
 
     def has(self, relative: str, facts: FileFacts) -> bool:
-        """Return True if a remote file has this size, and on S3 this hash in its metadata."""
+        """Return True if a remote file has this size, and on S3 this hash in its metadata. Raises like `open`."""
+        if not is_s3(self.fs):
+            return self.size(relative) == facts["bytes"]
+        bucket, key, _ = self.fs.split_path(self.path(relative))
         try:
-            if not is_s3(self.fs):
-                return bool(self.fs.info(self.path(relative))["size"] == facts["bytes"])
-            bucket, key, _ = self.fs.split_path(self.path(relative))
-            head = self.fs.call_s3("head_object", Bucket=bucket, Key=key)
+            with self.convert_errors("read", relative):
+                head = self.fs.call_s3("head_object", Bucket=bucket, Key=key)
         except FileNotFoundError:
             return False
         return bool(head["ContentLength"] == facts["bytes"] and head["Metadata"].get("sha256") == facts["sha256"])
