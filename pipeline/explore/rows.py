@@ -20,7 +20,7 @@ from pipeline.report.cards import read_dropped
 from schemas.files import FILES
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
-from schemas.scores import ROW_COLUMNS
+from schemas.scores import CROP_SCORES, ROW_COLUMNS
 from schemas.status import KEPT, shown_stage
 
 COLUMNS: Final = [name for name in SCORED.names if name != "image"]
@@ -120,11 +120,12 @@ def describe_phrases(row: Row) -> Iterator[tuple[str, str]]:
 
 
 def describe_box(box: Mapping[str, Any], score: Mapping[str, Any]) -> str:
-    """Return a box: corners in fractions of the image, grounding score, cosine and verdict."""
+    """Return a box: corners in fractions of the image, grounding score, scores of the crop and verdict."""
     corners = ", ".join(f"{box[name]:.3f}" for name in ("x_min", "y_min", "x_max", "y_max"))
-    cosine = "" if score["clip_cosine"] is None else f", cosine {score['clip_cosine']:.3f}"
+    measured = {entry.column.removeprefix("clip_"): score[entry.column] for entry in CROP_SCORES}
+    crops = "".join(f", {name} {value:.3f}" for name, value in measured.items() if value is not None)
     verdict = f"removed: {score['removed']}" if score["removed"] else "kept"
-    return f"[{corners}] score {box['score']:.3f}{cosine}, {verdict}"
+    return f"[{corners}] score {box['score']:.3f}{crops}, {verdict}"
 
 
 # Rows by number: their images, and everything that arrow/ holds about them.

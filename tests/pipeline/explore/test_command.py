@@ -4,17 +4,20 @@ import hashlib
 import json
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.commands.explore import main
+from pipeline.explore import rows
 from pipeline.explore.site import CODE, IMAGE_FILE, ROWS_FILE
 from pipeline.output.ledger import read_manifests
 from pipeline.output.store import Store
 from pipeline.read.takedown import parse_takedown
 from pipeline.report import stats
+from schemas.scores import CROP_SCORES
 
 
 @pytest.mark.parametrize(
@@ -52,6 +55,14 @@ def test_folders_with_an_equals_sign_are_outputs(
         assert json.loads((tmp_path / f"page{number}/data/site.json").read_text())["output"]["name"] == shown
     assert main([f"{tmp_path}/date=2027", f"cache={cache}"]) == 2
     assert "date=2027 does not exist" in capsys.readouterr().err
+
+
+def test_a_row_shows_all_scores_of_its_crops(monkeypatch: pytest.MonkeyPatch) -> None:
+    box = {"x_min": 0.0, "y_min": 0.1, "x_max": 0.5, "y_max": 1.0, "score": 0.7}
+    score = {"clip_cosine": 0.25, "detail": 0.5, "removed": None}
+    assert rows.describe_box(box, score) == "[0.000, 0.100, 0.500, 1.000] score 0.700, cosine 0.250, kept"
+    monkeypatch.setattr(rows, "CROP_SCORES", (*CROP_SCORES, replace(CROP_SCORES[0], column="detail")))
+    assert ", cosine 0.250, detail 0.500, kept" in rows.describe_box(box, score)
 
 
 def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
