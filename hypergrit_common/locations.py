@@ -1,6 +1,5 @@
 """Settings that name several files: paths, globs and URLs, with commas, `::`, braces, or as a list."""
 
-import math
 import os
 import re
 from collections.abc import Sequence
@@ -13,7 +12,7 @@ Locations = str | tuple[str, ...]
 """One text, which `split_locations` divides, or a list, each item of which is one location."""
 
 MAX_PATTERNS: Final = 1_000_000
-RANGE: Final = re.compile(r"\{(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.-?\d+)?\}")
+BRACES: Final = re.compile(r"\\.|\{(?:(-?\d+)\.\.(-?\d+)|([A-Za-z])\.\.([A-Za-z]))(?:\.\.-?\d+)?\}|[{},]", re.DOTALL)
 INNER: Final = frozenset(
     ("zip", "tar", "libarchive", "simplecache", "filecache", "blockcache", "cached", "dir", "reference", "ftp")
 )
@@ -79,13 +78,29 @@ def expand_braces(pattern: str) -> list[str]:
         return [pattern]
     from braceexpand import braceexpand  # which a machine that trains may lack
 
-    spans = [abs(int(found[2]) - int(found[1])) + 1 for found in RANGE.finditer(pattern)]
-    if math.prod(spans) > MAX_PATTERNS:
-        raise UserError(f"{pattern!r} stands for {math.prod(spans)} files; give a glob or a folder")
     try:
+        if (n := count_paths(pattern)) > MAX_PATTERNS:
+            raise UserError(f"{pattern!r:.200} stands for {n:.3g} files; give a glob or a folder")
         return list(dict.fromkeys(braceexpand(pattern)))
     except ValueError as error:
         raise UserError(f"{pattern!r}: {one_line(error)}; close each brace, as in data/{{00..99}}.tar") from None
+
+
+def count_paths(pattern: str) -> float:
+    """Return for how many paths a pattern with braces stands, steps of ranges apart. Raises ValueError for one too many."""
+    groups = [[0.0, 1.0]]  # of each open brace: the paths before its last comma, and after it
+    for found in BRACES.finditer(pattern):
+        first, last, letter, other = found.groups()
+        if first or letter:
+            groups[-1][1] *= abs(int(last) - int(first) if first else ord(other) - ord(letter)) + 1
+        elif found[0] == "{":
+            groups.append([0.0, 1.0])
+        elif found[0] == "}" and len(groups) > 1:
+            inner = sum(groups.pop())
+            groups[-1][1] *= inner
+        elif found[0] == "," and len(groups) > 1:
+            groups[-1] = [sum(groups[-1]), 1.0]
+    return groups[0][1]
 
 
 def as_text(locations: Locations) -> str:

@@ -43,6 +43,8 @@ def plain(values: Any) -> Any:
 
 
 TAG: Final = "tag:yaml.org,2002:"
+MAX_NUMBER: Final = 100
+"""Characters of the longest number; PyYAML's rules and its base 60 take the square of the time for longer ones."""
 NUMBER: Final = re.compile(r"[-+]?([0-9][0-9_]*\.?[0-9_]*|\.[0-9][0-9_]*)[eE][-+]?[0-9]+$")
 """Numbers with an exponent, such as 1e3, which PyYAML reads as a text."""
 RESOLVERS: Final = {
@@ -62,6 +64,12 @@ class Loader(yaml.SafeLoader):
     }
     depth = n_repeated = 0
 
+    def resolve(self, kind: type[yaml.Node], value: str | None, implicit: Any) -> str:
+        """Return the tag of a value; a scalar that is too long for a number is a text."""
+        if kind is yaml.ScalarNode and value is not None and len(value) > MAX_NUMBER:
+            value = f'"{value[0]}'  # which no rule takes
+        return str(super().resolve(kind, value, implicit))
+
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
         """Build a value, and once more for every alias (*name) of it. Raises ValueError with the line at a limit."""
         self.depth += isinstance(node, yaml.CollectionNode)
@@ -77,10 +85,10 @@ class Loader(yaml.SafeLoader):
         return value
 
     def construct_written(self, node: yaml.ScalarNode) -> Written:
-        """Build a number or a truth value. Raises ValueError for a whole number of thousands of digits."""
-        value = yaml.SafeLoader.yaml_constructors[node.tag](self, node)
-        repr(value)  # which raises it
-        return Written(node.value, value)
+        """Build a number or a truth value. Raises ValueError for one that is too long, which has a tag of its own."""
+        if len(node.value) > MAX_NUMBER:
+            raise ValueError(f"{node.tag.rpartition(':')[2]} of more than {MAX_NUMBER} characters cannot be converted")
+        return Written(node.value, yaml.SafeLoader.yaml_constructors[node.tag](self, node))
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         """Build a mapping. Raises yaml.YAMLError for a key that is no scalar, or that occurs twice."""

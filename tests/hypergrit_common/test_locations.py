@@ -7,7 +7,7 @@ import pytest
 
 from hypergrit_common.config import merge
 from hypergrit_common.errors import UserError
-from hypergrit_common.locations import Locations, expand_braces, split_locations
+from hypergrit_common.locations import Locations, count_paths, expand_braces, split_locations
 from hypergrit_common.shards import list_shards
 from pipeline.config import PipelineConfig
 from pipeline.read.listing import list_files
@@ -43,10 +43,26 @@ def test_a_path_that_exists_is_one_location(tmp_path: Path, name: str) -> None:
     assert expand_braces(path) == [path]
 
 
-@pytest.mark.parametrize("text", ["{0..3", "{0..9999999}.tar"])
+LARGE = [
+    "{0..9999999}.tar",
+    "{1..9999999999999999999999}",
+    "{a..z}" * 5,
+    "{c,d}" * 20,
+    "{{a..z}{b..y}{c..x}{d..w}{e..v},x}",
+]
+
+
+@pytest.mark.parametrize("text", ["{0..3", "{0..9" + "9" * 5000 + "}", *LARGE])
 def test_braces_that_cannot_be_expanded_are_refused(text: str) -> None:
     with pytest.raises(UserError, match=r"brace|stands for"):
         expand_braces(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["{007..11}/{b..d}", "{a{1..3},b{1..2},,c}", r"\{1..3\}{a,b}", "{abc}{1,2}", "{{4..-1}}"]
+)
+def test_paths_are_counted_before_they_are_made(text: str) -> None:
+    assert count_paths(text) == len(expand_braces(text)) > 1
 
 
 def folders(root: Path, name: str) -> list[str]:

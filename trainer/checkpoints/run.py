@@ -17,7 +17,7 @@ import logging
 import os
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -90,6 +90,11 @@ TENSORS: Final = "state.safetensors"
 ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
 """Entries of AdamW's state for each parameter."""
 SHOWN_DIFFERENCES: Final = 3
+STATE: Final = {"config": dict, "step": int, "ranks": int, "scaler": dict, "files": list, "threads": int}
+"""The types of the entries of a checkpoint's state, of that of a rank, and of its loader's."""
+MOST: Final = {"threads": 1024}
+RANK: Final = {"loader": dict, "random": dict}
+LOADER: Final = {"data": str, "place": int, "counts": dict}
 
 
 @dataclass(kw_only=True)
@@ -129,12 +134,16 @@ def restore_checkpoint(
             f"{shown} has format {state.get('format')}, but this version reads format {FORMAT}; resume with the "
             "version that saved it, or give another output="
         )
+    check_entries({"threads": 1, "files": [], **state}, STATE, shown, MARK)
     check_unchanged(shown, changed(state["config"]))
     if process.device.type == "cpu" and THREADS not in os.environ:
         torch.set_num_threads(state.get("threads", torch.get_num_threads()))  # the last digits of sums depend on it
     same_ranks = state["ranks"] == process.world_size
     # The loader has the same position on all ranks, so any file serves if the number of ranks has changed.
     rank_state = read_json(rank_file(path, process.rank if same_ranks else 0), shown)
+    name = rank_file(path, process.rank if same_ranks else 0).name
+    check_entries(rank_state, RANK, shown, name)
+    check_entries(rank_state["loader"], LOADER, shown, name)
     if missing := [name for name in state.get("files", ()) if not (path / name).is_file()]:
         raise UserError(f"{shown} lacks its file {missing[0]}; {removal(shown)}")
     load_tensors(path, training, shown)
@@ -146,7 +155,6 @@ def restore_checkpoint(
     except (LookupError, TypeError, ValueError, OverflowError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and process.device.type == "cuda":
             raise
-        name = rank_file(path, process.rank if same_ranks else 0).name
         raise UserError(f"{shown}/{name} is damaged; {removal(shown)}") from error
     if not same_ranks:
         logger.warning(
@@ -155,7 +163,20 @@ def restore_checkpoint(
             state["ranks"],
             process.world_size,
         )
-    return int(state["step"]), position
+    return state["step"], position
+
+
+def check_entries(values: dict[str, Any], entries: Mapping[str, type], shown: str, file: str) -> None:
+    """Raise UserError for an entry of a state that is not of its type, a list of other than texts, or an odd number."""
+    for name, kind in entries.items():
+        value: Any = values.get(name)
+        is_right = isinstance(value, kind)
+        if kind is int:
+            is_right = type(value) is int and (name == "threads") <= value <= MOST.get(name, 1 << 60)
+        elif is_right and kind is list:
+            is_right = all(isinstance(item, str) for item in value)
+        if not is_right:
+            raise UserError(f"{shown}/{file} is damaged ({name} is {str(value)[:40]!r}); {removal(shown)}")
 
 
 def check_unchanged(shown: str, differences: list[str]) -> None:

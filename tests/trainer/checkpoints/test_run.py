@@ -122,7 +122,23 @@ def test_a_state_of_a_process_without_its_fields_is_damaged(saved: Saved, wrong:
     state = json.loads(path.read_text())
     random = wrong.get("random") and {**state["random"], **wrong["random"]}
     path.write_text(json.dumps({**state, **wrong, "random": random} if wrong else {}))
-    with pytest.raises(UserError, match=r"rank_00000.json is damaged; .*to resume from the checkpoint before it"):
+    with pytest.raises(UserError, match=r"rank_00000.json is damaged.*to resume from the checkpoint before it"):
+        saved.restore()
+
+
+WRONG = [
+    ("state.json", entry, value)
+    for entry, value in (("config", []), ("config", None), ("step", "x"), ("step", -5), ("ranks", None), ("scaler", 5),
+                         ("files", [5]), ("files", "abc"), ("threads", 0), ("threads", 10**6), ("threads", True))
+] + [("rank_00000.json", "loader", value)
+     for value in (5, {}, {"data": "x", "counts": {}, "place": -1}, {"data": "x", "counts": 5, "place": 1})]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "entry", "value"), WRONG)
+def test_an_entry_of_another_type_is_damage_of_its_file(saved: Saved, name: str, entry: str, value: Any) -> None:
+    path = saved.path / name
+    path.write_text(json.dumps(json.loads(path.read_text()) | {entry: value}))
+    with pytest.raises(UserError, match=rf"{name} is damaged \(\w+ is '.*to resume from the checkpoint before it"):
         saved.restore()
 
 

@@ -31,8 +31,10 @@ import torch
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.files import read_limited
 
 Rule = Literal["released", "paper"]
+MAX_TREE_BYTES: Final = 1 << 24
 TREE_FILE: Final = Path(__file__).resolve().parents[1] / "data" / "imagenet_tree.txt"
 
 
@@ -105,7 +107,11 @@ def read_tree(path: Path = TREE_FILE) -> Tree:
     """
     parents: dict[str, str] = {}
     names: dict[str, str] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    try:
+        lines = read_limited(path, MAX_TREE_BYTES).decode().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"{path} cannot be read: {error}") from error
+    for number, line in enumerate(lines, start=1):
         if line.startswith("#") or not line.strip():
             continue
         fields = line.split()

@@ -144,3 +144,9 @@ def test_malformed_trees_are_rejected(tmp_path: Path) -> None:
         tree_of("c d", c="a", d="b").tables("paper")
     with pytest.raises(UserError, match="cycle"):
         tree_of("a b", a="b", b="a").edges()
+
+
+def test_a_tree_that_is_no_text_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "tree.txt").write_bytes(b"a - \xff\n")
+    with pytest.raises(UserError, match=r"tree\.txt cannot be read: .*utf-8"):
+        read_tree(tmp_path / "tree.txt")
