@@ -45,7 +45,6 @@ from pipeline.output.write.grit import write_grit_parquet
 from pipeline.output.write.samples import count_kept, count_removed
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
 from pipeline.read.takedown import ROW, STAGE_OF, TAKEN_DOWN, Kind, TakedownList, parse_takedown, read_lines, taken_down
-from pipeline.read.understood import without_rows
 from pipeline.report.summary import report
 from pipeline.run.loop import Run, tasks_of
 from pipeline.run.provenance import check_writable
@@ -301,8 +300,8 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         manifests = read_manifests(store)
         store.record_takedowns(entries.without_queries(config.write.strip_url_queries))
         store.remove([REPORT_FILE, STATS_FILE])
-        if (record := read_record(store)) and "input" in record:
-            write_record(store, {**record, "input": without_rows(record["input"])})
+        if record := read_record(store):
+            write_record(store, record)
         remove_cached(store)
         remove_leftovers(store, manifests)
         remove_abandoned_folders(tempfile.gettempdir())  # of verbs that were killed, whose rows are listed too

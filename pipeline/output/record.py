@@ -15,7 +15,7 @@ from pipeline.output.manifest import fits, read_failed
 from pipeline.output.store import Store
 from pipeline.read.listing import file_name, full_path
 from pipeline.read.plan import Batch, CutFile, ShardPlans
-from pipeline.read.understood import understood_input
+from pipeline.read.understood import understood_input, without_rows
 from schemas.files import COMMAND_FILE, JOB_FILE
 from schemas.job import CommandRecord, InputBatch, InputFile, JobRecord, LeftOut, UnderstoodInput
 from schemas.manifest import Provenance
@@ -87,7 +87,9 @@ def check_secrets(record: JobRecord | None, config: PipelineConfig) -> None:
 
 
 def write_record(store: Store, record: JobRecord) -> None:
-    """Write `_job.json`. Raises UserError if the output cannot be written."""
+    """Write `_job.json`, without first rows if rows were taken down. Raises UserError if the output cannot be written."""
+    if "input" in record and len(store.read_takedowns()):
+        record = {**record, "input": without_rows(record["input"])}
     store.write(JOB_FILE, json.dumps(record, ensure_ascii=False, sort_keys=True, separators=(",", ":")) + "\n")
 
 

@@ -376,6 +376,19 @@ def test_a_takedown_is_permanent(tars: Path, finished: Path, tmp_path: Path) -> 
     assert check(tmp_path / "both") == 0
 
 
+def test_the_same_rewrite_after_a_takedown_of_its_output_brings_no_text_of_the_first_row(
+    finished: Path, tmp_path: Path
+) -> None:
+    new, caption = tmp_path / "new", str(rows_of(finished)[0]["caption_original"])
+    told = ("_job.json", "stats.json", "report.html")
+    assert run_rewrite(finished, new) == 0
+    assert all(caption in (new / name).read_text() for name in told)
+    assert run_takedown(new, write_list(tmp_path, f"row:{rows_of(new)[0]['key']}")) == 0
+    for _ in range(2):
+        assert not any(caption in (new / name).read_text() for name in told)
+        assert run_rewrite(finished, new) == 0
+
+
 @pytest.mark.parametrize(("owner", "name"), [(Run, "finish"), (derived, "report")])
 def test_a_rewrite_obeys_a_takedown_of_its_source_that_ends_before_it(
     source: Path, output: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
