@@ -80,26 +80,27 @@ def expand_braces(pattern: str) -> list[str]:
 
     try:
         if (n := count_paths(pattern)) > MAX_PATTERNS:
-            raise UserError(f"{pattern!r:.200} stands for {n:.3g} files; give a glob or a folder")
+            shown = str(n) if n < 10**20 else "more than 10**20"
+            raise UserError(f"{pattern!r:.200} stands for {shown} files; give a glob or a folder")
         return list(dict.fromkeys(braceexpand(pattern)))
     except ValueError as error:
         raise UserError(f"{pattern!r}: {one_line(error)}; close each brace, as in data/{{00..99}}.tar") from None
 
 
-def count_paths(pattern: str) -> float:
+def count_paths(pattern: str) -> int:
     """Return for how many paths a pattern with braces stands, steps of ranges apart. Raises ValueError for one too many."""
-    groups = [[0.0, 1.0]]  # of each open brace: the paths before its last comma, and after it
+    groups = [[0, 1]]  # of each open brace: the paths before its last comma, and after it
     for found in BRACES.finditer(pattern):
         first, last, letter, other = found.groups()
         if first or letter:
             groups[-1][1] *= abs(int(last) - int(first) if first else ord(other) - ord(letter)) + 1
         elif found[0] == "{":
-            groups.append([0.0, 1.0])
+            groups.append([0, 1])
         elif found[0] == "}" and len(groups) > 1:
             inner = sum(groups.pop())
             groups[-1][1] *= inner
         elif found[0] == "," and len(groups) > 1:
-            groups[-1] = [sum(groups[-1]), 1.0]
+            groups[-1] = [sum(groups[-1]), 1]
     return groups[0][1]
 
 

@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_950),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(41, 6_377),
+    "hypergrit_common": Size(41, 6_378),
     "pipeline": Size(153, 33_529, 9),
     "trainer": Size(193, 28_294, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(620, 66_362),
+    "tests": Size(620, 66_363),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -46,6 +46,7 @@ def test_a_path_that_exists_is_one_location(tmp_path: Path, name: str) -> None:
 LARGE = [
     "{0..9999999}.tar",
     "{1..9999999999999999999999}",
+    "{1..1" + "0" * 400 + "}",
     "{a..z}" * 5,
     "{c,d}" * 20,
     "{{a..z}{b..y}{c..x}{d..w}{e..v},x}",
