@@ -88,7 +88,10 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def count_paths(pattern: str) -> int:
-    """Return for how many paths a pattern with braces stands, steps of ranges apart. Raises ValueError for one too many."""
+    """Return the number of paths of a pattern with braces, as if the steps of ranges were 1.
+
+    Raises ValueError for an end of a range with thousands of digits.
+    """
     groups = [[0, 1]]  # of each open brace: the paths before its last comma, and after it
     for found in BRACES.finditer(pattern):
         first, last, letter, other = found.groups()

@@ -94,7 +94,7 @@ class RawRow(NamedTuple):
 
 
 class Survey(NamedTuple):
-    """What planning learns of a file."""
+    """The facts about an input file that planning finds."""
 
     n_rows: int
     columns: ColumnNames | None = None  # names, or a mapping of them to types; None: the format has none

@@ -1,4 +1,4 @@
-"""What becomes of a shard whose step has failed or does not count: it is tried again, put off or given up.
+"""Rules for a shard whose step has failed or does not count: it is tried again, put off or given up.
 
 Both runners follow these rules. They differ in how a call is made and how it ends.
 """

@@ -66,15 +66,13 @@ class Run:
             results = self.lease.guard(results)
         with nullcontext() if self.output is None else Rollups(self.output, (plan.index for plan in plans)) as rollups:
             for result in self._shown(results, recipe, plans):
-                match result:
-                    case Failed():
-                        self.fail(result.record)
-                    case Done():
+                if isinstance(result, Failed):
+                    self.fail(result.record)
+                else:
+                    if isinstance(result, Done):
                         self.hosts[result.index] = result.host
                         self._record_faults(result.faults)
-                        yield result
-                    case _:
-                        yield result
+                    yield result
                 if rollups is not None:
                     rollups.add(result.index)
 

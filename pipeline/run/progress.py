@@ -200,7 +200,7 @@ class Progress(Follower):
     def __init__(self, n_rows: int, config: PipelineConfig) -> None:
         self.n_rows, self.interval_s = n_rows, config.log.interval_s
         self.estimate = TimeLeft(n_rows, LOCAL if config.ray.runner == "local" else ON_RAY)
-        self.counts = Counter[str]()  # of the rows of shards that have ended, by what became of them
+        self.counts = Counter[str]()  # of rows that were kept, dropped or not finished
         self.drops = Counter[str]()  # by stage
         self.steps = {stage: step for step, stages in steps_of(config).items() for stage in stages}
         names = {"parse": config.parse.model, "ground": config.ground.grounder, "score": config.score.scorer}

@@ -300,7 +300,7 @@ LEAVING: Final = ("prepare", "infer")
 
 
 class Left(NamedTuple):
-    """What a step has left: the notes, the bytes of the table, and in the driver the reference to it."""
+    """The result of a step that leaves a table: notes, bytes of the table, and in the driver the reference to it."""
 
     notes: Any  # Notes
     nbytes: int

@@ -109,7 +109,7 @@ class Done:
 
     @property
     def rows(self) -> dict[str, int]:
-        """The numbers of its rows, by what became of them."""
+        """The numbers of rows that were kept and dropped."""
         kept = self.manifest["counts"]["kept"]
         return {"kept": kept, "dropped": self.manifest["counts"]["read"] - kept}
 
@@ -138,7 +138,7 @@ class Failed:
 
     @property
     def rows(self) -> dict[str, int]:
-        """The number of its rows, by what became of them."""
+        """The number of rows that were not finished."""
         return {"unfinished": self.record["rows"]}
 
     def committed(self) -> Manifest:

@@ -91,10 +91,11 @@ ADAM_KEYS: Final = ("exp_avg", "exp_avg_sq", "step")
 """Entries of AdamW's state for each parameter."""
 SHOWN_DIFFERENCES: Final = 3
 STATE: Final = {"config": dict, "step": int, "ranks": int, "scaler": dict, "files": list, "threads": int}
-"""The types of the entries of a checkpoint's state, of that of a rank, and of its loader's."""
-MOST: Final = {"threads": 1024}
 RANK: Final = {"loader": dict, "random": dict}
 LOADER: Final = {"data": str, "place": int, "counts": dict}
+"""The types of the entries in the state of a checkpoint, in that of a rank, and in that of its loader."""
+MOST: Final = {"threads": 1024}
+"""The largest numbers of entries, other than 2^60."""
 
 
 @dataclass(kw_only=True)
@@ -167,7 +168,7 @@ def restore_checkpoint(
 
 
 def check_entries(values: dict[str, Any], entries: Mapping[str, type], shown: str, file: str) -> None:
-    """Raise UserError for an entry of a state that is not of its type, a list of other than texts, or an odd number."""
+    """Raise UserError for an entry of a state that is not of its type, a list of other than texts, or a number out of range."""
     for name, kind in entries.items():
         value: Any = values.get(name)
         is_right = isinstance(value, kind)

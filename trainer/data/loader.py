@@ -230,7 +230,7 @@ class Loader:
 
     @property
     def data_facts(self) -> dict[str, Any]:
-        """What the record of a model tells about its data."""
+        """The facts about the data that the record of a model has."""
         return {"index_hash": self.builder.index.fingerprint, "samples": self.n_samples}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What the rows of a worker share: the memory of hosts that do not answer, a limit on bytes, and the open files.
+"""State that the downloads of a worker share: hosts that do not answer, a limit on bytes, and the open files.
 
 The numbers of the system's errors are here too. What happens here depends on the network and on times, as the outcome of
 every request does.
