@@ -3,7 +3,7 @@
 import pickle
 import re
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
@@ -16,7 +16,6 @@ from torch import Tensor
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from hypergrit_common.disk import atomic_write
-from hypergrit_common.errors import UserError
 from hypergrit_common.files import check_file
 
 WRAPPERS = ("model", "state_dict")
@@ -139,47 +138,14 @@ def bounded(source: Path, n_tensors: int, n_numbers: int | None = None) -> Itera
         handle.remove()
 
 
-SELECTING: Final = frozenset(
-    {"attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation"}
-    | {"quantization_config", "fusion_config", "transformers_weights", "configuration_files", "attribute_map"}
-    | {"backbone", "backbone_kwargs", "use_pretrained_backbone", "checkpoint_path", "model_args", "pretrained_cfg"}
-)
-"""Keys of a config.json of transformers that select code, such as kernels of the hub, or other files and models
-(`attribute_map` gives these keys other names)."""
-LOADING: Final = ("timm_backbone", "timm_wrapper")
-"""Values of `model_type` whose other keys are names of models for timm, which takes them from anywhere."""
-IGNORED: Final = frozenset({"auto_map", "_name_or_path"})
-"""Keys that do so only where they are trusted: here, never."""
-
-
-def check_settings(values: Any, source: str, keys: Collection[str] = SELECTING, prefix: str = "") -> None:
-    """Raise UserError if the configuration of a model, or one within it, has one of the `keys`.
-
-    `source` is the file that the message names. The implementations of attention in transformers itself are allowed.
-    """
-    items = values.items() if isinstance(values, dict) else enumerate(values) if isinstance(values, list) else ()
-    for key, value in items:
-        is_loading = key == "model_type" and value in LOADING
-        if is_loading or (key in keys and value not in (None, False, {}, "eager", "sdpa")):
-            raise UserError(
-                f"{source}: {prefix}{key}={str(value)[:80]!r} is not allowed, since transformers would load other code or "
-                "files; remove this key if the model works without it"
-            )
-        check_settings(value, source, keys, f"{prefix}{key}.")
-
-
 def bounded_by_folder(path: str | Path) -> AbstractContextManager[None]:
     """Return `bounded` by the safetensors files of a folder; a name on a hub, which is no folder, has no bound.
 
-    Raises OSError and SafetensorError for a file that cannot be read, and UserError for an adapter, which names its model.
+    Raises OSError and SafetensorError for a file that cannot be read.
     """
     folder = Path(path)
     if not folder.is_dir():
         return nullcontext()
-    if (adapter := folder / "adapter_config.json").exists():
-        raise UserError(
-            f"{adapter} makes transformers load a further model; merge the adapter into its model, or remove it"
-        )
     n_tensors = n_bytes = 0
     for file in folder.glob("*.safetensors"):
         check_file(file)

@@ -20,6 +20,8 @@ from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, Final
 
+import numpy as np
+
 from hypergrit_common.disk import locked
 from hypergrit_common.errors import UserError
 from hypergrit_common.files import file_hash
@@ -36,6 +38,8 @@ REMOTE: Final = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 PINNED: Final = re.compile(r"sha256=([0-9a-f]{64})")
 ANSWER_S: Final = 3.0
 """Time limit for the hub to answer whether it has a model."""
+TRIAL: Final = np.full((48, 64, 3), 127, np.uint8)
+"""An image with which a loaded model is tried."""
 UNLIMITED: Final = 1_000_000
 """Lengths from here on say that no length is known: transformers gives a tokenizer without one 10^30 tokens."""
 

@@ -134,6 +134,7 @@ class Takedowns(TypedDict):
     without_queries: Annotated[str, "of each of these URLs without its query, unless `urls` has it"]
     hosts: Annotated[str, "of each host name, which stands for its subdomains too"]
     images: Annotated[str, "of the hash of each image; the hash is a text of 64 hex digits"]
+    rows: Annotated[str, "of each key or id that a list named; `urls` and `images` have those of its rows"]
 
 
 class LeaseRecord(TypedDict):

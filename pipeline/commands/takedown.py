@@ -36,7 +36,7 @@ from pipeline.output.commit import (
 from pipeline.output.contents import file_problem
 from pipeline.output.ledger import check_finished, read_manifests, read_rows, write_summary
 from pipeline.output.lock import fenced
-from pipeline.output.record import read_record, write_record
+from pipeline.output.record import read_command, read_record, write_record
 from pipeline.output.source import read_config
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
 from pipeline.output.takedowns import FoundRows, find_rows, listed_strangers, read_errors, remove_leftovers, unreadable
@@ -44,7 +44,17 @@ from pipeline.output.write.arrow import write_arrow
 from pipeline.output.write.grit import write_grit_parquet
 from pipeline.output.write.samples import count_kept, count_removed
 from pipeline.output.write.tar import SamplePlace, TarWriter, write_index
-from pipeline.read.takedown import ROW, STAGE_OF, TAKEN_DOWN, Kind, TakedownList, parse_takedown, read_lines, taken_down
+from pipeline.read.takedown import (
+    ROW,
+    STAGE_OF,
+    TAKEN_DOWN,
+    Digests,
+    Kind,
+    TakedownList,
+    parse_takedown,
+    read_lines,
+    taken_down,
+)
 from pipeline.report.summary import report
 from pipeline.run.loop import Run, tasks_of
 from pipeline.run.provenance import check_writable
@@ -232,9 +242,10 @@ def takedown(arguments: Sequence[str]) -> int:
 
 
 def read_entries(store: Store, path: str) -> TakedownList:
-    """Read a list; for row:KEY and row:ID, it has the URLs and the SHA-256 of the rows of the output with this key or id.
+    """Read a list; for row:KEY and row:ID, it has the URL and the SHA-256 of the row of the output with this key or id.
 
-    Raises UserError like `read_takedown`, for a list without entries, if there is no such row, and if it has neither.
+    A name that was taken down is not looked for as a key: its row may have lost the id by which it was found. Raises
+    UserError like `read_takedown`, for a list without entries, and for a name of no row, of several, or of one with neither.
     """
     lines = read_lines(path)
     names = {i: name for i, line in enumerate(lines) if (name := name_in(line))}
@@ -243,23 +254,36 @@ def read_entries(store: Store, path: str) -> TakedownList:
         raise UserError(f"list={path} has no entries; give one URL, host, SHA-256 or row:KEY a line")
     manifests = [manifest for manifest in read_manifests(store) if "arrow" in manifest["formats"]] if names else []
     found = rows_by_name(store, manifests, names.values())
+    is_joined = bool(names) and len(sources_of(store)) > 1
     for i, name in names.items():
         rows = [row for _, row in found[name]]
+        is_key = not any({row["id"], row["url"]} & {*spellings(name)} for row in rows)
+        if is_key and name.strip() in store.takedowns.rows:
+            logger.info("%s, line %d: %r was taken down before", path, i + 1, name)
+            continue
         # One that is taken down has neither any more; the output has its entries.
-        known = [texts_of(row) for row in rows if row["reason"] != TAKEN_DOWN]
+        left = [row for row in rows if row["reason"] != TAKEN_DOWN]
         problem = ""
         if not rows:
             problem = f"has no row in arrow/ of {store.root}"
-        elif (
-            0 < len(others := [row["key"] for row in rows if {row["id"], row["url"]} & {*spellings(name)}]) < len(rows)
-        ):
-            problem = f"is the key of one row and the id of {', '.join(others)}; give the URL or the SHA-256 of the one that goes"
-        elif not all(known):
+        elif is_key and is_joined:
+            problem = "is a key here, and may be that of another row in the outputs that were joined to this one"
+        elif len({row["url"] or row["sha256"] for row in left}) > 1:
+            problem = f"names the rows {', '.join(row['key'] for row in left)}"
+        elif not all(map(texts_of, left)):
             problem = "has neither a URL nor a SHA-256"
         if problem:
-            raise UserError(f"{path}, line {i + 1}: {name!r} {problem}; correct or remove the line")
-        entries |= parse_takedown(sorted(set[str]().union(*known)), path)
-    return entries
+            raise UserError(
+                f"{path}, line {i + 1}: {name!r} {problem}; correct the line, or give the URL or the SHA-256 of the row"
+            )
+        entries |= parse_takedown(sorted(set[str]().union(*map(texts_of, left))), path)
+    return dataclasses.replace(entries, rows=Digests.of(name.strip() for name in names.values()))
+
+
+def sources_of(store: Store) -> Sequence[str]:
+    """Return the outputs that an output was made from; none for that of a job. Raises UserError."""
+    record = read_command(store)
+    return () if record is None else record.get("sources", ())
 
 
 def name_in(line: str) -> str | None:
@@ -318,6 +342,10 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
         remove_cached(store)  # which an explorer has built meanwhile
     n_rows, n_shards = sum(len(shard.lines) for shard in found), sum(bool(shard.lines) for shard in found)
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
+    if sources := sources_of(store):
+        print_text(
+            f"the outputs that it was made from keep the rows until they are taken down there: {', '.join(sources)}"
+        )
     others = list(listed_strangers(store))
     for name, text in others:
         logger.warning("%s: %s, and run the same command again", store.url(name), text)
@@ -361,7 +389,8 @@ another command writes their rows to it again, or to outputs made from it.
   OUT                  output folder or URL of a job
   list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a
                        line, or row:ID or row:KEY for the URL and the SHA-256 of a row of OUT, as `explore row=` shows
-                       them; a number is a key only if no row has it as its id; lines that begin with # are left out
+                       them; a number is a key only if no row has it as its id; lines that begin with # are left out.
+                       For other outputs give the URLs and SHA-256 hashes, which dry_run=true prints
   ray.*, report.*      as in the job; ray.runner=local: processes of this machine
 
 {EXIT_CODES}

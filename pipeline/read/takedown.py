@@ -89,13 +89,15 @@ class TakedownList:
     """Digests of URLs in their `normal_url`, of host names, and of hashes of images.
 
     The entries cannot be read from them, so that an output can keep what was taken down from it. `bare_urls` are those
-    of the URLs without queries that are not in `urls`, to which `without_queries` adds them.
+    of the URLs without queries that are not in `urls`, to which `without_queries` adds them. `rows` matches no row: it tells
+    which names of rows were replaced by the URLs and hashes of their rows, whose ids are gone since.
     """
 
     urls: Digests = Digests()
     bare_urls: Digests = Digests()
     hosts: Digests = Digests()
     hashes: Digests = Digests()
+    rows: Digests = Digests()
 
     def __len__(self) -> int:
         return len(self.urls) + len(self.hosts) + len(self.hashes)
@@ -113,6 +115,7 @@ class TakedownList:
     @classmethod
     def from_json(cls, value: Any) -> "TakedownList":
         """Return the list that `to_json` describes. Raises LookupError, TypeError or ValueError for a damaged one."""
+        value = {"rows": "", **value}  # earlier versions have none
         urls, bare_urls, *others = (Digests.from_json(value[name]) for name in Takedowns.__annotations__)
         return cls(urls, bare_urls - urls, *others)
 

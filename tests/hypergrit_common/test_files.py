@@ -1,6 +1,8 @@
 """Named pipes, devices and folders in place of files are refused before they are opened: nothing hangs."""
 
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -86,3 +88,17 @@ def test_a_new_folder_has_the_permissions_of_the_umask(tmp_path: Path, mask: int
     finally:
         os.umask(before)
     assert (tmp_path / "export").stat().st_mode & 0o777 == 0o777 & ~mask
+
+
+def test_the_draft_of_a_killed_folder_stays_beside_it_until_the_next_folder_is_made(tmp_path: Path) -> None:
+    program = (
+        "import os, sys; from hypergrit_common.files import new_folder; folder = new_folder(sys.argv[1]); "
+        "(folder.__enter__() / 'row').touch(); os.kill(os.getpid(), 9)"
+    )
+    assert subprocess.run([sys.executable, "-c", program, tmp_path / "page"], check=False).returncode == -9
+    (draft,) = tmp_path.iterdir()
+    assert draft.name.startswith(".page.")
+    assert (draft / "row").exists()
+    with new_folder(tmp_path / "other"):
+        pass
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]

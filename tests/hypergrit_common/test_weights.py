@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
-from hypergrit_common.weights import LOADING, SELECTING, bounded_by_folder, check_settings, read_tensors, save_tensors
+from hypergrit_common.model_files import LOADING, SELECTING, check_settings
+from hypergrit_common.weights import read_tensors, save_tensors
 from tests.memory import memory_below
 
 
@@ -197,6 +198,3 @@ def test_settings_without_effect_are_no_mistake(tmp_path: Path) -> None:
         "auto_map": {"AutoModel": "code.Model"},
     }
     check_settings({"vision_config": harmless, "_name_or_path": "a/b"}, "config.json")
-    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/model"}')
-    with pytest.raises(UserError, match=r"adapter_config\.json makes transformers load a further model"):
-        bounded_by_folder(tmp_path)

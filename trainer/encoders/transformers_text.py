@@ -20,8 +20,9 @@ from transformers.utils import logging
 from hypergrit_common.config import without_keys
 from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
+from hypergrit_common.model_files import IGNORED, SELECTING, check_index, check_model, check_settings
 from hypergrit_common.text import first_line
-from hypergrit_common.weights import IGNORED, SELECTING, bounded_by_folder, check_settings
+from hypergrit_common.weights import bounded_by_folder
 from trainer.encoders.config import TRANSFORMERS, TextConfig
 from trainer.encoders.text import StateSource, TextTower, TokenStates
 
@@ -182,7 +183,8 @@ def read_settings(folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(
             f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
         )
-    check_settings(found := read_object(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+    check_model(str(folder))
+    found = read_object(folder / CONFIG_FILE)
     values = without_keys(found, FORBIDDEN)
     config = parse_settings(values)
     if config.model_type == values["model_type"]:
@@ -356,7 +358,7 @@ def check_weight_files(folder: Path) -> None:
     if single.is_file():
         return
     if index.is_file():
-        check_index(index)
+        check_index(read_object(index), str(index))
         return
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         raise ValueError(
@@ -364,14 +366,3 @@ def check_weight_files(folder: Path) -> None:
             f"trust it: transformers.AutoModel.from_pretrained(FOLDER).save_pretrained(FOLDER) writes {WEIGHT_FILES[0]}"
         )
     raise FileNotFoundError(f"{folder} has no {WEIGHT_FILES[0]}; save the model there with save_pretrained")
-
-
-def check_index(path: Path) -> None:
-    """Raise ValueError unless an index of weights names safetensors files of its folder alone."""
-    weight_map = read_object(path).get("weight_map")
-    names = set(weight_map.values()) if isinstance(weight_map, dict) else {None}
-    for name in names:
-        if not isinstance(name, str) or Path(name).name != name or not name.endswith(".safetensors"):
-            raise ValueError(
-                f"{path} names the file {name!r}; weights are read from safetensors files of the same folder only"
-            )

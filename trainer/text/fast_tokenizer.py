@@ -11,7 +11,9 @@ from typing import Any, Final
 
 import tokenizers
 
-from hypergrit_common.files import check_file, check_folder_files
+from hypergrit_common.files import check_file
+from hypergrit_common.json_file import parse_object
+from hypergrit_common.model_files import check_model, check_normalizer, panics_as_errors
 from trainer.text.base import Span, TextTokenizer
 
 FILE: Final = "tokenizer.json"
@@ -31,14 +33,16 @@ class FastTokenizer(TextTokenizer):
 
     def __init__(self, definition: str, pad_id: int, context_length: int) -> None:
         self._definition, self.pad_id, self.context_length = definition, pad_id, context_length
+        check_normalizer(parse_object(definition, "its definition"), "it")
         try:
-            self.pipeline = tokenizers.Tokenizer.from_str(definition)
+            with panics_as_errors():
+                self.pipeline = tokenizers.Tokenizer.from_str(definition)
+                self.pipeline.no_truncation()
+                self.pipeline.no_padding()
+                self.pipeline.encode_special_tokens = True
+                encoded = self.pipeline.encode("a")
         except Exception as error:  # the library raises no other type
             raise ValueError(f"the tokenizer cannot be read: {error}") from error
-        self.pipeline.no_truncation()
-        self.pipeline.no_padding()
-        self.pipeline.encode_special_tokens = True
-        encoded = self.pipeline.encode("a")
         marks = encoded.special_tokens_mask
         self.marks = {index for index, is_special in zip(encoded.ids, marks, strict=True) if is_special}
         self.n_end = [*marks[::-1], 0].index(0)
@@ -65,7 +69,8 @@ class FastTokenizer(TextTokenizer):
         return self.encode_with_offsets(text)[0]
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[Span]]:
-        found = self.pipeline.encode(text)
+        with panics_as_errors():
+            found = self.pipeline.encode(text)
         return (found.ids, found.offsets) if found.ids else ([0], [(0, 0)])  # a text has at least one token
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -95,11 +100,12 @@ def read_fast_tokenizer(folder: Path, context_length: int) -> FastTokenizer:
         raise FileNotFoundError(
             f"{folder} is no folder; give one with the tokenizer's files, which are never downloaded"
         )
-    check_folder_files(folder)
+    check_model(str(folder))
     from transformers import AutoTokenizer  # imported here, because it takes seconds
 
     try:
-        found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+        with panics_as_errors():
+            found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception as error:  # its type depends on the file that is missing or damaged
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
         raise ValueError(

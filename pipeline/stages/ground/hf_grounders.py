@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
@@ -14,11 +15,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from hypergrit_common.central import limit_aspect_ratio
 from hypergrit_common.devices import Precision, autocast, resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
+from hypergrit_common.model_files import check_model, panics_as_errors
 from hypergrit_common.text import first_line
-from hypergrit_common.weights import bounded_by_folder, check_settings
-from pipeline.models import fetch, parse_hub_name, token_limit
+from hypergrit_common.weights import bounded_by_folder
+from pipeline.models import TRIAL, fetch, parse_hub_name, token_limit
 from pipeline.stages.ground.grounder import Detection, Grounded, OnCpu, PhraseDrop, Span, apart, pinned, take
 
 SEPARATOR: Final = " . "
@@ -366,8 +367,7 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
     import transformers
 
     try:
-        check_folder_files(path)
-        check_settings(transformers.PreTrainedConfig.get_config_dict(path)[0], f"{path}/config.json")
+        check_model(path)
         kind = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
         if kind not in KINDS:
             raise UserError(
@@ -379,7 +379,12 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
             model, report = getattr(transformers, model_class).from_pretrained(
                 path, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
             )
-        processor = getattr(transformers, processor_class).from_pretrained(path, trust_remote_code=False)
+        is_folder = Path(path).is_dir()
+        with panics_as_errors():
+            processor = getattr(transformers, processor_class).from_pretrained(
+                path, local_files_only=is_folder, trust_remote_code=False
+            )
+            KINDS[kind][0](model, processor, 0.0).prepare([TRIAL], ["a dog"], [[(0, 5)]])
     except UserError:
         raise
     except Exception as error:  # its type depends on the file that is damaged

@@ -16,12 +16,12 @@ from torch import Tensor
 from hypergrit_common.central import central_part, limit_aspect_ratio
 from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import check_folder_files
 from hypergrit_common.images import Image
 from hypergrit_common.lazy import is_plugin, load_plugin
+from hypergrit_common.model_files import check_model, panics_as_errors
 from hypergrit_common.text import first_line
-from hypergrit_common.weights import bounded_by_folder, check_settings, read_tensors
-from pipeline.models import read_model_config, token_limit
+from hypergrit_common.weights import bounded_by_folder, read_tensors
+from pipeline.models import TRIAL, read_model_config, token_limit
 from pipeline.stages.score.filters import OPEN_CLIP, Encoder, ScoreConfig, scorer_path
 
 LENGTH_STEP: Final = 16
@@ -244,27 +244,31 @@ def _load_trainer_checkpoint(path: str, device: torch.device, key: str, trust: S
 
 
 def _load_transformers(path: str, device: torch.device) -> Encoders:
-    from transformers import AutoModel, AutoProcessor, PreTrainedConfig
-
     try:
-        check_folder_files(path)
-        check_settings(PreTrainedConfig.get_config_dict(path)[0], f"{path}/config.json")
-        # safetensors only: a pickle could execute code.
-        with bounded_by_folder(path):
-            model = AutoModel.from_pretrained(path, use_safetensors=True, trust_remote_code=False).to(device).eval()
-        processor = AutoProcessor.from_pretrained(path, trust_remote_code=False)
+        with panics_as_errors():
+            return _transformers_encoders(path, device)
     except UserError as error:
         raise UserError(f"score.scorer={path!r}: {error}") from error
     except Exception as error:  # its type depends on the file that is damaged
         raise UserError(
             f"score.scorer={path!r} is neither a folder of a CLIP model nor a hub model that can be fetched: "
-            f"{first_line(error)}"
+            f"{type(error).__name__}: {first_line(error)}"
         ) from error
+
+
+def _transformers_encoders(path: str, device: torch.device) -> Encoders:
+    """Load the encoders and try them once, so that settings that do not fit end the job before its first row."""
+    from transformers import AutoModel, AutoProcessor
+
+    check_model(path)
+    options = {"local_files_only": Path(path).is_dir(), "trust_remote_code": False}
+    with bounded_by_folder(path):  # safetensors only: a pickle could execute code.
+        model = AutoModel.from_pretrained(path, use_safetensors=True, **options).to(device).eval()
     if not hasattr(model, "get_image_features"):
         raise UserError(
-            f"score.scorer={path!r} is a {type(model).__name__}, which does not embed both images and texts; "
-            "choose a CLIP or SigLIP model"
+            f"it is a {type(model).__name__}, which does not embed both images and texts; choose a CLIP or SigLIP model"
         )
+    processor = AutoProcessor.from_pretrained(path, **options)
     # SigLIP was trained on texts of the full length; for CLIP, which masks its padding, this fixes the shape of a
     # batch.
     text_config = getattr(model.config, "text_config", model.config)
@@ -280,6 +284,10 @@ def _load_transformers(path: str, device: torch.device) -> Encoders:
         return _pooled(model.get_text_features(**inputs.to(device)))
 
     prepare = image_preparation(getattr(processor, "image_processor", processor))
+    with torch.inference_mode():
+        for name, features in (("images", encode_images([prepare(TRIAL)])), ("texts", encode_texts(["a dog"]))):
+            if not features.isfinite().all():
+                raise UserError(f"its features of {name} are not finite; save the model and its processor again")
     return {"prepare_image": prepare, "encode_images": encode_images, "encode_texts": encode_texts}
 
 

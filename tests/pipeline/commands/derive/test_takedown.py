@@ -27,7 +27,7 @@ from pipeline.output.manifest import plan_from_json
 from pipeline.output.source import Source, read_config, read_table
 from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
-from pipeline.read.takedown import Digests, TakedownList, parse_takedown, read_takedown, refuse
+from pipeline.read.takedown import TAKEN_DOWN, Digests, TakedownList, parse_takedown, read_takedown, refuse
 from pipeline.report.cards import DroppedPicture, Thumbnail, dropped_file
 from pipeline.run import derived
 from pipeline.run.loop import Run
@@ -266,8 +266,8 @@ IDS = ("3", "1", "000000000001", " A ", "a/b", None)
         ("row:000000000005 ", [5]),
         ("row: A ", [3]),
         ("row:http://x/2", [2]),
-        ("row:000000000001", "line 1: '000000000001' is the key of one row and the id of 000000000002"),
-        (" row:000000000001\t", "is the key of one row and the id of 000000000002"),
+        ("row:000000000001", "line 1: '000000000001' names the rows 000000000001, 000000000002"),
+        (" row:000000000001\t", "names the rows 000000000001, 000000000002"),
         ("row:A", "line 1: 'A' has no row"),
     ],
 )
@@ -283,6 +283,41 @@ def test_an_id_comes_before_a_key_and_what_names_two_rows_removes_none(
         assert gone in err
     else:
         assert [int(line.split()[3]) for line in out.splitlines()[:-1]] == gone
+
+
+def test_a_list_of_ids_is_finished_by_the_same_command_and_holds_afterwards(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output, names = tmp_path / "out", ("2", "blue", None, "5")
+    rows = [kept(picture(n), url=f"http://x/{n}") | {"id": name} for n, name in enumerate(names)]
+    make_output(output, {0: rows[:2], 1: rows[2:]})
+    path = write_list(tmp_path, "row:2", "row: blue", "row:5")
+    with killed_before_file(7):  # after the first shard, whose ids are gone
+        assert run_takedown(output, path) == 130
+    assert [row["reason"] for row in rows_of(output)] == [TAKEN_DOWN, TAKEN_DOWN, None, None]
+    for _ in range(2):  # row:2 is not taken for the key of the third row now
+        assert run_takedown(output, path) == 0
+        assert [row["reason"] for row in rows_of(output)] == [TAKEN_DOWN, TAKEN_DOWN, None, TAKEN_DOWN]
+    assert run_takedown(output, write_list(tmp_path, "row:brown")) == 2
+    assert "'brown' has no row" in capsys.readouterr().err
+
+
+def test_names_of_rows_hold_for_one_output_and_sources_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, number in (("a", 0), ("b", 2)):
+        rows = [kept(picture(n), url=f"http://x/{n}") | {"id": f"{n % 2}"} for n in (number, number + 1)]
+        make_output(tmp_path / name, {0: rows})
+    joined = tmp_path / "joined"
+    assert run_rewrite(tmp_path / "a", joined, f"source={tmp_path / 'b'}") == 0
+    for line, text in (("row:1", "names the rows"), ("row:000000000001", "may be that of another row")):
+        assert run_takedown(joined, write_list(tmp_path, line)) == 2
+        assert text in capsys.readouterr().err
+    assert run_takedown(tmp_path / "b", write_list(tmp_path, "row:1"), "dry_run=true") == 0
+    address = capsys.readouterr().out.split()[5]
+    assert run_takedown(joined, write_list(tmp_path, address)) == 0
+    assert f"until they are taken down there: {tmp_path / 'a'}, {tmp_path / 'b'}" in capsys.readouterr().out
+    assert [row["reason"] for row in rows_of(joined)] == [None, None, None, TAKEN_DOWN]
 
 
 @pytest.mark.parametrize("n", range(6))

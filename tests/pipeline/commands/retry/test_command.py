@@ -75,6 +75,16 @@ def test_retried_shards_are_those_of_a_job_in_which_the_rows_succeeded_at_once(
     assert thumbnails[0] == thumbnails[1]
 
 
+def test_an_unfinished_shard_has_what_the_web_answers_when_it_is_computed_again(
+    output: Path, web: TinyWeb, finished_job: Finished
+) -> None:
+    before = ledger(output)
+    (output / "_manifests/00000.json").unlink()
+    assert run_job(web, finished_job.folder, output) == 0
+    after = ledger(output)
+    assert {key: after[key]["status"] for key in after if after[key] != before[key]} == {"000000000003": "kept"}
+
+
 def test_a_remote_output_is_retried_like_a_folder(output: Path, web: TinyWeb, tmp_path: Path) -> None:
     store, hits = Store(f"memory://{tmp_path.name}/out"), web.hits.copy()
     store.fs.put(f"{output}/", f"{store.root}/", recursive=True)

@@ -245,7 +245,7 @@ def test_length_of_a_text_is_the_smaller_of_tokenizer_and_configuration(
         lambda self, **inputs: (lengths.append(inputs["input_ids"].shape[1]), forward(self, **inputs))[1],
     )
     assert load_scorer(str(tmp_path), "cpu", 2).embed_texts(["a dog " * 30]).isfinite().all()
-    assert lengths == [length]
+    assert lengths == [length, length]  # of the trial, and of the text
 
 
 def test_length_that_nothing_says_is_an_error() -> None:
