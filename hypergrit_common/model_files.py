@@ -40,21 +40,9 @@ CLASSES: Final = frozenset(
 )
 """Keys of SETTINGS that name a class of transformers: some start programs, or load further files and models."""
 KINDS: Final = (
-    *(
-        "clip",
-        "siglip",
-        "siglip2",
-        "metaclip_2",
-        "altclip",
-        "align",
-        "chinese_clip",
-        "clipseg",
-        "groupvit",
-        "blip",
-        "flava",
-    ),
-    *("owlvit", "owlv2", "grounding-dino", "mm-grounding-dino", "sam3", "vit", "bit", "dinov2"),
-)
+    "clip siglip siglip2 metaclip_2 altclip align chinese_clip clipseg groupvit blip flava vit bit dinov2 "
+    "owlvit owlv2 grounding-dino mm-grounding-dino sam3 sam3_video sam3_lite_text sam2_video"
+).split()
 """Types of models whose processors are used."""
 SIDES: Final = frozenset({"size", "crop_size", "pad_size", "max_num_patches"})
 MAX_SIDE: Final = 4096
@@ -98,7 +86,7 @@ def is_usual(name: Any) -> bool:
         return True
     if not isinstance(name, str) or _stem(name) in _processors():
         return isinstance(name, str)
-    found = getattr(transformers, name, None) if name.removesuffix("Fast") in _tokenizers() else None
+    found = getattr(transformers, name, None)
     return isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerFast)
 
 
@@ -110,16 +98,10 @@ def _stem(name: str) -> str:
 def _processors() -> frozenset[str]:
     from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES as IMAGES
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES as PROCESSORS
+    from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES as VIDEOS
 
     images = (name for kind in KINDS for name in (IMAGES.get(kind) or {}).values())
-    return frozenset(map(_stem, images)) | {str(PROCESSORS.get(kind)) for kind in KINDS}
-
-
-@cache
-def _tokenizers() -> frozenset[str]:
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
-
-    return frozenset({*map(str, TOKENIZER_MAPPING_NAMES.values()), "PreTrainedTokenizer", "TokenizersBackend"})
+    return frozenset(map(_stem, images)) | {str(names.get(kind)) for names in (PROCESSORS, VIDEOS) for kind in KINDS}
 
 
 def check_model(path: str) -> None:
@@ -173,9 +155,8 @@ def check_normalizer(values: dict[str, Any], source: str) -> None:
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
-            growth *= max(
-                1, *(len(text) for key in ("content", "prepend") if isinstance(text := value.get(key), str)), 1
-            )
+            inserted = (value.get(key) for key in ("content", "prepend"))
+            growth *= max([1, *(len(text) for text in inserted if isinstance(text, str))])
             pending += value.values()
         elif isinstance(value, list):
             pending += value

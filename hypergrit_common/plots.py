@@ -5,6 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
+from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 
 COLORS: Final = ("#1f6fb8", "#c2410c", "#2a9d8f", "#8f5a00", "#6741d9", "#495057", "#c2255c", "#237032")
@@ -24,4 +25,5 @@ def axes(path: Path, width: float, height: float) -> Iterator[Any]:
     found = figure.add_subplot()
     found.spines[["top", "right"]].set_visible(False)
     yield found
-    figure.savefig(path, metadata={"Software": None})
+    with atomic_write(path) as draft:
+        figure.savefig(draft, format=path.suffix[1:] or "png", metadata={"Software": None})

@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_950),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(41, 6_381),
+    "hypergrit_common": Size(41, 6_383),
     "pipeline": Size(153, 33_527, 9),
-    "trainer": Size(193, 28_295, 12),
+    "trainer": Size(193, 28_332, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(620, 66_363),
+    "tests": Size(620, 66_411),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

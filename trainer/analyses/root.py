@@ -16,6 +16,7 @@ from torch import Tensor
 
 from hypergrit_common.cli import command
 from hypergrit_common.devices import pick_device
+from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from trainer.analyses.command import ShardsConfig, run
 from trainer.checkpoints.model import LoadedModel
@@ -43,7 +44,7 @@ def centroid(found: LoadedModel, shards: HeldOutShards, config: ShardsConfig) ->
 def write_root(_: str, found: LoadedModel, config: ShardsConfig) -> str:
     """Write the root, and return what it is."""
     root, n_samples = centroid(found, HeldOutShards(config.shards), config)
-    with Path(config.output).open("wb") as file:
+    with atomic_write(Path(config.output)) as draft, draft.open("wb") as file:
         np.save(file, root.float().numpy())
     return f"the mean of {n_samples} images and their captions"
 

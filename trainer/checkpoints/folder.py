@@ -39,6 +39,7 @@ MARK: Final = "state.json"
 """File of a checkpoint that makes it complete at a URL."""
 LOCK: Final = ".lock"
 """File of a folder that the run which writes to it has locked, with its process."""
+LOG_FILE: Final = "train.log"
 EXPIRY_S: Final = 120.0
 """Longest wait for the lock of a process that cannot be seen: NFS releases that of a lost machine after 90 s."""
 LEASE: Final = ".lease"
@@ -245,8 +246,8 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which the system releases when this process ends.
 
     Raises UserError, naming the process, if another run holds it, and for a link to a file or into another run, which
-    this run would change, and like `check_link` for `checkpoints`. Other links, as to a larger disk, are followed. A file
-    system without locks is only logged.
+    this run would change, also a hard link, and like `check_link` for `checkpoints`. Other links, as to a larger disk, are
+    followed. A file system without locks is only logged.
     """
     for path in folder.iterdir():
         is_replaced = not path.is_dir() or path.name in REPLACED or (path.resolve().parent / LOCK).exists()
@@ -254,9 +255,12 @@ def locked(folder: Path) -> Iterator[None]:
             raise UserError(f"{path} is a link, and what it names would be overwritten; remove it")
         if path.is_symlink() and path.name == CHECKPOINTS:
             check_link(str(path))
+        if path.name in (LOCK, LOG_FILE) and not (path.is_file() and path.stat().st_nlink == 1):
+            raise UserError(
+                f"{path} is no file, or has a second name (a hard link), whose content would change; remove it, or put a "
+                "copy in its place"
+            )
     path, end = folder / LOCK, time.monotonic() + EXPIRY_S
-    if path.exists() and not path.is_file():
-        raise UserError(f"{path} is no file; remove it")
     with path.open("a+", encoding="utf-8") as file:
         while True:
             try:

@@ -42,14 +42,20 @@ class Curve(NamedTuple):
     values: list[float]
 
 
+def parse_row(line: str | bytes, number: int) -> dict[str, float]:
+    """The row in a line of metrics.jsonl. Raises ValueError, naming the number of the line, for anything else."""
+    row = parse_object(line, f"line {number}")
+    if not isinstance(row.get("step"), int):
+        raise ValueError(f"line {number} has no step")
+    return row
+
+
 def read_rows(path: Path) -> list[dict[str, float]]:
     """Read the rows of a metrics.jsonl. Raises UserError if it cannot be read or is empty."""
     try:
         check_file(path)
         lines = path.read_text(encoding="utf-8").splitlines()
-        rows = [parse_object(line, f"line {number}") for number, line in enumerate(lines, 1)]
-        if odd := next((n for n, row in enumerate(rows, 1) if not isinstance(row.get("step"), int)), None):
-            raise ValueError(f"line {odd} has no step")
+        rows = [parse_row(line, number) for number, line in enumerate(lines, 1)]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}; give the output folder of a run") from error
     if not rows:

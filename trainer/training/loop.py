@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from hypergrit_common.config import to_yaml
+from hypergrit_common.disk import atomic_write
 from hypergrit_common.errors import UserError
 from hypergrit_common.json_file import write_object
 from trainer.checkpoints.folder import CHECKPOINTS, locked, newest_checkpoint, open_run_folder
@@ -109,7 +110,8 @@ def resume(run: Training) -> None:
         run.loader.load_state_dict(loader_state)
     if run.process.is_main:
         with write_errors_explained(output / "config.yaml"):
-            (output / "config.yaml").write_text(to_yaml(run.config), encoding="utf-8")
+            with atomic_write(output / "config.yaml") as draft:
+                draft.write_text(to_yaml(run.config), encoding="utf-8")
             record_shards(run.loader.versions, output)
         run.folder.upload_files()
         log_summary(run, shown)

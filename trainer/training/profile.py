@@ -65,9 +65,12 @@ class Profile:
         if self.tracer:
             self._synchronize()
             self.tracer.stop()
-            self.tracer.export_chrome_trace(str(self.folder / "trace.json.gz"))
+            trace, memory = self.folder / "trace.json.gz", self.folder / "memory.pickle"
+            for path in (trace, memory):
+                path.unlink(missing_ok=True)  # it may be a link, through which another file would change
+            self.tracer.export_chrome_trace(str(trace))
             if self.run.process.device.type == "cuda":
-                torch.cuda.memory._dump_snapshot(str(self.folder / "memory.pickle"))
+                torch.cuda.memory._dump_snapshot(str(memory))
                 torch.cuda.memory._record_memory_history(enabled=None)
             self.tracer = None
 

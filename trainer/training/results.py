@@ -12,6 +12,7 @@ import torch
 from hypergrit_common.cli import MessageFormatter
 from hypergrit_common.errors import NotFiniteError, UserError, prefixed
 from hypergrit_common.text import counted
+from trainer.checkpoints.folder import LOG_FILE
 from trainer.checkpoints.model import save_model
 from trainer.config import as_dict
 from trainer.data.preprocess import PreprocessConfig
@@ -28,9 +29,6 @@ logger = logging.getLogger(__name__)
 
 LOGGED_RESULTS: Final = ("/accuracy", "/recall@5", "/order", "/auc", "/ap")
 """Endings of the evaluation results that are logged; metrics.jsonl has all of them."""
-
-
-LOG_FILE: Final = "train.log"
 
 
 @contextmanager

@@ -15,18 +15,21 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib import import_module
+from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from torch import Tensor
 from tqdm import tqdm
 
-from hypergrit_common.disk import atomic_write
+from hypergrit_common.disk import atomic_write, write_text
 from hypergrit_common.errors import UserError
-from hypergrit_common.text import duration_text
+from hypergrit_common.files import read_limited
+from hypergrit_common.text import duration_text, one_line
 from hypergrit_common.urls import clean
 from trainer.batch import Losses
 from trainer.config import LogConfig
+from trainer.metrics.curves import parse_row
 
 # Destinations of metrics beside metrics.jsonl: TensorBoard and Weights & Biases.
 
@@ -67,18 +70,22 @@ def tensorboard_sink(output: Path, step: int) -> Sink:
 def wandb_sink(output: Path, project: str, training: dict[str, Any]) -> Sink:
     """Return a sink that writes to Weights & Biases. On resume it continues the run with the id in OUTPUT/wandb_id.
 
-    Raises UserError if wandb is not installed or refuses the run.
+    Raises UserError if wandb is not installed or refuses the run, and for an unreadable id.
     """
     wandb = optional("wandb", f"log.wandb_project={project}", "remove this setting")
     id_file = output / "wandb_id"
     if not id_file.is_file():
-        id_file.write_text(uuid.uuid4().hex[:12], encoding="utf-8")
+        write_text(id_file, uuid.uuid4().hex[:12])
+    try:
+        run_id = read_limited(id_file, 1 << 10).decode()
+    except (OSError, ValueError) as error:
+        raise UserError(f"{id_file} cannot be read: {one_line(error)}; remove it to begin a new run there") from error
     try:
         run = wandb.init(
             project=project,
             dir=str(output),
             name=output.name,
-            id=id_file.read_text(encoding="utf-8"),
+            id=run_id,
             resume="allow",
             config=clean(training, strip_query=True),
         )
@@ -94,6 +101,7 @@ logger = logging.getLogger(__name__)
 
 GEOMETRY: Final = ("logit_scale", "curvature", "alpha")
 """Endings of the names of terms that describe the space of the model, not a loss."""
+MAX_BYTES: Final = 1 << 30  # more than a million rows
 
 
 def named_values(losses: Losses) -> dict[str, Tensor]:
@@ -145,21 +153,29 @@ def truncate(path: Path, step: int, required_field: str = "") -> None:
     """Remove the rows after `step`, the step of the checkpoint from which a run resumes; the run writes them again.
 
     Rows of `step` itself are kept; if `required_field` is given, only those that have it. Does nothing if the file does not
-    exist.
+    exist. Raises UserError for what is no row, unless it is an incomplete last line, which is removed too, and OSError if
+    the file cannot be written.
     """
-    if not path.is_file():
+    if not path.exists():
         return
     kept = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:  # the process was killed while it wrote the last line
-            break
-        if row["step"] > step or (row["step"] == step and required_field and required_field not in row):
-            break
-        kept.append(line + "\n")
+    try:
+        for number, line in enumerate(BytesIO(read_limited(path, MAX_BYTES)), 1):
+            try:
+                row = parse_row(line, number)
+            except ValueError:
+                if line.endswith(b"\n"):
+                    raise
+                break  # the process was killed while it wrote the last line
+            if row["step"] > step or (row["step"] == step and required_field and required_field not in row):
+                break
+            kept.append(line.rstrip() + b"\n")
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"{path} cannot be continued: {one_line(error)}; move it away, and the run begins a new one"
+        ) from error
     with atomic_write(path) as draft:
-        draft.write_text("".join(kept), encoding="utf-8")
+        draft.write_bytes(b"".join(kept))
 
 
 class Metrics:
@@ -169,18 +185,20 @@ class Metrics:
     which the run starts or resumes: later rows of metrics.jsonl are removed, since the run writes them again. `steps`
     is the last step.
 
-    Raises UserError if the package of a writer is missing, or if Weights & Biases refuses the run.
+    Raises UserError if the package of a writer is missing, if a file of the run cannot be read or written, or if Weights &
+    Biases refuses the run.
     """
 
     def __init__(self, output: Path, config: LogConfig, training: dict[str, Any], *, step: int, steps: int) -> None:
         self.path = output / "metrics.jsonl"
-        # A finished run that is started again repeats its final evaluation, so the evaluation row of the last step is
-        # removed too.
-        truncate(self.path, step, required_field="loss/total" if step == steps else "")
-        self.file = self.path.open("a", encoding="utf-8")
         self.sinks: list[Sink] = []
-        if config.tensorboard:
-            self.sinks.append(tensorboard_sink(output, step))
+        with self.explained():
+            # A finished run that is started again repeats its final evaluation, so the evaluation row of the last step is
+            # removed too.
+            truncate(self.path, step, required_field="loss/total" if step == steps else "")
+            self.file = self.path.open("a", encoding="utf-8")
+            if config.tensorboard:
+                self.sinks.append(tensorboard_sink(output, step))
         if config.wandb_project is not None:
             self.sinks.append(wandb_sink(output, config.wandb_project, training))
 

@@ -97,6 +97,30 @@ def test_links_through_which_a_run_would_change_other_files_are_refused(tmp_path
         pass
 
 
+@pytest.mark.parametrize("name", [folder.LOCK, folder.LOG_FILE])
+def test_a_file_that_a_run_continues_is_no_pipe_and_has_no_second_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / "other").write_text("kept")
+    (tmp_path / name).hardlink_to(tmp_path / "other")
+    for _ in range(2):
+        with pytest.raises(UserError, match=f"{name} is no file, or has a second name"), folder.locked(tmp_path):
+            pass
+        assert (tmp_path / "other").read_text() == "kept"
+        (tmp_path / name).unlink()
+        os.mkfifo(tmp_path / name)
+
+
+def test_files_that_a_run_replaces_are_not_written_through_a_second_name(tmp_path: Path) -> None:
+    other, output = tmp_path / "other", tmp_path / "run"
+    other.write_text(kept := '{"step": 0}\n')
+    (output / "profile").mkdir(parents=True)
+    for name in (names := ("config.yaml", "metrics.jsonl", "profile/trace.json.gz")):
+        (output / name).hardlink_to(other)
+    os.mkfifo(output / "shards.json")
+    assert run(output, "log.profile=1") == 0
+    assert other.read_text() == kept
+    assert all((output / name).stat().st_size > len(kept) for name in names)
+
+
 def test_the_folder_in_which_a_run_removes_checkpoints_may_be_a_link_to_an_empty_folder_only(tmp_path: Path) -> None:
     name = folder.CHECKPOINTS
     for other in ("full", "empty", "run"):

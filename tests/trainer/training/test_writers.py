@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ def test_terms_are_losses_or_geometry_and_a_vector_gives_mean_minimum_and_maximu
 
 
 def test_a_full_disk_is_a_user_error_and_closing_raises_no_other(tmp_path: Path) -> None:
-    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     metrics = open_metrics(tmp_path)
+    metrics.file = Path("/dev/full").open("a")  # noqa: SIM115
     with pytest.raises(UserError, match=r"No space left.*; free disk space, then repeat the command to resume"):
         metrics.write(1, {"loss/total": 1.0})
     metrics.close()
@@ -56,6 +57,29 @@ def test_rows_after_the_checkpoint_and_an_incomplete_last_line_are_removed(tmp_p
     path.write_text('{"step": 1}\n{"ste')
     truncate(path, 9)
     assert path.read_text() == '{"step": 1}\n'
+
+
+@pytest.mark.parametrize("line", [b"7", b"[]", b"null", b"{}", b'{"step":"x"}', b"\xff", b"[" * 100_000, b"x"])
+def test_a_line_that_is_no_row_is_an_error_with_file_and_fix(tmp_path: Path, line: bytes) -> None:
+    (tmp_path / "metrics.jsonl").write_bytes(content := b'{"step": 1}\n' + line + b"\n")
+    with pytest.raises(UserError, match=r"^\S*metrics\.jsonl cannot be continued: line 2 .*; move it away.*$"):
+        open_metrics(tmp_path, step=9)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == content
+
+
+def test_files_of_a_run_that_are_no_files_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", MagicMock(Error=RuntimeError))
+    for make in (os.mkdir, os.mkfifo):
+        make(tmp_path / "metrics.jsonl")
+        with pytest.raises(UserError, match=r"metrics\.jsonl cannot be continued: .* is a .*; move it away"):
+            open_metrics(tmp_path)
+        (tmp_path / "metrics.jsonl").rename(tmp_path / make.__name__)
+    (tmp_path / "tensorboard").write_text("")
+    with pytest.raises(UserError, match=r"tensorboard.*; free disk space"):
+        open_metrics(tmp_path, tensorboard=True)
+    (tmp_path / "wandb_id").write_bytes(b"\xff")
+    with pytest.raises(UserError, match=r"wandb_id cannot be read: .*; remove it"):
+        open_metrics(tmp_path, wandb_project="mine")
 
 
 def test_the_evaluation_of_a_finished_run_has_one_row_however_often_the_command_is_repeated(tmp_path: Path) -> None:

@@ -17,6 +17,9 @@ from trainer.evaluation.task import ImageSource, ImageStack
 
 CIFAR_SIDE = 32
 STL10_SIDE = 96
+MNIST_SIDE = 28
+MNIST_IMAGES = 60_000
+"""Of the split for training; the other has fewer."""
 
 
 class Planes:
@@ -146,25 +149,27 @@ def read_mnist(folder: Path, split: SplitName = "test") -> LabelledImages | None
     path, labels = found
     if path is None or labels is None:
         return None
-    images, targets = read_idx(path, 3), read_idx(labels, 1)
+    images, targets = read_idx(path, 3, MNIST_IMAGES * MNIST_SIDE**2), read_idx(labels, 1, MNIST_IMAGES)
     check_counts(path, len(images), labels, len(targets))
     return packed(path, Gray(images), targets, [str(i) for i in range(10)], [path, labels])
 
 
-def read_idx(path: Path, n_axes: int) -> NDArray[np.uint8]:
+def read_idx(path: Path, n_axes: int, most: int) -> NDArray[np.uint8]:
     """Read a file in the idx format: 0, 0, 8 (unsigned bytes), number of axes, sizes as big-endian uint32, values.
 
-    Raises UserError for another content.
+    Raises UserError for another content, and for more than `most` values.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
             head = file.read(4 + 4 * n_axes)
             shape = tuple(map(int, np.frombuffer(head[4:], ">u4"))) if len(head) == 4 + 4 * n_axes else ()
-            data = file.read(min(math.prod(shape), 1 << 30) + 1)  # MNIST has 47 MB
+            data = file.read(min(math.prod(shape), most) + 1)
     except (OSError, EOFError, zlib.error) as error:
         raise UserError(f"{path} cannot be read: {error}; download it again") from error
-    if head[:4] != bytes((0, 0, 8, n_axes)) or len(data) != math.prod(shape):
-        raise UserError(f"{path} is not an idx file with {n_axes} axes of bytes; download it again")
+    if head[:4] != bytes((0, 0, 8, n_axes)) or not 0 < len(data) == math.prod(shape) <= most:
+        raise UserError(
+            f"{path} is not an idx file with {n_axes} axes of bytes, at most {most:,} of them; download it again"
+        )
     return np.frombuffer(data, np.uint8).reshape(shape)
 
 

@@ -66,10 +66,10 @@ def test_images_that_are_large_or_no_files_are_unreadable(tmp_path: Path) -> Non
 
 def test_an_idx_file_is_unpacked_no_further_than_it_says(tmp_path: Path) -> None:
     (tmp_path / "t10k-labels-idx1-ubyte").write_bytes(struct.pack(">BBBBI", 0, 0, 8, 1, 1) + b"\0")
-    for shape in ((1, 2, 2), (2**32 - 1,) * 3):
-        bomb = struct.pack(">BBBBIII", 0, 0, 8, 3, *shape) + bytes(1 << 20)
-        (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(bomb))
-        with pytest.raises(UserError, match="is not an idx file with 3 axes of bytes"):
+    for shape, size in (((1, 2, 2), 1 << 20), ((2**32 - 1,) * 3, 1 << 20), ((60_001, 28, 28), 60_001 * 28**2)):
+        bomb = struct.pack(">BBBBIII", 0, 0, 8, 3, *shape) + bytes(size)
+        (tmp_path / "t10k-images-idx3-ubyte.gz").write_bytes(gzip.compress(bomb, 1))
+        with pytest.raises(UserError, match="is not an idx file with 3 axes of bytes, at most 47,040,000 of them"):
             read_mnist(tmp_path)
 
 
