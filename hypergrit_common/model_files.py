@@ -39,10 +39,23 @@ CLASSES: Final = frozenset(
     | {"image_processor_type", "feature_extractor_type", "video_processor_type"}
 )
 """Keys of SETTINGS that name a class of transformers: some start programs, or load further files and models."""
-KINDS: Final = (
-    "clip siglip siglip2 metaclip_2 altclip align chinese_clip clipseg groupvit blip flava vit bit dinov2 "
-    "owlvit owlv2 grounding-dino mm-grounding-dino sam3 sam3_video sam3_lite_text sam2_video"
-).split()
+KINDS: Final = frozenset(
+    {
+        "clip",
+        "siglip",
+        "siglip2",
+        "metaclip_2",
+        "altclip",
+        "align",
+        "chinese_clip",
+        "clipseg",
+        "groupvit",
+        "blip",
+        "flava",
+    }
+    | {"vit", "bit", "dinov2", "owlvit", "owlv2", "grounding-dino", "mm-grounding-dino"}
+    | {"sam2_video", "sam3", "sam3_video", "sam3_lite_text"}
+)
 """Types of models whose processors are used."""
 SIDES: Final = frozenset({"size", "crop_size", "pad_size", "max_num_patches"})
 MAX_SIDE: Final = 4096
@@ -100,8 +113,8 @@ def _processors() -> frozenset[str]:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES as PROCESSORS
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES as VIDEOS
 
-    images = (name for kind in KINDS for name in (IMAGES.get(kind) or {}).values())
-    return frozenset(map(_stem, images)) | {str(names.get(kind)) for names in (PROCESSORS, VIDEOS) for kind in KINDS}
+    parts = (name for names in (IMAGES, VIDEOS) for kind in KINDS for name in (names.get(kind) or {}).values())
+    return frozenset(map(_stem, parts)) | {str(PROCESSORS.get(kind)) for kind in KINDS}
 
 
 def check_model(path: str) -> None:

@@ -72,6 +72,8 @@ def test_a_file_that_reaches_out_of_its_model_is_refused_by_name(
         ),
         ("processor_config.json", {"processor_class": "Siglip2Processor", "image_processor": {"pad_size": None}}),
         ("processor_config.json", {"processor_class": "GroundingDinoProcessor"}),
+        ("processor_config.json", {"video_processor": {"video_processor_type": "Sam2VideoVideoProcessor"}}),
+        ("tokenizer_config.json", {"tokenizer_class": "ElectraTokenizer"}),
         ("tokenizer_config.json", {"tokenizer_class": "BertTokenizerFast", "processor_class": "Sam3Processor"}),
         ("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast"}),
         ("tokenizer_config.json", {"tokenizer_class": "SiglipTokenizer"}),
