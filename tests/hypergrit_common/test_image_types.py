@@ -13,7 +13,7 @@ import pytest
 
 from hypergrit_common import image_codec, image_process
 from hypergrit_common.image_codec import decode_here
-from hypergrit_common.image_header import cost_of, image_size, type_of
+from hypergrit_common.image_header import cost_of, image_size, jpeg_header, type_of
 from hypergrit_common.images import ImageLimits, ImageRejected, decode, decode_reduced
 from pipeline.commands.evaluation_set import read_evaluation_set
 from pipeline.read.listing import list_files
@@ -113,6 +113,13 @@ def test_the_start_of_a_picture_of_any_format_is_undecodable(kind: str) -> None:
     with pytest.raises(ImageRejected) as error:
         decode_here(encoded(kind)[:32], None, LIMITS, None)
     assert error.value.reason == "undecodable"
+
+
+def test_a_jpeg_that_opencv_rejects_is_undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = encoded("JPEG")
+    monkeypatch.setattr(image_codec, "_read_jpeg", lambda *_: None)
+    with pytest.raises(ImageRejected, match="broken JPEG"):
+        decode_here(data, jpeg_header(data), LIMITS, None)
 
 
 def test_heic_is_read_with_its_package() -> None:

@@ -36,14 +36,8 @@ class GroundedPhrase:
 
 
 def kept_boxes(row: Row) -> list[int]:
-    """Return the indices in `boxes` of the boxes that no filter removed, best first.
-
-    Raises ValueError if a box has no entry in `box_scores`, which is a bug.
-    """
-    scores = row["box_scores"]
-    if scores is None or row["boxes"] is None or len(scores) != len(row["boxes"]):
-        raise ValueError(f"row {row['key']} is kept, but its boxes and box_scores do not have the same length")
-    return [i for i, score in enumerate(scores) if score["removed"] is None]
+    """Return the indices in `boxes` of the boxes that no filter removed, best first; `check_rows` has seen the row."""
+    return [i for i, score in enumerate(row["box_scores"]) if score["removed"] is None]
 
 
 def boxes_with_expression(row: Row) -> list[int]:

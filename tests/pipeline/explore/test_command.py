@@ -30,6 +30,7 @@ from schemas.scores import CROP_SCORES
         (["{tmp}/nothing"], "does not exist"),
         (["https://u:p@example.org/x"], "a user name or a password"),
         (["{output}", "static={tmp}"], "is not empty; give a new folder"),
+        (["{output}", "static={tmp}/file/page"], "page cannot be written"),
         (["{output}", "static=s3://bucket/page"], "static is a URL, but it must be a local path"),
         (["date=2026"], "is not a key"),
         (["{output}", "address=256.1.1.1"], "cannot be used"),

@@ -17,7 +17,7 @@ from pipeline.summary import totals
 from tests.patience import PATIENCE_S
 from tests.pipeline.commands.derive.outputs import LOCAL, Row, kept, lost, make_output, picture
 from tests.pipeline.commands.derive.rows import rows_of
-from tests.pipeline.commands.verify.damage import flip_behind
+from tests.pipeline.commands.verify.damage import edit_manifest, flip_behind
 from tests.pipeline.jobs import hash_output
 
 Printed = pytest.CaptureFixture[str]
@@ -182,3 +182,13 @@ def test_a_manifest_of_strangers_is_one_line(
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     assert VERBS[verb](str(source), tmp_path / "new") in (0, 1, 2, 3)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["boxes", "thresholds"])
+def test_a_manifest_without_a_field_is_refused_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    make_output(tmp_path / "a", {0: [kept(picture(0))]})
+    edit_manifest(tmp_path / "a", lambda m: (m if name in m else m["provenance"]).pop(name), index=0)
+    assert rewrite.main([f"source={tmp_path / 'a'}", f"output={tmp_path / 'b'}", *LOCAL, "score.min_score=0.2"]) == 2
+    assert f"a manifest of the sources lacks '{name}'; see hypergrit verify" in capsys.readouterr().err

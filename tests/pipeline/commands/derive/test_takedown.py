@@ -21,6 +21,7 @@ from pipeline import load_config, make_provenance, plan_shards
 from pipeline.commands import takedown
 from pipeline.commands.verify import VerifyOptions, verify
 from pipeline.config import content_hash
+from pipeline.explore.index import place_of
 from pipeline.output.commit import Staging
 from pipeline.output.contents import list_contents
 from pipeline.output.manifest import plan_from_json
@@ -303,8 +304,9 @@ def test_a_list_of_ids_is_finished_by_the_same_command_and_holds_afterwards(
 
 
 def test_names_of_rows_hold_for_one_output_and_sources_are_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name, number in (("a", 0), ("b", 2)):
         rows = [kept(picture(n), url=f"http://x/{n}") | {"id": f"{n % 2}"} for n in (number, number + 1)]
         make_output(tmp_path / name, {0: rows})
@@ -315,9 +317,11 @@ def test_names_of_rows_hold_for_one_output_and_sources_are_named(
         assert text in capsys.readouterr().err
     assert run_takedown(tmp_path / "b", write_list(tmp_path, "row:1"), "dry_run=true") == 0
     address = capsys.readouterr().out.split()[5]
+    (cached := place_of(Store(str(joined)))).mkdir(parents=True)  # an index of the explorer
     assert run_takedown(joined, write_list(tmp_path, address)) == 0
     assert f"until they are taken down there: {tmp_path / 'a'}, {tmp_path / 'b'}" in capsys.readouterr().out
     assert [row["reason"] for row in rows_of(joined)] == [None, None, None, TAKEN_DOWN]
+    assert not cached.exists()
 
 
 @pytest.mark.parametrize("n", range(6))
@@ -471,6 +475,9 @@ def test_verify_reports_listed_rows_wherever_they_are(
     assert check(output) == 1
     text = capsys.readouterr().out
     assert "was taken down, but is here; run hypergrit takedown again" in text
+    (output / "arrow/00000.arrow").write_bytes(b"damaged")
+    assert check(output) == 1
+    assert "may have rows that were taken down; run hypergrit takedown again" in capsys.readouterr().out
     assert run_takedown(output, write_list(tmp_path, entries[0])) == 0
     assert check(output) == 0
     assert not list(output.rglob("00000.tar"))

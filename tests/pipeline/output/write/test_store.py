@@ -45,6 +45,14 @@ def test_a_file_of_the_recorded_size_with_other_bytes_is_not_the_recorded_one(tm
         assert has_content(Store(str(tmp_path)), "draft", facts) is is_it
 
 
+def test_a_pipe_in_place_of_a_file_that_shards_do_not_need_is_as_none(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    os.mkfifo(tmp_path / "stats.json")
+    assert Store(str(tmp_path)).read_spare("stats.json") is None
+    assert "stats.json is not used" in caplog.text
+
+
 def test_a_folder_that_does_not_exist_has_no_files(tmp_path: Path) -> None:
     assert Store(str(tmp_path)).sizes("arrow") == {}
 

@@ -108,6 +108,20 @@ def test_a_row_that_gives_up_leaves_the_look_up_to_the_others(names: Names) -> N
     asyncio.run(run())
 
 
+def test_the_end_of_a_worker_ends_the_look_ups_that_run(names: Names) -> None:
+    names.delay_s = 0.3
+
+    async def run() -> None:
+        found = new_resolver()
+        first = asyncio.create_task(found.lookup("ok0.test"))
+        await asyncio.sleep(0.05)
+        await found.close()
+        with pytest.raises(asyncio.CancelledError):
+            await first
+
+    asyncio.run(run())
+
+
 def test_a_name_that_is_too_long_is_a_dns_error(web: TinyWeb) -> None:
     assert reasons(Download(config())(table(f"http://{'a' * 64}.test/", f"http://{'a.' * 200}test/"))) == [
         "dns_error",

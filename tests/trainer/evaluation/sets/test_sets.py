@@ -233,6 +233,9 @@ def test_text_lists_of_food_dtd_pets_sun_and_caltech(tmp_path: Path) -> None:
     write(food / "meta" / "classes.txt", *(f"apple_pie_{i:03d}" for i in range(101)))
     write(food / "meta" / "test.txt", "apple_pie_100/7")
     assert read_set(tmp_path, "food101").images[0].path == food / "images" / "apple_pie_100" / "7.jpg"
+    write(food / "meta" / "test.txt", "apple_pie_003/7", "waffles/8")
+    with pytest.raises(UserError, match=r"test\.txt: 'waffles/8\.jpg' has the unknown class 'waffles'"):
+        read_set(tmp_path, "food101")
     dtd = tmp_path / "dtd" / "dtd"
     write(dtd / "labels" / "test1.txt", *(f"kind{i:02d}/kind{i:02d}_1.jpg" for i in range(47)))
     assert read_set(tmp_path, "dtd").targets == list(range(47))
