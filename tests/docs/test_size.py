@@ -24,14 +24,14 @@ class Size(NamedTuple):
 
 
 LIMITS = {
-    "schemas": Size(13, 1_950),
+    "schemas": Size(13, 1_951),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(41, 6_383),
-    "pipeline": Size(153, 33_527, 9),
-    "trainer": Size(193, 28_332, 12),
+    "hypergrit_common": Size(42, 6_539),
+    "pipeline": Size(153, 33_570, 9),
+    "trainer": Size(193, 28_329, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(620, 66_411),
+    "tests": Size(621, 66_670),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -9,8 +9,11 @@ import pyarrow as pa
 import pytest
 
 from pipeline.config import WriteConfig
+from pipeline.output.ledger import image_places
+from pipeline.output.store import Store
 from pipeline.output.write.stage import write_shard
 from schemas.files import INDEX
+from tests.pipeline.commands.verify.damage import flip
 from tests.pipeline.output.write.shards import PROVENANCE, dropped_row, kept_row, plan, rows, table
 
 INDEX_PATH = "_index/00001.arrow"
@@ -51,6 +54,13 @@ def last_end(members: list[tuple[str, int, int, int]]) -> int:
 def test_shard_without_samples_has_an_empty_index(tmp_path: Path) -> None:
     write_shard(table([dropped_row(10)]), plan(n_rows=1), WriteConfig(), str(tmp_path), PROVENANCE)
     assert read(tmp_path) == []
+
+
+def test_an_index_that_is_not_that_of_the_manifest_gives_no_places(tmp_path: Path) -> None:
+    manifest = write_shard(table(rows()), plan(), WriteConfig(), str(tmp_path), PROVENANCE)
+    assert image_places(Store(str(tmp_path)), manifest)
+    flip(tmp_path / INDEX_PATH)
+    assert image_places(Store(str(tmp_path)), manifest) == {}
 
 
 def remove_index(folder: Path) -> None:
