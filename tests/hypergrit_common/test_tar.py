@@ -118,6 +118,13 @@ def test_link_with_a_size_has_no_content() -> None:
     assert members(link + header("a.txt") + bytes(1024)) == [("a.txt", b"")]
 
 
+@pytest.mark.parametrize("spelling", [b"%07o\0", b"  %o\0", b"%o \0"])
+def test_a_checksum_may_be_written_in_other_ways(spelling: bytes) -> None:
+    data = bytearray(header("a.txt", b"0", b"%011o\0" % 3) + b"abc".ljust(512, b"\0"))
+    data[148:156] = (spelling % int(data[148:154], 8)).ljust(8, b"\0")
+    assert members(bytes(data) + bytes(1024)) == [("a.txt", b"abc")]
+
+
 def test_long_link_before_or_after_a_long_name_is_ignored() -> None:
     name, link = extension(b"L", b"n" * 200 + b".txt"), extension(b"K", b"k" * 200)
     assert [found[0] for order in (name + link, link + name) for found in members(order + header() + bytes(1024))] == [
