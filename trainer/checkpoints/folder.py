@@ -35,6 +35,8 @@ NOT_UPLOADED: Final = (".", "wandb/")
 CHECKPOINTS: Final = "checkpoints"
 REPLACED: Final = ("model", ".model")
 """Folders of a run that it writes as a whole."""
+FILLED: Final = (CHECKPOINTS, "profile", "tensorboard", "wandb")
+"""Folders of a run in which it writes or removes files one by one."""
 MARK: Final = "state.json"
 """File of a checkpoint that makes it complete at a URL."""
 LOCK: Final = ".lock"
@@ -246,14 +248,14 @@ def locked(folder: Path) -> Iterator[None]:
     """Hold the lock of a run's folder, which the system releases when this process ends.
 
     Raises UserError, naming the process, if another run holds it, and for a link to a file or into another run, which
-    this run would change, also a hard link, and like `check_link` for `checkpoints`. Other links, as to a larger disk, are
+    this run would change, also a hard link, and like `check_link` for FILLED. Other links, as to a larger disk, are
     followed. A file system without locks is only logged.
     """
     for path in folder.iterdir():
         is_replaced = not path.is_dir() or path.name in REPLACED or (path.resolve().parent / LOCK).exists()
         if path.is_symlink() and is_replaced:
             raise UserError(f"{path} is a link, and what it names would be overwritten; remove it")
-        if path.is_symlink() and path.name == CHECKPOINTS:
+        if path.is_symlink() and path.name in FILLED:
             check_link(str(path))
         if path.name in (LOCK, LOG_FILE) and not (path.is_file() and path.stat().st_nlink == 1):
             raise UserError(

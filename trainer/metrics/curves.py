@@ -14,10 +14,12 @@ from typing import Final, NamedTuple
 from hypergrit_common.cli import EXIT_CODES, command
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
-from hypergrit_common.files import check_file
+from hypergrit_common.files import read_limited
 from hypergrit_common.json_file import parse_object
 from hypergrit_common.plots import COLORS, axes
 from trainer.evaluation.metrics import in_words
+
+MAX_BYTES: Final = 1 << 30  # more than a million rows
 
 PANELS: Final = {
     "Loss": r"loss/(total|contrastive)",
@@ -53,8 +55,7 @@ def parse_row(line: str | bytes, number: int) -> dict[str, float]:
 def read_rows(path: Path) -> list[dict[str, float]]:
     """Read the rows of a metrics.jsonl. Raises UserError if it cannot be read or is empty."""
     try:
-        check_file(path)
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = read_limited(path, MAX_BYTES).decode().splitlines()
         rows = [parse_row(line, number) for number, line in enumerate(lines, 1)]
     except (OSError, ValueError) as error:
         raise UserError(f"{path} cannot be read: {error}; give the output folder of a run") from error

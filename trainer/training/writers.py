@@ -29,7 +29,7 @@ from hypergrit_common.text import duration_text, one_line
 from hypergrit_common.urls import clean
 from trainer.batch import Losses
 from trainer.config import LogConfig
-from trainer.metrics.curves import parse_row
+from trainer.metrics.curves import MAX_BYTES, parse_row
 
 # Destinations of metrics beside metrics.jsonl: TensorBoard and Weights & Biases.
 
@@ -101,7 +101,6 @@ logger = logging.getLogger(__name__)
 
 GEOMETRY: Final = ("logit_scale", "curvature", "alpha")
 """Endings of the names of terms that describe the space of the model, not a loss."""
-MAX_BYTES: Final = 1 << 30  # more than a million rows
 
 
 def named_values(losses: Losses) -> dict[str, Tensor]:

@@ -121,8 +121,8 @@ def test_files_that_a_run_replaces_are_not_written_through_a_second_name(tmp_pat
     assert all((output / name).stat().st_size > len(kept) for name in names)
 
 
-def test_the_folder_in_which_a_run_removes_checkpoints_may_be_a_link_to_an_empty_folder_only(tmp_path: Path) -> None:
-    name = folder.CHECKPOINTS
+@pytest.mark.parametrize("name", folder.FILLED)
+def test_a_folder_that_a_run_fills_may_be_a_link_to_an_empty_folder_only(tmp_path: Path, name: str) -> None:
     for other in ("full", "empty", "run"):
         (tmp_path / other).mkdir()
     (tmp_path / "full/step_00000001").mkdir()
