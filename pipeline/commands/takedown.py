@@ -266,6 +266,8 @@ def read_entries(store: Store, path: str) -> TakedownList:
         problem = ""
         if not rows:
             problem = f"has no row in arrow/ of {store.root}"
+        elif is_key and name.strip() != rows[0]["key"]:
+            problem = f"is no id; the row at this position has the key {rows[0]['key']}"
         elif is_key and is_joined:
             problem = "is a key here, and may be that of another row in the outputs that were joined to this one"
         elif len({row["url"] or row["sha256"] for row in left}) > 1:
@@ -344,7 +346,7 @@ def remove_all(store: Store, config: PipelineConfig, entries: TakedownList) -> i
     print_text(f"{counted(n_rows, 'row')} in {n_shards} of {counted(len(manifests), 'shard')} taken down")
     if sources := sources_of(store):
         print_text(
-            f"the outputs that it was made from keep the rows until they are taken down there: {', '.join(sources)}"
+            f"the outputs that it was made from keep the rows unless they are taken down there too: {', '.join(sources)}"
         )
     others = list(listed_strangers(store))
     for name, text in others:
@@ -389,7 +391,7 @@ another command writes their rows to it again, or to outputs made from it.
   OUT                  output folder or URL of a job
   list                 text file: one http(s) URL, host name (with its subdomains) or SHA-256 of received image bytes a
                        line, or row:ID or row:KEY for the URL and the SHA-256 of a row of OUT, as `explore row=` shows
-                       them; a number is a key only if no row has it as its id; lines that begin with # are left out.
+                       them; a key has all its digits, since a shorter number is an id; lines with # are left out.
                        For other outputs give the URLs and SHA-256 hashes, which dry_run=true prints
   ray.*, report.*      as in the job; ray.runner=local: processes of this machine
 

@@ -86,7 +86,7 @@ def check_obeyed(store: Store, manifests: Sequence[Manifest]) -> None:
         if find_rows(store, manifest, store.takedowns):
             raise UserError(
                 f"shard {manifest['shard']} of {store.root} still has rows that were taken down; run hypergrit takedown "
-                "again, which was interrupted"
+                "with the same list"
             )
 
 

@@ -251,9 +251,10 @@ def check_columns(path: str, columns: ColumnNames | None, config: ReadConfig, ki
         has_image = bool(found.url or found.image or found.path or role != "url")
         is_optional = has_image if role != "caption" else config.levels is not None
         if find_column(names, configured, known) is None and (configured is not None or not is_optional):
+            pictures = ", or read.image_column=NAME for pictures in the file" if role == "url" else ""
             raise UserError(
                 f"{path} has no {role} column (looked for {quoted([configured] if configured else known)}; it has "
-                f"{quoted(names)}); set read.{role}_column=NAME{more}"
+                f"{quoted(names)}); set read.{role}_column=NAME{pictures}{more}"
             )
     for name in config.level_rule.columns if config.level_rule else ():
         if name not in names:

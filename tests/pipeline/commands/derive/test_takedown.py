@@ -242,7 +242,10 @@ def test_a_dry_run_lists_the_rows_and_writes_nothing(
 def test_a_row_is_named_by_its_key_or_id_and_other_rows_of_its_picture_go_too(
     source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run_takedown(source, write_list(tmp_path, "row:1", "# none", "row:000000000002"), "dry_run=true") == 0
+    assert (
+        run_takedown(source, write_list(tmp_path, "row:000000000001", "# none", "row:000000000002"), "dry_run=true")
+        == 0
+    )
     listed = capsys.readouterr().out
     assert "row 000000000001 url: http://cdn.example.net/1.jpg" in listed
     assert "row 000000000002 url: " in listed
@@ -263,7 +266,8 @@ IDS = ("3", "1", "000000000001", " A ", "a/b", None)
     [
         ("row:1", [1]),  # an id, and as a key itself
         ("row:3", [0]),  # the id of row 0 comes before the key of row 3
-        ("row:4", [4]),
+        ("row:4", "line 1: '4' is no id; the row at this position has the key 000000000004"),
+        ("row:000000000004", [4]),
         ("row:000000000005 ", [5]),
         ("row: A ", [3]),
         ("row:http://x/2", [2]),
@@ -319,7 +323,7 @@ def test_names_of_rows_hold_for_one_output_and_sources_are_named(
     address = capsys.readouterr().out.split()[5]
     (cached := place_of(Store(str(joined)))).mkdir(parents=True)  # an index of the explorer
     assert run_takedown(joined, write_list(tmp_path, address)) == 0
-    assert f"until they are taken down there: {tmp_path / 'a'}, {tmp_path / 'b'}" in capsys.readouterr().out
+    assert f"unless they are taken down there too: {tmp_path / 'a'}, {tmp_path / 'b'}" in capsys.readouterr().out
     assert [row["reason"] for row in rows_of(joined)] == [None, None, None, TAKEN_DOWN]
     assert not cached.exists()
 
@@ -453,12 +457,18 @@ def test_a_rewrite_obeys_a_takedown_of_its_source_that_ends_before_it(
 def test_a_finished_shard_with_rows_taken_down_since_is_made_again(source: Path, output: Path, tmp_path: Path) -> None:
     new, entries = tmp_path / "new", entries_for(source)
     assert run_rewrite(output, new) == 0
-    Store(str(output)).record_takedowns(parse_takedown(entries[:1], "list"))  # a takedown that was killed
+    Store(str(output)).record_takedowns(
+        parse_takedown(entries[:1], "list")
+    )  # a takedown that was killed, then a whole one
     untouched = {path.name: path.stat().st_mtime_ns for path in (new / "arrow").iterdir()}
     assert run_rewrite(output, new) == 0
     assert entries[0] not in {row["url"] for row in rows_of(new)}
     changed = [path.name for path in (new / "arrow").iterdir() if path.stat().st_mtime_ns != untouched[path.name]]
     assert changed == ["00000.arrow"]
+    assert check(new) == 0
+    assert run_takedown(output, write_list(tmp_path, entries[0])) == 0
+    assert run_rewrite(output, new) == 2
+    assert run_rewrite(output, new, "overwrite=true") == 0
     assert check(new) == 0
 
 
