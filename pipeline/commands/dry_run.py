@@ -21,7 +21,7 @@ import pyarrow as pa
 from hypergrit_common.config_help import print_text
 from hypergrit_common.errors import UserError
 from hypergrit_common.lease import describe
-from hypergrit_common.text import counted, duration_text, message
+from hypergrit_common.text import counted, duration_text, message, one_line
 from pipeline.config import PipelineConfig, WriteConfig
 from pipeline.output.record import check_secrets
 from pipeline.output.store import Store, remove_abandoned_folders, temporary_folder_prefix
@@ -140,10 +140,15 @@ def shard_bytes(output: str, manifest: Manifest) -> Counter[str]:
 
 
 def empty_bytes(write: WriteConfig, provenance: Provenance) -> Counter[str]:
-    """Return the bytes of the files of a shard without rows."""
-    with tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
-        plan = ShardPlan(0, 0, 0, ())
-        return shard_bytes(folder, write_shard(SCORED.empty_table(), plan, write, folder, provenance))
+    """Return the bytes of the files of a shard without rows. Raises UserError if there is no place for them."""
+    try:
+        with tempfile.TemporaryDirectory(prefix=temporary_folder_prefix()) as folder:
+            plan = ShardPlan(0, 0, 0, ())
+            return shard_bytes(folder, write_shard(SCORED.empty_table(), plan, write, folder, provenance))
+    except OSError as error:
+        raise UserError(
+            f"{tempfile.gettempdir()} cannot be used ({one_line(error)}); make space, or set TMPDIR"
+        ) from error
 
 
 def prediction_lines(

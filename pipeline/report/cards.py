@@ -3,6 +3,7 @@
 import base64
 import hashlib
 import io
+import logging
 import math
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 
 from hypergrit_common.arrow_sizes import read_arrow_file
 from hypergrit_common.images import STORED_IMAGE_LIMITS, ImageRejected, decode
+from hypergrit_common.text import one_line
 from pipeline.config import ReportConfig
 from pipeline.images import encode_jpeg, shrink
 from pipeline.output.ledger import is_one_of, read_images, read_rows
@@ -24,6 +26,8 @@ from pipeline.stages.score.filters import clip_score
 from schemas.files import DROPPED_FILE, THUMBNAIL
 from schemas.manifest import Manifest
 from schemas.status import INTERNAL_ERROR, KEPT
+
+logger = logging.getLogger("hypergrit")
 
 # Choose the rows that the page shows: sample images and dropped rows. The choice is the same in every run.
 
@@ -51,7 +55,7 @@ class Picture:
 
 
 def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportConfig) -> list[Picture]:
-    """Choose `config.pictures` kept rows by a hash of the seed and their key; skip those whose image was not stored.
+    """Choose `config.pictures` kept rows by a hash of the seed and their key; skip those whose image is not there or damaged.
 
     They are taken from at most MAX_SHARDS shards, spread evenly over the run.
     """
@@ -70,7 +74,11 @@ def pick_pictures(store: Store, manifests: Sequence[Manifest], config: ReportCon
         if keys:
             images = read_images(store, manifest, keys)
             for row in unlisted(store, read_rows(store, [manifest], PICTURE_COLUMNS, is_one_of("key", images))):
-                found[row["key"]] = Picture(row, *thumbnail(images[row["key"]], config.thumbnail_px))
+                try:
+                    found[row["key"]] = Picture(row, *thumbnail(images[row["key"]], config.thumbnail_px))
+                except ImageRejected as error:
+                    logger.warning("the picture of row %s in shard %d is damaged, and not shown (%s); run hypergrit verify",
+                                   row["key"], manifest["shard"], one_line(error))  # fmt: skip
     return [found[key] for _, key, _ in chosen if key in found]
 
 

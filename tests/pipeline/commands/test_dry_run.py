@@ -1,6 +1,8 @@
 """dry_run=true on scenes of the miniature world: its sample, its checks, its figures, and that it leaves nothing behind."""
 
+import errno
 import json
+import os
 import shutil
 import tempfile
 from collections import Counter
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.commands import dry_run
 from pipeline.commands.dry_run import Measured, SampleSteps, Sources, choose_rows, prediction_lines
 from pipeline.config import content_hash, load_config, runtime_settings
 from pipeline.faults import ShardError
@@ -169,3 +172,14 @@ def test_a_job_in_which_no_sample_shard_succeeds_is_not_predicted(
     assert run_job(tars, tmp_path / "out", "dry_run=true") == 3
     assert "nothing can be predicted" in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
+
+
+def test_a_full_disk_of_temporary_files_is_an_error_of_the_user(
+    tars: Path, tmp_path: Path, scratch: Path, monkeypatch: pytest.MonkeyPatch, capsys: Printed
+) -> None:
+    def full(*_: object) -> object:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(dry_run, "write_shard", full)
+    assert run_job(tars, tmp_path / "out", "dry_run=true") == 2
+    assert f"{scratch} cannot be used (" in capsys.readouterr().err

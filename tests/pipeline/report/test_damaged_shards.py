@@ -7,8 +7,12 @@ from pathlib import Path
 import pytest
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.images import ImageRejected
+from pipeline.config import ReportConfig
+from pipeline.output.ledger import read_manifests
 from pipeline.output.manifest import read_failed
 from pipeline.output.store import Store
+from pipeline.report.cards import pick_pictures
 from pipeline.report.stats import build_stats
 
 
@@ -36,3 +40,15 @@ def test_a_damaged_record_of_a_failure_is_skipped(copied: Path, content: str) ->
     (copied / "_failed/00007.json").write_text(content)
     assert read_failed(Store(str(copied))) == []
     assert json.loads((copied / "stats.json").read_text())["shards"] == build_stats(str(copied))["shards"]
+
+
+def test_a_damaged_picture_is_named_and_not_shown(
+    copied: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def rejected(*_: object) -> object:
+        raise ImageRejected("undecodable", "broken JPEG")
+
+    monkeypatch.setattr("pipeline.report.cards.decode", rejected)
+    store = Store(str(copied))
+    assert pick_pictures(store, read_manifests(store), ReportConfig()) == []
+    assert "is damaged, and not shown" in caplog.text
