@@ -184,7 +184,7 @@ def test_no_page_shows_rows_of_an_interrupted_takedown(before: Path, capsys: Pri
     assert show("first") == 0
     Store(str(before)).record_takedowns(read_takedown(str(before.parent / "list.txt")))
     assert show("second") == 2
-    assert "still has rows that were taken down; run hypergrit takedown again" in capsys.readouterr().err
+    assert "still has rows that were taken down; run hypergrit takedown with" in capsys.readouterr().err
     assert run_takedown(before) == 0
     assert show("third") == 0
 
