@@ -257,29 +257,40 @@ def read_entries(store: Store, path: str) -> TakedownList:
     is_joined = bool(names) and len(sources_of(store)) > 1
     for i, name in names.items():
         rows = [row for _, row in found[name]]
-        is_key = not any({row["id"], row["url"]} & {*spellings(name)} for row in rows)
-        if is_key and name.strip() in store.takedowns.rows:
+        if name.strip() in store.takedowns.rows and not has_id(rows, name):
             logger.info("%s, line %d: %r was taken down before", path, i + 1, name)
             continue
-        # One that is taken down has neither any more; the output has its entries.
-        left = [row for row in rows if row["reason"] != TAKEN_DOWN]
-        problem = ""
-        if not rows:
-            problem = f"has no row in arrow/ of {store.root}"
-        elif is_key and name.strip() != rows[0]["key"]:
-            problem = f"is no id; the row at this position has the key {rows[0]['key']}"
-        elif is_key and is_joined:
-            problem = "is a key here, and may be that of another row in the outputs that were joined to this one"
-        elif len({row["url"] or row["sha256"] for row in left}) > 1:
-            problem = f"names the rows {', '.join(row['key'] for row in left)}"
-        elif not all(map(texts_of, left)):
-            problem = "has neither a URL nor a SHA-256"
-        if problem:
+        if problem := why_refused(rows, name, is_joined) if rows else f"has no row in arrow/ of {store.root}":
             raise UserError(
                 f"{path}, line {i + 1}: {name!r} {problem}; correct the line, or give the URL or the SHA-256 of the row"
             )
-        entries |= parse_takedown(sorted(set[str]().union(*map(texts_of, left))), path)
+        entries |= parse_takedown(sorted(set[str]().union(*map(texts_of, in_force(rows)))), path)
     return dataclasses.replace(entries, rows=Digests.of(name.strip() for name in names.values()))
+
+
+def has_id(rows: Sequence[Mapping[str, Any]], name: str) -> bool:
+    """Return True if a name is the id or URL of one of its rows, and not only a key."""
+    return any({row["id"], row["url"]} & {*spellings(name)} for row in rows)
+
+
+def in_force(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return the rows that are not taken down; the others have neither URL nor SHA-256, but the output has their entries."""
+    return [row for row in rows if row["reason"] != TAKEN_DOWN]
+
+
+def why_refused(rows: Sequence[Mapping[str, Any]], name: str, is_joined: bool) -> str:
+    """Return why the name of these rows does not stand for one picture; "" if it does.
+
+    `is_joined` tells that the output was made from several.
+    """
+    left = in_force(rows)
+    if not has_id(rows, name) and name.strip() != rows[0]["key"]:
+        return f"is no id; the row at this position has the key {rows[0]['key']}"
+    if not has_id(rows, name) and is_joined:
+        return "is a key here, and may be that of another row in the outputs that were joined to this one"
+    if len({row["url"] or row["sha256"] for row in left}) > 1:
+        return f"names the rows {', '.join(row['key'] for row in left)}"
+    return "" if all(map(texts_of, left)) else "has neither a URL nor a SHA-256"
 
 
 def sources_of(store: Store) -> Sequence[str]:
