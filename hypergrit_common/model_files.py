@@ -40,20 +40,8 @@ CLASSES: Final = frozenset(
 )
 """Keys of SETTINGS that name a class of transformers: some start programs, or load further files and models."""
 KINDS: Final = frozenset(
-    {
-        "clip",
-        "siglip",
-        "siglip2",
-        "metaclip_2",
-        "altclip",
-        "align",
-        "chinese_clip",
-        "clipseg",
-        "groupvit",
-        "blip",
-        "flava",
-    }
-    | {"vit", "bit", "dinov2", "owlvit", "owlv2", "grounding-dino", "mm-grounding-dino"}
+    {"clip", "siglip", "siglip2", "metaclip_2", "altclip", "align", "chinese_clip", "clipseg", "groupvit"}
+    | {"blip", "flava", "vit", "bit", "dinov2", "owlvit", "owlv2", "grounding-dino", "mm-grounding-dino"}
     | {"sam2_video", "sam3", "sam3_video", "sam3_lite_text"}
 )
 """Types of models whose processors are used."""
@@ -97,10 +85,11 @@ def is_usual(name: Any) -> bool:
 
     if name is None or name == "SiglipTokenizer":  # which is a class only with the package sentencepiece
         return True
-    if not isinstance(name, str) or _stem(name) in _processors():
-        return isinstance(name, str)
+    if not isinstance(name, str):
+        return False
     found = getattr(transformers, name, None)
-    return isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerFast)
+    is_tokenizer = isinstance(found, type) and issubclass(found, transformers.PreTrainedTokenizerFast)
+    return is_tokenizer or _stem(name) in _processors()
 
 
 def _stem(name: str) -> str:
@@ -113,8 +102,8 @@ def _processors() -> frozenset[str]:
     from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES as PROCESSORS
     from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES as VIDEOS
 
-    parts = (name for names in (IMAGES, VIDEOS) for kind in KINDS for name in (names.get(kind) or {}).values())
-    return frozenset(map(_stem, parts)) | {str(PROCESSORS.get(kind)) for kind in KINDS}
+    parts = (name for names in (IMAGES, VIDEOS) for kind in KINDS & {*names} for name in names[kind].values())
+    return frozenset(map(_stem, parts)) | {PROCESSORS[kind] for kind in KINDS & {*PROCESSORS}}
 
 
 def check_model(path: str) -> None:
@@ -130,7 +119,8 @@ def check_model(path: str) -> None:
     from transformers.utils import cached_file
 
     check_folder_files(path)
-    for name in (*SETTINGS, *FURTHER, WEIGHTS_INDEX, TOKENIZER):
+    others = {WEIGHTS_INDEX: check_index, TOKENIZER: check_normalizer}
+    for name in (*SETTINGS, *FURTHER, *others):
         found = cached_file(
             path, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
         )
@@ -143,12 +133,12 @@ def check_model(path: str) -> None:
         values = read_object(Path(found))
         if name == CONFIG:  # which may point to another file
             values = PreTrainedConfig.get_config_dict(path)[0]
-        if name == WEIGHTS_INDEX:
-            check_index(values, f"{path}/{name}")
-        elif name == TOKENIZER:
-            check_normalizer(values, f"{path}/{name}")
-        else:
-            check_settings(values, f"{path}/{name}")
+        others.get(name, check_settings)(values, f"{path}/{name}")
+
+
+def loading(path: str) -> dict[str, bool]:
+    """Return how `from_pretrained` loads a checked model: no code of it, and nothing else than the files of a folder."""
+    return {"local_files_only": Path(path).is_dir(), "trust_remote_code": False}
 
 
 def check_index(values: dict[str, Any], source: str) -> None:

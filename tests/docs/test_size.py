@@ -26,12 +26,12 @@ class Size(NamedTuple):
 LIMITS = {
     "schemas": Size(13, 1_951),
     "hypergrit": Size(3, 83),
-    "hypergrit_common": Size(42, 6_539),
-    "pipeline": Size(153, 33_586, 9),
-    "trainer": Size(193, 28_331, 12),
+    "hypergrit_common": Size(42, 6_529),
+    "pipeline": Size(153, 33_594, 9),
+    "trainer": Size(193, 28_327, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(621, 66_717),
+    "tests": Size(621, 66_727),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

@@ -13,7 +13,7 @@ from pipeline.stages.ground.hf_grounders import load_hf_grounder
 from pipeline.stages.score.scorers import load_scorer
 from tests.pipeline.stages.ground.test_hf import tiny_grounding_dino
 from tests.pipeline.stages.score.test_scorers import small_transformers_clip
-from trainer.text.fast_tokenizer import FastTokenizer, load_fast_tokenizer
+from trainer.text.fast_tokenizer import load_fast_tokenizer
 
 PANICKING = {"type": "Split", "pattern": {"Regex": "^(x+)+$"}, "behavior": "Isolated", "invert": False}
 """A step of a tokenizer whose search gives up, which is a panic of the library."""
@@ -142,5 +142,6 @@ def test_a_panic_of_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     tokenizer = load_fast_tokenizer(tmp_path / "tokenizer.json", 0, 16)
     with pytest.raises(ValueError, match="the tokenizer is damaged"):
         tokenizer.encode("x" * 40 + "y")
+    (tmp_path / "tokenizer.json").write_text(json.dumps(growing("e" * 2000)))
     with pytest.raises(ValueError, match="1,024 times as long"):
-        FastTokenizer(json.dumps(growing("e" * 2000)), 0, 16)
+        load_fast_tokenizer(tmp_path / "tokenizer.json", 0, 16)

@@ -17,6 +17,7 @@ import yaml
 from torch import Tensor
 
 from hypergrit_common.errors import UserError
+from hypergrit_common.model_files import TOKENIZER
 from hypergrit_common.weights import load_torch, read_tensors
 from trainer.checkpoints.skeleton import skeleton
 from trainer.data.preprocess import PreprocessConfig
@@ -24,7 +25,7 @@ from trainer.encoders.config import TRANSFORMERS, ImageConfig, TextConfig
 from trainer.models.dual_encoder import DualEncoder
 from trainer.models.registry import MODELS
 from trainer.text.base import TextTokenizer
-from trainer.text.fast_tokenizer import FILE, UNUSED, read_fast_tokenizer
+from trainer.text.fast_tokenizer import UNUSED, read_fast_tokenizer
 from trainer.text.tokenizer import openai_tokenizer
 
 logger = logging.getLogger(__name__)
@@ -118,7 +119,7 @@ def read_hyper3(path: Path, config: Mapping[str, Any]) -> FolderParts:
     settings = {"embed_dim": config["embed_dim"], "curv_init": config["curv_init"], "projection_bias": True}
     settings |= {"query_heads": config.get("query_num_heads", 8)} if name == "hyper3" else {}
     try:
-        has_tokenizer = (path / FILE).is_file()
+        has_tokenizer = (path / TOKENIZER).is_file()
         tokenizer = read_fast_tokenizer(path, length) if has_tokenizer else openai_tokenizer(length)
         pad_id = tokenizer.pad_id if has_tokenizer else UNUSED  # 0 is also "!"
         sizes: dict[str, Any] = {**settings_of(text_config), "context_length": length, "pad_id": pad_id}

@@ -3,9 +3,10 @@
 from pathlib import Path
 from typing import Final
 
+from hypergrit_common.model_files import TOKENIZER
 from trainer.encoders.config import TextConfig
 from trainer.text.base import TextTokenizer
-from trainer.text.fast_tokenizer import FILE, FastTokenizer, load_fast_tokenizer, write_fast_tokenizer
+from trainer.text.fast_tokenizer import FastTokenizer, load_fast_tokenizer, write_fast_tokenizer
 from trainer.text.tokenizer import OPENAI_MERGES, Tokenizer, openai_tokenizer, read_tokenizer, write_merges
 
 OPENAI: Final = "openai"
@@ -22,8 +23,8 @@ def write_tokenizer(tokenizer: TextTokenizer, folder: Path) -> str:
     if is_openai(tokenizer):
         return OPENAI
     if isinstance(tokenizer, FastTokenizer):
-        write_fast_tokenizer(tokenizer, folder / FILE)
-        return FILE
+        write_fast_tokenizer(tokenizer, folder / TOKENIZER)
+        return TOKENIZER
     assert isinstance(tokenizer, Tokenizer)
     write_merges(tokenizer, folder / MERGES_FILE)
     return MERGES_FILE
@@ -35,8 +36,8 @@ def load_tokenizer(name: str, folder: Path, text: TextConfig) -> TextTokenizer:
     Raises OSError if its file cannot be read, and ValueError if it does not fit the text tower.
     """
     tokenizer: TextTokenizer
-    file = FILE if name == FILE else MERGES_FILE
-    if name == FILE:
+    file = TOKENIZER if name == TOKENIZER else MERGES_FILE
+    if name == TOKENIZER:
         tokenizer = load_fast_tokenizer(folder / file, text.pad_id, text.context_length)
     elif name == OPENAI:
         tokenizer = openai_tokenizer(text.context_length)

@@ -18,9 +18,8 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_TEXT_ENCODING_MAPPI
 from transformers.utils import logging
 
 from hypergrit_common.config import without_keys
-from hypergrit_common.files import check_folder_files
 from hypergrit_common.json_file import read_object
-from hypergrit_common.model_files import IGNORED, SELECTING, check_index, check_model, check_settings
+from hypergrit_common.model_files import CONFIG, IGNORED, SELECTING, WEIGHTS_INDEX, check_model, check_settings
 from hypergrit_common.text import first_line
 from hypergrit_common.weights import bounded_by_folder
 from trainer.encoders.config import TRANSFORMERS, TextConfig
@@ -162,7 +161,6 @@ class TransformersText(TextTower):
 # Nothing is downloaded, and no code of a folder runs. Importing transformers takes seconds, so this module is imported only
 # if a configuration selects such a tower.
 
-CONFIG_FILE: Final = "config.json"
 SIZES: Final = {
     "vocab_size": "vocab_size",
     "width": "hidden_size",
@@ -181,10 +179,10 @@ def read_settings(folder: Path) -> dict[str, Any]:
     """
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{folder} is no folder; give one with {CONFIG_FILE} and the tokenizer, which are never downloaded"
+            f"{folder} is no folder; give one with {CONFIG} and the tokenizer, which are never downloaded"
         )
     check_model(str(folder))
-    found = read_object(folder / CONFIG_FILE)
+    found = read_object(folder / CONFIG)
     values = without_keys(found, FORBIDDEN)
     config = parse_settings(values)
     if config.model_type == values["model_type"]:
@@ -284,13 +282,13 @@ def build_network(config: PreTrainedConfig) -> PreTrainedModel:
     except Exception as error:  # its type depends on the setting, such as KeyError for an unknown activation
         raise ValueError(
             f"transformers cannot build {config.model_type!r} with these values ({type(error).__name__}: "
-            f"{first_line(error, 200)}); correct model.text.kwargs or {CONFIG_FILE}"
+            f"{first_line(error, 200)}); correct model.text.kwargs or {CONFIG}"
         ) from error
 
 
 # Weights of text encoders in folders that transformers has saved. Only safetensors files are read.
 
-WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
+WEIGHT_FILES: Final = ("model.safetensors", WEIGHTS_INDEX)
 
 
 def pretrained_state(config: TextConfig) -> dict[str, Tensor]:
@@ -352,13 +350,9 @@ def quiet() -> Iterator[None]:
 def check_weight_files(folder: Path) -> None:
     """Raise an error unless the folder has weights as safetensors: FileNotFoundError, or ValueError for a pickle."""
     if not folder.is_dir():
-        raise FileNotFoundError(f"{folder} is no folder; give one with {CONFIG_FILE} and {WEIGHT_FILES[0]}")
-    check_folder_files(folder)
-    single, index = (folder / name for name in WEIGHT_FILES)
-    if single.is_file():
-        return
-    if index.is_file():
-        check_index(read_object(index), str(index))
+        raise FileNotFoundError(f"{folder} is no folder; give one with {CONFIG} and {WEIGHT_FILES[0]}")
+    check_model(str(folder))
+    if any((folder / name).is_file() for name in WEIGHT_FILES):
         return
     if pickles := sorted(path.name for path in folder.glob("*.bin")):
         raise ValueError(

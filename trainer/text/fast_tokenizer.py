@@ -13,10 +13,9 @@ import tokenizers
 
 from hypergrit_common.files import check_file
 from hypergrit_common.json_file import parse_object
-from hypergrit_common.model_files import check_model, check_normalizer, panics_as_errors
+from hypergrit_common.model_files import TOKENIZER, check_model, check_normalizer, loading, panics_as_errors
 from trainer.text.base import Span, TextTokenizer
 
-FILE: Final = "tokenizer.json"
 UNUSED: Final = -1
 """`pad_id` of a tokenizer without a padding token, or whose padding token also ends texts, as in CLIP."""
 STARTS: Final = "Ġ▁"
@@ -33,7 +32,6 @@ class FastTokenizer(TextTokenizer):
 
     def __init__(self, definition: str, pad_id: int, context_length: int) -> None:
         self._definition, self.pad_id, self.context_length = definition, pad_id, context_length
-        check_normalizer(parse_object(definition, "its definition"), "it")
         try:
             with panics_as_errors():
                 self.pipeline = tokenizers.Tokenizer.from_str(definition)
@@ -105,7 +103,7 @@ def read_fast_tokenizer(folder: Path, context_length: int) -> FastTokenizer:
 
     try:
         with panics_as_errors():
-            found: Any = AutoTokenizer.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
+            found: Any = AutoTokenizer.from_pretrained(str(folder), **loading(str(folder)))
     except Exception as error:  # its type depends on the file that is missing or damaged
         reason = f"{type(error).__name__}: {error}".partition("\n")[0][:300]
         raise ValueError(
@@ -113,7 +111,7 @@ def read_fast_tokenizer(folder: Path, context_length: int) -> FastTokenizer:
         ) from error
     if not getattr(found, "is_fast", False):
         raise ValueError(
-            f"{folder} has a {type(found).__name__}, which is no fast tokenizer; convert it to {FILE} with transformers"
+            f"{folder} has a {type(found).__name__}, which is no fast tokenizer; convert it to {TOKENIZER} with transformers"
         )
     # Without truncation and padding, so that the definition does not depend on earlier calls.
     values = {**json.loads(found.backend_tokenizer.to_str()), "truncation": None, "padding": None}
@@ -129,7 +127,9 @@ def load_fast_tokenizer(path: Path, pad_id: int, context_length: int) -> FastTok
     """Read a file of `write_fast_tokenizer`. Raises ValueError if it is no tokenizer, OSError if it cannot be read."""
     check_file(path)
     try:
-        return FastTokenizer(path.read_text(encoding="utf-8"), pad_id, context_length)
+        definition = path.read_text(encoding="utf-8")
+        check_normalizer(parse_object(definition, "its definition"), "it")
+        return FastTokenizer(definition, pad_id, context_length)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 

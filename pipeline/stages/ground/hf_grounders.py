@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
-from pathlib import Path
 from typing import Any, ClassVar, Final
 
 import torch
@@ -16,7 +15,7 @@ from hypergrit_common.central import limit_aspect_ratio
 from hypergrit_common.devices import Precision, autocast, resolve_precision, torch_dtype
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
-from hypergrit_common.model_files import check_model, panics_as_errors
+from hypergrit_common.model_files import check_model, loading, panics_as_errors
 from hypergrit_common.text import first_line
 from hypergrit_common.weights import bounded_by_folder
 from pipeline.models import TRIAL, fetch, parse_hub_name, token_limit
@@ -368,7 +367,8 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
 
     try:
         check_model(path)
-        kind = transformers.AutoConfig.from_pretrained(path, trust_remote_code=False).model_type
+        options = loading(path)
+        kind = transformers.AutoConfig.from_pretrained(path, **options).model_type
         if kind not in KINDS:
             raise UserError(
                 f"ground.grounder={name!r} is a {kind!r} model; supported are {', '.join(KINDS)} and GLIP folders"
@@ -377,13 +377,10 @@ def _load(name: str, path: str) -> tuple[str, Any, Any]:
         # safetensors only: a pickle could execute code. float32: weights may be stored in half precision.
         with bounded_by_folder(path):
             model, report = getattr(transformers, model_class).from_pretrained(
-                path, use_safetensors=True, trust_remote_code=False, dtype=torch.float32, output_loading_info=True
+                path, use_safetensors=True, dtype=torch.float32, output_loading_info=True, **options
             )
-        is_folder = Path(path).is_dir()
         with panics_as_errors():
-            processor = getattr(transformers, processor_class).from_pretrained(
-                path, local_files_only=is_folder, trust_remote_code=False
-            )
+            processor = getattr(transformers, processor_class).from_pretrained(path, **options)
             KINDS[kind][0](model, processor, 0.0).prepare([TRIAL], ["a dog"], [[(0, 5)]])
     except UserError:
         raise

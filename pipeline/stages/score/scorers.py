@@ -18,7 +18,7 @@ from hypergrit_common.devices import pick_device
 from hypergrit_common.errors import UserError
 from hypergrit_common.images import Image
 from hypergrit_common.lazy import is_plugin, load_plugin
-from hypergrit_common.model_files import check_model, panics_as_errors
+from hypergrit_common.model_files import check_model, loading, panics_as_errors
 from hypergrit_common.text import first_line
 from hypergrit_common.weights import bounded_by_folder, read_tensors
 from pipeline.models import TRIAL, read_model_config, token_limit
@@ -261,7 +261,7 @@ def _transformers_encoders(path: str, device: torch.device) -> Encoders:
     from transformers import AutoModel, AutoProcessor
 
     check_model(path)
-    options = {"local_files_only": Path(path).is_dir(), "trust_remote_code": False}
+    options = loading(path)
     with bounded_by_folder(path):  # safetensors only: a pickle could execute code.
         model = AutoModel.from_pretrained(path, use_safetensors=True, **options).to(device).eval()
     if not hasattr(model, "get_image_features"):

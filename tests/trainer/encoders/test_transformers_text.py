@@ -14,6 +14,7 @@ from tests.trainer.small_run import SMALL
 from tests.trainer.tiny_transformers import VARIED, as_pickle, edit_config, tiny_config, tiny_encoder, tiny_tokenizer
 from trainer.config import TrainConfig, load_config
 from trainer.encoders.text import StateSource, TokenStates
+from trainer.encoders.transformers_text import pretrained_state
 from trainer.training.build import build_tokenizer, new_model
 
 TEXTS = ["cat", "the dog of a box: 12", "cats"]
@@ -168,6 +169,14 @@ def test_pickled_weights_are_refused_with_the_way_to_convert_them(tmp_path: Path
     as_pickle(folder)
     with pytest.raises(UserError, match=r"only as pytorch_model\.bin, a pickle.*save_pretrained\(FOLDER\)"):
         new_model(tower_config(folder))
+
+
+def test_a_folder_with_an_adapter_is_refused_when_its_weights_are_read(tmp_path: Path) -> None:
+    folder = tiny_encoder("bert", tmp_path)
+    config = new_model(tower_config(folder)).config.text
+    (folder / "adapter_config.json").write_text('{"base_model_name_or_path": "someone/else"}')
+    with pytest.raises(UserError, match=r"adapter_config\.json makes transformers load a further model"):
+        pretrained_state(config)
 
 
 def test_a_folder_with_code_of_its_own_does_not_run_it(tmp_path: Path) -> None:
