@@ -31,7 +31,7 @@ from pipeline.output.manifest import plan_from_json, read_manifest
 from pipeline.output.record import read_record, settings_of
 from pipeline.output.source import Source, check_hashes, unchanged_manifest
 from pipeline.output.store import Store, indices
-from pipeline.run.derived import NewShard, check_overwrite, write_output
+from pipeline.run.derived import NewShard, check_overwrite, is_outdated, source_hashes, write_output
 from pipeline.run.loop import connected
 from pipeline.run.provenance import place_of
 from pipeline.stages.score.filters import ScoreConfig, resolve_thresholds
@@ -273,7 +273,9 @@ class Pass:
         settings, kept = self.settings, [part.n_kept for part in self.parts]
         if self.counts:
             manifests = map_concurrently(partial(read_manifest, store), indices(store, MANIFEST_FILE))
-            check_overwrite(store, self.config.overwrite, sum(not self.has_made(manifest) for manifest in manifests))
+            now = source_hashes(part.source for part in self.parts)
+            others = [is_outdated(manifest, now) for manifest in manifests if not self.has_made(manifest)]
+            check_overwrite(store, self.config.overwrite, others)
             with connected(self.config.ray):
                 kept = self.survey.run(lease)
         if self.options.samples_per_shard is not None:
@@ -288,7 +290,7 @@ class Pass:
     def has_made(self, manifest: Manifest | None) -> bool:
         """Return True for a shard of this command, or of one with the same settings that was interrupted."""
         return manifest is not None and (
-            "origin" in manifest and self.settings.items() <= manifest["origin"]["settings"].items()
+            self.settings.items() <= manifest.get("origin", {}).get("settings", {}).items()
         )
 
 

@@ -209,7 +209,9 @@ def read_command(store: Store) -> CommandRecord | None:
 
 def again(command: str) -> str:
     """Return how to make the shards of an output again: by their command, or "" by the job."""
-    return f"hypergrit {command} again with the same arguments" if command else "the job again with the same settings"
+    if not command:
+        return "the job again with the same settings"
+    return f"hypergrit {command} again with the same arguments, and overwrite=true if a source has changed since"
 
 
 def describe_left_out(left: LeftOut) -> str:

@@ -2,10 +2,11 @@
 
 import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
@@ -29,7 +30,7 @@ from pipeline.run.provenance import check_apart, check_writable
 from pipeline.run.steps import Done, Recipe
 from schemas.files import JOB_FILE, MANIFEST_FILE, REPORT_FILE, STATS_FILE
 from schemas.job import JobRecord, LeftOut
-from schemas.manifest import Origin, Provenance
+from schemas.manifest import Manifest, Origin, Provenance, SourceShard
 
 logger = logging.getLogger("hypergrit")
 
@@ -74,7 +75,7 @@ def write_output(
         inherit_takedowns(store, sources, config.write.strip_url_queries)
         shards = plan(store, lease)
         finished, others = finished_shards(store, shards)
-        check_overwrite(store, config.overwrite, len(others))
+        check_overwrite(store, config.overwrite, others.values())
         logger.info("%s, %d finished before", counted(len(shards), "shard"), len(finished))
         planned = {shard.plan.index for shard in shards}
         store.discard(others, planned)
@@ -111,38 +112,58 @@ def inherit_takedowns(store: Store, sources: Sequence[Store], strips: bool) -> b
     return store.takedowns != before
 
 
-def check_overwrite(store: Store, overwrite: bool, n_others: int) -> None:
-    """Raise UserError if the output holds finished shards of another command and `overwrite` is not set."""
-    if n_others and not overwrite:
+def check_overwrite(store: Store, overwrite: bool, others: Collection[bool]) -> None:
+    """Raise UserError if the output holds finished shards of another command and `overwrite` is not set.
+
+    `others` has an item for each of them, which tells whether it `is_outdated`.
+    """
+    if others and not overwrite:
+        n_old = sum(others)
+        reason = f" ({n_old} made before a shard of a source changed, such as by takedown or retry)" if n_old else ""
         raise UserError(
-            f"the output {store.root} holds {counted(n_others, 'finished shard')} that this command would discard; "
-            "give overwrite=true to replace them, or another output="
+            f"the output {store.root} holds {counted(len(others), 'finished shard')} that this command would discard"
+            f"{reason}; give overwrite=true to replace them, or another output="
         )
 
 
-def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int], set[int]]:
-    """Return the indices of the finished shards of an output that are among `shards`, and those of other shards.
+def source_hashes(sources: Iterable[SourceShard]) -> Mapping[tuple[Any, Any], Any]:
+    """Return the hashes of the manifests of shards by output and index."""
+    return {(made.get("output"), made.get("shard")): made.get("manifest") for made in sources}
+
+
+def is_outdated(manifest: Manifest | None, now: Mapping[tuple[Any, Any], Any]) -> bool:
+    """Return True for a shard that was made from a shard whose manifest has another hash `now`."""
+    made = source_hashes(manifest.get("origin", {}).get("sources", ())) if manifest else {}
+    return any(made[shard] != now[shard] for shard in made.keys() & now.keys())
+
+
+def finished_shards(store: Store, shards: Sequence[NewShard]) -> tuple[set[int], dict[int, bool]]:
+    """Return the finished shards of an output that are among `shards`, and the others with whether each `is_outdated`.
 
     A shard of which a file is missing or has another size, or which has rows that were taken down since, is neither; its
     manifest is removed.
     """
     listing = list_output(store)
     wanted = {shard.plan.index: shard for shard in shards}
-    finished, damaged, others = set[int](), set[int](), set[int]()
+    now = source_hashes(made for shard in shards for made in shard.origin["sources"])
+    finished, damaged, others = set[int](), set[int](), dict[int, bool]()
 
-    def judge(index: int) -> set[int]:
+    def judge(index: int) -> bool | set[int]:
         shard, manifest = wanted.get(index), read_manifest(store, index)
         if shard is None or manifest is None or not is_same(manifest, shard.plan, [shard.provenance]):
-            return others
+            return is_outdated(manifest, now)
         if manifest.get("origin") != shard.origin:
-            return others
+            return is_outdated(manifest, now)
         sizes = {name: facts["bytes"] for name, facts in manifest["files"].items()}
         is_whole = all(listing.size(name) == size for name, size in sizes.items())
         return finished if is_whole and is_obeyed(store, manifest) else damaged
 
     indices = listing.committed()
     for index, found in zip(indices, map_concurrently(judge, indices), strict=True):
-        found.add(index)
+        if isinstance(found, bool):
+            others[index] = found
+        else:
+            found.add(index)
     store.remove_many(MANIFEST_FILE.path(index) for index in damaged)
     return finished, others
 

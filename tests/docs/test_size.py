@@ -27,11 +27,11 @@ LIMITS = {
     "schemas": Size(13, 1_951),
     "hypergrit": Size(3, 83),
     "hypergrit_common": Size(42, 6_529),
-    "pipeline": Size(153, 33_594, 9),
+    "pipeline": Size(153, 33_619, 9),
     "trainer": Size(193, 28_327, 12),
     "demo": Size(33, 4_329),
     "benchmarks": Size(29, 4_370),
-    "tests": Size(621, 66_727),
+    "tests": Size(621, 66_767),
 }
 """Package -> its largest size. A change may add as many lines of tests as it adds to the packages."""
 

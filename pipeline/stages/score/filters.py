@@ -252,7 +252,7 @@ def why_dropped(boxes: Sequence[dict[str, Any]], scores: Sequence[BoxScore], thr
     reason = [name for name in BOX_REMOVALS if name in removed][-1]
     score = next((score for score in BOX_SCORES if score.reason == reason), None)
     if score is None:
-        return Drop(reason, f"largest {max(found['area_px'] for found in scores):.0f} px")
+        return Drop(reason, f"largest area {max(found['area_px'] for found in scores):.0f} px²")
     least = f"threshold {getattr(thresholds, score.setting):.2f}"
     if score.of == "phrase":
         return Drop(reason, least)

@@ -80,7 +80,7 @@ class Score(Stage):
     >>> score = Score(config, resolve_thresholds(config, grounder="miniature"))
     >>> table = score(pa.Table.from_pylist([row], schema=GROUNDED))
     >>> table["reason"][0].as_py(), table["detail"][0].as_py()
-    ('box_too_small', 'largest 400 px')
+    ('box_too_small', 'largest area 400 px²')
     """
 
     name, schema, reasons = "score", SCORED, REASONS["score"]

@@ -70,18 +70,48 @@ def test_formats_limits_and_thresholds_that_are_given_are_no_difference(tmp_path
     assert len({json.dumps(manifest["provenance"]) for manifest in manifests_of(tmp_path / "new")}) == 1
 
 
-def test_a_row_that_was_taken_down_from_one_source_leaves_finished_shards_of_the_others(tmp_path: Path) -> None:
+def test_a_row_that_was_taken_down_from_one_source_leaves_finished_shards_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a", "b"):
         make_output(tmp_path / name, {0: [scored(1, 0.9), scored(2, 0.9, url=f"http://x/{name}")]})
     sources = [f"source={tmp_path / name}" for name in ("a", "b")]
     assert run(tmp_path / "out", *sources) == 0
     (tmp_path / "list.txt").write_text("http://x/1\n")
     assert takedown.main([str(tmp_path / "a"), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
+    capsys.readouterr()
+    assert run(tmp_path / "out", *sources) == 2
+    assert "1 finished shard that this command would discard (1 made before a shard of a" in capsys.readouterr().err
     assert run(tmp_path / "out", *sources, "overwrite=true") == 0
     rows = read_rows(tmp_path / "out").values()
     assert sorted(row["url"] or "" for row in rows) == ["", "", "http://x/a", "http://x/b"]
     assert run(tmp_path / "fresh", *sources) == 0
     assert hash_output(tmp_path / "out") == hash_output(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(
+    "options", [("dedupe=[url]",), ("samples_per_shard=2",), ("dedupe=[url]", "samples_per_shard=2")]
+)
+def test_shards_that_a_change_of_a_source_has_outdated_are_told_from_those_of_another_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: tuple[str, ...]
+) -> None:
+    for n, name in enumerate("ab"):
+        make_output(tmp_path / name, {0: [kept(picture(3 * n + i), url=f"http://x/{3 * n + i}") for i in range(3)]})
+    arguments = [*(f"source={tmp_path / name}" for name in "ab"), *options]
+    assert run(tmp_path / "out", *arguments) == 0
+    n_shards = len(manifests_of(tmp_path / "out"))
+    assert run(tmp_path / "out", arguments[1], "samples_per_shard=1") == 2
+    assert "before a shard" not in capsys.readouterr().err
+    (tmp_path / "list.txt").write_text("http://x/1\nhttp://x/4\n")
+    for name in ("a", "b", "out"):
+        assert takedown.main([str(tmp_path / name), f"list={tmp_path / 'list.txt'}", *LOCAL]) == 0
+    capsys.readouterr()
+    assert run(tmp_path / "out", *arguments) == 2
+    assert f"would discard ({n_shards} made before a shard of a source changed, such as by" in capsys.readouterr().err
+    assert run(tmp_path / "out", *arguments, "overwrite=true") == 0
+    assert sorted(row["url"] or "" for row in read_rows(tmp_path / "out").values() if row["status"] == "kept") == [
+        f"http://x/{n}" for n in (0, 2, 3, 5)
+    ]
 
 
 def test_a_job_does_not_resume_a_merged_output_without_asking(

@@ -114,7 +114,7 @@ def test_row_without_a_kept_box_is_dropped_after_the_last_filter_that_removed_a_
     ]
     table = score_stage()(table_after("ground", rows))
     assert table["reason"].to_pylist() == ["box_too_small", "low_score", "low_clip_score", None]
-    assert table["detail"].to_pylist()[:2] == ["largest 200 px", "best 0.20, threshold 0.50"]
+    assert table["detail"].to_pylist()[:2] == ["largest area 200 px²", "best 0.20, threshold 0.50"]
     assert [value is None for value in table["clip_similarity"].to_pylist()] == [True, True, True, False]
     assert [value is None for value in table["image"].to_pylist()] == [True, True, True, False]
 
