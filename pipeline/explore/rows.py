@@ -17,6 +17,7 @@ from pipeline.output.manifest import read_manifest
 from pipeline.output.record import input_path, located
 from pipeline.output.store import Store
 from pipeline.report.cards import read_dropped
+from pipeline.stages.score.filters import clip_score
 from schemas.files import FILES
 from schemas.manifest import Manifest
 from schemas.rows import SCORED
@@ -95,7 +96,10 @@ def describe_row(manifest: Manifest, row: Row) -> list[str]:
         ("sha256", row["sha256"]),
         ("caption", row["caption"]),
         *describe_phrases(row),
-        ("similarity", None if row["clip_similarity"] is None else f"{row['clip_similarity']:.3f} (image and caption)"),
+        (
+            "similarity",
+            None if row["clip_similarity"] is None else f"{row['clip_similarity']:.3f} (cosine of image and caption)",
+        ),
         ("result", KEPT if row["status"] == KEPT else f"dropped by {stage}: {row['reason']}{detail}"),
     ]
     return [f"{name:>16}  {text}" for name, text in lines if text]
@@ -120,10 +124,13 @@ def describe_phrases(row: Row) -> Iterator[tuple[str, str]]:
 
 
 def describe_box(box: Mapping[str, Any], score: Mapping[str, Any]) -> str:
-    """Return a box: corners in fractions of the image, grounding score, scores of the crop and verdict."""
+    """Return a box: corners in fractions of the image, grounding score, scores of the crop as in thresholds, and verdict."""
     corners = ", ".join(f"{box[name]:.3f}" for name in ("x_min", "y_min", "x_max", "y_max"))
-    measured = {entry.column.removeprefix("clip_"): score[entry.column] for entry in CROP_SCORES}
-    crops = "".join(f", {name} {value:.3f}" for name, value in measured.items() if value is not None)
+    crops = ""
+    for entry in CROP_SCORES:
+        if (value := score[entry.column]) is not None:
+            is_clip = entry.unit == "CLIPScore"
+            crops += f", CLIPScore {clip_score(value):.3f}" if is_clip else f", {entry.column} {value:.3f}"
     verdict = f"removed: {score['removed']}" if score["removed"] else "kept"
     return f"[{corners}] score {box['score']:.3f}{crops}, {verdict}"
 

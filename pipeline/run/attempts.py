@@ -166,7 +166,7 @@ class Attempts:
             return
         shard.is_rescued = is_searched and (self.is_local or shard.crashes > min(1, self.retries))
         more = " stage by stage" if shard.is_rescued else ""
-        logger.warning("shard %d is tried again%s: %s in step %s", shard.plan.index, more, text, shard.step)
+        logger.warning("step %s of shard %d is tried again%s: %s", shard.step, shard.plan.index, more, text)
         if self.is_local:
             shard.step = self.steps[0]
         self.queue(shard, first=self.is_local)

@@ -61,9 +61,9 @@ def test_folders_with_an_equals_sign_are_outputs(
 def test_a_row_shows_all_scores_of_its_crops(monkeypatch: pytest.MonkeyPatch) -> None:
     box = {"x_min": 0.0, "y_min": 0.1, "x_max": 0.5, "y_max": 1.0, "score": 0.7}
     score = {"clip_cosine": 0.25, "detail": 0.5, "removed": None}
-    assert rows.describe_box(box, score) == "[0.000, 0.100, 0.500, 1.000] score 0.700, cosine 0.250, kept"
-    monkeypatch.setattr(rows, "CROP_SCORES", (*CROP_SCORES, replace(CROP_SCORES[0], column="detail")))
-    assert ", cosine 0.250, detail 0.500, kept" in rows.describe_box(box, score)
+    assert rows.describe_box(box, score) == "[0.000, 0.100, 0.500, 1.000] score 0.700, CLIPScore 0.625, kept"
+    monkeypatch.setattr(rows, "CROP_SCORES", (*CROP_SCORES, replace(CROP_SCORES[0], column="detail", unit="number")))
+    assert ", CLIPScore 0.625, detail 0.500, kept" in rows.describe_box(box, score)
 
 
 def test_help_lists_the_keys(capsys: pytest.CaptureFixture[str]) -> None:
